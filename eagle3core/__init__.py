@@ -1,0 +1,51 @@
+"""eagle3core: an EAGLE-3 speculative-decoding engine.
+
+pipeline(target_dir, speculative_config=SpeculativeConfig(model=draft_dir)) -> texts
+Engine.from_pretrained(target_dir, EngineConfig(...)).generate(token ids, GenerationConfig(...)) -> responses
+"""
+
+from eagle3core.config import (
+    EngineConfig,
+    GenerationConfig,
+    SpeculativeConfig,
+    check_engine_spec_alignment,
+    to_engine_spec_dict,
+    validate_eagle_runtime_config,
+)
+from eagle3core.engine import Engine, SpeculationState
+from eagle3core.errors import (
+    BackendUnavailable,
+    CheckpointError,
+    ConfigError,
+    Eagle3Error,
+    InvariantViolated,
+    KernelLimit,
+)
+from eagle3core.metrics import EagleMetricsSummary, RequestMetrics, SpecInfo, SpeculativeDecodingStats, StepRecord
+from eagle3core.pipeline import Pipeline, pipeline
+from eagle3core.request import Response
+
+__all__ = [
+    "BackendUnavailable",
+    "CheckpointError",
+    "ConfigError",
+    "Eagle3Error",
+    "EagleMetricsSummary",
+    "Engine",
+    "EngineConfig",
+    "GenerationConfig",
+    "InvariantViolated",
+    "KernelLimit",
+    "Pipeline",
+    "RequestMetrics",
+    "Response",
+    "SpecInfo",
+    "SpeculationState",
+    "SpeculativeConfig",
+    "SpeculativeDecodingStats",
+    "StepRecord",
+    "check_engine_spec_alignment",
+    "pipeline",
+    "to_engine_spec_dict",
+    "validate_eagle_runtime_config",
+]

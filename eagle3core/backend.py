@@ -1,0 +1,55 @@
+"""Which device runs the engine, chosen once, with its reason."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from eagle3core.config import EngineConfig
+from eagle3core.errors import BackendUnavailable
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A device and why it was chosen."""
+
+    device: torch.device
+    reason: str
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory that is free on the device now, bytes."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self.device)[0])
+        return _available_host_bytes()
+
+
+def choose_backend(config: EngineConfig) -> Backend:
+    """The device that `config.device` names, or the best there is.
+
+    Raises:
+        BackendUnavailable: CUDA was asked for by name and torch sees none.
+    """
+    if config.device == "cpu":
+        return Backend(torch.device("cpu"), "device='cpu' was asked for")
+    if torch.cuda.is_available():
+        return Backend(torch.device("cuda"), f"CUDA device {torch.cuda.get_device_name()}")
+    why_not = "torch is a CPU build" if torch.version.cuda is None else "torch sees no CUDA device"
+    if config.device == "cuda":
+        raise BackendUnavailable(
+            f"device is 'cuda' and {why_not}", "'cpu' or 'auto' on this machine", "set device='auto', or install a GPU"
+        )
+    return Backend(torch.device("cpu"), why_not)
+
+
+def _available_host_bytes() -> int:
+    """Host memory that a program may still take, bytes: what Linux calls available, which counts reclaimable cache."""
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        values = dict(line.split(":", 1) for line in meminfo.read_text().splitlines())
+        if "MemAvailable" in values:
+            return int(values["MemAvailable"].split()[0]) * 1024  # the file counts in KiB
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # no such account elsewhere: all of it

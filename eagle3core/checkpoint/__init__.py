@@ -1,0 +1,9 @@
+"""From a directory on disk to named, checked tensors: target and EAGLE-3 draft.
+
+Loading is a step of its own, usable and testable without an engine (docs/requirements.md R-22).
+"""
+
+from eagle3core.checkpoint.draft import DraftCheckpoint, load_draft
+from eagle3core.checkpoint.target import TargetCheckpoint, load_target
+
+__all__ = ["DraftCheckpoint", "TargetCheckpoint", "load_draft", "load_target"]

@@ -1,0 +1,247 @@
+"""Named tensors of a checkpoint directory, read one at a time.
+
+Only the tensor being read is in memory twice (as stored and as cast), so a model loads in about its own size.
+Every file is checked for existence and byte size before anything is read (docs/requirements.md R-18).
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from eagle3core.checkpoint.settings import Settings
+from eagle3core.errors import CheckpointError
+
+FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+_AGAIN = "download or export the checkpoint again"
+
+
+class TensorFiles:
+    """The tensors of one directory: safetensors first, else `pytorch_model.bin`; single or sharded.
+
+    Args:
+        directory: the checkpoint.
+
+    Raises:
+        CheckpointError: no weight file, a missing shard, a truncated or unreadable file.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._pickled: dict[Path, dict[str, Tensor]] = {}
+        self._file_of = self._find()
+
+    @property
+    def names(self) -> list[str]:
+        """Every stored tensor's name, sorted."""
+        return sorted(self._file_of)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def where(self, name: str) -> str:
+        """File and name of a tensor, for messages."""
+        return f"{self._file_of[name]}: tensor {name}"
+
+    def read(self, name: str) -> Tensor:
+        """The tensor as stored, on the CPU.
+
+        Raises:
+            CheckpointError: its bytes cannot be decoded.
+        """
+        path = self._file_of[name]
+        if path.suffix == ".bin":
+            return self._pickled[path][name]
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                tensor: Tensor = file.get_tensor(name)
+        except (SafetensorError, OSError) as reason:
+            raise CheckpointError(
+                f"{self.where(name)} cannot be read: {reason}", "a readable tensor", _AGAIN
+            ) from reason
+        return tensor
+
+    def read_weight(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """The tensor, checked and cast.
+
+        Args:
+            name: stored name.
+            shape: what the config promises.
+            dtype: compute dtype; None keeps the stored one.
+            device: where the result lives.
+
+        Raises:
+            CheckpointError: wrong shape, a dtype that holds no plain floating-point weights, NaN or infinite values,
+                also when they only appear by casting to a narrower range.
+        """
+        stored = self.read(name)
+        if tuple(stored.shape) != shape:
+            raise CheckpointError(
+                f"{self.where(name)} has shape {list(stored.shape)}",
+                f"{list(shape)}, from {self.directory / 'config.json'}",
+                "pair the weights with their own config.json, or download both again",
+            )
+        if stored.dtype not in FLOAT_DTYPES:
+            raise CheckpointError(
+                f"{self.where(name)} has dtype {_short(stored.dtype)}",
+                f"one of {', '.join(map(_short, FLOAT_DTYPES))}; quantised weights are not built",
+                "export the checkpoint unquantised",
+            )
+        _require_finite(stored, f"{self.where(name)} ({_short(stored.dtype)})", _AGAIN)
+        cast = stored.to(dtype=dtype or stored.dtype)
+        if torch.finfo(cast.dtype).max < torch.finfo(stored.dtype).max:
+            _require_finite(cast, f"{self.where(name)} cast to {_short(cast.dtype)}", "run in bfloat16 or float32")
+        return cast.to(device=device).contiguous()
+
+    def _find(self) -> dict[str, Path]:
+        for index in INDEX_FILES:
+            if (self.directory / index).is_file():
+                return self._from_index(self.directory / index)
+        for name in SINGLE_FILES:
+            if (self.directory / name).is_file():
+                return dict.fromkeys(self._list(self.directory / name), self.directory / name)
+        present = sorted(p.name for p in self.directory.iterdir())[:8]
+        raise CheckpointError(
+            f"{self.directory} holds no weights (found {', '.join(present) or 'nothing'})",
+            f"one of {', '.join((*INDEX_FILES, *SINGLE_FILES))}",
+            "finish the download; other file names must be renamed to these",
+        )
+
+    def _from_index(self, index: Path) -> dict[str, Path]:
+        weight_map = Settings.read(index).nested("weight_map")
+        if weight_map is None:
+            raise CheckpointError(f"{index} has no weight_map", "an object of tensor name to file name", _AGAIN)
+        file_of = {name: self.directory / str(shard) for name, shard in weight_map.values.items()}
+        for shard in sorted(set(file_of.values())):
+            promised = [name for name, path in file_of.items() if path == shard]
+            if not shard.is_file():
+                raise CheckpointError(
+                    f"{shard} does not exist, but {index.name} puts {len(promised)} tensors there, first {promised[0]}",
+                    "every shard of the index beside it",
+                    _AGAIN,
+                )
+            absent = sorted(set(promised) - set(self._list(shard)))
+            if absent:
+                raise CheckpointError(
+                    f"{shard} lacks {len(absent)} tensors that {index.name} puts there, first {absent[0]}",
+                    "shards and index of one export",
+                    _AGAIN,
+                )
+        return file_of
+
+    def _list(self, path: Path) -> list[str]:
+        if path.suffix == ".bin":
+            self._pickled[path] = _load_pickled(path)
+            return list(self._pickled[path])
+        return _check_safetensors(path)
+
+
+def require_names(
+    files: TensorFiles, wanted: Iterable[str], given: Mapping[str, str], ignorable: Iterable[str]
+) -> None:
+    """Refuse a checkpoint whose tensors are not exactly those of its config.
+
+    Args:
+        files: the directory.
+        wanted: canonical names that must exist.
+        given: canonical name of every stored tensor, by stored name.
+        ignorable: canonical names that may exist beside them.
+
+    Raises:
+        CheckpointError: names what is missing, or what is there and has no place.
+    """
+    wanted = list(wanted)
+    missing = [name for name in wanted if name not in set(given.values())]
+    if missing:
+        raise CheckpointError(
+            f"{files.directory} lacks {len(missing)} tensors: {_some(missing)}",
+            f"the {len(wanted)} tensors that its config.json describes",
+            "download the checkpoint again, or correct config.json",
+        )
+    extra = sorted(set(given.values()) - set(wanted) - set(ignorable))
+    if extra:
+        stored = {canonical: name for name, canonical in given.items()}
+        raise CheckpointError(
+            f"{files.directory} holds {len(extra)} tensors with no place in this model: "
+            f"{_some([stored[name] for name in extra])}",
+            "only tensors that the forward pass uses: leaving one out would silently change the result",
+            "use a checkpoint without them; biases, extra norms and extra layers of a draft are not built",
+        )
+
+
+def _require_finite(tensor: Tensor, where: str, remedy: str) -> None:
+    finite = torch.isfinite(tensor)
+    if bool(finite.all()):
+        return
+    bad = (~finite).nonzero()
+    first = tuple(bad[0].tolist())
+    raise CheckpointError(
+        f"{where} holds {len(bad)} non-finite values of {tensor.numel()}, first {tensor[first].item()} at index "
+        f"{list(first)}",
+        "finite values only",
+        remedy,
+    )
+
+
+def _check_safetensors(path: Path) -> list[str]:
+    """Names in a safetensors file whose byte size is what its header promises (8 + header + data)."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        head = file.read(length) if 0 < length <= size - 8 else b""
+    try:
+        header: dict[str, Any] = json.loads(head)
+        entries = {name: entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"}
+    except (ValueError, AttributeError, KeyError, TypeError, IndexError) as reason:
+        raise CheckpointError(
+            f"{path} ({size} bytes) has no readable safetensors header: {reason}",
+            "a complete safetensors file",
+            _AGAIN,
+        ) from reason
+    expected = 8 + length + max(entries.values(), default=0)
+    if size != expected:
+        raise CheckpointError(
+            f"{path} is {size} bytes long{', truncated' if size < expected else ''}",
+            f"{expected} bytes, as its header says",
+            _AGAIN,
+        )
+    return list(entries)
+
+
+def _load_pickled(path: Path) -> dict[str, Tensor]:
+    """A `.bin` file's tensors; only plain tensors are unpickled, never code."""
+    try:
+        values = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as reason:
+        raise CheckpointError(
+            f"{path} ({path.stat().st_size} bytes) cannot be read with weights_only=True: {_first_line(reason)}",
+            "a complete file of plain tensors",
+            f"{_AGAIN}, best as safetensors",
+        ) from reason
+    if not isinstance(values, dict) or not all(isinstance(value, Tensor) for value in values.values()):
+        raise CheckpointError(f"{path} holds no mapping of names to tensors", "a plain state dict", _AGAIN)
+    return values
+
+
+def _first_line(reason: BaseException) -> str:
+    return (str(reason).splitlines() or [type(reason).__name__])[0]
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _some(names: list[str], most: int = 6) -> str:
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest

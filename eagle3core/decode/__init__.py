@@ -1,0 +1,1 @@
+"""State of running sequences and the decode step over it."""

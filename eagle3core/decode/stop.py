@@ -1,0 +1,55 @@
+"""When a request ends, decided token by token so that speculation cannot change it (docs/requirements.md R-75)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from eagle3core.config import GenerationConfig
+
+FinishReason = Literal["eos", "stop", "length"]
+Detokenize = Callable[[list[int]], str]
+
+
+class StopCriteria:
+    """Reads a request's tokens one after the other and says when it is finished.
+
+    Args:
+        generation: the request's limits.
+        eos_token_ids: the model's own end tokens.
+        room: tokens the session still holds after the prompt.
+        detokenize: ids to text; needed for stop words only.
+    """
+
+    def __init__(
+        self,
+        generation: GenerationConfig,
+        eos_token_ids: tuple[int, ...],
+        room: int,
+        detokenize: Detokenize | None,
+    ) -> None:
+        self._eos = () if generation.ignore_eos else eos_token_ids
+        self._stop_ids = generation.stop_token_ids
+        self._stop_words = generation.stop_words
+        self._limit = min(generation.max_new_tokens, room)
+        self._detokenize = detokenize
+
+    def check(self, tokens: list[int]) -> FinishReason | None:
+        """Why the request ends with the last of `tokens` (generated so far), or None to go on."""
+        if tokens[-1] in self._eos:
+            return "eos"
+        if tokens[-1] in self._stop_ids or self._ends_in_stop_word(tokens):
+            return "stop"
+        return "length" if len(tokens) >= self._limit else None
+
+    def cut(self, text: str) -> str:
+        """`text` up to the first stop word."""
+        found = [at for at in (text.find(word) for word in self._stop_words) if at >= 0]
+        return text[: min(found)] if found else text
+
+    def _ends_in_stop_word(self, tokens: list[int]) -> bool:
+        if not self._stop_words or self._detokenize is None:
+            return False
+        # A token adds at least one byte and a character has at most four, so this tail covers the longest word.
+        tail = self._detokenize(tokens[-4 * max(map(len, self._stop_words)) - 4 :])
+        return any(word in tail for word in self._stop_words)

@@ -1,0 +1,95 @@
+"""Shapes of a target and of a draft, as read from a checkpoint and used by the models.
+
+Filled by `eagle3core.checkpoint`; nothing here touches the disk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+RopeKind = Literal["default", "linear", "llama3", "yarn"]
+
+
+@dataclass(frozen=True)
+class RopeGeometry:
+    """Rotary position embedding parameters (RoFormer, arXiv 2104.09864; scalings as the HF config keys name them).
+
+    Attributes:
+        theta: base of the frequencies.
+        kind: how the frequencies are stretched.
+        factor: stretch (linear, llama3, yarn).
+        low_freq_factor, high_freq_factor: band limits (llama3).
+        original_max_position: trained context, tokens (llama3, yarn).
+        beta_fast, beta_slow: ramp limits in rotations (yarn).
+        attention_factor: multiplier of cos and sin (yarn); None means 0.1 * ln(factor) + 1.
+        truncate: floor and ceil the ramp limits (yarn).
+    """
+
+    theta: float = 10000.0
+    kind: RopeKind = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True)
+class BlockGeometry:
+    """Widths of one decoder layer: E hidden, F feed-forward, H and K heads, D head size."""
+
+    hidden_size: int
+    intermediate_size: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: RopeGeometry
+
+
+@dataclass(frozen=True)
+class TargetGeometry:
+    """A Llama-architecture target."""
+
+    block: BlockGeometry
+    n_layers: int
+    vocab_size: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def default_taps(self) -> tuple[int, int, int]:
+        """The three layer inputs every EAGLE-3 code base reads by default (arXiv 2503.01840, section 3)."""
+        return (2, self.n_layers // 2, self.n_layers - 3)
+
+
+@dataclass(frozen=True)
+class DraftGeometry:
+    """An EAGLE-3 draft head.
+
+    Attributes:
+        block: its one decoder layer; q, k and v read 2 * hidden_size.
+        target_hidden_size: width of one tap.
+        vocab_size: the target's vocabulary, which embeddings are indexed by.
+        draft_vocab_size: width of the draft's own logits.
+        taps: ids of the target layers whose **input** residual stream is read, ascending; id n is the output of the
+            last layer, before the final norm.
+        has_embedding: the checkpoint brings its own token table; else the target's is shared.
+        has_head: the checkpoint brings its own output head; else the target's is shared.
+    """
+
+    block: BlockGeometry
+    target_hidden_size: int
+    vocab_size: int
+    draft_vocab_size: int
+    taps: tuple[int, ...]
+    has_embedding: bool
+    has_head: bool

@@ -1,0 +1,1 @@
+"""The mathematics of target and draft, stage by stage."""

@@ -1,0 +1,113 @@
+"""The front door: text or chat in, responses out.
+
+from eagle3core import SpeculativeConfig, pipeline
+pipe = pipeline("TARGET_DIR", speculative_config=SpeculativeConfig(model="DRAFT_DIR"))
+print(pipe("def main():").text)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, overload
+
+from eagle3core.config import EngineConfig, GenerationConfig, SpeculativeConfig, validate_eagle_runtime_config
+from eagle3core.engine import Engine
+from eagle3core.errors import CheckpointError, ConfigError
+from eagle3core.request import Response
+
+Message: TypeAlias = Mapping[str, str]
+Prompt: TypeAlias = str | Sequence[Message]
+
+
+class Pipeline:
+    """An engine with its tokenizer.
+
+    Args:
+        engine: decodes token ids.
+        tokenizer: a Hugging Face tokenizer of the target.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Any) -> None:
+        self.engine = engine
+        self.tokenizer = tokenizer
+
+    @overload
+    def __call__(self, prompts: str, gen_config: GenerationConfig | None = None) -> Response: ...
+    @overload
+    def __call__(self, prompts: list[Prompt], gen_config: GenerationConfig | None = None) -> list[Response]: ...
+    @overload
+    def __call__(self, prompts: list[str], gen_config: GenerationConfig | None = None) -> list[Response]: ...
+
+    def __call__(
+        self, prompts: str | list[Prompt] | list[str], gen_config: GenerationConfig | None = None
+    ) -> Response | list[Response]:
+        """Response to one text, or responses to a list of texts or chats (lists of role/content messages).
+
+        Raises:
+            ConfigError: a prompt that is empty, too long, or a chat where the tokenizer has no chat template.
+        """
+        generation = gen_config or GenerationConfig()
+        if isinstance(prompts, str):
+            return self.engine.generate([self.encode(prompts)], generation)[0]
+        return self.engine.generate([self.encode(prompt) for prompt in prompts], generation)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a text, or of a chat by the tokenizer's template."""
+        if isinstance(prompt, str):
+            return list(self.tokenizer(prompt)["input_ids"])
+        if not all(isinstance(message, Mapping) and {"role", "content"} <= set(message) for message in prompt):
+            raise ConfigError(
+                f"a prompt is {prompt!r}",
+                "a text, or a list of messages with 'role' and 'content'",
+                "write [{'role': 'user', 'content': '...'}]",
+            )
+        if self.tokenizer.chat_template is None:
+            raise ConfigError(
+                "a chat prompt for a tokenizer without a chat template",
+                "plain texts with this tokenizer",
+                "give a text, or add chat_template to tokenizer_config.json",
+            )
+        encoded = self.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)
+        return list(encoded["input_ids"])
+
+
+def pipeline(
+    model_path: str | Path,
+    *,
+    speculative_config: SpeculativeConfig | None = None,
+    engine_config: EngineConfig | None = None,
+) -> Pipeline:
+    """A pipeline over the target in `model_path`; settings may sit in either configuration, equal if in both.
+
+    Raises:
+        ConfigError: contradictory settings (docs/requirements.md R-06, 1.X-23).
+        CheckpointError: target, draft or tokenizer cannot be loaded.
+    """
+    config = validate_eagle_runtime_config(engine_config or EngineConfig(), speculative_config)
+    tokenizer = load_tokenizer(model_path)
+    return Pipeline(Engine.from_pretrained(model_path, config, tokenizer=tokenizer), tokenizer)
+
+
+def load_tokenizer(model_path: str | Path) -> Any:
+    """The target's Hugging Face tokenizer.
+
+    Raises:
+        CheckpointError: the directory has none that transformers can read.
+    """
+    from transformers import AutoTokenizer  # a slow import that engines fed with token ids do not need
+
+    if not (Path(model_path) / "tokenizer_config.json").is_file():
+        raise CheckpointError(
+            f"{Path(model_path).name} has no tokenizer_config.json",
+            "a directory with a Hugging Face tokenizer",
+            "copy the tokenizer files beside the weights, or feed token ids to Engine.generate",
+        )
+    try:
+        return AutoTokenizer.from_pretrained(str(model_path))
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(
+            f"the tokenizer in {Path(model_path).name} cannot be read: {error}",
+            "tokenizer files that transformers loads",
+            "check tokenizer.json and tokenizer_config.json",
+        ) from error

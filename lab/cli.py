@@ -1,0 +1,195 @@
+"""The commands. Each parses its options and calls one function; errors become three lines and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, EXIT_USAGE, ExperimentError, LabError
+
+_EXIT_CODES = "Exit codes: 0 passed, 1 a gate failed, 2 wrong usage, 3 could not run, 4 undecided (--strict-undecided)."
+
+Command = Callable[[argparse.Namespace], int]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses in the same three parts as everything else."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ExperimentError(message, self.format_usage().strip(), f"see `{self.prog} --help`")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `eagle3lab`."""
+    top = _Parser(
+        prog="eagle3lab",
+        description="Bring up, prove and tune EAGLE-3 speculative decoding.",
+        epilog=_EXIT_CODES,
+        allow_abbrev=False,
+    )
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
+    _nightly(_command(commands, "nightly", _do_nightly, "run every notebook of a configuration and write a report"))
+    _run(_command(commands, "run", _do_run, "run one notebook with checked parameters and write a report"))
+    _command(commands, "notebooks", _do_notebooks, "list the notebooks and their parameters")
+    redraw = _command(commands, "report", _do_report, "draw a run's report again from its stored rows (needs no torch)")
+    redraw.add_argument("run_dir", metavar="DIR", type=Path, help="a run folder")
+    pair = _command(commands, "compare", _do_compare, "compare two runs of one machine; exit 1 if anything is slower")
+    pair.add_argument("before", metavar="A", type=Path, help="the earlier run folder")
+    pair.add_argument("after", metavar="B", type=Path, help="the later run folder")
+    _command(commands, "doctor", _do_doctor, "say what this machine can run, and why not the rest")
+    _passed_on(commands, "train", _do_train, "train a small (target, draft) pair from scratch")
+    _passed_on(commands, "taps", _do_taps, "write the engine's recorded stages to a safetensors file")
+    return top
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and gives its exit code."""
+    before = signal.signal(signal.SIGTERM, _stopped)
+    try:
+        return _run_command(arguments)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _stopped(signal_number: int, frame: object) -> None:
+    """A night told to stop by its scheduler ends its notebook and its kernel, as with Ctrl-C."""
+    raise KeyboardInterrupt
+
+
+def _run_command(arguments: Sequence[str] | None) -> int:
+    try:
+        parsed, unknown = parser().parse_known_args(arguments)
+        if unknown:
+            parsed.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+        command: Command = parsed.command
+        return command(parsed)
+    except LabError as error:
+        return _refused(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return _refused("interrupted; the same command with the same --out goes on", EXIT_COULD_NOT_RUN)
+    except Exception as error:
+        if not _is_of_the_engine(error):
+            raise
+        return _refused(str(error), EXIT_USAGE)
+
+
+def _is_of_the_engine(error: Exception) -> bool:
+    """Whether it is an `Eagle3Error`, found without importing the engine, which would import torch."""
+    return any(base.__module__ == "eagle3core.errors" for base in type(error).__mro__)
+
+
+def _refused(text: str, code: int) -> int:
+    print(f"eagle3lab: {text}", file=sys.stderr)
+    return code
+
+
+def _command(
+    commands: argparse._SubParsersAction[_Parser], name: str, command: Command, help_text: str
+) -> argparse.ArgumentParser:
+    made = commands.add_parser(name, help=help_text, description=help_text, epilog=_EXIT_CODES, allow_abbrev=False)
+    made.set_defaults(command=command, parser=made)
+    return made
+
+
+def _passed_on(commands: argparse._SubParsersAction[_Parser], name: str, command: Command, help_text: str) -> None:
+    """A command whose own module reads its options, `--help` included."""
+    made = commands.add_parser(name, help=help_text, add_help=False, prefix_chars="\0")
+    made.add_argument("rest", nargs=argparse.REMAINDER)
+    made.set_defaults(command=command, parser=made)
+
+
+def _pair_options(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--target", metavar="DIR", type=Path, help="target model, Hugging Face layout")
+    made.add_argument("--draft", metavar="DIR", type=Path, help="EAGLE-3 draft of that target")
+    made.add_argument("--prompts", metavar="FILE", type=Path, help="prompts, one JSON object a line")
+    made.add_argument("--out", metavar="DIR", type=Path, help="run folder; an unfinished one is resumed")
+
+
+def _nightly(made: argparse.ArgumentParser) -> None:
+    made.add_argument("config", metavar="CONFIG.toml", type=Path, nargs="?", help="default: the packaged nightly.toml")
+    _pair_options(made)
+    made.add_argument("--require-gpu", action="store_true", help="exit 3 when there is no GPU")
+    made.add_argument(
+        "--strict-undecided", action="store_true", help="exit 4 when a compared number is unsure or missing"
+    )
+    made.add_argument("--dry-run", action="store_true", help="show the jobs and the time; start nothing")
+
+
+def _run(made: argparse.ArgumentParser) -> None:
+    made.add_argument("notebook", metavar="NOTEBOOK", help="a name from `eagle3lab notebooks`, or a path")
+    made.add_argument("-p", metavar="NAME=VALUE", dest="settings", action="append", default=[], help="a parameter")
+    _pair_options(made)
+    made.add_argument("--timeout-s", metavar="S", type=float, default=1800.0, help="limit for the whole notebook")
+
+
+def _do_nightly(given: argparse.Namespace) -> int:
+    from lab.nightly import run_night
+    from lab.plan import NightOptions
+
+    return run_night(
+        NightOptions(
+            given.config,
+            given.target,
+            given.draft,
+            given.prompts,
+            given.out,
+            given.require_gpu,
+            given.strict_undecided,
+            given.dry_run,
+        )
+    )
+
+
+def _do_run(given: argparse.Namespace) -> int:
+    from lab.nightly import run_one
+    from lab.plan import NightOptions
+
+    options = NightOptions(target=given.target, draft=given.draft, prompts=given.prompts, out=given.out)
+    return run_one(given.notebook, given.settings, options, given.timeout_s)
+
+
+def _do_notebooks(_: argparse.Namespace) -> int:
+    from lab.parameters import listing
+
+    print(listing())
+    return EXIT_PASSED
+
+
+def _do_report(given: argparse.Namespace) -> int:
+    from lab.report import render
+
+    print(render(given.run_dir))
+    return EXIT_PASSED
+
+
+def _do_compare(given: argparse.Namespace) -> int:
+    from lab.history import comparison
+
+    text, any_slower = comparison(given.before, given.after)
+    print(text)
+    return EXIT_GATE_FAILED if any_slower else EXIT_PASSED
+
+
+def _do_doctor(_: argparse.Namespace) -> int:
+    from lab.doctor import conclusion, examine, exit_code
+
+    checks = examine()
+    print("\n".join(check.line() for check in checks))
+    print(conclusion(checks))
+    return exit_code(checks)
+
+
+def _do_train(given: argparse.Namespace) -> int:
+    from lab.train import main as train_main
+
+    return int(train_main(given.rest) or EXIT_PASSED)
+
+
+def _do_taps(given: argparse.Namespace) -> int:
+    from lab.taps import main as taps_main
+
+    return int(taps_main(given.rest) or EXIT_PASSED)

@@ -1,0 +1,114 @@
+"""Clocks for the decode bench: phases without a cost inside a step, and the own time of every span.
+
+Both are traces that an engine is given; neither changes what it computes (docs/requirements.md R-120).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from eagle3core.trace import TimingTrace, Trace
+
+# Bars of the waterfall in the order of a step; everything a span name ends in is put under one of them.
+SPANS = (
+    "draft.fc",
+    "draft.qkv",
+    "draft.attn",
+    "draft.mlp",
+    "draft.head",
+    "tree",
+    "target.embed",
+    "target.attn",
+    "target.mlp",
+    "target.head",
+    "accept",
+    "commit",
+    "rewind",
+    "between spans",
+)
+BETWEEN = SPANS[-1]
+
+
+class PhaseClock(Trace):
+    """Time of prefills and number of steps, with no cost inside a step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.prefill_s = 0.0
+        self.n_steps = 0
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        if name.startswith("step"):
+            self.n_steps += 1
+        start = time.perf_counter() if name == "prefill" else None
+        yield
+        if start is not None:
+            synchronise(self.device)
+            self.prefill_s += time.perf_counter() - start
+
+
+class SpanClock(TimingTrace):
+    """Exclusive time of every span of the decode steps, in microseconds, by bar of `SPANS`; prefills are left out."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.bars_us: dict[str, float] = defaultdict(float)
+        self.n_steps = 0
+        self._in_step = False
+        self._inner_us = [0.0]  # time of finished children, one entry an open span
+
+    @property
+    def step_us(self) -> float:
+        """Mean wall time of a step."""
+        return sum(self.bars_us.values()) / max(self.n_steps, 1)
+
+    @contextmanager
+    def scope(self, name: str) -> Iterator[None]:
+        if not name.startswith("step"):
+            yield
+            return
+        self._in_step = True
+        self.n_steps += 1
+        with self._timed(BETWEEN):
+            yield
+        self._in_step = False
+
+    @contextmanager
+    def span(self, name: str) -> Iterator[None]:
+        with Trace.span(self, name):  # the range alone: the timer of TimingTrace would wait for the device once more
+            if not self._in_step:
+                yield
+                return
+            with self._timed(bar_of(name)):
+                yield
+
+    @contextmanager
+    def _timed(self, bar: str) -> Iterator[None]:
+        start = self._now()
+        self._inner_us.append(0.0)
+        yield
+        elapsed, inner = self._now() - start, self._inner_us.pop()
+        self.bars_us[bar] += elapsed - inner
+        self._inner_us[-1] += elapsed
+
+
+def bar_of(span: str) -> str:
+    """The bar of the waterfall that a span's own time belongs to; enclosing public ranges hold only what is between."""
+    parts = span.split(".")
+    if parts[0] == "tree":
+        return "tree"
+    if parts[0] == "target":
+        return f"target.{parts[-1]}"
+    return span if span in SPANS else BETWEEN
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device, so that the clock reads finished work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,231 @@
+"""One night, top to bottom: load, look at the machine, run each notebook in its own process, judge, remember, show.
+
+prepare -> begin -> run_jobs -> conclude -> report -> exit code and one JSON line
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lab import environment, history, jobs, report
+from lab.errors import EXIT_PASSED, RunFailed
+from lab.experiment import ENVIRONMENT_FILE
+from lab.jobs import Job, NightConfig
+from lab.notebook import NotebookOutcome, run_notebook
+from lab.plan import NightOptions, Plan, one_notebook, prepare, show_plan
+from lab.progress import NightProgress
+from lab.store import ROWS_FILE, Row, RowWriter, utc_now
+from lab.summary import RUN_FILE, conclude, read_plan
+
+ATTEMPTS_FOLDER = "attempts"
+LOCK_FILE = ".lock"
+
+
+def run_night(options: NightOptions, config: NightConfig | None = None, *, gate_required: bool = True) -> int:
+    """Runs a whole night and gives its exit code: 0 passed, 1 a gate failed, 3 something could not run, 4 undecided.
+
+    Args:
+        config: used in place of the file that `options` names.
+        gate_required: a night that judged no gate has shown nothing, and is not called passed.
+
+    Raises:
+        ExperimentError: the configuration or an option cannot be used; nothing was started.
+        RunFailed: no GPU though one is required, another night is running, or the disk refused the rows.
+    """
+    plan = prepare(options, config, gate_required=gate_required)
+    if options.dry_run:
+        show_plan(plan)
+        return EXIT_PASSED
+    with only_night(plan.run_dir):
+        begin(plan)
+        run_jobs(plan)
+        summary = conclude(plan.run_dir, now=utc_now())
+        write_json(plan.run_dir / history.SUMMARY_FILE, summary)
+        page = report.render(plan.run_dir)
+    print(f"{summary['sentence']}\nReport: {page}", file=sys.stderr)
+    print(last_line(summary, page), flush=True)
+    return int(summary["exit_code"])
+
+
+def run_one(notebook: str, settings: list[str], options: NightOptions, timeout_s: float) -> int:
+    """Runs one notebook as a night of a single job; `settings` are `name=value` texts."""
+    return run_night(options, one_notebook(notebook, settings, timeout_s), gate_required=False)
+
+
+# ---- Begin: the folder says what it is before any work.
+
+
+@contextmanager
+def only_night(run_dir: Path) -> Iterator[None]:
+    """Holds the lock of the reports folder, so that two nights do not disturb each other's timings.
+
+    The kernel releases it when the process ends, however it ends.
+
+    Raises:
+        RunFailed: another night holds it.
+    """
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    with (run_dir.parent / LOCK_FILE).open("a+", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise RunFailed(
+                f"another night is running in {run_dir.parent.name}/: {lock.read().strip() or 'unknown'}",
+                "one night at a time for each reports folder",
+                "wait for it to end, or give --out in another folder if the machine is free",
+            ) from error
+        lock.truncate(0)
+        lock.write(f"run {run_dir.name}, process {os.getpid()}, since {utc_now()}")
+        lock.flush()
+        yield
+
+
+def begin(plan: Plan) -> None:
+    """Writes the plan and the environment; a resumed run keeps its own."""
+    plan.run_dir.mkdir(parents=True, exist_ok=True)
+    started = str(read_plan(plan.run_dir)["started_at"]) if (plan.run_dir / RUN_FILE).exists() else utc_now()
+    content = {
+        "run": plan.run_dir.name,
+        "started_at": started,
+        "argv": plan.machine.argv,
+        "config_hash": plan.config_hash,
+        "fingerprint": plan.machine.fingerprint,
+        "strict_undecided": plan.strict_undecided,
+        "gate_required": plan.gate_required,
+        "pair": shown_pair(plan.config),
+        "gates": [gate.model_dump() for gate in plan.config.gate if gate.pair in (None, plan.config.pair.name)],
+        "jobs": [
+            {"id": job.id, "notebook": job.notebook, "hash": job.hash, "reads_run": job.reads_run} for job in plan.jobs
+        ],
+    }
+    write_json(plan.run_dir / RUN_FILE, content)
+    if not (plan.run_dir / ENVIRONMENT_FILE).exists():
+        with RowWriter(plan.run_dir / ROWS_FILE) as writer:
+            writer.write(environment_row(plan))
+        write_json(plan.run_dir / ENVIRONMENT_FILE, plan.machine.model_dump())
+
+
+def shown_pair(config: NightConfig) -> dict[str, str]:
+    """The pair for people, absolute folders cut to their names."""
+    given = config.pair.model_dump(exclude_none=True)
+    pair = {"pair" if key == "name" else key: environment.shown_path(text) for key, text in given.items()}
+    return pair | ({"prompts": environment.shown_path(config.prompts)} if config.prompts else {})
+
+
+def environment_row(plan: Plan) -> Row:
+    """The one row of kind "environment": the whole record as JSON text."""
+    return Row(
+        run=plan.run_dir.name,
+        job="night",
+        notebook="nightly",
+        kind="environment",
+        name="machine",
+        values={"record": [plan.machine.model_dump_json()]},
+        environment=plan.machine.fingerprint,
+        recorded_at=utc_now(),
+    )
+
+
+# ---- The jobs: a failing one does not stop the next.
+
+
+def run_jobs(plan: Plan) -> None:
+    """Runs every job that has not finished under the same hash; records each outcome."""
+    with NightProgress([job.id for job in plan.jobs], history.job_seconds(plan.earlier)) as progress:
+        any_ran = False
+        for job in plan.jobs:
+            done = jobs.finished_outcome(job, plan.run_dir)
+            if done is not None and not (job.reads_run and any_ran):
+                progress.ended(job.id, f"{outcome_words(done)}, finished before", 0.0)
+                continue
+            any_ran = True
+            progress.began(job.id)
+            outcome = run_job(plan, job, progress)
+            progress.ended(job.id, outcome_words(outcome), outcome.seconds)
+
+
+def run_job(plan: Plan, job: Job, progress: NightProgress) -> NotebookOutcome:
+    """One job into an empty folder; what an earlier attempt left there is kept under `attempts/`."""
+    folder = job.folder(plan.run_dir)
+    set_aside(folder, plan.run_dir / ATTEMPTS_FOLDER)
+    parameters = {**job.parameters, "run_dir": os.path.relpath(plan.run_dir, folder), "job": job.id}
+    outcome = run_notebook(
+        job.source,
+        folder,
+        parameters,
+        timeout_s=job.timeout_s,
+        on_progress=lambda event: progress.event(job.id, event),
+    )
+    if outcome.status != "finished":
+        with RowWriter(folder / ROWS_FILE) as writer:
+            writer.write(unfinished_row(plan, job, outcome))
+    jobs.record(job, plan.run_dir, outcome)
+    return outcome
+
+
+def set_aside(folder: Path, attempts: Path) -> None:
+    """Moves an earlier attempt out of the way under the next free number."""
+    if not folder.exists():
+        return
+    attempts.mkdir(exist_ok=True)
+    number = 1 + sum(1 for _ in attempts.glob(f"{folder.name}.*"))
+    folder.rename(attempts / f"{folder.name}.{number}")
+
+
+def unfinished_row(plan: Plan, job: Job, outcome: NotebookOutcome) -> Row:
+    """The row that keeps a job that did not finish from passing unseen."""
+    return Row(
+        run=plan.run_dir.name,
+        job=job.id,
+        notebook=job.notebook,
+        kind="job",
+        name=job.id,
+        status="missing",
+        reason=outcome_words(outcome),
+        environment=plan.machine.fingerprint,
+        recorded_at=utc_now(),
+    )
+
+
+def outcome_words(outcome: NotebookOutcome) -> str:
+    """One outcome for people."""
+    if outcome.status == "finished":
+        return "passed" if outcome.passed else "finished, but a gate failed or is missing"
+    where = f" in cell {outcome.cell}" if outcome.cell is not None else ""
+    return f"{outcome.status}{where}: {outcome.error}"
+
+
+# ---- The end.
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a whole file or none.
+
+    Raises:
+        RunFailed: the file system refused it.
+    """
+    unfinished = path.with_name(path.name + ".part")
+    try:
+        unfinished.write_text(json.dumps(content, indent=1, default=str) + "\n", encoding="utf-8")
+        unfinished.replace(path)
+    except OSError as error:
+        raise RunFailed(
+            f"{path.name} could not be written: {error.strerror or error}",
+            "a file system with room for the report; the rows written before are safe",
+            "free some space, then run the same command with the same --out to go on",
+        ) from error
+
+
+def last_line(summary: dict[str, Any], page: Path) -> str:
+    """The night for machines, as one JSON line."""
+    counts = {word: sum(gate["word"] == word for gate in summary["gates"]) for word in ("pass", "fail", "missing")}
+    brief = {key: summary[key] for key in ("run", "word", "exit_code", "sentence", "seconds", "n_rows", "n_missing")}
+    return json.dumps({**brief, "gates": counts, "since": summary["since"]["words"], "report": str(page)})

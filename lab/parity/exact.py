@@ -1,0 +1,80 @@
+"""Hugging Face's Llama modules with no hidden fp32: what the truth of an fp32 or fp64 run is computed with.
+
+`LlamaRMSNorm`, `LlamaRotaryEmbedding` and the eager softmax work in fp32 whatever the weights are, so an fp64 model of
+theirs is an fp32 model in those three places. The replacements here compute in the dtype of their input and change
+nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, repeat_kv
+
+EXACT_ATTENTION = "eagle3lab_exact"
+
+
+class ExactRmsNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight in the dtype of x (Zhang and Sennrich, arXiv 1910.07467)."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.weight = source.weight
+        self.eps = float(source.variance_epsilon)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Normalised rows of `hidden_states: [..., E]`."""
+        mean_square = hidden_states.square().mean(-1, keepdim=True)
+        normed: Tensor = self.weight * (hidden_states / torch.sqrt(mean_square + self.eps))
+        return normed
+
+
+class ExactRotary(nn.Module):
+    """cos and sin of position * frequency in the dtype of x, from Hugging Face's own fp32 frequencies.
+
+    The frequencies stay the fp32 constants they are in every code base that trains or serves these checkpoints; only
+    the angles and their cosines are taken one precision up.
+    """
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.frequencies: Tensor = source.inv_freq.detach().to(torch.float32)
+        self.scaling = float(source.attention_scaling)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin `[B, T, D]` for `position_ids: [B, T]`."""
+        angles = position_ids[..., None].to(x.dtype) * self.frequencies.to(x.device, x.dtype)
+        angles = torch.cat([angles, angles], dim=-1)
+        return angles.cos() * self.scaling, angles.sin() * self.scaling
+
+
+def exact_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **_: Any
+) -> tuple[Tensor, None]:
+    """Softmax attention in the dtype of `query: [B, H, T, D]`; the eager function of Hugging Face rounds to fp32."""
+    groups = int(module.num_key_value_groups)  # type: ignore[arg-type]
+    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling + attention_mask
+    mixed = torch.matmul(scores.softmax(dim=-1), value)
+    return mixed.transpose(1, 2).contiguous(), None
+
+
+def make_exact(model: nn.Module, config: Any) -> None:
+    """Replace, in place, every module of `model` that computes in fp32 whatever its input is."""
+    ALL_ATTENTION_FUNCTIONS.register(EXACT_ATTENTION, exact_attention)
+    config._attn_implementation = EXACT_ATTENTION
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if isinstance(child, LlamaRMSNorm):
+                setattr(parent, name, ExactRmsNorm(child))
+            elif isinstance(child, LlamaRotaryEmbedding):
+                setattr(parent, name, ExactRotary(child))
+
+
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """`[1, 1, T, S]` in `dtype`: 0 where `visible: [T, S]` bool holds, the most negative finite number elsewhere."""
+    mask = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
+    return mask.masked_fill(~visible, torch.finfo(dtype).min)[None, None]

@@ -1,0 +1,133 @@
+"""The target as Hugging Face computes it, stage by stage, over a given sequence and tree of tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.utils import logging as transformers_logging
+
+from lab.parity.exact import additive_mask, make_exact
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """Without the loading bar, which in a notebook would be output that differs from run to run."""
+    was_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            transformers_logging.enable_progress_bar()
+
+
+class TargetReference:
+    """`LlamaForCausalLM` with a hook on every stage boundary.
+
+    Args:
+        directory: Hugging Face checkpoint of a Llama.
+        dtype: the dtype under test; weights are rounded to it first.
+        compute_dtype: the dtype to compute in. Wider than `dtype` for the truth, so that the rounding of the weights
+            is no part of the error.
+        device: where to compute.
+        attention: "eager" or "sdpa", two summation orders of plain torch; an fp64 model computes exactly instead.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path,
+        *,
+        dtype: torch.dtype,
+        compute_dtype: torch.dtype,
+        device: torch.device,
+        attention: str = "eager",
+    ) -> None:
+        with _no_progress_bar():
+            model = LlamaForCausalLM.from_pretrained(str(directory), dtype=dtype, attn_implementation=attention)
+        self.model = model.to(device=device, dtype=compute_dtype).eval().requires_grad_(False)
+        # A cast of the whole model also casts the frequencies; they are fp32 constants, so make them anew.
+        self.model.model.rotary_emb = LlamaRotaryEmbedding(config=model.config).to(device)
+        if compute_dtype == torch.float64:
+            make_exact(self.model, self.model.config)
+        self.dtype, self.device, self.attention = compute_dtype, device, attention
+        self.n_layers = int(model.config.num_hidden_layers)
+        self.hidden_size = int(model.config.hidden_size)
+        self.vocab_size = int(model.config.vocab_size)
+        self.seen: dict[str, Tensor] = {}
+        self._hook(self.model.model)
+
+    def _hook(self, llama: Any) -> None:
+        """Record what enters and leaves each layer; a layer's attention output is what its second norm reads."""
+
+        def output_of(name: str) -> Callable[..., None]:
+            def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+                self.seen[name] = (output[0] if isinstance(output, tuple) else output)[0]
+
+            return keep
+
+        def input_of(name: str) -> Callable[..., None]:
+            def keep(_module: nn.Module, args: Any) -> None:
+                self.seen[name] = args[0][0]
+
+            return keep
+
+        llama.embed_tokens.register_forward_hook(output_of("embed"))
+        for i, layer in enumerate(llama.layers):
+            layer.post_attention_layernorm.register_forward_pre_hook(input_of(f"{i}.attn"))
+            layer.register_forward_hook(output_of(f"{i}.mlp"))
+        # The model's own last hidden state is already normed; the raw one is what its norm reads.
+        llama.norm.register_forward_pre_hook(input_of("raw"))
+        llama.norm.register_forward_hook(output_of("norm"))
+
+    @torch.no_grad()
+    def run(self, tokens: Sequence[int], parents: Sequence[int] = ()) -> dict[str, Tensor]:
+        """Every stage of one pass, each `[len(tokens), ...]`.
+
+        Args:
+            tokens: a sequence, then (optionally) the nodes of a tree that hangs on its end.
+            parents: parent of each of those nodes among them, -1 for the root.
+
+        Returns:
+            "embed", "<i>.attn", "<i>.mlp" for each layer, "raw" (input of the final norm), "norm" and "head" (logits).
+        """
+        n_prefix = len(tokens) - len(parents)
+        visible, depths = tree_visibility(len(tokens), parents)
+        positions = torch.arange(len(tokens))
+        positions[n_prefix:] = n_prefix + depths
+        self.seen = {}
+        output = self.model.model(
+            input_ids=torch.tensor([list(tokens)], device=self.device),
+            position_ids=positions[None].to(self.device),
+            attention_mask=additive_mask(visible.to(self.device), self.dtype),
+            use_cache=False,
+        )
+        self.seen["head"] = self.model.lm_head(output.last_hidden_state)[0]
+        return self.seen
+
+    def taps(self, stages: dict[str, Tensor], ids: Sequence[int]) -> Tensor:
+        """`[T, len(ids) * E]` the inputs of layers `ids` side by side; id n is what the final norm reads."""
+        streams = [stages["embed"], *(stages[f"{i}.mlp"] for i in range(self.n_layers - 1)), stages["raw"]]
+        return torch.cat([streams[i] for i in ids], dim=-1)
+
+
+def tree_visibility(n_tokens: int, parents: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Which token sees which `[T, T]` bool, and the depth `[N]` of each tree node.
+
+    A plain sequence is causal; a node sees the whole prefix, its ancestors and itself.
+    """
+    visible = torch.ones(n_tokens, n_tokens, dtype=torch.bool).tril()
+    n_prefix = n_tokens - len(parents)
+    depths = torch.zeros(len(parents), dtype=torch.int64)
+    visible[n_prefix:, n_prefix:] = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            visible[n_prefix + node, n_prefix:] |= visible[n_prefix + parent, n_prefix:]
+            depths[node] = depths[parent] + 1
+    return visible, depths

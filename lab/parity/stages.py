@@ -1,0 +1,314 @@
+"""Stage parity: every stage of one recorded run against Hugging Face, and the first that goes wrong.
+
+Runs along the same tokens are compared: ours at the dtype under test; plain torch (Hugging Face) at that dtype, in two
+summation orders of its attention; and the truth, Hugging Face one precision up with the same rounded weights.
+Source: docs/requirements.md R-138..R-140; `lab.parity.tolerance` for the 2x rule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from lab import faults
+from lab.parity.recording import PairUnderTest, Recording, is_integer_stage, kind_of, record, split_name
+from lab.parity.replay import Reference, Replay
+from lab.parity.tolerance import FACTOR, PlainErrors, plain_errors, stage_tolerance
+
+Status = Literal["pass", "fail", "missing"]
+TOP_K = 5
+
+
+@dataclass(frozen=True)
+class StageCell:
+    """One stage of one pass of one prompt.
+
+    Attributes:
+        prompt, pass_name, kind, stage: where; `kind` is the pass without its step number.
+        order: place in execution order within the prompt.
+        status: "missing" fails the run like "fail" does.
+        reason: why it did not pass, in words.
+        max_abs, mean_abs: absolute error against the truth, or against the recorded reference where there is one.
+        cosine: of the two tensors as flat vectors; relative: l2 error over l2 norm.
+        reference_max_abs: error of plain torch at this stage (`lab.parity.tolerance.PlainErrors`).
+        tolerance: the largest `max_abs` that passes; ratio: `max_abs` over it.
+        top_k_overlap, argmax_agreement: of logits, mean over rows; None for other stages.
+    """
+
+    prompt: int
+    pass_name: str
+    kind: str
+    stage: str
+    order: int
+    status: Status
+    reason: str = ""
+    max_abs: float | None = None
+    mean_abs: float | None = None
+    cosine: float | None = None
+    relative: float | None = None
+    reference_max_abs: float | None = None
+    tolerance: float | None = None
+    ratio: float | None = None
+    top_k_overlap: float | None = None
+    argmax_agreement: float | None = None
+
+
+class Triple(NamedTuple):
+    """One stage three times: ours, what it is compared with, and the truth that sets the tolerance."""
+
+    ours: Tensor
+    wanted: Tensor
+    truth: Tensor
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a stage stands: prompt, pass, stage name, and its number in execution order."""
+
+    prompt: int
+    pass_name: str
+    stage: str
+    order: int
+
+    @property
+    def kind(self) -> str:
+        """The pass without its step number."""
+        return kind_of(self.pass_name)
+
+    def cell(self, status: Status, reason: str, values: Mapping[str, float | None] | None = None) -> StageCell:
+        """A cell at this place; `values` are the measured fields of `StageCell`."""
+        measured = values or {}
+        return StageCell(self.prompt, self.pass_name, self.kind, self.stage, self.order, status, reason, **measured)
+
+
+@dataclass(frozen=True)
+class StageReport:
+    """Every cell of a run, prompt by prompt in execution order."""
+
+    cells: list[StageCell]
+    dtype: str
+    reference: str
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was compared and every stage passed."""
+        return bool(self.cells) and all(cell.status == "pass" for cell in self.cells)
+
+    @property
+    def first_divergent(self) -> StageCell | None:
+        """The first stage, in execution order of the first prompt that has one, that did not pass."""
+        return next((cell for cell in self.cells if cell.status != "pass"), None)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        if not self.cells:
+            return "Nothing was compared, so nothing passed."
+        bad = sum(cell.status != "pass" for cell in self.cells)
+        first = self.first_divergent
+        if first is None:
+            return f"All {len(self.cells)} stages agree with {self.reference} in {self.dtype}."
+        where = f"{first.stage} in {first.pass_name or 'the run'} of prompt {first.prompt}"
+        return f"{bad} of {len(self.cells)} stages disagree in {self.dtype}; the first is {where}: {first.reason}."
+
+    def cells_table(self) -> pd.DataFrame:
+        """One row a cell."""
+        return pd.DataFrame([asdict(cell) for cell in self.cells])
+
+    def table(self) -> pd.DataFrame:
+        """One row a stage and kind of pass, in execution order: the worst over prompts and steps.
+
+        Columns: kind, stage, cells, status, max_abs, mean_abs, cosine, relative, reference_max_abs, tolerance, ratio,
+        top_k_overlap, argmax_agreement.
+        """
+        cells = self.cells_table()
+        cells["bad"] = cells["status"].map({"pass": 0, "fail": 1, "missing": 2})
+        grouped = cells.groupby(["kind", "stage"], sort=False)
+        worst = {"max_abs": "max", "mean_abs": "max", "cosine": "min", "relative": "max", "ratio": "max"}
+        others = {"reference_max_abs": "max", "tolerance": "min", "top_k_overlap": "min", "argmax_agreement": "min"}
+        table = grouped.agg({"order": "min", "prompt": "size", "bad": "max", **worst, **others}).reset_index()
+        table = table.rename(columns={"prompt": "cells"}).sort_values("order", kind="stable")
+        table.insert(3, "status", table.pop("bad").map({0: "pass", 1: "fail", 2: "missing"}))
+        return table.drop(columns="order").reset_index(drop=True)
+
+
+def run_stage_parity(
+    target_dir: str | Path,
+    draft_dir: str | Path,
+    *,
+    prompts: Sequence[Sequence[int]],
+    dtype: str = "float32",
+    device: str = "auto",
+    k: int = 3,
+    steps: int = 3,
+    reference: str | Path | None = None,
+    stages: Sequence[str] | None = None,
+    fault: str | None = None,
+    capture_layers: tuple[int, ...] | None = None,
+    capture_convention: str | None = None,
+) -> StageReport:
+    """Run the engine on `prompts`, and compare what every stage gave with Hugging Face.
+
+    Args:
+        target_dir, draft_dir: checkpoint directories.
+        prompts: token ids, at least two a prompt.
+        dtype: "float32", "bfloat16", "float16" or "float64".
+        device: "auto", "cpu" or "cuda".
+        k: drafts a step.
+        steps: speculative steps to compare.
+        reference: a file of recorded tensors (docs/taps.md) that takes the place of the plain reference.
+        stages: compare these stages only, e.g. ("draft.fc", "draft.head"); for recordings that hold no more.
+        fault: name of a bug to plant in the engine (`lab.faults`), to see it found.
+        capture_layers, capture_convention: explicit tap ids.
+
+    Raises:
+        ExperimentError: an unusable prompt, dtype, fault or reference file.
+    """
+    from lab.taps import read_taps
+
+    pair = PairUnderTest(Path(target_dir), Path(draft_dir), dtype, device, capture_layers, capture_convention)
+    with faults.planted(fault) if fault else nullcontext():
+        ours = record(pair, prompts, k=k, steps=steps)
+    recorded = read_taps(reference, prompts, k=k, steps=steps) if reference else None
+    plain = replay_all(pair, ours, prompts, pair.torch_dtype)
+    if pair.dtype == "float64":  # there is no higher precision to compare with, and the plain reference is exact
+        truth, errors = plain, PlainErrors({}, {})
+    else:
+        truth = replay_all(pair, ours, prompts, pair.truth_dtype)
+        reordered = replay_all(pair, ours, prompts, pair.torch_dtype, attention="sdpa")
+        errors = plain_errors([*plain, *reordered], [*truth, *truth])
+    compared = compare(ours, plain, truth, recorded, errors, dtype=pair.torch_dtype, stages=stages)
+    name = "the recorded reference" if recorded else "Hugging Face"
+    return StageReport(compared, dtype, name)
+
+
+def replay_all(
+    pair: PairUnderTest,
+    recordings: Sequence[Recording],
+    prompts: Sequence[Sequence[int]],
+    compute_dtype: torch.dtype,
+    attention: str = "eager",
+) -> list[Replay]:
+    """The reference at one compute dtype along every recording; the models are gone when it returns."""
+    reference = Reference(pair, compute_dtype, attention)
+    return [reference.replay(recording, prompt) for recording, prompt in zip(recordings, prompts, strict=True)]
+
+
+def compare(
+    ours: Sequence[Recording],
+    plain: Sequence[Replay],
+    truth: Sequence[Replay],
+    recorded: Sequence[dict[str, Tensor]] | None,
+    errors: PlainErrors,
+    *,
+    dtype: torch.dtype,
+    stages: Sequence[str] | None = None,
+) -> list[StageCell]:
+    """Cells of every prompt, in execution order.
+
+    Args:
+        ours, plain, truth: the engine, plain torch and the truth, a prompt each.
+        recorded: what to compare with in place of the truth, or None.
+        errors: of plain torch.
+        dtype: under test.
+        stages: compare these only, or None for all.
+    """
+    cells = []
+    for i, (recording, replay, exact) in enumerate(zip(ours, plain, (one.tensors for one in truth), strict=True)):
+        names = [*replay.tensors, *(name for name in recording.tensors if name not in replay.tensors)]
+        because = f", which ends early: {replay.stopped}" if replay.stopped else ""
+        for order, name in enumerate(names):
+            place = Place(i, *split_name(name), order)
+            if stages is not None and place.stage not in stages:
+                continue
+            wanted = (exact if recorded is None else recorded[i]).get(name)
+            sides = {"the engine": recording.tensors.get(name), f"the reference{because}": wanted}
+            sides[f"the truth{because}"] = exact.get(name)
+            absent = [side for side, tensor in sides.items() if tensor is None]
+            if absent:
+                cells.append(place.cell("missing", f"not recorded by {absent[0]}"))
+                continue
+            triple = Triple(*(tensor for tensor in sides.values() if tensor is not None))
+            error = 0.0 if is_integer_stage(place.stage) else errors.at(place.kind, place.stage, triple.truth)
+            allowed = FACTOR if recorded is not None else 1.0  # two systems may each be off by their own allowance
+            cells.append(judge_stage(place, triple, error, dtype, allowed))
+    return cells
+
+
+def judge_stage(
+    place: Place, triple: Triple, reference_error: float, dtype: torch.dtype, allowed: float = 1.0
+) -> StageCell:
+    """The cell of one stage: exact for ids and positions, by tolerance for everything else.
+
+    Args:
+        place: which stage.
+        triple: the three tensors.
+        reference_error: largest error of plain torch at this stage.
+        dtype: under test.
+        allowed: how many tolerances the two may be apart.
+    """
+    ours, wanted, truth = triple
+    if not ours.shape == wanted.shape == truth.shape:
+        return place.cell("fail", f"shape {tuple(ours.shape)} where {tuple(wanted.shape)} is expected")
+    if ours.numel() == 0:
+        return place.cell("missing", "holds no rows")
+    if is_integer_stage(place.stage):
+        return _judge_integers(place, ours, wanted)
+    if not (bool(ours.isfinite().all()) and bool(wanted.isfinite().all())):
+        return place.cell("fail", "holds NaN or infinity", {"max_abs": math.inf, "ratio": math.inf})
+    tolerance = allowed * stage_tolerance(truth, reference_error, dtype)
+    values = error_values(ours, wanted, is_logits=place.stage.endswith(".head"))
+    largest = values["max_abs"] or 0.0
+    values |= {"reference_max_abs": reference_error, "tolerance": tolerance, "ratio": _ratio(largest, tolerance)}
+    if largest <= tolerance:
+        return place.cell("pass", "", values)
+    return place.cell("fail", f"largest error {largest:.3g} over the tolerance {tolerance:.3g}", values)
+
+
+def _judge_integers(place: Place, ours: Tensor, wanted: Tensor) -> StageCell:
+    differing = (ours.long() != wanted.long()).flatten().nonzero().flatten().tolist()
+    wrong = float(bool(differing))
+    values: dict[str, float | None] = {"max_abs": wrong, "tolerance": 0.0, "ratio": _ratio(wrong, 0.0)}
+    if not differing:
+        return place.cell("pass", "", values)
+    first = differing[0]
+    got, want = int(ours.flatten()[first]), int(wanted.flatten()[first])
+    reason = f"{len(differing)} of {ours.numel()} entries differ, entry {first} is {got} where {want} is expected"
+    return place.cell("fail", reason, values)
+
+
+def _ratio(error: float, tolerance: float) -> float:
+    if tolerance > 0:
+        return error / tolerance
+    return math.inf if error else 0.0
+
+
+def error_values(ours: Tensor, wanted: Tensor, *, is_logits: bool) -> dict[str, float | None]:
+    """Differences of two tensors of one shape `[T, ...]`, taken in fp64; for logits also overlaps of the largest."""
+    a, b = ours.double(), wanted.double()
+    difference = (a - b).abs()
+    norms = float(a.norm() * b.norm())
+    norm = float(b.norm())
+    values: dict[str, float | None] = {
+        "max_abs": float(difference.max()),
+        "mean_abs": float(difference.mean()),
+        "cosine": float((a * b).sum()) / norms if norms else float(torch.equal(a, b)),
+        "relative": float((a - b).norm()) / norm if norm else float((a - b).norm()),
+    }
+    if is_logits:
+        k = min(TOP_K, a.shape[-1])
+        top_a, top_b = a.topk(k, dim=-1).indices, b.topk(k, dim=-1).indices
+        shared = (top_a[:, :, None] == top_b[:, None, :]).any(dim=-1).double().mean()
+        values |= {
+            "top_k_overlap": float(shared),
+            "argmax_agreement": float((a.argmax(-1) == b.argmax(-1)).double().mean()),
+        }
+    return values

@@ -1,0 +1,215 @@
+"""Prompts from a file: plain texts, chats, MT-bench questions and ShareGPT conversations, as token ids.
+
+One JSON object a line (or one JSON array of objects, as ShareGPT is published). What an object is, its keys say:
+
+    {"text": "..."} or {"prompt": "..."}                    tokenised as it is
+    {"messages": [{"role": "user", "content": "..."}]}      through the tokenizer's chat template
+    {"turns": ["...", "..."], "question_id": 81}            MT-bench: the first turn, as a user message
+    {"conversations": [{"from": "human", "value": "..."}]}  ShareGPT: the first human turn, as a user message
+
+Later turns of a conversation would need the model's own answers to the earlier ones, so they are not used; messages
+after the last user message (a recorded answer) are dropped. `category` and `id` are optional everywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+
+from lab.errors import ExperimentError
+
+NO_CATEGORY = "uncategorised"
+FORMS = ("text", "prompt", "messages", "turns", "conversations")
+Message = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt.
+
+    Attributes:
+        ids: tokens, the template's included.
+        text: the text, or the last user message of a chat.
+        category: for reports by category.
+        id: the file's own, else the line number.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    category: str = NO_CATEGORY
+    id: str = ""
+
+
+def load_prompts(path: str | Path, tokenizer: Any, *, limit: int | None = None) -> list[Prompt]:
+    """Prompts of a file, in its order.
+
+    Args:
+        path: JSON lines, or one JSON array.
+        tokenizer: a Hugging Face tokenizer of the target.
+        limit: read at most so many; None reads all.
+
+    Raises:
+        ExperimentError: no such file, no prompt in it, or a line that is no prompt, with its number.
+    """
+    path = Path(path)
+    prompts = [_prompt(entry, place, tokenizer) for place, entry in islice(_entries(path), limit)]
+    if not prompts:
+        raise _bad(path.name, "holds no prompt", "add at least one line")
+    return prompts
+
+
+def prompts_for(target: str | Path, file: str = "", *, limit: int, max_tokens: int) -> tuple[list[Prompt], str]:
+    """Prompts for a notebook, and in words where they come from.
+
+    A prompt longer than `max_tokens` keeps its last tokens, so that a chat still ends where the assistant begins. A
+    target without a tokenizer gets seeded random ids.
+
+    Args:
+        target: directory whose tokenizer is used.
+        file: as `load_prompts` reads it; empty takes the held-out prompts of the shipped pair.
+        limit, max_tokens: at most so many, and so long.
+
+    Raises:
+        ExperimentError: as `load_prompts`, or limits below 1 prompt and 2 tokens.
+    """
+    from lab.parity import inputs  # these bring torch, which reading a file does not need
+
+    if limit < 1 or max_tokens < 2:
+        raise ExperimentError(f"n_prompts is {limit}, max_prompt_tokens {max_tokens}", "at least 1 and 2", "raise them")
+    if not any((Path(target) / name).exists() for name in inputs.TOKENIZER_FILES):
+        drawn = inputs.random_prompts(Path(target), limit, max_tokens)
+        return prompts_from_ids(drawn.ids, "random ids"), drawn.source
+    from eagle3core.pipeline import load_tokenizer
+
+    path = Path(file) if file else _shipped_file()
+    loaded = load_prompts(path, load_tokenizer(target), limit=limit)
+    n_cut = sum(len(prompt.ids) > max_tokens for prompt in loaded)
+    prompts = [replace(prompt, ids=prompt.ids[-max_tokens:]) for prompt in loaded]
+    lengths = [len(prompt.ids) for prompt in prompts]
+    cut = f", {n_cut} cut to their last {max_tokens}" if n_cut else ""
+    return prompts, f"{len(prompts)} prompts of {path.name}, {min(lengths)} to {max(lengths)} tokens{cut}"
+
+
+def _shipped_file() -> Path:
+    from lab.pairs import shipped_pair
+
+    path = shipped_pair().prompts
+    if path is None:
+        raise ExperimentError("the shipped pair has no prompts", "a prompt file", "name one with prompts=FILE.jsonl")
+    return Path(path)
+
+
+def prompts_from_ids(ids: Sequence[Sequence[int]], category: str = NO_CATEGORY) -> list[Prompt]:
+    """Prompts made of token ids alone, for models without a tokenizer.
+
+    Raises:
+        ExperimentError: one of them is empty.
+    """
+    for i, tokens in enumerate(ids):
+        if not tokens:
+            raise _bad(f"prompt {i}", "is empty", "give it at least one token")
+    return [Prompt(tuple(tokens), "", category, str(i)) for i, tokens in enumerate(ids)]
+
+
+def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every object of the file with its place in words."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as reason:
+        raise ExperimentError(
+            f"prompt file {path} cannot be read: {reason}", "a UTF-8 file of JSON lines", "check the path"
+        ) from reason
+    if text.lstrip().startswith("["):
+        listed = _decode(text, path.name)
+        yield from ((f"{path.name} item {i}", entry) for i, entry in enumerate(listed, start=1))
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            place = f"{path.name} line {number}"
+            yield place, _decode(line, place)
+
+
+def _decode(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as reason:
+        raise _bad(place, f"is no JSON: {reason}", "correct or remove it") from reason
+
+
+def _prompt(entry: Any, place: str, tokenizer: Any) -> Prompt:
+    if not isinstance(entry, dict):
+        raise _bad(place, f"holds a {type(entry).__name__}", "write an object")
+    forms = [form for form in FORMS if form in entry]
+    if len(forms) != 1:
+        found = " and ".join(forms) or f"none of them but {', '.join(map(repr, entry)) or 'nothing'}"
+        raise _bad(place, f"has {found}", "keep exactly one of these keys")
+    content = entry[forms[0]]
+    if forms[0] in ("text", "prompt"):
+        text = _text(content, place, forms[0])
+        ids = list(tokenizer(text)["input_ids"])
+    else:
+        chat = {"messages": _messages, "turns": _first_turn, "conversations": _first_human}[forms[0]](content, place)
+        text = chat[-1]["content"]
+        ids = _templated(chat, place, tokenizer)
+    if not ids:
+        raise _bad(place, "gives no token", "write some text")
+    category = _text(entry.get("category") or NO_CATEGORY, place, "category")
+    own_id = next((entry[key] for key in ("id", "question_id") if entry.get(key) is not None), place.split()[-1])
+    return Prompt(tuple(ids), text, category, str(own_id))
+
+
+def _messages(content: Any, place: str) -> list[Message]:
+    """Messages up to the last of the user."""
+    if not isinstance(content, list) or not content:
+        raise _bad(place, f"has messages {content!r}", "write a list of role and content")
+    for message in content:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise _bad(place, f"has the message {message!r}", "give every message a role and a content")
+        _text(message.get("content"), place, f"content of the {message['role']}")
+    asked = [i for i, message in enumerate(content) if message["role"] == "user"]
+    if not asked:
+        raise _bad(place, "has no message of role 'user'", "add the user's message")
+    return [{"role": m["role"], "content": m["content"]} for m in content[: asked[-1] + 1]]
+
+
+def _first_turn(content: Any, place: str) -> list[Message]:
+    if not isinstance(content, list) or not content:
+        raise _bad(place, f"has turns {content!r}", "write a list of texts")
+    return [{"role": "user", "content": _text(content[0], place, "first turn")}]
+
+
+def _first_human(content: Any, place: str) -> list[Message]:
+    turns = content if isinstance(content, list) else []
+    human = [turn for turn in turns if isinstance(turn, dict) and turn.get("from") in ("human", "user")]
+    if not human:
+        raise _bad(place, "has no conversation turn from 'human'", "remove it, or add the human's turn")
+    return [{"role": "user", "content": _text(human[0].get("value"), place, "first human turn")}]
+
+
+def _text(value: Any, place: str, what: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise _bad(place, f"has {what} {value!r}", "write a non-empty text")
+    return value
+
+
+def _templated(chat: list[Message], place: str, tokenizer: Any) -> list[int]:
+    """Token ids of a chat, ending where the assistant is to begin."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise _bad(
+            place, "is a chat, and the tokenizer has no chat template", "give plain texts, or add a chat template to it"
+        )
+    try:
+        encoded = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)
+    except TemplateError as reason:
+        raise _bad(place, f"is refused by the tokenizer's chat template: {reason}", "correct its roles") from reason
+    return list(encoded["input_ids"])
+
+
+def _bad(place: str, what: str, remedy: str) -> ExperimentError:
+    return ExperimentError(f"{place} {what}", f"objects with one of {', '.join(FORMS)}", remedy)

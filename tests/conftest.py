@@ -1,0 +1,47 @@
+"""What every test needs: one thread a process, rings counted aloud, GPU tests skipped with their reason."""
+
+from __future__ import annotations
+
+import os
+import zlib
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch starts its threads
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from rings import ring_counts
+
+torch.set_num_threads(1)
+# Shared cores make single examples slow at random, so time is bounded by the number of examples instead.
+settings.register_profile(
+    "lab", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("lab")
+
+
+def reason_without_gpu() -> str | None:
+    """Why tests of the gpu ring cannot run here; None when they can."""
+    if torch.cuda.is_available():
+        return None
+    return "no CUDA device: torch is a CPU build" if torch.version.cuda is None else "no CUDA device"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip the gpu ring where there is no GPU."""
+    reason = reason_without_gpu()
+    if reason is None:
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Random tensors differ between tests and repeat between runs, in any order and on any worker."""
+    torch.manual_seed(zlib.crc32(item.nodeid.encode()))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """One line that says how much of each ring ran, and why the rest did not."""
+    terminalreporter.write_line(f"rings: {'; '.join(ring_counts(terminalreporter.stats)) or 'none'}")

@@ -1,0 +1,167 @@
+"""Speculation changes no token: greedy output with any depth is the target's own, alone or in company."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_engines import (
+    Pair,
+    accepted_counts,
+    engine_config,
+    is_empty,
+    new_tokens,
+    random_prompts,
+    tiny_engine,
+    tokens_of,
+    write_tiny_pair,
+)
+
+from eagle3core import ConfigError, Engine, EngineConfig
+from eagle3core.checkpoint import load_draft, load_target
+from eagle3core.model.draft import DraftModel
+from eagle3core.model.target import TargetModel
+
+pytestmark = pytest.mark.reference
+
+LENGTHS = [3, 9, 1, 17, 30]
+
+
+@pytest.fixture(scope="module")
+def baseline(pair: Pair) -> list[list[int]]:
+    """Plain greedy output, 24 tokens a prompt."""
+    return tokens_of(tiny_engine(pair, None).generate(random_prompts(LENGTHS), new_tokens(24)))
+
+
+@pytest.mark.parametrize("k", range(1, 9))
+def test_any_depth_gives_the_baselines_tokens(pair: Pair, baseline: list[list[int]], k: int) -> None:
+    engine = tiny_engine(pair, k)
+    responses = engine.generate(random_prompts(LENGTHS), new_tokens(24))
+    assert tokens_of(responses) == baseline
+    assert set(range(min(k, 2) + 1)) <= accepted_counts(responses), "rejection and partial acceptance both occurred"
+    assert is_empty(engine)
+
+
+def test_a_draft_that_is_right_eight_times_in_a_row_gives_the_baselines_tokens(tmp_path: Path) -> None:
+    pair = write_tiny_pair(tmp_path, vocab=2, seed=2)
+    prompts = random_prompts(LENGTHS, n_vocab=2)
+    responses = tiny_engine(pair, 8).generate(prompts, new_tokens(30))
+    assert {0, 3, 8} <= accepted_counts(responses)
+    assert tokens_of(responses) == tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(30)))
+
+
+def test_the_baseline_is_the_target_read_anew_for_every_token(pair: Pair, baseline: list[list[int]]) -> None:
+    engine = tiny_engine(pair, None)
+    for prompt, tokens in zip(random_prompts(LENGTHS), baseline, strict=True):
+        sequence = list(prompt)
+        for token in tokens[:8]:
+            assert tokens_of(engine.generate([sequence], new_tokens(1))) == [[token]]
+            sequence.append(token)
+
+
+@pytest.mark.parametrize("n_slots", [1, 2, 5, 8])
+@pytest.mark.parametrize("k", [None, 3])
+def test_company_changes_no_token(pair: Pair, baseline: list[list[int]], n_slots: int, k: int | None) -> None:
+    engine = tiny_engine(pair, k, max_batch_size=n_slots)
+    assert tokens_of(engine.generate(random_prompts(LENGTHS), new_tokens(24))) == baseline
+
+
+@pytest.mark.parametrize(("block_size", "chunk"), [(1, 1), (3, 3), (4, 32), (64, 64)])
+def test_block_and_chunk_sizes_change_no_token(
+    pair: Pair, baseline: list[list[int]], block_size: int, chunk: int
+) -> None:
+    engine = tiny_engine(pair, 4, block_size=block_size, prefill_chunk=chunk)
+    assert tokens_of(engine.generate(random_prompts(LENGTHS), new_tokens(24))) == baseline
+
+
+def test_slots_refilled_in_the_middle_of_a_run_change_no_token(pair: Pair, baseline: list[list[int]]) -> None:
+    limits = [new_tokens(n) for n in (1, 24, 2, 5, 1)]  # requests end at different steps, two of them in prefill
+    engine = tiny_engine(pair, 3, max_batch_size=2)
+    responses = engine.generate(random_prompts(LENGTHS), limits)
+    expected = [tokens[: limit.max_new_tokens] for tokens, limit in zip(baseline, limits, strict=True)]
+    assert tokens_of(responses) == expected
+    assert [response.n_prompt_tokens for response in responses] == LENGTHS
+    assert is_empty(engine)
+
+
+def test_an_engine_gives_the_same_again(pair: Pair, baseline: list[list[int]]) -> None:
+    engine = tiny_engine(pair, 2)
+    for _ in range(2):
+        assert tokens_of(engine.generate(random_prompts(LENGTHS), new_tokens(24))) == baseline
+
+
+def test_one_configuration_gives_two_engines_the_same_semantics(pair: Pair) -> None:
+    config = engine_config(pair, 3)
+    first, second = (Engine.from_pretrained(pair[0], config) for _ in range(2))
+    a, b = (engine.generate(random_prompts(LENGTHS), new_tokens(12)) for engine in (first, second))
+    assert a == b
+    assert (first.config, first.speculation) == (second.config, second.speculation)
+
+
+@given(
+    k=st.one_of(st.none(), st.integers(1, 8)),
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=5),
+    n_slots=st.integers(1, 4),
+    n_new=st.integers(1, 10),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=20)
+def test_any_batch_gives_each_prompts_own_tokens(
+    pair: Pair, k: int | None, lengths: list[int], n_slots: int, n_new: int, seed: int
+) -> None:
+    prompts = random_prompts(lengths, seed=seed)
+    alone = tiny_engine(pair, None, max_batch_size=1)
+    expected = [tokens_of(alone.generate([prompt], new_tokens(n_new)))[0] for prompt in prompts]
+    together = tiny_engine(pair, k, max_batch_size=n_slots)
+    assert tokens_of(together.generate(prompts, new_tokens(n_new))) == expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tie": True},
+        {"heads": 4, "kv_heads": 4},
+        {"heads": 8, "kv_heads": 1},
+        {"draft_hidden": 16, "draft_heads": 2, "draft_kv_heads": 1},
+        {"bias": True},
+        {"own_head": False},
+        {"vocab": 24, "draft_vocab": 5},
+        {"taps": (0, 2), "convention": "input"},
+        {"rope": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+    ],
+    ids=lambda changes: ", ".join(changes),
+)
+def test_other_geometries_give_the_baselines_tokens(tmp_path: Path, changes: dict[str, object]) -> None:
+    pair = write_tiny_pair(tmp_path, **changes)
+    prompts = random_prompts([4, 11, 1])
+    expected = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(16)))
+    for k in (1, 4):
+        responses = tiny_engine(pair, k).generate(prompts, new_tokens(16))
+        assert tokens_of(responses) == expected
+        assert all(response.req_metrics.spec_info is not None for response in responses)
+
+
+def test_a_draft_given_to_an_engine_configured_without_speculation_is_left_alone(
+    pair: Pair, baseline: list[list[int]]
+) -> None:
+    target = TargetModel(load_target(pair[0]), taps=(0, 1, 2))
+    draft = DraftModel(load_draft(pair[1], target.geometry), target)
+    engine = Engine(target, draft, EngineConfig(session_len=64, device="cpu"))
+    assert (engine.draft, engine.state.draft_cache, engine.speculation.enabled) == (None, None, False)
+    responses = engine.generate(random_prompts(LENGTHS), new_tokens(3))
+    assert tokens_of(responses) == [tokens[:3] for tokens in baseline]
+    assert all(response.req_metrics.spec_info is None for response in responses)
+
+
+def test_a_target_that_captures_other_layers_than_the_draft_reads_is_refused(pair: Pair) -> None:
+    target = TargetModel(load_target(pair[0]), taps=(0, 1))
+    draft = DraftModel(load_draft(pair[1], target.geometry), target)
+    with pytest.raises(ConfigError, match=r"captures the inputs of layers \(0, 1\), the draft reads \(0, 1, 2\)"):
+        Engine(target, draft, engine_config(pair, 2))
+
+
+def test_a_configured_draft_must_be_given(pair: Pair) -> None:
+    with pytest.raises(ConfigError, match="speculative_config was given without a draft model"):
+        Engine(TargetModel(load_target(pair[0])), None, engine_config(pair, 2))

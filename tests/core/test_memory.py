@@ -1,0 +1,111 @@
+"""The memory plan is what gets allocated, and what does not fit is refused with what would."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from tiny_engines import Pair, engine_config, new_tokens, tiny_engine
+
+from eagle3core import ConfigError, EngineConfig, SpeculativeConfig
+from eagle3core.backend import Backend, choose_backend
+from eagle3core.geometry import BlockGeometry, DraftGeometry, RopeGeometry, TargetGeometry
+from eagle3core.memory import MemoryPlan, plan_memory
+
+pytestmark = pytest.mark.reference
+
+BLOCK = BlockGeometry(
+    hidden_size=128,
+    intermediate_size=256,
+    n_heads=8,
+    n_kv_heads=2,
+    head_dim=16,
+    rms_norm_eps=1e-5,
+    rope=RopeGeometry(),
+)
+TARGET = TargetGeometry(BLOCK, n_layers=5, vocab_size=99, max_position_embeddings=4096)
+DRAFT = DraftGeometry(
+    dataclasses.replace(BLOCK, n_kv_heads=4),
+    target_hidden_size=128,
+    vocab_size=99,
+    draft_vocab_size=99,
+    taps=(0, 2, 4),
+    has_embedding=False,
+    has_head=True,
+)
+
+
+class FixedBackend(Backend):
+    """A device with a given amount of free memory."""
+
+    @property
+    def free_bytes(self) -> int:
+        return 10_000_000
+
+
+def plan(*, speculate: bool, **changes: float) -> MemoryPlan:
+    """The plan of 100 + 6 (or + 1) tokens a sequence in blocks of 16, three sequences, 16-bit."""
+    spec = SpeculativeConfig(model="draft", num_speculative_tokens=3) if speculate else None
+    settings = {"session_len": 100, "block_size": 16, "prefill_chunk": 32, "max_batch_size": 3, **changes}
+    config = EngineConfig(speculative_config=spec, **settings)  # type: ignore[arg-type]
+    backend = FixedBackend(torch.device("cpu"), "test")
+    return plan_memory(TARGET, DRAFT if speculate else None, config, backend, dtype=torch.bfloat16, weight_bytes=12345)
+
+
+def test_the_plan_is_the_one_counted_by_hand() -> None:
+    made = plan(speculate=True)
+    assert made.blocks_per_sequence == 7  # ceil((100 + 6) / 16)
+    assert made.target_kv_bytes == 3 * 7 * 16 * (2 * 5 * 2 * 16) * 2  # slots, blocks, tokens, K and V rows, bytes
+    assert made.draft_kv_bytes == 3 * 7 * 16 * (2 * 1 * 4 * 16) * 2
+    assert made.kv_bytes == 215_040 + 86_016
+    assert (made.weight_bytes, made.allowed_kv_bytes) == (12345, 7_500_000)
+
+
+def test_plain_decoding_plans_no_draft() -> None:
+    made = plan(speculate=False)
+    assert (made.blocks_per_sequence, made.draft_kv_bytes) == (7, 0)  # ceil((100 + 1) / 16)
+
+
+def test_the_plan_is_told_in_mebibytes() -> None:
+    assert str(plan(speculate=True)) == (
+        "weights 0.0 MiB, target KV 0.2 MiB, draft KV 0.1 MiB (7 blocks a sequence in each), KV limit 7.2 MiB"
+    )
+
+
+def test_too_large_a_batch_is_refused_with_the_largest_that_fits() -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(speculate=True, max_batch_size=75)
+    assert caught.value.what == "the KV caches would take 7526400 bytes with max_batch_size 75, session_len 100"
+    assert caught.value.allowed == "at most 7500000 bytes (cache_max_entry_count 0.75 of free memory)"
+    assert caught.value.remedy == "set max_batch_size=74"
+    assert plan(speculate=True, max_batch_size=74).kv_bytes <= 7_500_000
+
+
+def test_too_long_a_session_is_refused_when_not_even_one_fits() -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(speculate=True, session_len=20000)
+    assert caught.value.remedy == "lower session_len: not even one sequence fits"
+
+
+def test_a_smaller_share_allows_less() -> None:
+    assert plan(speculate=True, cache_max_entry_count=0.5).allowed_kv_bytes == 5_000_000
+
+
+@pytest.mark.parametrize("k", [None, 4])
+def test_what_is_planned_is_what_is_allocated(pair: Pair, k: int | None) -> None:
+    engine = tiny_engine(pair, k, max_batch_size=2)
+    state, made = engine.state, engine.memory_plan
+    assert state.target_cache.k.nbytes + state.target_cache.v.nbytes == made.target_kv_bytes
+    drafted = 0 if state.draft_cache is None else state.draft_cache.k.nbytes + state.draft_cache.v.nbytes
+    assert drafted == made.draft_kv_bytes
+    assert state.target_cache.blocks_per_slot == made.blocks_per_sequence
+    files = [pair[0], pair[1]] if k else [pair[0]]
+    stored = sum((directory / "model.safetensors").stat().st_size for directory in files)
+    assert 2 * stored * 0.8 < made.weight_bytes < 2 * stored, "fp64 of fp32 files, less their headers"
+    engine.generate([[1, 2, 3]], new_tokens(3))
+
+
+def test_free_memory_is_some_of_what_the_machine_has(pair: Pair) -> None:
+    free = choose_backend(engine_config(pair, None)).free_bytes
+    assert 2**20 < free < 2**50

@@ -1,0 +1,67 @@
+"""The doctor says what is there, and for what is not: why, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from lab import doctor, pairs
+from lab.doctor import Check, conclusion, examine, exit_code
+from lab.errors import ExperimentError
+
+pytestmark = pytest.mark.reference
+
+
+def test_every_part_has_a_line_and_a_missing_one_a_remedy() -> None:
+    checks = examine(from_notebook=True)
+    assert {"Python", "torch", "GPU", "numba-cuda", "disk", "Nsight Systems", "Nsight Compute"} == {
+        c.part for c in checks
+    }
+    for check in checks:
+        assert check.found
+        assert check.ok or check.remedy
+        assert check.line().startswith("ok" if check.ok else "missing")
+
+
+def test_the_kernel_check_really_runs_a_notebook_in_this_interpreter() -> None:
+    check = doctor.kernel()
+    assert check.ok, check.found
+    assert "papermill ran one in this interpreter" in check.found
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_without_a_gpu_the_reason_is_said_and_the_lab_can_still_run() -> None:
+    check = doctor.gpu()
+    assert not check.ok
+    assert not check.needed
+    assert "CUDA" in check.found
+    assert exit_code([check]) == 0
+    assert "GPU parts will be reported as missing" in conclusion([check])
+
+
+def _no_pair() -> None:
+    raise ExperimentError("the shipped pair is not there", "a pair", "reinstall the package")
+
+
+def test_a_missing_needed_part_makes_the_exit_code_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere: Callable[[], None] = _no_pair
+    monkeypatch.setattr(pairs, "shipped_pair", nowhere)
+    check = doctor.shipped_pair()
+    assert (check.ok, check.found, check.remedy) == (False, "the shipped pair is not there", "reinstall the package")
+    assert exit_code([Check("a", True, "x"), check]) == 3
+    assert conclusion([check]) == "`make lab` cannot run here yet: shipped pair."
+
+
+def test_a_tool_that_is_absent_or_broken_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken, good = tmp_path / "nsys", tmp_path / "ncu"
+    broken.write_text("#!/bin/sh\nexit 3\n")
+    good.write_text("#!/bin/sh\necho 'NVIDIA tool'\necho 'Version 9.9'\n")
+    for path in (broken, good):
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert "failed" in doctor.tool("nsys", "Nsight Systems").found
+    assert doctor.tool("ncu", "Nsight Compute") == Check("Nsight Compute", True, "Version 9.9")
+    assert doctor.tool("no-such-tool", "Nothing").found == "no `no-such-tool` on the path"

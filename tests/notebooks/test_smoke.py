@@ -1,0 +1,91 @@
+"""Every packaged notebook runs in one small night on a random pair: real kernels, real engine, real report."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from random_pairs import write_random_pair
+
+from lab.history import read_summary
+from lab.nightly import run_night
+from lab.parameters import notebooks_folder
+from lab.plan import NightOptions
+from lab.store import read_run
+
+pytestmark = pytest.mark.reference
+
+# Small enough for a minute on one core; what the notebooks prove at full size is the business of the night itself.
+SMOKE = """\
+[[job]]
+notebook = "00_environment"
+parameters = { largest_mib = 1, repeats = 3 }
+[[job]]
+notebook = "10_parity_stages"
+parameters = { n_prompts = 1, max_prompt_tokens = 12, steps = 2 }
+[[job]]
+notebook = "11_parity_tokens"
+parameters = { n_prompts = 2, max_new_tokens = 8, spec_k = [2] }
+[[job]]
+notebook = "30_decode"
+parameters = { ks = [2], spec_k = 2, n_prompts = 1, max_new_tokens = 8, rounds = 2 }
+[[job]]
+notebook = "31_acceptance"
+parameters = { ks = [2], spec_k = 2, n_prompts = 2, max_new_tokens = 12, n_reference_prompts = 1 }
+[[job]]
+notebook = "90_nightly"
+reads_run = true
+"""
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("smoke")
+    target, draft = write_random_pair(folder / "pair", n_layers=7, vocab=300)
+    (folder / "smoke.toml").write_text(SMOKE)
+    options = NightOptions(config=folder / "smoke.toml", target=target, draft=draft, out=folder / "reports" / "smoke")
+    code = run_night(options)
+    summary = read_summary(folder / "reports" / "smoke")
+    assert code == 0, json.dumps([summary["sentence"], summary["jobs"]], indent=1)
+    return folder / "reports" / "smoke"
+
+
+def test_every_packaged_notebook_ran_and_every_gate_held(run_dir: Path) -> None:
+    summary = read_summary(run_dir)
+    assert {job["notebook"] for job in summary["jobs"]} == {path.stem for path in notebooks_folder().glob("*.ipynb")}
+    assert {gate["word"] for gate in summary["gates"]} == {"pass"}
+
+
+def test_every_notebook_wrote_rows_and_kept_figures_with_words_and_table(run_dir: Path) -> None:
+    rows = read_run(run_dir)
+    for job in read_summary(run_dir)["jobs"]:
+        assert [row for row in rows if row.job == job["id"]], job["id"]
+        for words in (run_dir / "jobs" / job["id"] / "figures").glob("*.json"):
+            kept: dict[str, Any] = json.loads(words.read_text())
+            assert kept["alt"]
+            assert kept["caption"]
+            assert kept["rows"]
+            assert words.with_suffix(".svg").exists()
+    assert {row.kind for row in rows} >= {
+        "environment",
+        "doctor",
+        "ceiling",
+        "parity",
+        "tokens",
+        "decode",
+        "acceptance",
+    }
+
+
+def test_the_summary_drew_what_the_notebooks_before_it_measured(run_dir: Path) -> None:
+    names = {path.stem for path in (run_dir / "jobs" / "90_nightly" / "figures").glob("*.json")}
+    assert names == {"acceptance", "speed"}
+
+
+def test_no_row_and_no_page_tells_where_the_run_lay(run_dir: Path) -> None:
+    folder = str(run_dir.parent.parent)
+    for row in read_run(run_dir):
+        assert folder not in row.line()
+    assert folder not in (run_dir / "index.html").read_text()

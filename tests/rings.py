@@ -1,0 +1,35 @@
+"""Counting a test run by ring, so that what did not run is said aloud."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pytest
+
+# From the least demanding to the most.
+RINGS = ("reference", "emulated", "compiled", "gpu")
+
+
+def ring_counts(stats: dict[str, list[pytest.TestReport]]) -> list[str]:
+    """Per ring "<ring> <n> run" and "<ring> <n> not run (<reason>)", from a reporter's reports by outcome."""
+    n_run: Counter[str] = Counter()
+    not_run: dict[str, Counter[str]] = defaultdict(Counter)
+    for outcome in ("passed", "failed", "xfailed", "xpassed", "error"):
+        for report in stats.get(outcome, []):
+            n_run[_ring(report)] += 1
+    for report in stats.get("skipped", []):
+        location = report.longrepr
+        reason = str(location[2] if isinstance(location, tuple) else location).removeprefix("Skipped: ")
+        not_run[_ring(report)][reason] += 1
+    lines = []
+    for ring in (*RINGS, "no ring"):
+        if n_run[ring]:
+            lines.append(f"{ring} {n_run[ring]} run")
+        lines += [f"{ring} {count} not run ({reason})" for reason, count in not_run[ring].items()]
+    return lines
+
+
+def _ring(report: pytest.TestReport) -> str:
+    # A test that needs more than the rest of its file carries both marks; the more demanding one counts. Reports of
+    # collection, which an import error gives, have no keywords.
+    return next((ring for ring in reversed(RINGS) if ring in getattr(report, "keywords", {})), "no ring")
