@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -50,7 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code."""
     before = signal.signal(signal.SIGTERM, _stopped)
     try:
-        return _run_command(arguments)
+        code = _run_command(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # The reader of our output has left, as `| head` does; what is left in the buffer has nowhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_COULD_NOT_RUN
     finally:
         signal.signal(signal.SIGTERM, before)
 
