@@ -17,7 +17,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 install: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml constraints.txt tools/install.py
-	$(PYTHON) tools/install.py --venv $(VENV) --extras dev $(if $(ALLOW_CUDA_WHEELS),--allow-cuda-wheels) -- $(PIP_ARGS)
+	$(PYTHON) tools/install.py --venv $(VENV) --extras dev,compile $(if $(ALLOW_CUDA_WHEELS),--allow-cuda-wheels) -- $(PIP_ARGS)
 	touch $@
 
 lab: install

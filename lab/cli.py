@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     pair.add_argument("before", metavar="A", type=Path, help="the earlier run folder")
     pair.add_argument("after", metavar="B", type=Path, help="the later run folder")
     _command(commands, "doctor", _do_doctor, "say what this machine can run, and why not the rest")
+    _kernels(_command(commands, "kernels", _do_kernels, "list the GPU kernels, their proofs and their thresholds"))
     _passed_on(commands, "train", _do_train, "train a small (target, draft) pair from scratch")
     _passed_on(commands, "taps", _do_taps, "write the engine's recorded stages to a safetensors file")
     return top
@@ -133,6 +134,12 @@ def _run(made: argparse.ArgumentParser) -> None:
     made.add_argument("--timeout-s", metavar="S", type=float, default=1800.0, help="limit for the whole notebook")
 
 
+def _kernels(made: argparse.ArgumentParser) -> None:
+    made.add_argument("--rows", metavar="FILE.jsonl", type=Path, help="benchmark rows; default: the newest committed")
+    made.add_argument("--gates", action="store_true", help="judge the rows; exit 1 if a threshold failed, 3 if missing")
+    made.add_argument("--draw", metavar="FILE.svg", type=Path, help="write the roofline of all kernels")
+
+
 def _do_nightly(given: argparse.Namespace) -> int:
     from lab.nightly import run_night
     from lab.plan import NightOptions
@@ -188,6 +195,12 @@ def _do_doctor(_: argparse.Namespace) -> int:
     print("\n".join(check.line() for check in checks))
     print(conclusion(checks))
     return exit_code(checks)
+
+
+def _do_kernels(given: argparse.Namespace) -> int:
+    from lab.kernel_view.command import show
+
+    return show(given.rows, gates=given.gates, draw=given.draw)
 
 
 def _do_train(given: argparse.Namespace) -> int:

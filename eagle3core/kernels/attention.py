@@ -1,16 +1,42 @@
 """Attention of a few query tokens over a paged cache, with a tree mask over the newest keys.
 
 out = softmax(q k^T / sqrt(D), masked) v, where every key before `prefix_lens` is visible and the T keys after it are
-visible by `tree_mask`. A chain or a prefill chunk is the lower-triangular mask.
-Source: Vaswani et al., arXiv 1706.03762; paging after Kwon et al., arXiv 2309.06180.
+visible by `tree_mask`. A chain or a prefill chunk is the lower-triangular mask. A window lets a query at position p see
+positions p - window + 1 .. p only; a sink is a learned logit of a head that takes part in the denominator only.
+
+Two launches: `attention_streams` (up to 32 rows a key head) or `attention_rows` (more), which leave one sum a split of
+the keys, then `attention_combine`. Both kernels add in the same order (`attention_layout`), so bits do not depend on T,
+on the batch or on how many keys there are. Lengths are read on the device; the grid does not depend on them.
+Keys of earlier steps are read before the kernel before has finished: lengths, tables and cache rows below
+`prefix_lens` are `const` here, so launch with `overlap=False` what follows a kernel that wrote them.
+
+Source: Vaswani et al., arXiv 1706.03762; paging after Kwon et al., arXiv 2309.06180; docs/requirements.md R-108, R-109.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from eagle3core.errors import KernelLimit
+from eagle3core.kernels.attention_combine import COMBINE_THREADS, combine_rows, make_attention_combine
+from eagle3core.kernels.attention_layout import BLOCK_SHIFT, LOG2_E, Shape
+from eagle3core.kernels.attention_rows import make_attention_rows, rows_shared_bytes
+from eagle3core.kernels.attention_streams import make_attention_streams, streams_shared_bytes
+from eagle3core.kernels.card import DTYPES, Launch, Variant, overlaps, parameters
 from eagle3core.kernels.rms_norm import accumulation_dtype
+
+MOST_TOKENS, MOST_GROUP, DIMS = 64, 16, (64, 128)
+PARAMETERS = parameters(
+    "q:in k:const v:const tables:const prefix:const masks:in positions:in partial:out tops_sums:out counters:inout "
+    "tokens:i32 table_width:i32 run:i32 window:i32 scale:f32"
+)
+COMBINE_PARAMETERS = parameters("partial:in tops_sums:in sinks:const out:out tokens:i32 scale:f32")
+# Multiprocessors of the largest common part of each architecture: A100, H200, B200, RTX PRO 6000. Order-neutral.
+PROCESSORS = {"sm_80": 108, "sm_90a": 132, "sm_100": 148, "sm_120": 188}
 
 
 def paged_attention_reference(
@@ -46,7 +72,7 @@ def paged_attention_reference(
     visible = visible_keys(prefix_lens, tree_mask, keys.shape[2]) & (prefix_lens >= 0)[:, None, None]
     if window:
         assert positions is not None, "a window needs the positions of the new tokens"
-        visible = visible & _within(window, positions, prefix_lens, keys.shape[2])
+        visible = visible & within_window(window, positions, prefix_lens, keys.shape[2])
     unwritten = torch.arange(keys.shape[2], device=q.device) >= (prefix_lens + n_queries)[:, None]  # [B, S]
     # These rows have weight 0, but may be another sequence's, and 0 times an infinity of theirs would be NaN here.
     values = values.masked_fill(unwritten[:, None, :, None], 0.0)
@@ -69,7 +95,7 @@ def visible_keys(prefix_lens: Tensor, tree_mask: Tensor, n_keys: int) -> Tensor:
     return in_tree | (offset < 0)[:, None]
 
 
-def _within(window: int, positions: Tensor, prefix_lens: Tensor, n_keys: int) -> Tensor:
+def within_window(window: int, positions: Tensor, prefix_lens: Tensor, n_keys: int) -> Tensor:
     """`[B, T, n_keys]` bool: keys less than `window` positions back."""
     index = torch.arange(n_keys, device=positions.device)[None].expand(len(positions), -1)
     new = (index - prefix_lens[:, None]).clamp(0, positions.shape[1] - 1).long()
@@ -84,3 +110,205 @@ def _gather_blocks(blocks: Tensor, block_tables: Tensor, prefix_lens: Tensor, n_
     used = block_tables[:, : -(-longest // block_size)].clamp_min(0).long()  # missing blocks are masked off later
     batch, n_used = used.shape
     return blocks[used].permute(0, 2, 1, 3, 4).reshape(batch, blocks.shape[1], n_used * block_size, -1)
+
+
+def mask_words(tree_mask: Tensor) -> Tensor:
+    """`[..., T, ceil(T/32)]` int32 of a bool mask `[..., T, T]`: bit j of word w says whether key 32 w + j is seen."""
+    n_tokens = tree_mask.shape[-1]
+    padded = torch.nn.functional.pad(tree_mask, (0, -n_tokens % 32)).long()
+    bits = padded.view(*tree_mask.shape[:-1], -1, 32) << torch.arange(32, device=tree_mask.device)
+    return bits.sum(-1).to(torch.int32)
+
+
+# ---- how a launch is laid out
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Order-neutral choices of one launch.
+
+    Attributes:
+        warps: 0 for `attention_streams`, else warps of a block of `attention_rows`.
+        stages: depth of the ring.
+        run: splits a block handles one after the other.
+        counting: add up the tile counters of R-109.
+    """
+
+    warps: int
+    stages: int
+    run: int
+    counting: bool = False
+
+
+def order_of(arch: str, n_kv_heads: int) -> tuple[int, int]:
+    """(splits, streams): what sets the order of sums, one value for all of an engine's launches.
+
+    Splits * key heads is about one block a processor at batch 1. Eight warps' rings do not fit sm_120's shared memory.
+    """
+    if arch == "sm_120":
+        return 32, 4
+    return (16, 8) if n_kv_heads >= 8 else (32, 8)
+
+
+def choose_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int) -> Plan:
+    """The layout for `tokens` queries of `batch` sequences."""
+    rows = tokens * shape.group
+    warps = 0 if rows <= 32 else 4 if rows <= 64 else 8
+    stages = _stages(arch, shape, warps)
+    row_blocks = 1 if warps == 0 else -(-rows // (16 * warps))
+    resident = PROCESSORS[arch] * (2 if warps == 4 and arch != "sm_120" else 1)
+    work = batch * n_kv_heads * row_blocks
+
+    def cost(run: int) -> float:
+        waves = -(-work * -(-shape.splits // run) // resident)
+        return waves * (run + 0.3)  # starting a block costs about a third of a split
+
+    run = min(range(1, shape.splits + 1), key=cost)
+    if warps == 4 and work * -(-shape.splits // run) <= PROCESSORS[arch]:
+        stages = _stages(arch, shape, 8)  # so much shared memory that no two blocks share a processor
+    return Plan(warps, stages, run)
+
+
+def _stages(arch: str, shape: Shape, warps: int) -> int:
+    deep = 128 // shape.dim  # a unit of head size 64 is half as large
+    if warps == 0:
+        return {"sm_80": 2, "sm_90a": 3, "sm_100": 3, "sm_120": 2}[arch] * deep
+    if warps == 4:
+        return {"sm_80": 4, "sm_90a": 6, "sm_100": 6, "sm_120": 5}[arch]
+    return {"sm_80": 8, "sm_90a": 10, "sm_100": 10, "sm_120": 5}[arch]
+
+
+def _units(shape: Shape) -> int:
+    """Units between two barriers of `attention_rows`: 16 KB."""
+    return 256 // shape.dim
+
+
+def attention_variant(arch: str, shape: Shape, tokens: int, plan: Plan) -> Variant:
+    """The first kernel for `tokens` queries a sequence."""
+    order = f"{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}_s{plan.stages}"
+    order += "_counting" if plan.counting else ""
+    shared: dict[str, Any] = {"shape": shape, "stages": plan.stages, "counting": plan.counting}
+    shared["overlap"] = overlaps(arch)
+    if plan.warps == 0:
+        tiles, half = -(-tokens * shape.group // 16), tokens * shape.group <= 8
+        return Variant(
+            name=f"attention_streams_{order}_t{tiles}{'h' if half else ''}", make=make_attention_streams,
+            constants={**shared, "tiles": tiles, "half": half}, parameters=PARAMETERS, threads=32 * shape.streams,
+            shared_bytes=streams_shared_bytes(shape, tiles, plan.stages), dependent=overlaps(arch),
+            instructions={"HMMA": tiles * shape.dim // 4, "LDSM": shape.dim // 16, "LDGSTS": shape.dim // 8},
+        )  # fmt: skip
+    return Variant(
+        name=f"attention_rows_{order}_w{plan.warps}", make=make_attention_rows,
+        constants={**shared, "warps": plan.warps, "units": _units(shape)}, parameters=PARAMETERS,
+        threads=32 * plan.warps, shared_bytes=rows_shared_bytes(shape, _units(shape), plan.stages),
+        dependent=overlaps(arch),
+        instructions={"HMMA": shape.dim // 4, "LDSM": shape.dim // 16, "LDGSTS": shape.dim // 8 // plan.warps},
+    )  # fmt: skip
+
+
+def combine_variant(arch: str, shape: Shape) -> Variant:
+    """The second kernel."""
+    return Variant(
+        name=f"attention_combine_{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}",
+        make=make_attention_combine, constants={"shape": shape, "overlap": overlaps(arch)},
+        parameters=COMBINE_PARAMETERS, threads=COMBINE_THREADS, instructions={"LDG": shape.splits},
+        max_registers=128 if shape.splits <= 16 else 192,
+        dependent=overlaps(arch),
+    )  # fmt: skip
+
+
+# ---- the launcher
+
+
+def attention_scratch(
+    shape: Shape, batch: int, tokens: int, n_kv_heads: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """(partial, tops_sums): the splits' sums `[B, K, splits, T*G, D]` and their maxima and weights `[..., 2]`, fp32.
+
+    They may be shared by all layers and by all launches of at most this size.
+    """
+    rows = (batch, n_kv_heads, shape.splits, tokens * shape.group)
+    partial = torch.full((*rows, shape.dim), float("nan"), dtype=torch.float32, device=device)
+    return partial, torch.full((*rows, 2), float("nan"), dtype=torch.float32, device=device)
+
+
+def attention(
+    arch: str,
+    *,
+    q: Tensor,
+    k_blocks: Tensor,
+    v_blocks: Tensor,
+    block_tables: Tensor,
+    prefix_lens: Tensor,
+    masks: Tensor,
+    out: Tensor,
+    scratch: tuple[Tensor, ...],
+    order: tuple[int, int] | None = None,
+    plan: Plan | None = None,
+    window: int = 0,
+    positions: Tensor | None = None,
+    sinks: Tensor | None = None,
+    counters: Tensor | None = None,
+) -> list[Launch]:
+    """The two launches of one layer's attention.
+
+    Args:
+        q, out: `[B, T, H, D]` bf16 or fp16.
+        k_blocks, v_blocks: `[n_blocks, K, 64, D]`; the T new keys are written by the kernel before at the latest.
+            Rows of new tokens that a mask hides from everyone must still be finite.
+        block_tables: `[B, M]` int32. prefix_lens: `[B]` int32, negative for an empty slot.
+        masks: `mask_words`, `[B, T, ceil(T/32)]` int32.
+        scratch: of `attention_scratch`.
+        order: (splits, streams), by default `order_of`.
+        plan: by default `choose_plan`.
+        window, positions, sinks: as in the reference; positions `[B, T]` int32 at least prefix_lens, sinks fp32.
+        counters: `[4]` int32, added to: tiles of 16 keys and the rows of one warp in all, outside the span of the
+            keys, hidden by the mask, executed. None: nothing is counted.
+
+    Raises:
+        KernelLimit: a shape these kernels are not made for.
+    """
+    batch, tokens, n_heads, dim = q.shape
+    n_kv_heads = k_blocks.shape[1]
+    check_limits(q.dtype, dim, n_heads, n_kv_heads, tokens, k_blocks.shape[2])
+    splits, streams = order or order_of(arch, n_kv_heads)
+    shape = Shape(DTYPES[q.dtype], dim, n_heads // n_kv_heads, splits, streams)
+    plan = plan or choose_plan(arch, shape, tokens, batch, n_kv_heads)
+    plan = replace(plan, counting=counters is not None)
+    partial, tops_sums = scratch
+    scale = dim**-0.5 * LOG2_E
+    row_blocks = 1 if plan.warps == 0 else -(-tokens * shape.group // (16 * plan.warps))
+    first = attention_variant(arch, shape, tokens, plan).launch(
+        (row_blocks * -(-splits // plan.run), n_kv_heads, batch),
+        q=q, k=k_blocks, v=v_blocks, tables=block_tables, prefix=prefix_lens, masks=masks, positions=positions,
+        partial=partial, tops_sums=tops_sums, counters=counters, tokens=tokens, table_width=block_tables.shape[1],
+        run=plan.run, window=window, scale=scale,
+    )  # fmt: skip
+    second = combine_variant(arch, shape).launch(
+        (-(-tokens * shape.group // combine_rows(dim)), n_kv_heads, batch),
+        partial=partial, tops_sums=tops_sums, sinks=sinks, out=out, tokens=tokens, scale=scale,
+    )  # fmt: skip
+    return [first, second]
+
+
+def check_limits(dtype: torch.dtype, dim: int, n_heads: int, n_kv_heads: int, tokens: int, block: int) -> None:
+    """Refuse what the kernels are not made for.
+
+    Raises:
+        KernelLimit: naming the value, what is allowed, and what to do.
+    """
+    heads_fit = n_heads % n_kv_heads == 0 and n_heads // n_kv_heads <= MOST_GROUP
+    heads, most = (
+        f"{n_heads} query heads over {n_kv_heads} key heads",
+        f"a multiple, at most {MOST_GROUP} times as many",
+    )
+    refused = [
+        (dtype in DTYPES, f"attention over {dtype}", "torch.bfloat16 or torch.float16"),
+        (dim in DIMS, f"a head size of {dim}", f"one of {DIMS}"),
+        (heads_fit, heads, most),
+        (1 <= tokens <= MOST_TOKENS, f"{tokens} query tokens a sequence", f"1 to {MOST_TOKENS}"),
+        (block == 1 << BLOCK_SHIFT, f"cache blocks of {block} tokens", f"{1 << BLOCK_SHIFT}"),
+    ]
+    for is_fine, value, allowed in refused:
+        if not is_fine:
+            raise KernelLimit(value, allowed, "use the reference backend for this model, or another setting")

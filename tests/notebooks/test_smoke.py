@@ -29,6 +29,9 @@ parameters = { n_prompts = 1, max_prompt_tokens = 12, steps = 2 }
 notebook = "11_parity_tokens"
 parameters = { n_prompts = 2, max_new_tokens = 8, ks = [2] }
 [[job]]
+notebook = "22_kernels"
+parameters = { arches = [], emulated_cases = 0, gates = false }
+[[job]]
 notebook = "30_decode"
 parameters = { ks = [2], spec_k = 2, n_prompts = 1, max_new_tokens = 8, rounds = 2 }
 [[job]]

@@ -1,0 +1,307 @@
+"""Attention's card: cases, shapes worth measuring, variants to compile, hand counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3core.kernels.attention import (
+    Plan,
+    attention,
+    attention_scratch,
+    attention_variant,
+    choose_plan,
+    combine_variant,
+    mask_words,
+    order_of,
+    paged_attention_reference,
+    visible_keys,
+    within_window,
+)
+from eagle3core.kernels.attention_layout import BLOCK_SHIFT, UNIT, Shape
+from eagle3core.kernels.attention_peers import PEERS
+from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Tensors, Variant, poison
+
+BLOCK = 1 << BLOCK_SHIFT
+_TORCH = {name: dtype for dtype, name in DTYPES.items()}
+
+
+def _prefixes(case: Case) -> tuple[int, ...]:
+    """Old keys of every sequence; a shape to measure gives `batch` equal lengths, the new tokens included."""
+    return tuple(case["prefix"]) if "prefix" in case else (case["kv"] - case["tokens"],) * case["batch"]
+
+
+def _shape(arch: str, case: Case) -> Shape:
+    splits, streams = case.get("order") or order_of(arch, case["kv_heads"])
+    return Shape(case["dtype"], case["dim"], case["heads"] // case["kv_heads"], splits, streams)
+
+
+def _plan(arch: str, case: Case, setting: Mapping[str, Any]) -> Plan:
+    plan = choose_plan(arch, _shape(arch, case), case["tokens"], len(_prefixes(case)), case["kv_heads"])
+    if "warps" in setting and plan.warps:
+        # More rows than one warp's tiles hold stay with the kernel for many rows.
+        setting = {**setting, "warps": setting["warps"] or plan.warps}
+    return replace(plan, counting=bool(case.get("counting")), **setting)
+
+
+def attention_example(case: Case, generator: torch.Generator, device: torch.device) -> Tensors:
+    """Fresh queries, a cache whose unused rows and blocks are NaN, random block order, a random tree.
+
+    `tree` of a case: "chain", "random", or "none" (nobody sees a new key).
+    """
+    dtype, dim, tokens, prefixes = _TORCH[case["dtype"]], case["dim"], case["tokens"], _prefixes(case)
+    batch, width = len(prefixes), -(-(max(prefixes) + tokens) // BLOCK) + 1
+    lengths = [max(p + tokens, 0) if p >= 0 else 0 for p in prefixes]
+    used = [-(-n // BLOCK) for n in lengths]
+    n_blocks = sum(used) + 1
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+
+    order = torch.randperm(n_blocks, generator=generator, device=device).to(torch.int32)
+    tables = torch.full((batch, width), -1, dtype=torch.int32, device=device)
+    k, v = (normal(n_blocks, case["kv_heads"], BLOCK, dim) for _ in range(2))
+    first = 0
+    for b, n in enumerate(lengths):
+        own = order[first : first + used[b]]
+        tables[b, : used[b]] = own
+        first += used[b]
+        if n % BLOCK:
+            k[own[-1].long(), :, n % BLOCK :] = float("nan")
+            v[own[-1].long(), :, n % BLOCK :] = float("nan")
+    parents = _parents(case.get("tree", "random"), batch, tokens, generator, device)
+    mask, depth = _ancestors(parents)
+    if case.get("tree") == "none":
+        mask = torch.zeros_like(mask)
+    prefix = torch.tensor(prefixes, dtype=torch.int32, device=device)
+    inputs = {
+        "q": normal(batch, tokens, case["heads"], dim), "k": k, "v": v, "tables": tables, "prefix": prefix,
+        "mask": mask, "words": mask_words(mask), "positions": (prefix[:, None] + depth).to(torch.int32),
+    }  # fmt: skip
+    if case.get("sinks"):
+        inputs["sinks"] = torch.randn(case["heads"], generator=generator, device=device) * 2
+    return inputs
+
+
+def _parents(tree: str, batch: int, tokens: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """`[B, T]` the parent of every node, earlier than it; the root is its own."""
+    index = torch.arange(tokens, device=device)
+    if tree == "chain":
+        return (index - 1).clamp_min(0).expand(batch, -1)
+    random = torch.rand(batch, tokens, generator=generator, device=device)
+    return (random * index).long()
+
+
+def _ancestors(parents: Tensor) -> tuple[Tensor, Tensor]:
+    """(mask `[B, T, T]`: node t sees itself and its ancestors; depth `[B, T]`)."""
+    batch, tokens = parents.shape
+    mask = torch.eye(tokens, dtype=torch.bool, device=parents.device).repeat(batch, 1, 1)
+    for t in range(1, tokens):
+        mask[:, t] |= mask[torch.arange(batch), parents[:, t]]
+    return mask, mask.sum(-1) - 1
+
+
+def attention_outputs(case: Case, inputs: Tensors) -> Tensors:
+    """Poisoned outputs; the counters start at zero, since they are added to."""
+    q = inputs["q"]
+    made = {"out": poison(*q.shape, dtype=_TORCH[case["dtype"]], device=q.device)}
+    if case.get("counting"):
+        made["counters"] = torch.zeros(4, dtype=torch.int32, device=q.device)
+    return made
+
+
+def attention_reference(case: Case, inputs: Tensors) -> Tensors:
+    """The definition, and what the tile counters must say."""
+    out = paged_attention_reference(
+        inputs["q"], inputs["k"], inputs["v"], inputs["tables"], inputs["prefix"], inputs["mask"],
+        window=case.get("window", 0), positions=inputs["positions"].long(), sinks=inputs.get("sinks"),
+    )  # fmt: skip
+    if not case.get("counting"):
+        return {"out": out}
+    return {"out": out, "counters": _counted(case, inputs)}
+
+
+def _counted(case: Case, inputs: Tensors) -> Tensor:
+    """Tiles by key unit and row tile, for at most 16 rows a key head (one row tile)."""
+    n_keys = inputs["tables"].shape[1] * BLOCK
+    visible = visible_keys(inputs["prefix"].long(), inputs["mask"], n_keys)
+    if case.get("window"):
+        visible &= within_window(case["window"], inputs["positions"].long(), inputs["prefix"].long(), n_keys)
+    executed = visible.any(1).view(len(visible), -1, UNIT).any(-1)  # [B, units]
+    prefix = inputs["prefix"].long()
+    starts = torch.arange(n_keys // UNIT, device=prefix.device)[None] * UNIT
+    span = starts < (prefix + case["tokens"])[:, None]
+    if case.get("window"):
+        span &= starts + UNIT > (prefix + 1 - case["window"])[:, None]
+    span &= (prefix >= 0)[:, None]
+    executed &= span
+    total, in_span, done = span.numel(), int(span.sum()), int(executed.sum())
+    counts = torch.tensor([total, total - in_span, in_span - done, done], dtype=torch.int32, device=prefix.device)
+    return counts * int(case["kv_heads"])
+
+
+def attention_launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **setting: Any) -> list[Launch]:
+    """The two launches of a case; `setting` replaces fields of the chosen plan."""
+    shape, q = _shape(arch, case), inputs["q"]
+    return attention(
+        arch, q=q, k_blocks=inputs["k"], v_blocks=inputs["v"], block_tables=inputs["tables"],
+        prefix_lens=inputs["prefix"], masks=inputs["words"], out=outputs["out"],
+        scratch=attention_scratch(shape, q.shape[0], case["tokens"], case["kv_heads"], q.device),
+        order=(shape.splits, shape.streams), plan=_plan(arch, case, setting), window=case.get("window", 0),
+        positions=inputs["positions"], sinks=inputs.get("sinks"), counters=outputs.get("counters"),
+    )  # fmt: skip
+
+
+def attention_alone(case: Case, inputs: Tensors, row: int) -> tuple[Case, Tensors]:
+    """Row `row` = (sequence, token). A chain's token alone is plain decode: the tokens before it are old keys.
+
+    A tree's token keeps the tokens before it, since its ancestors do not lie next to the prefix.
+    """
+    b, t = divmod(row, case["tokens"])
+    is_chain = case.get("tree") == "chain"
+    kept = 1 if is_chain else t + 1
+    first = t + 1 - kept
+    prefix = inputs["prefix"][b : b + 1] + first
+    mask = inputs["mask"][b : b + 1, first : t + 1, first : t + 1].clone()
+    single = {
+        **inputs, "q": inputs["q"][b : b + 1, first : t + 1].clone(), "tables": inputs["tables"][b : b + 1].clone(),
+        "prefix": prefix, "mask": mask, "words": mask_words(mask),
+        "positions": inputs["positions"][b : b + 1, first : t + 1].clone(),
+    }  # fmt: skip
+    others = {key: value for key, value in case.items() if key not in ("counting", "kv", "batch")}
+    return {**others, "tokens": kept, "prefix": (int(prefix),), "shown": kept - 1}, single
+
+
+def attention_row_of(case: Case, inputs: Tensors, outputs: Tensors, row: int) -> Tensors:
+    """`[H, D]` of one query token."""
+    b, t = divmod(row, case["tokens"])
+    return {"out": outputs["out"][b, case.get("shown", t)]}
+
+
+def attention_cost(case: Case) -> Cost:
+    """Every key and value once, queries, output, tables; two passes, of which the second waits for the first."""
+    tokens, dim, window = case["tokens"], case["dim"], case.get("window", 0)
+    n_bytes, flops = 0, 0
+    for prefix in _prefixes(case):
+        if prefix < 0:
+            continue
+        first = max(0, prefix + 1 - window) if window else 0
+        keys = prefix + tokens - first
+        n_bytes += 2 * keys * case["kv_heads"] * dim * 2  # keys and values, two bytes an element
+        n_bytes += 2 * tokens * case["heads"] * dim * 2  # queries and output
+        n_bytes += 4 * (-(-(prefix + tokens) // BLOCK) - first // BLOCK) + 4 * tokens * -(-tokens // 32)
+        flops += 4 * tokens * case["heads"] * dim * keys
+    return Cost(n_bytes, flops, 2)
+
+
+def attention_variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
+    """The two variants that a case launches."""
+    shape, plan = _shape(arch, case), _plan(arch, case, setting)
+    return [attention_variant(arch, shape, case["tokens"], plan), combine_variant(arch, shape)]
+
+
+_KINDS = ((128, 32), (64, 64))  # head size, query heads; 8 key heads
+
+
+def _measured() -> tuple[Case, ...]:
+    return tuple(
+        {"dtype": "bf16", "dim": dim, "heads": heads, "kv_heads": 8, "batch": batch, "kv": kv, "tokens": tokens}
+        for dim, heads in _KINDS
+        for batch, kv in ((1, 32768), (4, 16384))
+        for tokens in (1, 4, 8, 16, 32, 64)
+    )
+
+
+def _variants(arch: str, wanted: Sequence[tuple[str, int, int, int]]) -> list[Variant]:
+    made: dict[str, Variant] = {}
+    for dtype, dim, heads, tokens in wanted:
+        about = {"dtype": dtype, "dim": dim, "heads": heads, "kv_heads": 8, "kv": 1024, "tokens": tokens}
+        for batch in (1, 4):
+            made |= {v.name: v for v in attention_variants_of(arch, {**about, "batch": batch})}
+    return list(made.values())
+
+
+def attention_variants(arch: str) -> list[Variant]:
+    """The variants with the most registers: two tiles a warp, and sixteen rows a warp with two sets of sums."""
+    wanted = [("bf16", 128, 32, 64)]
+    if arch in ("sm_90a", "sm_100"):  # elsewhere in the slow ring: these take longest to compile
+        wanted.append(("bf16", 128, 32, 8))
+    return _variants(arch, wanted)
+
+
+def attention_slow_variants(arch: str) -> list[Variant]:
+    """What the measured shapes launch, and fp16."""
+    wanted = [(dtype, dim, heads, t) for dtype, (dim, heads) in zip(("bf16", "bf16"), _KINDS, strict=True)
+              for t in (1, 2, 4, 8, 16, 64)]  # fmt: skip
+    wanted += [("f16", 128, 32, 8), ("f16", 64, 64, 16)]
+    fast = {v.name for v in attention_variants(arch)}
+    return [v for v in _variants(arch, wanted) if v.name not in fast]
+
+
+def attention_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
+    """Depths and splits of a block around the chosen ones."""
+    plan = _plan(arch, case, {})
+    runs = sorted({max(1, plan.run // 2), plan.run, min(16, plan.run * 2)})
+    depths = {0: (2, 3), 4: (4, 6), 8: (4, 6, 10)}[plan.warps]
+    if plan.warps == 0 and case["dim"] == 64:
+        depths = (4, 6)
+    settings: list[Mapping[str, Any]] = [{"stages": s, "run": r} for s in depths for r in runs]
+    if plan.warps:
+        settings += [{"warps": w, "stages": 6, "run": r} for w in (4, 8) if w != plan.warps for r in runs]
+    return settings
+
+
+def _tiny(**about: Any) -> Case:
+    return {"dtype": "bf16", "dim": 64, "heads": 2, "kv_heads": 1, "order": (2, 2), "tokens": 3, **about}
+
+
+CARD = Card(
+    name="attention",
+    equation="out = softmax(q k^T / sqrt(D), masked) v over a paged cache",
+    source="arXiv 1706.03762; paging arXiv 2309.06180; docs/requirements.md R-108, R-109",
+    example=attention_example,
+    outputs=attention_outputs,
+    reference=attention_reference,
+    launches=attention_launches,
+    cost=attention_cost,
+    variants=attention_variants,
+    slow_variants=attention_slow_variants,
+    variants_of=attention_variants_of,
+    sweep=attention_sweep,
+    order={"key unit": UNIT, "splits": 16, "streams": 8},
+    neutral={"warps": "0, 4, 8 (which kernel, and rows of a block)", "stages": "2 or more", "run": "1 to splits"},
+    settings=({}, {"warps": 4, "stages": 2, "run": 2}, {"stages": 2, "run": 2}),
+    cases=(
+        _tiny(prefix=(93, 14), tree="chain"),
+        _tiny(prefix=(41,), dim=128, tokens=5, heads=8, kv_heads=2, tree="random", dtype="f16", counting=False),
+        _tiny(prefix=(75, -3), window=20, sinks=True, counting=True, tokens=2),
+    ),
+    slow_cases=(
+        _tiny(prefix=(150, 0, 63), dim=128, heads=4, tokens=4, order=(4, 2), tree="chain"),
+        _tiny(prefix=(70,), heads=16, tokens=7, tree="random"),
+        _tiny(prefix=(50,), heads=5, tokens=33, tree="random", counting=False, sinks=True),
+        _tiny(prefix=(200,), heads=16, kv_heads=1, tokens=9, window=33, order=(2, 4), tree="chain"),
+        _tiny(prefix=(17, 64), heads=3, tokens=1, tree="none"),
+    ),
+    shapes=_measured(),
+    hand_counts=(
+        # 1024 keys x 8 heads x 128 x 2 bytes x (k, v) = 4 MiB; q, out 2 x 32 x 128 x 2; 16 table entries, 1 word.
+        (
+            {"dtype": "bf16", "dim": 128, "heads": 32, "kv_heads": 8, "batch": 1, "kv": 1024, "tokens": 1},
+            Cost(4_194_304 + 16_384 + 64 + 4, 4 * 32 * 128 * 1024, 2),
+        ),
+        # Two sequences; a window of 100 leaves keys 901.. of 1000 + 4 to any row: 103 keys, blocks 14 and 15.
+        (
+            {"dtype": "bf16", "dim": 64, "heads": 8, "kv_heads": 1, "prefix": (1000, 1000), "tokens": 4, "window": 100},
+            Cost(2 * (2 * 103 * 64 * 2 + 2 * 4 * 8 * 64 * 2 + 4 * 2 + 16), 2 * 4 * 4 * 8 * 64 * 103, 2),
+        ),
+    ),
+    alone=attention_alone,
+    row_of=attention_row_of,
+    n_rows=lambda case: case["tokens"] * len(_prefixes(case)),
+    peers=PEERS,
+)

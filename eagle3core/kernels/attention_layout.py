@@ -1,0 +1,141 @@
+"""How attention's work is cut up: units of keys, streams of units, splits, and the rows of a query tile.
+
+Keys are cut into units of 16; unit u belongs to stream u mod (splits * streams), streams of one split being neighbours.
+A row walks the units of a stream in ascending order; the streams of a split are joined one after the other, then the
+splits by `attention_combine`. None of it depends on the number of keys, of queries or of sequences, nor on which kernel
+runs, so a row's bits do not either.
+
+Source: splits after Flash-Decoding (Dao et al.); the fixed interleave is derived here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+UNIT = 16  # keys
+BLOCK_SHIFT = 6  # keys of a cache block: 64
+FLOOR = np.float32(-1e30)  # the running maximum before any visible key; finite, so that differences are never NaN
+LOG2_E = 1.4426950408889634
+
+TILE_TOTAL, TILE_SPAN_EMPTY, TILE_MASK_EMPTY, TILE_EXECUTED = range(4)  # places in the counters
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of one head's work that a kernel is compiled for.
+
+    Attributes:
+        dtype: "bf16" or "f16".
+        dim: head size, 64 or 128.
+        group: query heads of a key head.
+        splits, streams: powers of two; they set the order of sums.
+    """
+
+    dtype: str
+    dim: int
+    group: int
+    splits: int
+    streams: int
+
+    @property
+    def pieces(self) -> int:
+        """64-byte pieces of a key or value."""
+        return self.dim // 32
+
+    @property
+    def half_bytes(self) -> int:
+        """Keys, or values, of one unit in shared memory."""
+        return UNIT * self.dim * 2
+
+    @property
+    def unit_bytes(self) -> int:
+        """A unit in shared memory: keys first."""
+        return 2 * self.half_bytes
+
+
+def make_token_of(isa: Any, group: int) -> Any:
+    """`token_of(row)`: the query token of a row; rows are ordered by token, then by head of the group."""
+    i32 = isa.i32
+    factor = 65536 // group + 1  # exact for row * group < 65536
+
+    def token_of(row: Any) -> Any:
+        return i32((row * factor) >> 16)
+
+    return isa.inlined(token_of)
+
+
+def make_walk(isa: Any, shape: Shape) -> tuple[Any, Any]:
+    """`first_of(stream, first_unit)` and `advance(stream, unit, step, end, first_unit, n_units)`.
+
+    `advance` gives the stream and unit that follow `unit`, going on to later streams, `step` apart, while the stream
+    has no unit left; stream >= end means that there is none.
+    """
+    i32 = isa.i32
+    interleave = shape.splits * shape.streams
+
+    def first_of(stream: Any, first_unit: Any) -> Any:
+        return i32(first_unit + ((stream - first_unit) & (interleave - 1)))
+
+    first_of = isa.inlined(first_of)
+
+    def advance(stream: Any, unit: Any, step: Any, end: Any, first_unit: Any, n_units: Any) -> Any:
+        unit = i32(unit + interleave)
+        while unit >= n_units and stream < end:
+            stream = i32(stream + step)
+            unit = first_of(stream, first_unit)
+        return stream, unit
+
+    return first_of, isa.inlined(advance)
+
+
+def make_span(isa: Any) -> Any:
+    """`span(ctx, tokens, window)`: (end of the keys, units of them, first unit any row sees, first key all rows see).
+
+    A window of w keys lets a query at position p see keys p - w + 1 .. p; 0 is no window. Queries stand at position ctx
+    or later. A negative ctx is an empty slot: no units.
+    """
+    i32 = isa.i32
+
+    def span(ctx: Any, tokens: Any, window: Any) -> Any:
+        end = i32(ctx + tokens)
+        n_units, first_unit, seen_by_all = i32((end + (UNIT - 1)) >> 4), i32(0), i32(0)
+        if window > 0:
+            seen_by_all = i32(end - window)
+            if ctx + 1 > window:
+                first_unit = i32((ctx + 1 - window) >> 4)
+        if ctx < 0:
+            n_units = i32(0)
+        return end, n_units, first_unit, seen_by_all
+
+    return isa.inlined(span)
+
+
+def make_load_queries(isa: Any, shape: Shape) -> Any:
+    """`load_queries(q, at, m, b, kv_head, n_kv, tokens, row0, lane, piece)`: one lane's fragment of 16 rows, 32 of D.
+
+    Eight int32 go to `at[8 m ..]`, zeros for rows that do not exist. Head elements are taken in an order of their own
+    (lane t: elements 8t .. 8t + 7 of a piece), the same for keys, so that both are read 16 bytes at a time.
+    """
+    i32, i64 = isa.i32, isa.i64
+    token_of = make_token_of(isa, shape.group)
+    group, row_bytes = shape.group, 2 * shape.dim
+
+    def load_queries(
+        q: Any, at: Any, m: Any, b: Any, kv_head: Any, n_kv: Any, tokens: Any, row0: Any, lane: Any, piece: Any
+    ) -> None:
+        for c in range(8):
+            at[m * 8 + c] = i32(0)
+        for far in range(2):
+            row = i32(row0 + far * 8 + (lane >> 2))
+            if row < tokens * group:
+                token = token_of(row)
+                head = i32(kv_head * group + (row - token * group))
+                source = (i64(b * tokens + token) * (n_kv * group) + head) * row_bytes + piece * 64 + (lane & 3) * 16
+                v = isa.load_u32x4(q + source)
+                for c in range(4):
+                    at[m * 8 + 2 * c + far] = v[c]
+
+    return isa.inlined(load_queries)

@@ -1,0 +1,231 @@
+"""What both attention kernels do with one unit of 16 keys: scores, mask, online softmax, values.
+
+Every row gets the same bits in any company (see `attention_layout`). For that, a key a row may not see has a
+probability of exactly zero, a row's running maximum moves only on its own account, and every product that is added to
+something is written as `fused` or `product`, so that no compiler chooses the rounding.
+
+Source: online softmax after Milakov and Gimelshein, arXiv 1805.02867; the lazily moved maximum is derived here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from eagle3core.kernels.attention_layout import Shape, make_token_of
+
+HIDDEN = np.float32("-inf")  # the score of a key that a row may not see
+GROWTH = np.float32(8.0)  # log2 by which the maximum must grow to be moved; probabilities stay below 2^8
+
+
+def make_join(isa: Any) -> Any:
+    """`weigh(top, other, scale)`: (the higher maximum, factor of what had `top`, factor of what had `other`)."""
+
+    def weigh(top: Any, other: Any, scale: Any) -> Any:
+        high = isa.maximum(top, other)
+        return high, isa.exp2((top - high) * scale), isa.exp2((other - high) * scale)
+
+    return isa.inlined(weigh)
+
+
+def make_hide(isa: Any, shape: Shape, tiles: int) -> Any:
+    """`hide(scores, ...)` sets the scores of keys that a row may not see to `HIDDEN`; 1 if this lane sees any key."""
+    i32 = isa.i32
+    token_of = make_token_of(isa, shape.group)
+
+    def hide_row(
+        s: Any, row: Any, scores: Any, first: Any, tokens: Any, ctx: Any, end: Any, window: Any, mask: Any,
+        positions: Any,
+    ) -> Any:  # fmt: skip
+        words = i32((tokens + 31) >> 5)
+        token, position, sees_any = token_of(row), i32(0), i32(0)
+        if token >= tokens:
+            token = i32(tokens - 1)  # a row that does not exist; nobody reads its result
+        if window > 0:
+            position = isa.load_u32(positions + token * 4)
+        for h in range(2):
+            for e in range(2):
+                key = i32(first + h * 8 + e)
+                sees, stands = i32(0), key
+                if key < ctx:
+                    sees = i32(1)
+                elif key < end:
+                    new = i32(key - ctx)
+                    word = isa.load_u32(mask + (token * words + (new >> 5)) * 4)
+                    sees = i32((word >> (new & 31)) & 1)
+                    if window > 0:
+                        stands = isa.load_u32(positions + new * 4)
+                if window > 0 and position - stands >= window:
+                    sees = i32(0)
+                if sees == 0:
+                    scores[s + h * 4 + e] = HIDDEN
+                sees_any = i32(sees_any | sees)
+        return sees_any
+
+    hide_row = isa.inlined(hide_row)
+
+    def hide(
+        scores: Any, first: Any, row0: Any, tokens: Any, ctx: Any, end: Any, window: Any, mask: Any, positions: Any,
+        lane: Any,
+    ) -> Any:  # fmt: skip
+        row, key = i32(row0 + (lane >> 2)), i32(first + (lane & 3) * 2)
+        sees = hide_row(0, row, scores, key, tokens, ctx, end, window, mask, positions)
+        sees |= hide_row(2, i32(row + 8), scores, key, tokens, ctx, end, window, mask, positions)
+        if tiles == 2:
+            sees |= hide_row(8, i32(row + 16), scores, key, tokens, ctx, end, window, mask, positions)
+            sees |= hide_row(10, i32(row + 24), scores, key, tokens, ctx, end, window, mask, positions)
+        return i32(sees)
+
+    return isa.inlined(hide)
+
+
+def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, q_in_registers: bool) -> tuple[Any, Any, Any, Any]:
+    """The steps in which a warp adds one unit of keys to its 16 `tiles` rows.
+
+    `score(scores, queries, q_at, k_at)`: 8 `tiles` scores a lane; `hide` (see `make_hide`);
+    `raise_tops(scores, accumulators, tops, sums, scale)`: the running maxima, when one has grown enough;
+    `add_values(scores, accumulators, tops, sums, v_even, v_odd, scale)`: sums of probabilities, and of values by them.
+
+    Args:
+        tiles: 16-row tiles of the warp.
+        half: only the first 8 rows of the tile exist.
+        q_in_registers: queries are fragments in a register array; otherwise in shared memory at `q_at`.
+    """
+    cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
+    mma, pack = isa.MMA[shape.dtype], isa.PACK[shape.dtype]
+    hide = make_hide(isa, shape, tiles)
+    pieces = shape.pieces
+    n_scores, n_weights, n_tops = 8 * tiles, 4 * tiles, 2 * tiles
+    halves, n_columns = 1 if half else 2, shape.dim // 8
+    zero = np.float32(0)
+
+    def score_piece(j: Any, scores: Any, second: Any, keys: Any, queries: Any, q_at: Any, k_at: Any) -> None:
+        for h in range(2):
+            k = isa.shared_load_u32x4(i32(k_at + (h * pieces + j) * 512))
+            for c in range(4):
+                keys[h * 4 + c] = k[c]
+        for m in range(tiles):
+            o = (m * pieces + j) * 8
+            if q_in_registers:
+                a = (queries[o], queries[o + 1], queries[o + 2], queries[o + 3])
+                b = (queries[o + 4], queries[o + 5], queries[o + 6], queries[o + 7])
+            else:
+                a = isa.shared_load_u32x4(i32(q_at + (m * pieces + j) * 1024))
+                b = isa.shared_load_u32x4(i32(q_at + (m * pieces + j) * 1024 + 512))
+            for h in range(2):
+                s = m * 8 + h * 4
+                d = mma(
+                    a[0], a[1], a[2], a[3], keys[h * 4], keys[h * 4 + 1],
+                    scores[s], scores[s + 1], scores[s + 2], scores[s + 3],
+                )  # fmt: skip
+                e = mma(
+                    b[0], b[1], b[2], b[3], keys[h * 4 + 2], keys[h * 4 + 3],
+                    second[s], second[s + 1], second[s + 2], second[s + 3],
+                )  # fmt: skip
+                for c in range(4):
+                    scores[s + c], second[s + c] = d[c], e[c]
+
+    score_piece = isa.inlined(score_piece)
+
+    def score(scores: Any, queries: Any, q_at: Any, k_at: Any) -> None:
+        second, keys = cuda.local.array(n_scores, f32), cuda.local.array(8, i32)
+        for i in range(n_scores):
+            scores[i] = zero
+            second[i] = zero
+        score_piece(0, scores, second, keys, queries, q_at, k_at)
+        score_piece(1, scores, second, keys, queries, q_at, k_at)
+        if pieces == 4:
+            score_piece(2, scores, second, keys, queries, q_at, k_at)
+            score_piece(3, scores, second, keys, queries, q_at, k_at)
+        for i in range(n_scores):
+            scores[i] = scores[i] + second[i]
+
+    # Rows and steps are written out one by one below: loops around bodies of this size are not always unrolled, and
+    # an index that is not constant would move the sums from registers to local memory.
+
+    def highest_of(s: Any, scores: Any) -> Any:
+        high = isa.maximum(isa.maximum(scores[s], scores[s + 1]), isa.maximum(scores[s + 4], scores[s + 5]))
+        high = isa.maximum(high, isa.shuffle_xor_f32(high, 1))
+        return isa.maximum(high, isa.shuffle_xor_f32(high, 2))
+
+    def raise_row(m: Any, far: Any, highest: Any, accumulators: Any, tops: Any, sums: Any, scale: Any) -> None:
+        r = m * 2 + far
+        high = tops[r]
+        if (highest[r] - tops[r]) * scale > GROWTH:
+            high = highest[r]
+        shrink = isa.exp2((tops[r] - high) * scale)
+        tops[r] = high
+        sums[r] = isa.product(sums[r], shrink)
+        for n in range(n_columns):
+            o = (m * n_columns + n) * 4 + far * 2
+            accumulators[o] = accumulators[o] * shrink
+            accumulators[o + 1] = accumulators[o + 1] * shrink
+
+    highest_of, raise_row = isa.inlined(highest_of), isa.inlined(raise_row)
+
+    def raise_tops(scores: Any, accumulators: Any, tops: Any, sums: Any, scale: Any) -> None:
+        highest = cuda.local.array(n_tops, f32)
+        highest[0] = highest_of(0, scores)
+        if not half:
+            highest[1] = highest_of(2, scores)
+        if tiles == 2:
+            highest[2] = highest_of(8, scores)
+            highest[3] = highest_of(10, scores)
+        grows = i32(0)
+        for m in range(tiles):
+            for far in range(halves):
+                if (highest[m * 2 + far] - tops[m * 2 + far]) * scale > GROWTH:
+                    grows = i32(1)
+        if isa.any_lane(grows) != 0:
+            raise_row(0, 0, highest, accumulators, tops, sums, scale)
+            if not half:
+                raise_row(0, 1, highest, accumulators, tops, sums, scale)
+            if tiles == 2:
+                raise_row(1, 0, highest, accumulators, tops, sums, scale)
+                raise_row(1, 1, highest, accumulators, tops, sums, scale)
+
+    def weigh_row(m: Any, far: Any, scores: Any, weights: Any, tops: Any, sums: Any, scale: Any) -> None:
+        s, r = m * 8 + far * 2, m * 2 + far
+        base = -isa.product(tops[r], scale)
+        p0, p1 = isa.exp2(isa.fused(scores[s], scale, base)), isa.exp2(isa.fused(scores[s + 1], scale, base))
+        p2, p3 = isa.exp2(isa.fused(scores[s + 4], scale, base)), isa.exp2(isa.fused(scores[s + 5], scale, base))
+        sums[r] = sums[r] + ((p0 + p1) + (p2 + p3))
+        weights[m * 4 + far] = pack(p1, p0)
+        weights[m * 4 + far + 2] = pack(p3, p2)
+
+    def add_step(step: Any, v_at: Any, weights: Any, accumulators: Any) -> None:
+        v = isa.ldmatrix_x4_trans(i32(v_at + (step >> 1) * 512))
+        for m in range(tiles):
+            for c in range(2):
+                o = (m * n_columns + step * 2 + c) * 4
+                d = mma(
+                    weights[m * 4], weights[m * 4 + 1], weights[m * 4 + 2], weights[m * 4 + 3], v[2 * c], v[2 * c + 1],
+                    accumulators[o], accumulators[o + 1], accumulators[o + 2], accumulators[o + 3],
+                )  # fmt: skip
+                for i in range(4):
+                    accumulators[o + i] = d[i]
+
+    weigh_row, add_step = isa.inlined(weigh_row), isa.inlined(add_step)
+
+    def add_values(scores: Any, accumulators: Any, tops: Any, sums: Any, v_even: Any, v_odd: Any, scale: Any) -> None:
+        weights = cuda.local.array(n_weights, i32)
+        for i in range(n_weights):
+            weights[i] = i32(0)
+        weigh_row(0, 0, scores, weights, tops, sums, scale)
+        if not half:
+            weigh_row(0, 1, scores, weights, tops, sums, scale)
+        if tiles == 2:
+            weigh_row(1, 0, scores, weights, tops, sums, scale)
+            weigh_row(1, 1, scores, weights, tops, sums, scale)
+        add_step(0, v_even, weights, accumulators)
+        add_step(1, v_odd, weights, accumulators)
+        add_step(2, v_even, weights, accumulators)
+        add_step(3, v_odd, weights, accumulators)
+        if pieces == 4:
+            add_step(4, v_even, weights, accumulators)
+            add_step(5, v_odd, weights, accumulators)
+            add_step(6, v_even, weights, accumulators)
+            add_step(7, v_odd, weights, accumulators)
+
+    return isa.inlined(score), hide, isa.inlined(raise_tops), isa.inlined(add_values)

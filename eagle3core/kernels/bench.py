@@ -1,0 +1,344 @@
+"""Times the cards on a GPU: python3 -m eagle3core.kernels.bench --out rows.jsonl --ops gemm
+
+Proofs come first: every emulated case of an op runs on the GPU under the 2x rule and the bit rule; an op that fails is
+not timed. Then each shape worth measuring is captured, library peers beside it, in CUDA graphs whose launches rotate
+over more memory than the L2 cache holds. One JSON line a measurement, flushed: the run may be stopped at any time.
+
+`--build DIR --arch sm_90a` compiles everything that a run needs, on any machine, and stops; the run finds it through
+the environment variable EAGLE3_CUBINS. `--sweep` times order-neutral settings against each other instead.
+
+Source: docs/requirements.md R-104, R-105, R-129; timing rules derived here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from eagle3core.kernels import launch, proof, registry
+from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id, parameters
+
+ROTATED_BYTES = 1_200_000_000  # a rotation's operands; 20 times an H200's L2 cache
+KNOWN_GB_PER_S = 4578.0  # best read-only reduction seen on an H200; source: docs/log.md
+_WARM, _REPLAYS, _LEAST_CALLS = 2, 9, 8
+_MOST_COPIES = 64  # of an op of a few kilobytes, whose time is latency and not memory
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns 0, or 1 if a proof failed."""
+    options = _options(arguments)
+    cards = [registry()[name] for name in options.ops.split(",")]
+    if options.build:
+        return _build(cards, options)
+    with Path(options.out).open("a") as out:
+        run = Run(out, launch.device_arch(), time.monotonic() + options.limit_s, options.only)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        run.measure_ceiling()
+        failed = [card.name for card in cards if not run.prove(card)]
+        for card in cards:
+            if card.name not in failed:
+                run.sweep(card) if options.sweep else run.measure(card)
+    return 1 if failed else 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="eagle3core.kernels.bench", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--out", default="kernels.jsonl", help="rows are appended to this file")
+    parser.add_argument("--ops", default=",".join(registry()), help="cards, separated by commas")
+    parser.add_argument("--only", default="", help="only shapes whose text holds this, e.g. 'm=16 n=4096'")
+    parser.add_argument("--limit-s", type=float, default=480.0, help="start no measurement after this many seconds")
+    parser.add_argument("--sweep", action="store_true", help="time order-neutral settings against each other")
+    parser.add_argument("--build", default="", help="compile for --arch into this folder and stop; no GPU needed")
+    parser.add_argument("--arch", default="sm_90a", choices=ARCHES)
+    return parser.parse_args(arguments)
+
+
+def _build(cards: Sequence[Card], options: argparse.Namespace) -> int:
+    """Compiles what proofs, shapes and (with --sweep) settings need."""
+    wanted: dict[str, Variant] = {v.name: v for v in read_variants()}
+    for card in cards:
+        if card.variants_of is None:
+            wanted |= {v.name: v for v in [*card.variants(options.arch), *card.slow_variants(options.arch)]}
+            continue
+        for case, setting in _uses(card, options.arch, sweep=options.sweep):
+            wanted |= {v.name: v for v in card.variants_of(options.arch, case, **setting)}
+    made = launch.build_cubins(list(wanted.values()), options.arch, Path(options.build), tell=print)
+    print(f"{len(wanted)} kernels wanted, {made} compiled")
+    return 0
+
+
+def _uses(card: Card, arch: str, *, sweep: bool) -> list[tuple[Case, Mapping[str, Any]]]:
+    """Every (case, setting) that a run on `arch` launches."""
+    uses = []
+    for case in proven(card):
+        uses += [(case, setting) for setting in card.settings]
+        uses.append(({**case, "m": 1} if "m" in case else case, {}))  # rows alone
+    for case in card.shapes:
+        uses += [(case, {}), *([(case, setting) for setting in card.sweep(arch, case)] if sweep else [])]
+    return uses
+
+
+def proven(card: Card) -> list[Case]:
+    """The cases a run proves before it times: the emulator's, and every seventh of the measured shapes."""
+    return [*card.cases, *card.slow_cases, *card.shapes[3::7]]
+
+
+@dataclass
+class Timing:
+    """Time of one call inside a graph, us: median over replays, and the spread."""
+
+    median_us: float
+    p10_us: float
+    p90_us: float
+
+
+class Run:
+    """One benchmark run: its clock, its ceiling, its rows."""
+
+    def __init__(self, out: TextIO, arch: str, deadline: float, only: str) -> None:
+        self.out, self.arch, self.deadline, self.only = out, arch, deadline, only
+        self.device = torch.device("cuda")
+        self.gb_per_s = KNOWN_GB_PER_S
+        self.about = environment()
+
+    def write(self, kind: str, **values: Any) -> None:
+        row = {"kind": kind, **values, **self.about}
+        self.out.write(json.dumps(row, default=str) + "\n")  # a shape may hold a torch dtype
+        self.out.flush()
+
+    def is_over(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def measure_ceiling(self) -> None:
+        """The read ceiling: the best of plain read-only kernels in this run, or the known one if that is higher."""
+        n_bytes = 2 << 30
+        data = torch.zeros(n_bytes // 4, dtype=torch.int32, device=self.device)
+        sink = torch.zeros(1, dtype=torch.int32, device=self.device)
+        best = 0.0
+        for variant in read_variants():
+            for blocks in (132 * 2, 132 * 4, 132 * 8):
+                bound = launch.bind([variant.launch((blocks,), x=data, y=sink, n_bytes=n_bytes)])
+                best = max(best, n_bytes / time_graph([bound] * 4).median_us / 1e3)
+        self.write("ceiling", op="read", gb_per_s=best, clocks=clocks())
+        self.gb_per_s = max(KNOWN_GB_PER_S, best)
+        print(f"read ceiling of this run {best:.0f} GB/s; floors use {self.gb_per_s:.0f}", flush=True)
+
+    def prove(self, card: Card) -> bool:
+        """Whether every case of the card obeys the 2x rule and the bit rule on this device."""
+        found, proven_cases, cases = [], 0, proven(card)
+        for seed, case in enumerate(cases):
+            if self.is_over():
+                break
+            found += prove_case(card, self.arch, case, self.device, seed)
+            proven_cases += 1
+        verdict = "failed" if found else "passed" if proven_cases == len(cases) else "incomplete"
+        self.write("proof", op=card.name, cases=proven_cases, of=len(cases), faults=found, verdict=verdict)
+        print(f"{card.name}: {proven_cases} of {len(cases)} proofs, {len(found)} faults {found[:5]}", flush=True)
+        return verdict == "passed"
+
+    def measure(self, card: Card) -> None:
+        """Times every shape and its peers, in the same kind of graph over the same rotation."""
+        ratios: dict[Any, list[tuple[float, float]]] = {}
+        for case in self._shapes(card):
+            rotation = self._rotation(card, case)
+            ours = time_graph([bound for _, bound in rotation])
+            peers = {
+                name: time_graph([peer(case, inputs) for inputs, _ in rotation]).median_us
+                for name, peer in card.peers.items()
+            }
+            self._report(card, case, ours, peers)
+            if peers:
+                share = card.cost(case).floor_us(self.gb_per_s) / ours.median_us
+                ratios.setdefault(case.get("m"), []).append((ours.median_us / min(peers.values()), share))
+        for rows, cells in ratios.items():
+            ratio, share = (statistics.geometric_mean(column) for column in zip(*cells, strict=True))
+            worst = max(cell[0] for cell in cells)
+            print(
+                f"{card.name} m={rows}: ratio {ratio:.3f} (worst {worst:.3f}), {100 * share:.1f}% of floor", flush=True
+            )
+
+    def sweep(self, card: Card) -> None:
+        """Times the card's settings for every shape; the fastest first on the terminal."""
+        for case in self._shapes(card):
+            tried = []
+            rotation = self._rotation(card, case)
+            for setting in [{}, *card.sweep(self.arch, case)]:
+                if not self.is_over():
+                    bound = [self._bound(card, case, inputs, setting) for inputs, _ in rotation]
+                    us = time_graph(bound).median_us
+                    self.write("sweep", op=card.name, shape=dict(case), setting=dict(setting), us=us)
+                    tried.append((us, setting))
+            floor = card.cost(case).floor_us(self.gb_per_s)
+            print(f"{card.name} {case_id(case)} floor {floor:.2f}", flush=True)
+            for us, setting in sorted(tried, key=lambda pair: pair[0])[:4]:
+                print(f"   {us:8.2f} {dict(setting) or 'chosen'}", flush=True)
+
+    def _shapes(self, card: Card) -> list[Case]:
+        wanted = [case for case in card.shapes if all(word in case_id(case).split() for word in self.only.split())]
+        return [case for case in wanted if not self.is_over()]
+
+    def _rotation(self, card: Card, case: Case) -> list[tuple[dict[str, torch.Tensor], Callable[[], None]]]:
+        made = []
+        copies = min(_MOST_COPIES, max(2, -(-ROTATED_BYTES // card.cost(case).bytes)))
+        for copy in range(copies):
+            inputs = card.example(case, proof.generator(copy, self.device), self.device)
+            made.append((inputs, self._bound(card, case, inputs, {})))
+        return made
+
+    def _bound(self, card: Card, case: Case, inputs: Any, setting: Mapping[str, Any]) -> Callable[[], None]:
+        outputs = card.outputs(case, inputs)
+        return launch.bind(card.launches(self.arch, case, inputs, outputs, **setting))
+
+    def _report(self, card: Card, case: Case, ours: Timing, peers: dict[str, float]) -> None:
+        cost = card.cost(case)
+        peer = min(peers, key=lambda name: peers[name]) if peers else None
+        floor = cost.floor_us(self.gb_per_s)
+        self.write(
+            "kernel", op=card.name, shape=dict(case), us=ours.median_us, us_p10=ours.p10_us, us_p90=ours.p90_us,
+            floor_us=floor, bytes=cost.bytes, flops=cost.flops, dependent_passes=cost.dependent_passes, peer=peer,
+            peer_us=peers[peer] if peer else None, peers=peers,
+            status="measured" if peer or not card.peers else "incomplete",
+            clocks=clocks(),
+        )  # fmt: skip
+        beside = f"{peer} {peers[peer]:8.2f} ratio {ours.median_us / peers[peer]:.3f}" if peer else "no peer"
+        share = 100 * floor / ours.median_us
+        print(f"{card.name} {case_id(case)}: {ours.median_us:8.2f} us, {share:5.1f}% of floor, {beside}", flush=True)
+
+
+def prove_case(card: Card, arch: str, case: Case, device: torch.device, seed: int) -> list[str]:
+    """What is wrong with the numbers, the bits or the promises of one case on the GPU, in words."""
+
+    def execute(launches: Any) -> None:
+        launch.execute(launches)
+        torch.cuda.synchronize()
+
+    inputs = card.example(case, proof.generator(seed, device), device)
+    outputs = proof.run(card, arch, case, inputs, execute)
+    found = [
+        f"{d.output}: error {d.error:.3g}, allowed {d.allowed:.3g}"
+        for d in proof.deviations(card, case, inputs, outputs)
+        if not d.passes
+    ]
+    found += card.invariants(case, inputs, outputs)
+    rows = range(card.n_rows(case)) if card.n_rows(case) <= 8 else (0, 1, card.n_rows(case) - 1)
+    found += proof.batch_dependence(card, arch, case, inputs, execute, list(rows))
+    return [f"{case_id(case)}: {fault}" for fault in found]
+
+
+def time_graph(calls: Sequence[Callable[[], Any]]) -> Timing:
+    """Time of one call when all are captured into one CUDA graph, repeated to at least `_LEAST_CALLS` calls."""
+    calls = list(calls) * max(1, -(-_LEAST_CALLS // len(calls)))
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in calls[:2]:
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for replay in range(_WARM + _REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if replay >= _WARM:
+            times.append(start.elapsed_time(end) * 1e3 / len(calls))
+    deciles = statistics.quantiles(times, n=10)
+    return Timing(statistics.median(times), deciles[0], deciles[-1])
+
+
+def make_read(isa: Any, *, loads: int) -> Any:
+    """Reads every byte once, `loads` 16-byte loads a lane under way, and writes nothing that could be left out."""
+
+    def read(x: Any, y: Any, n_bytes: Any) -> None:
+        cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
+        step = i64(cuda.gridDim.x) * cuda.blockDim.x * 16
+        at = x + (i64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x) * 16
+        end = x + n_bytes
+        mixed = i32(0)
+        while at < end:
+            for i in range(loads):
+                if at + i * step < end:
+                    v = isa.load_u32x4_stream(at + i * step)
+                    mixed = i32(mixed ^ v[0] ^ v[1] ^ v[2] ^ v[3])
+            at += loads * step
+        if mixed == 0x12345678:
+            isa.store_u32(y, mixed)
+
+    return read
+
+
+def read_variants() -> list[Variant]:
+    """Read-only kernels whose best rate is the memory ceiling of a run."""
+    text = "x:in y:out n_bytes:i64"
+    return [Variant(f"read_{n}", make_read, {"loads": n}, parameters(text), 512) for n in (4, 8)]
+
+
+def environment() -> dict[str, Any]:
+    """What ran where: device, driver, packages, commit."""
+    packages = ("torch", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "triton")
+    versions = {name: _version(name) for name in packages}
+    versions["python"] = platform.python_version()
+    versions["driver"] = query("driver_version")
+    return {"gpu": torch.cuda.get_device_name(), "versions": versions, "commit": _commit()}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
+
+
+_CLOCKS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
+
+
+def clocks() -> dict[str, str]:
+    """Clocks, power and temperature of the device, as the driver's tool words them; asked for every 2 s at most."""
+    return _clocks(int(time.monotonic() / 2))
+
+
+@lru_cache(maxsize=1)
+def _clocks(moment: int) -> dict[str, str]:
+    words = query(",".join(_CLOCKS)).split(", ")
+    return dict(zip(_CLOCKS, words, strict=True)) if len(words) == len(_CLOCKS) else {"unknown": ", ".join(words)}
+
+
+def query(fields: str) -> str:
+    """Fields of the driver's report on the first device, or why there are none."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        return "nvidia-smi is not installed"
+    return done.stdout.strip().splitlines()[0] if done.returncode == 0 else done.stderr.strip()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,349 @@
+"""GEMM kernel for more than a few rows of x: a block's warps share the stages they copy together.
+
+A block owns 16 `w_tiles` rows of W and 8 `x_tiles` rows of x, so x is read once per 16 `w_tiles` weight rows instead of
+once per 16 or 32, and each warp multiplies its part of the block. Bits equal those of `gemm_ring`: the same permuted
+operands, the same streams over K, walked one after the other, each stream's sum added to the total when it ends. With
+`split` 4, four blocks take one stream each; they leave their sums in a workspace, and the block that finishes last adds
+them in stream order and runs the epilogue.
+
+Source: derived here; the split's hand-over after Stream-K, Osama et al., arXiv 2301.03598.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from eagle3core.kernels.gemm_epilogue import Epilogue, make_fetch, make_finish, make_pairing, make_row_scale
+from eagle3core.kernels.gemm_ring import FRAGMENT, STREAMS, UNIT
+
+_GROUP = 4  # epilogue items a thread holds at once, so that their operands' loads overlap
+
+
+def totals_in_shared(x_tiles: int, w_tiles: int, warps: int, split: int) -> bool:
+    """Whether the totals over streams leave the registers: a thread cannot hold 128 sums twice."""
+    return split == 1 and 4 * x_tiles * w_tiles // warps > 64
+
+
+def tile_shared_bytes(x_tiles: int, w_tiles: int, units: int, stages: int, warps: int, split: int) -> int:
+    """Dynamic shared memory of a block, bytes: ring and totals, reused for the block's sums; row scales; a flag."""
+    ring = stages * (2 * w_tiles + x_tiles) * units * FRAGMENT
+    sums = 512 * x_tiles * w_tiles
+    totals = sums if totals_in_shared(x_tiles, w_tiles, warps, split) else 0
+    return max(ring + totals, sums) + 32 * x_tiles + 16
+
+
+def make_gemm_tile(
+    isa: Any,
+    *,
+    dtype: str,
+    epilogue: Epilogue,
+    x_tiles: int,
+    w_tiles: int,
+    warps_x: int,
+    warps_w: int,
+    units: int,
+    stages: int,
+    split: int,
+    packed: bool,
+    ragged: bool,
+    overlap: bool,
+) -> Any:
+    """The kernel; grid (blocks of x rows, blocks of W tiles, split).
+
+    Args:
+        warps_x, warps_w: how the warps divide the block; they must divide x_tiles and w_tiles, and their product
+            2 w_tiles.
+        split: 1, or 4 blocks with one stream each.
+        units, stages, packed, ragged, overlap: as in `gemm_ring`.
+    """
+    cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
+    mma, wait_stage, wait_all = isa.MMA[dtype], isa.COPY_WAIT[stages - 2], isa.COPY_WAIT[0]
+    first_row, distance = make_pairing(isa, epilogue)
+    fetch, finish = make_fetch(isa, epilogue, dtype), make_finish(isa, epilogue, dtype)
+    share_of, scale_of = make_row_scale(isa, epilogue)
+    scaled = epilogue.quads > 0
+
+    zero = np.float32(0)
+    n_warps = warps_x * warps_w
+    threads = 32 * n_warps
+    own_w, own_x = w_tiles // warps_w, x_tiles // warps_x
+    spilled = totals_in_shared(x_tiles, w_tiles, n_warps, split)
+    n_accumulators = 4 * own_w * own_x
+    n_totals = n_accumulators if split == 1 and not spilled else 4
+    n_operands = 4 * own_x
+    w_copies, x_copies = 2 * w_tiles // n_warps, (x_tiles + n_warps - 1) // n_warps
+    even_x = x_tiles % n_warps == 0
+    unit_stage = (2 * w_tiles + x_tiles) * FRAGMENT
+    x_offset, stage_bytes = 2 * w_tiles * FRAGMENT, (2 * w_tiles + x_tiles) * units * FRAGMENT
+    ring_bytes, ahead = stages * stage_bytes, stages - 1
+    w_unit_bytes = 2 * FRAGMENT if packed else 2 * UNIT
+    unit_shift = units.bit_length() - 1
+    x_rows, block_sums = 8 * x_tiles, 128 * x_tiles * w_tiles
+    scale_at = max(ring_bytes + (4 * block_sums if spilled else 0), 4 * block_sums)
+    flag_at = scale_at + 4 * x_rows
+    scale_rounds = (x_rows + 8 * n_warps - 1) // (8 * n_warps)
+    items = 64 * x_tiles * w_tiles // threads
+    rounds, group = (items + _GROUP - 1) // _GROUP, min(_GROUP, items)
+    tile_shift = (64 * x_tiles).bit_length() - 1
+    n_held = 6 * group
+    pitch_w = 128 * x_tiles  # sums of one tile
+
+    def gemm_tile(
+        x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
+        workspace: Any, counters: Any, y: Any, second: Any, third: Any, rows: Any, n: Any, k: Any, tiles: Any,
+        q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any,
+    ) -> None:  # fmt: skip
+        tid = i32(cuda.threadIdx.x)
+        lane, warp = i32(tid & 31), i32(tid >> 5)
+        g, t = i32(lane >> 2), i32(lane & 3)
+        row0, tile0 = i32(cuda.blockIdx.x * x_rows), i32(cuda.blockIdx.y * w_tiles)
+        part = i32(cuda.blockIdx.z)
+        base = isa.shared_address(cuda.shared.array(0, f32, alignment=128))
+        ring = i32(base + lane * 16)
+        n_units = i32((k + (UNIT - 1)) >> 5)
+        unit, end = i32(0), n_units
+        if split > 1:
+            unit, end = i32((part * n_units) >> 2), i32(((part + 1) * n_units) >> 2)
+        n_steps = i32((end - unit) >> unit_shift)
+        row_bytes = i64(k) * 2
+
+        # The fragments of W this warp copies: 8 rows of a tile each; a tile past the last is filled with zeros.
+        sources, targets = cuda.local.array(w_copies, i64), cuda.local.array(w_copies, i32)
+        sizes = cuda.local.array(w_copies, i32)
+        for c in range(w_copies):
+            fragment = i32(warp + c * n_warps)
+            tile, far = i32(tile0 + (fragment >> 1)), i32(fragment & 1)
+            targets[c] = i32(ring + fragment * FRAGMENT)
+            sizes[c] = i32(16)
+            if tile >= tiles:
+                sizes[c] = i32(0)
+            if packed:
+                sources[c] = w + (i64(tile) * n_units + unit) * (2 * FRAGMENT) + far * FRAGMENT + lane * 16
+            else:
+                row = i64(first_row(tile) + g) + i64(distance(n)) * far
+                sources[c] = w + row * row_bytes + unit * (2 * UNIT) + t * 16
+        offset = i64(0)
+
+        if overlap:
+            isa.let_next_start()
+        loading = unit
+        for stage in range(ahead):
+            if stage < n_steps:
+                for u in range(units):
+                    for c in range(w_copies):
+                        size = sizes[c]
+                        if ragged and not packed and loading + u == n_units - 1 and t >= 2:
+                            size = i32(0)
+                        at = i32(targets[c] + stage * stage_bytes + u * unit_stage)
+                        isa.copy16_fill(at, sources[c] + offset + u * w_unit_bytes, size)
+                offset += units * w_unit_bytes
+                loading = i32(loading + units)
+        if overlap:
+            isa.wait_previous()  # only weights, which no kernel writes, were read before
+
+        x_sizes = cuda.local.array(x_copies, i32)
+        for c in range(x_copies):
+            x_sizes[c] = i32(16)
+            if row0 + (warp + c * n_warps) * 8 + g >= rows:
+                x_sizes[c] = i32(0)
+        source_x = x + i64(row0 + warp * 8 + g) * row_bytes + unit * (2 * UNIT) + t * 16
+        target_x = i32(ring + x_offset + warp * FRAGMENT)
+        loading = unit
+        for stage in range(ahead):
+            if stage < n_steps:
+                for u in range(units):
+                    for c in range(x_copies):
+                        size = x_sizes[c]
+                        if ragged and loading + u == n_units - 1 and t >= 2:
+                            size = i32(0)
+                        if even_x or warp + c * n_warps < x_tiles:
+                            at = i32(target_x + stage * stage_bytes + u * unit_stage + c * (n_warps * FRAGMENT))
+                            isa.copy16_fill(at, source_x + c * n_warps * 8 * row_bytes + u * (2 * UNIT), size)
+                source_x += units * (2 * UNIT)
+                loading = i32(loading + units)
+            isa.copy_commit()
+
+        if scaled:
+            shares = cuda.local.array(8, f32)
+            for r in range(scale_rounds):
+                for j in range(8):
+                    local_row = i32(warp + (r * 8 + j) * n_warps)
+                    row = i32(row0 + local_row)
+                    if local_row >= x_rows:
+                        row = i32(rows)
+                    shares[j] = share_of(sums, row, rows, lane)
+                for j in range(8):
+                    local_row = i32(warp + (r * 8 + j) * n_warps)
+                    scale = scale_of(shares[j], inv_width, eps)
+                    if lane == 0 and local_row < x_rows:
+                        isa.shared_store_f32(i32(base + scale_at + local_row * 4), scale)
+
+        accumulators = cuda.local.array(n_accumulators, f32)
+        totals = cuda.local.array(n_totals, f32)
+        for i in range(n_accumulators):
+            accumulators[i] = zero
+        for i in range(n_totals):
+            totals[i] = zero
+        part_w, part_x = i32(warp // warps_x), i32(warp % warps_x)
+        operands_w = i32(ring + part_w * (own_w * 2 * FRAGMENT))
+        operands_x = i32(ring + x_offset + part_x * (own_x * FRAGMENT))
+        x_operands = cuda.local.array(n_operands, i32)
+        stream, stream_end, has_totals = i32(0), i32(0), i32(0)
+        own_totals = i32(base + ring_bytes + tid * 4)
+        reading, writing = i32(0), i32(ahead * stage_bytes)
+        for step in range(n_steps):
+            wait_stage()
+            cuda.syncthreads()
+            if step + ahead < n_steps:
+                for u in range(units):
+                    for c in range(w_copies):
+                        size = sizes[c]
+                        if ragged and not packed and loading + u == n_units - 1 and t >= 2:
+                            size = i32(0)
+                        at = i32(targets[c] + writing + u * unit_stage)
+                        isa.copy16_fill(at, sources[c] + offset + u * w_unit_bytes, size)
+                    for c in range(x_copies):
+                        size = x_sizes[c]
+                        if ragged and loading + u == n_units - 1 and t >= 2:
+                            size = i32(0)
+                        if even_x or warp + c * n_warps < x_tiles:
+                            at = i32(target_x + writing + u * unit_stage + c * (n_warps * FRAGMENT))
+                            isa.copy16_fill(at, source_x + c * n_warps * 8 * row_bytes + u * (2 * UNIT), size)
+                offset += units * w_unit_bytes
+                source_x += units * (2 * UNIT)
+                loading = i32(loading + units)
+            isa.copy_commit()
+            for u in range(units):
+                for m in range(own_x):
+                    v = isa.shared_load_u32x4(i32(operands_x + reading + u * unit_stage + m * FRAGMENT))
+                    for c in range(4):
+                        x_operands[m * 4 + c] = v[c]
+                for r in range(own_w):
+                    at = i32(operands_w + reading + u * unit_stage + r * (2 * FRAGMENT))
+                    a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
+                    for m in range(own_x):
+                        q, o = (r * own_x + m) * 4, m * 4
+                        d = mma(
+                            a[0], b[0], a[1], b[1], x_operands[o], x_operands[o + 1],
+                            accumulators[q], accumulators[q + 1], accumulators[q + 2], accumulators[q + 3],
+                        )  # fmt: skip
+                        d = mma(
+                            a[2], b[2], a[3], b[3], x_operands[o + 2], x_operands[o + 3], d[0], d[1], d[2], d[3]
+                        )  # fmt: skip
+                        for c in range(4):
+                            accumulators[q + c] = d[c]
+            unit = i32(unit + units)
+            if split == 1:
+                while stream_end < unit:  # the end of the stream this unit belongs to; a stream may be empty
+                    stream = i32(stream + 1)
+                    stream_end = i32((stream * n_units) >> 2)
+                if unit == stream_end:
+                    if spilled:
+                        # Nested loops of few rounds each: the compiler unrolls them, and the sums stay in registers.
+                        if has_totals != 0:
+                            for r in range(own_w):
+                                for c in range(n_operands):
+                                    i = r * n_operands + c
+                                    total = isa.shared_load_f32(i32(own_totals + i * (4 * threads)))
+                                    accumulators[i] = total + accumulators[i]
+                        if unit < end:
+                            for r in range(own_w):
+                                for c in range(n_operands):
+                                    i = r * n_operands + c
+                                    isa.shared_store_f32(i32(own_totals + i * (4 * threads)), accumulators[i])
+                                    accumulators[i] = zero
+                        has_totals = i32(1)
+                    else:
+                        for i in range(n_accumulators):
+                            totals[i] = totals[i] + accumulators[i]
+                            accumulators[i] = zero
+            reading = i32(reading + stage_bytes)
+            if reading == ring_bytes:
+                reading = i32(0)
+            writing = i32(writing + stage_bytes)
+            if writing == ring_bytes:
+                writing = i32(0)
+        wait_all()
+        if split == 1 and not spilled:
+            for i in range(n_accumulators):
+                accumulators[i] = totals[i]
+        cuda.syncthreads()
+
+        # Sums of the block: [tile][x row][16 rows of W], in shared memory, or in this part of the workspace.
+        block = i64(cuda.blockIdx.y) * cuda.gridDim.x + cuda.blockIdx.x
+        own_sums = workspace + (block * STREAMS + part) * (4 * block_sums)
+        for r in range(own_w):
+            for m in range(own_x):
+                q = (r * own_x + m) * 4
+                at = i32(((part_w * own_w + r) * pitch_w + ((part_x * own_x + m) * 8 + t * 2) * 16 + g) * 4)
+                if split == 1:
+                    isa.shared_store_f32(i32(base + at), accumulators[q])
+                    isa.shared_store_f32(i32(base + at + 64), accumulators[q + 1])
+                    isa.shared_store_f32(i32(base + at + 32), accumulators[q + 2])
+                    isa.shared_store_f32(i32(base + at + 96), accumulators[q + 3])
+                else:
+                    isa.store_f32(own_sums + at, accumulators[q])
+                    isa.store_f32(own_sums + at + 64, accumulators[q + 1])
+                    isa.store_f32(own_sums + at + 32, accumulators[q + 2])
+                    isa.store_f32(own_sums + at + 96, accumulators[q + 3])
+        is_last = i32(1)
+        if split > 1:
+            isa.fence_gpu()
+            cuda.syncthreads()
+            if tid == 0:
+                arrived = isa.atomic_add_i32(counters + block * 4, i32(1))
+                if arrived == split - 1:
+                    isa.store_u32(counters + block * 4, i32(0))  # ready for the next launch
+                isa.shared_store_u32(i32(base + flag_at), arrived)
+            cuda.syncthreads()
+            if isa.shared_load_u32(i32(base + flag_at)) != split - 1:
+                is_last = i32(0)
+            isa.fence_gpu()
+        cuda.syncthreads()
+
+        if is_last != 0:
+            own_sums = workspace + block * STREAMS * (4 * block_sums)
+            held, held_slot = cuda.local.array(n_held, f32), cuda.local.array(group, i32)
+            v0s, v1s = cuda.local.array(group, f32), cuda.local.array(group, f32)
+            for r in range(rounds):
+                for j in range(group):
+                    item = i32(tid + (r * group + j) * threads)
+                    local_row, pair = i32((item >> 3) & (x_rows - 1)), i32(item & 7)
+                    row, tile = i32(row0 + local_row), i32(tile0 + (item >> tile_shift))
+                    if tile >= tiles:
+                        row = i32(rows)
+                    fetched = fetch(tile, pair, row, rows, n, bias, gain, residual, positions, slots, table)
+                    for c in range(6):
+                        held[j * 6 + c] = fetched[0][c]
+                    held_slot[j] = fetched[1]
+                    at = i32(((item >> 3) * 16 + pair) * 4)
+                    if split == 1:
+                        v0s[j] = isa.shared_load_f32(i32(base + at))
+                        v1s[j] = isa.shared_load_f32(i32(base + at + 32))
+                    else:
+                        v0, v1 = isa.load_f32_l2(own_sums + at), isa.load_f32_l2(own_sums + at + 32)
+                        for s in range(1, STREAMS):
+                            v0 = v0 + isa.load_f32_l2(own_sums + (s * (4 * block_sums) + at))
+                            v1 = v1 + isa.load_f32_l2(own_sums + (s * (4 * block_sums) + at + 32))
+                        v0s[j], v1s[j] = v0, v1
+                for j in range(group):
+                    item = i32(tid + (r * group + j) * threads)
+                    local_row, pair = i32((item >> 3) & (x_rows - 1)), i32(item & 7)
+                    row, tile = i32(row0 + local_row), i32(tile0 + (item >> tile_shift))
+                    if tile >= tiles:
+                        row = i32(rows)
+                    scale = zero
+                    if scaled:
+                        scale = isa.shared_load_f32(i32(base + scale_at + local_row * 4))
+                    operands = (
+                        held[j * 6], held[j * 6 + 1], held[j * 6 + 2], held[j * 6 + 3], held[j * 6 + 4],
+                        held[j * 6 + 5],
+                    )  # fmt: skip
+                    finish(
+                        v0s[j], v1s[j], scale, operands, held_slot[j], tile, pair, row, rows, n, q_heads, kv_heads,
+                        y, second, third,
+                    )  # fmt: skip
+
+    return gemm_tile

@@ -1,0 +1,330 @@
+"""The emulator's machine: lanes of one block, its shared memory, and the global memory they may touch.
+
+Lanes are greenlets that run until they need another lane. Beyond running the kernel, the machine proves what a GPU
+would leave to luck:
+- every global access lies inside an operand, is aligned, is written only if the operand is an output, and does not
+  come before `wait_previous` unless the operand is constant;
+- every shared word is read after it was written, with a barrier between the two lanes (vector clocks per lane), and
+  never while an asynchronous copy into it is under way; the same for overwriting what another lane has read;
+- all lanes of a warp meet at the same collective, and nobody waits for ever.
+
+Source: derived here; the memory rules are those of the PTX ISA's consistency model, narrowed to one block.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
+
+WARP = 32
+
+
+class EmulationError(Exception):
+    """A kernel did what a GPU would punish, or leave undefined."""
+
+
+class Region(NamedTuple):
+    """Addresses `start..end` of one operand."""
+
+    name: str
+    start: int
+    end: int
+    is_early: bool  # readable before `wait_previous`
+    is_writable: bool
+
+
+class Stamp(NamedTuple):
+    """Who touched a shared word, and the block's clock then."""
+
+    lane: int
+    time: int
+
+
+IN_FLIGHT = Stamp(-2, 0)
+
+
+@dataclass
+class Lane:
+    """One thread and what it waits for."""
+
+    index: int
+    block: Block
+    body: greenlet
+    is_ready: bool = True
+    is_done: bool = False
+    has_waited: bool = False
+    request: tuple[Any, ...] = ()
+    answer: Any = None
+    groups: list[list[tuple[int, int, int]]] = field(default_factory=list)
+    open_group: list[tuple[int, int, int]] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)  # per lane: its writes before this time are visible to us
+
+    def wait(self, *request: Any) -> Any:
+        """Stop here until the machine answers `request`."""
+        self.request, self.is_ready = request, False
+        self.block.hub.switch()
+        return self.answer
+
+    def stamp(self) -> Stamp:
+        return Stamp(self.index, self.block.clock)
+
+
+@dataclass
+class Arrivals:
+    """An mbarrier: arrivals and bytes still missing in this phase."""
+
+    expected: int
+    missing: int
+    pending_bytes: int = 0
+    phase: int = 0
+    seen: list[int] = field(default_factory=list)
+
+    def settle(self) -> None:
+        if self.missing == 0 and self.pending_bytes == 0:
+            self.phase ^= 1
+            self.missing = self.expected
+
+
+class Shared:
+    """Shared memory of one block, with the history of every 4-byte word."""
+
+    def __init__(self, dynamic_bytes: int) -> None:
+        self.bytes = bytearray(b"\xcd" * dynamic_bytes)
+        self.limits = [(0, dynamic_bytes)]
+        words = (dynamic_bytes + 3) // 4
+        self.written: list[Stamp | None] = [None] * words
+        self.readers: list[dict[int, int] | None] = [None] * words
+        self.arrays: dict[Any, int] = {}
+
+    def array(self, site: Any, n_bytes: int) -> int:
+        """Offset of the static array declared at `site`."""
+        if site not in self.arrays:
+            start = len(self.bytes) + 256 + (-len(self.bytes)) % 128  # a gap that no access may enter
+            self.arrays[site] = start
+            grown = start + n_bytes - len(self.bytes)
+            self.bytes.extend(b"\xcd" * grown)
+            self.limits.append((start, start + n_bytes))
+            words = (len(self.bytes) + 3) // 4
+            self.written.extend([None] * (words - len(self.written)))
+            self.readers.extend([None] * (words - len(self.readers)))
+        return self.arrays[site]
+
+    def words(self, address: int, n_bytes: int) -> range:
+        if address % n_bytes and not (n_bytes > 16 and address % 16 == 0):
+            raise EmulationError(f"shared address {address} is not aligned to {n_bytes} bytes")
+        if not any(start <= address and address + n_bytes <= end for start, end in self.limits):
+            raise EmulationError(f"shared access of {n_bytes} bytes at {address} is out of bounds {self.limits}")
+        return range(address >> 2, (address + n_bytes + 3) >> 2)
+
+    def read(self, lane: Lane, address: int, n_bytes: int) -> bytes:
+        for word in self.words(address, n_bytes):
+            stamp = self.written[word]
+            if stamp is None:
+                raise EmulationError(f"lane {lane.index} reads shared byte {word * 4}, which nobody has written")
+            if stamp is IN_FLIGHT:
+                raise EmulationError(
+                    f"lane {lane.index} reads shared byte {word * 4} while a copy into it is under way"
+                )
+            if stamp.lane != lane.index and stamp.time >= lane.seen[stamp.lane]:
+                raise EmulationError(f"race: lane {lane.index} reads shared byte {word * 4} of lane {stamp.lane}")
+            readers = self.readers[word]
+            if readers is None:
+                self.readers[word] = {lane.index: lane.block.clock}
+            else:
+                readers[lane.index] = lane.block.clock
+        return bytes(self.bytes[address : address + n_bytes])
+
+    def write(self, lane: Lane, address: int, data: bytes, stamp: Stamp | None = None) -> None:
+        self.claim(lane, address, len(data), stamp or lane.stamp())
+        self.bytes[address : address + len(data)] = data
+
+    def claim(self, lane: Lane, address: int, n_bytes: int, stamp: Stamp) -> None:
+        """Mark bytes as written by `stamp`, after checking that nobody else may still use what they held."""
+        for word in self.words(address, n_bytes):
+            before = self.written[word]
+            if before is IN_FLIGHT:
+                raise EmulationError(f"lane {lane.index} writes shared byte {word * 4} while a copy is under way")
+            if before is not None and before.lane != lane.index and before.time >= lane.seen[before.lane]:
+                raise EmulationError(f"race: lanes {lane.index} and {before.lane} both write shared byte {word * 4}")
+            for reader, time in (self.readers[word] or {}).items():
+                if reader != lane.index and time >= lane.seen[reader]:
+                    raise EmulationError(
+                        f"race: lane {lane.index} overwrites shared byte {word * 4} that lane {reader} reads"
+                    )
+            self.written[word] = stamp
+            self.readers[word] = None
+
+    def land(self, lane: Lane, address: int, data: bytes) -> None:
+        """An asynchronous copy of this lane arrives."""
+        for word in self.words(address, len(data)):
+            self.written[word] = lane.stamp()
+        self.bytes[address : address + len(data)] = data
+
+
+class Block:
+    """One thread block while it runs."""
+
+    def __init__(self, machine: Machine, index: tuple[int, int, int]) -> None:
+        self.machine, self.index = machine, index
+        self.hub = getcurrent()
+        self.clock = 1
+        self.shared = Shared(machine.shared_bytes)
+        self.mbarriers: dict[int, Arrivals] = {}
+        n = machine.n_threads
+        self.lanes = [Lane(i, self, greenlet(machine.lane_body), seen=[0] * (n + 1)) for i in range(n)]
+
+    def synchronise(self, group: Sequence[Lane]) -> None:
+        """What each of `group` wrote so far becomes visible to all of it."""
+        self.clock += 1
+        distinct = list({id(lane.seen): lane.seen for lane in group}.values())
+        seen = list(distinct[0]) if len(distinct) == 1 else [max(times) for times in zip(*distinct, strict=True)]
+        for lane in group:
+            seen[lane.index] = self.clock
+        for lane in group:
+            lane.seen, lane.is_ready = seen, True
+
+    def run(self) -> None:
+        while not all(lane.is_done for lane in self.lanes):
+            progress = self._resume()
+            progress |= self._serve_warps()
+            progress |= self._serve_barriers()
+            if not progress:
+                waiting = {(lane.index, lane.request[:2]) for lane in self.lanes if not lane.is_done}
+                raise EmulationError(f"deadlock in block {self.index}: {sorted(waiting, key=str)[:8]} ...")
+        for lane in self.lanes:
+            if self.machine.is_dependent and not lane.has_waited:
+                raise EmulationError(f"lane {lane.index} ends without wait_previous")
+            if any(lane.groups) or lane.open_group:
+                raise EmulationError(f"lane {lane.index} ends with asynchronous copies under way")
+
+    def _resume(self) -> bool:
+        progress = False
+        for lane in self.lanes:
+            if lane.is_ready and not lane.is_done:
+                self.machine.current = lane
+                lane.body.switch()
+                lane.is_done = lane.body.dead
+                progress = True
+        return progress
+
+    def _serve_warps(self) -> bool:
+        progress = False
+        for start in range(0, len(self.lanes), WARP):
+            warp = self.lanes[start : start + WARP]
+            if any(lane.is_done or lane.is_ready or lane.request[0] != "warp" for lane in warp):
+                continue
+            kinds = {lane.request[1] for lane in warp}
+            if len(kinds) > 1:
+                raise EmulationError(f"warp {start // WARP} is divided between {sorted(k.__name__ for k in kinds)}")
+            self.machine.current = warp[0]
+            answers = kinds.pop()([lane.request[2] for lane in warp], warp)
+            for lane, answer in zip(warp, answers, strict=True):
+                lane.answer, lane.is_ready = answer, True
+            progress = True
+        return progress
+
+    def _serve_barriers(self) -> bool:
+        live = [lane for lane in self.lanes if not lane.is_done]
+        waiting = [lane for lane in live if not lane.is_ready]
+        if live and len(waiting) == len(live) and all(lane.request[0] == "block" for lane in live):
+            self.synchronise(live)
+            return True
+        progress = False
+        groups: dict[tuple[int, int], list[Lane]] = {}
+        for lane in waiting:
+            if lane.request[0] == "named":
+                groups.setdefault(lane.request[1], []).append(lane)
+            elif lane.request[0] == "until" and lane.request[2]():
+                lane.is_ready = progress = True
+        for (_, count), group in groups.items():
+            if len(group) == count:
+                self.synchronise(group)
+                progress = True
+        return progress
+
+
+class Machine:
+    """Runs one launch, block after block.
+
+    Args:
+        kernel: the kernel made for the emulator.
+        arguments: addresses and numbers in parameter order.
+        regions: the operands.
+        n_threads: of a block, a multiple of 32.
+        shared_bytes: dynamic shared memory of a block.
+        is_dependent: the kernel must call `wait_previous` before it touches anything but constants.
+    """
+
+    def __init__(
+        self,
+        kernel: Callable[..., None],
+        arguments: Sequence[Any],
+        regions: Sequence[Region],
+        n_threads: int,
+        shared_bytes: int,
+        is_dependent: bool,
+    ) -> None:
+        self.kernel, self.arguments, self.regions = kernel, arguments, regions
+        self.n_threads, self.shared_bytes, self.is_dependent = n_threads, shared_bytes, is_dependent
+        self.grid = (1, 1, 1)
+        self.current: Lane
+
+    def lane_body(self) -> None:
+        # Each greenlet has its own context, hence its own numpy error state.
+        with np.errstate(all="ignore"):
+            self.kernel(*self.arguments)
+
+    def run(self, grid: tuple[int, int, int]) -> None:
+        self.grid = grid
+        for z in range(grid[2]):
+            for y in range(grid[1]):
+                for x in range(grid[0]):
+                    Block(self, (x, y, z)).run()
+
+    def region(self, address: int, n_bytes: int, *, writes: bool) -> Region:
+        """The operand that holds these bytes, after all checks."""
+        if address % n_bytes:
+            raise EmulationError(f"global address {address:#x} is not aligned to {n_bytes} bytes")
+        holding = [r for r in self.regions if r.start <= address and address + n_bytes <= r.end]
+        if not holding:
+            near = min(self.regions, key=lambda r: min(abs(address - r.start), abs(address - r.end)))
+            raise EmulationError(
+                f"global access of {n_bytes} bytes is out of bounds: {address - near.start} bytes into {near.name}, "
+                f"which has {near.end - near.start}"
+            )
+        # One tensor may stand behind two parameters, e.g. read as `in` and updated as `inout`.
+        region = max(holding, key=lambda r: r.is_writable if writes else r.is_early)
+        if writes and not region.is_writable:
+            raise EmulationError(f"{region.name} is written, but it is not an output")
+        if self.is_dependent and not self.current.has_waited and (writes or not region.is_early):
+            raise EmulationError(f"{region.name} is touched before wait_previous")
+        return region
+
+    def load(self, address: int, n_bytes: int) -> bytes:
+        self.region(address, n_bytes, writes=False)
+        return ctypes.string_at(address, n_bytes)
+
+    def store(self, address: int, data: bytes) -> None:
+        self.region(address, len(data), writes=True)
+        ctypes.memmove(address, data, len(data))
+
+
+def unpack(code: str, data: bytes) -> tuple[Any, ...]:
+    """Numbers from bytes: `i` int32 as Python ints, `f` float32 as numpy scalars."""
+    if code == "f":
+        return tuple(np.frombuffer(data, np.float32))
+    return struct.unpack(f"<{len(data) // struct.calcsize(code)}{code}", data)
+
+
+def pack(code: str, values: Sequence[Any]) -> bytes:
+    """Bytes from numbers; integers wrap."""
+    if code == "f":
+        return np.array(values, np.float32).tobytes()
+    width = struct.calcsize(code)
+    return b"".join((int(v) & ((1 << 8 * width) - 1)).to_bytes(width, "little") for v in values)

@@ -1,0 +1,264 @@
+"""What verification needs of a tree, from its parents: masks, depths, positions, leaves, paths, and the linked list.
+
+Mask words hold 32 nodes each, lowest bit first: bit j of row i says that node i sees node j, an ancestor or itself.
+A path is a root-to-leaf row of node indices, leaves in node order, padded with -1. The linked list names each node's
+first child and next sibling. A negative length marks a dead sequence: masks 0, no leaves, everything else -1 or 0.
+Source: SpecInfer, arXiv 2305.09781, section 4; docs/requirements.md R-38, R-40, R-42, R-43, R-45.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from eagle3core.errors import KernelLimit
+from eagle3core.kernels.by_row import alone, count, row_of
+from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.mask_words import pack_words
+
+MOST_NODES = 256
+
+
+class TreeMasks(NamedTuple):
+    """Trees of N nodes, W = ceil(N / 32) words; int32 unless said.
+
+    Attributes:
+        mask: `[B, N, W]` ancestor-or-self words.
+        depths, positions: `[B, N]` distance from the root; sequence length + depth.
+        leaves: `[B, 4 ceil(N / 4)]` int8, 1 for a leaf.
+        paths: `[B, N, P]` a row a leaf, then rows of -1.
+        first_child, next_sibling: `[B, N]` node index or -1.
+    """
+
+    mask: Tensor
+    depths: Tensor
+    positions: Tensor
+    leaves: Tensor
+    paths: Tensor
+    first_child: Tensor
+    next_sibling: Tensor
+
+
+def new_tree_masks(batch: int, nodes: int, path_len: int, device: torch.device) -> TreeMasks:
+    """Poisoned outputs for `batch` trees."""
+
+    def integers(*shape: int) -> Tensor:
+        return poison(*shape, dtype=torch.int32, device=device)
+
+    return TreeMasks(
+        integers(batch, nodes, -(-nodes // 32)), integers(batch, nodes), integers(batch, nodes),
+        poison(batch, -(-nodes // 4) * 4, dtype=torch.int8, device=device), integers(batch, nodes, path_len),
+        integers(batch, nodes), integers(batch, nodes),
+    )  # fmt: skip
+
+
+def tree_masks_reference(parents: Tensor, lengths: Tensor, path_len: int) -> TreeMasks:
+    """Everything of `TreeMasks` from `parents: [B, N]` (-1 for the root; parents first) and `lengths: [B]`."""
+    batch, nodes = parents.shape
+    made = new_tree_masks(batch, nodes, path_len, parents.device)
+    for b in range(batch):
+        above, length = parents[b].tolist(), int(lengths[b])
+        is_dead = length < 0
+        seen = torch.zeros(nodes, nodes, dtype=torch.bool, device=parents.device)
+        depths, child, sibling, paths = [0] * nodes, [-1] * nodes, [-1] * nodes, []
+        for node in range(nodes if not is_dead else 0):
+            seen[node, node] = True
+            if above[node] >= 0:
+                seen[node] |= seen[above[node]]
+                depths[node] = depths[above[node]] + 1
+                earlier = [other for other in range(node) if above[other] == above[node]]
+                if earlier:
+                    sibling[earlier[-1]] = node
+                else:
+                    child[above[node]] = node
+        leaves = [int(child[node] < 0 and not is_dead) for node in range(nodes)]
+        for leaf in range(nodes):
+            if leaves[leaf]:
+                path = seen[leaf].nonzero()[:, 0].tolist()[:path_len]
+                paths.append(path + [-1] * (path_len - len(path)))
+        paths += [[-1] * path_len] * (nodes - len(paths))
+        made.mask[b] = pack_words(seen)
+        made.depths[b] = torch.tensor(depths)
+        made.positions[b] = torch.tensor([0 if is_dead else length + depth for depth in depths])
+        made.leaves[b] = torch.tensor(leaves + [0] * (made.leaves.shape[1] - nodes))
+        made.paths[b] = torch.tensor(paths)
+        made.first_child[b], made.next_sibling[b] = torch.tensor(child), torch.tensor(sibling)
+    return made
+
+
+def make_tree_masks(isa: Any, *, nodes: int, path_len: int, overlap: bool) -> Any:
+    """A block a tree, a thread a node: it walks to the root, and looks for its first child and next sibling."""
+    cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
+    words = -(-nodes // 32)
+    threads, quads = words * 32, -(-nodes // 4)
+
+    def kernel(
+        parents: Any, lengths: Any, mask: Any, depths: Any, positions: Any, leaves: Any, paths: Any, first_child: Any,
+        next_sibling: Any,
+    ) -> None:  # fmt: skip
+        me = i32(cuda.threadIdx.x)
+        tree = i64(cuda.blockIdx.x)
+        above = isa.shared_address(cuda.shared.array(threads, i32, alignment=16))
+        leaf_bits = isa.shared_address(cuda.shared.array(words, i32))
+        own = cuda.local.array(words, i32)
+        if overlap:
+            isa.let_next_start()
+            isa.wait_previous()
+        length, parent = isa.load_u32(lengths + tree * 4), i32(-2)
+        if me < nodes and length >= 0:
+            parent = isa.load_u32(parents + (tree * nodes + me) * 4)
+        isa.shared_store_u32(above + me * 4, parent)
+        cuda.syncthreads()
+        child, sibling = i32(-1), i32(-1)
+        for q in range(threads // 4):
+            group = isa.shared_load_u32x4(above + q * 16)
+            for i in range(4):
+                if group[i] == me and child < 0:
+                    child = i32(q * 4 + i)
+                if group[i] == parent and parent >= 0 and q * 4 + i > me and sibling < 0:
+                    sibling = i32(q * 4 + i)
+        is_node = parent >= -1
+        is_leaf = i32(0)
+        if is_node and child < 0:
+            is_leaf = i32(1)
+        word = isa.ballot(is_leaf)
+        if (me & 31) == 0:
+            isa.shared_store_u32(leaf_bits + (me >> 5) * 4, word)
+        depth, node = i32(-1), me
+        for w in range(words):
+            own[w] = i32(0)
+        while is_node and node >= 0:
+            depth = i32(depth + 1)
+            for w in range(words):
+                if (node >> 5) == w:
+                    own[w] = i32(own[w] | (1 << (node & 31)))
+            node = isa.shared_load_u32(above + node * 4)
+        cuda.syncthreads()
+        n_leaves, path_row = i32(0), i32(0)
+        for w in range(words):
+            word = isa.shared_load_u32(leaf_bits + w * 4)
+            n_leaves = i32(n_leaves + isa.popcount(word))
+            if w < (me >> 5):
+                path_row = i32(path_row + isa.popcount(word))
+            elif w == (me >> 5):
+                path_row = i32(path_row + isa.popcount(i32(word & ((1 << (me & 31)) - 1))))
+        if me < nodes:
+            at = (tree * nodes + me) * 4
+            for w in range(words):
+                isa.store_u32(mask + at * words + w * 4, own[w])
+            position = i32(0)
+            if is_node:
+                position = i32(length + depth)
+            isa.store_u32(depths + at, max(depth, 0))
+            isa.store_u32(positions + at, position)
+            isa.store_u32(first_child + at, child)
+            isa.store_u32(next_sibling + at, sibling)
+            if me >= n_leaves:
+                for p in range(path_len):
+                    isa.store_u32(paths + ((tree * nodes + me) * path_len + p) * 4, -1)
+            if is_leaf == 1:
+                start = paths + (tree * nodes + path_row) * (path_len * 4)
+                for p in range(path_len):
+                    if p > depth:
+                        isa.store_u32(start + p * 4, -1)
+                node = me
+                while node >= 0:
+                    if depth < path_len:
+                        isa.store_u32(start + depth * 4, node)
+                    depth = i32(depth - 1)
+                    node = isa.shared_load_u32(above + node * 4)
+        if me < quads:
+            word = i32(isa.shared_load_u32(leaf_bits + (me >> 3) * 4) >> ((me & 7) * 4))
+            spread = (word & 1) | ((word & 2) << 7) | ((word & 4) << 14) | ((word & 8) << 21)
+            isa.store_u32(leaves + (tree * quads + me) * 4, spread)
+
+    return kernel
+
+
+def tree_masks_variant(arch: str, nodes: int, path_len: int) -> Variant:
+    """The masks of trees of `nodes` with paths of `path_len`.
+
+    Raises:
+        KernelLimit: more than 256 nodes, or paths longer than the tree.
+    """
+    if not 1 <= nodes <= MOST_NODES or not 1 <= path_len <= nodes:
+        raise KernelLimit(
+            f"{nodes} nodes with paths of {path_len}", f"1..{MOST_NODES} nodes and paths no longer than the tree",
+            "lower max_decoding_tokens or max_path_len",
+        )  # fmt: skip
+    return Variant(
+        name=f"tree_masks_{nodes}_{path_len}",
+        make=make_tree_masks,
+        constants={"nodes": nodes, "path_len": path_len, "overlap": overlaps(arch)},
+        parameters=parameters(
+            "parents:in lengths:in mask:out depths:out positions:out leaves:out paths:out first_child:out "
+            "next_sibling:out"
+        ),
+        threads=-(-nodes // 32) * 32,
+        max_registers=96,
+        instructions={"VOTE": 1},
+        dependent=overlaps(arch),
+    )
+
+
+def tree_masks(arch: str, parents: Tensor, lengths: Tensor, out: TreeMasks) -> list[Launch]:
+    """`out` from `parents: [B, N]` and `lengths: [B]` int32.
+
+    Raises:
+        KernelLimit: as `tree_masks_variant`.
+    """
+    batch, nodes = parents.shape
+    variant = tree_masks_variant(arch, nodes, out.paths.shape[2])
+    return [variant.launch((batch,), parents=parents, lengths=lengths, **out._asdict())]
+
+
+def tree_masks_cost(batch: int, nodes: int, path_len: int) -> Cost:
+    """Parents and the length in; mask, depth, position, links and path a node, and the leaf bytes, out."""
+    row = 4 + 4 * -(-nodes // 32) + 16 + 4 * path_len
+    return Cost(batch * (nodes * row + -(-nodes // 4) * 4 + 4))
+
+
+def _example(case: Case, generator: torch.Generator, device: torch.device) -> Tensors:
+    batch, nodes, reach = case["batch"], case["nodes"], case["path_len"] - 1
+    parents = torch.full((batch, nodes), -1, dtype=torch.int32)
+    draws = torch.rand(batch, nodes, generator=generator, device=device).tolist()
+    for b in range(batch):
+        depths = [0]
+        for node in range(1, nodes):
+            allowed = [other for other in range(node) if depths[other] < reach]
+            parent = allowed[int(draws[b][node] * len(allowed))]
+            parents[b, node] = parent
+            depths.append(depths[parent] + 1)
+    lengths = torch.randint(5000, (batch,), generator=generator, device=device, dtype=torch.int32)
+    if batch > 1:
+        lengths[1] = -1
+    return {"parents": parents.to(device), "lengths": lengths}
+
+
+CARD = Card(
+    name="tree_masks",
+    equation="mask[i] = mask[parent(i)] + {i}; position = length + depth; leaves, paths, first child, next sibling",
+    source="SpecInfer, arXiv 2305.09781, section 4; R-38, R-40, R-42, R-43, R-45",
+    example=_example,
+    outputs=lambda case, inputs: dict(
+        new_tree_masks(case["batch"], case["nodes"], case["path_len"], inputs["parents"].device)._asdict()
+    ),
+    reference=lambda case, inputs: dict(tree_masks_reference(**inputs, path_len=case["path_len"])._asdict()),
+    launches=lambda arch, case, inputs, outputs: tree_masks(arch, **inputs, out=TreeMasks(**outputs)),
+    cost=lambda case: tree_masks_cost(case["batch"], case["nodes"], case["path_len"]),
+    variants=lambda arch: [tree_masks_variant(arch, 60, 9)],
+    slow_variants=lambda arch: [tree_masks_variant(arch, n, p) for n, p in ((4, 4), (8, 4), (64, 5), (256, 12))],
+    cases=({"batch": 3, "nodes": 37, "path_len": 6},),
+    slow_cases=(
+        {"batch": 2, "nodes": 1, "path_len": 1},
+        {"batch": 3, "nodes": 4, "path_len": 4},
+        {"batch": 1, "nodes": 130, "path_len": 9},
+    ),
+    shapes=tuple({"batch": b, "nodes": 60, "path_len": 9} for b in (1, 4, 16)),
+    hand_counts=(({"batch": 2, "nodes": 5, "path_len": 3}, Cost(2 * (5 * (4 + 4 + 16 + 12) + 8 + 4))),),
+    alone=alone("batch", "parents", "lengths"),
+    row_of=row_of,
+    n_rows=count("batch"),
+)

@@ -1,0 +1,25 @@
+"""The attention benchmark knows every kernel it will launch and what it expects of them."""
+
+import pytest
+
+from eagle3core.kernels import attention_bench, bench
+from eagle3core.kernels.attention_card import CARD
+
+pytestmark = pytest.mark.reference
+
+
+def test_every_measured_shape_and_setting_finds_its_kernels_among_those_built_ahead():
+    names = {variant.name for variant in attention_bench.needed("sm_90a", sweep=False)}
+    for case in CARD.shapes:
+        assert {v.name for v in CARD.variants_of("sm_90a", case)} <= names
+    for case in bench.proven(CARD):
+        for setting in CARD.settings:
+            assert {v.name for v in CARD.variants_of("sm_90a", case, **setting)} <= names
+    assert len(attention_bench.needed("sm_90a", sweep=True)) > len(names)
+
+
+def test_every_measured_shape_has_a_prediction_no_better_than_its_floor():
+    for case in CARD.shapes:
+        predicted = attention_bench.PREDICTED_US[case["dim"], case["batch"]]
+        us = predicted[attention_bench.TOKENS.index(case["tokens"])]
+        assert us > CARD.cost(case).floor_us(bench.KNOWN_GB_PER_S)

@@ -1,0 +1,92 @@
+"""Compiling without a GPU tells registers, spills and machine instructions, and finds broken promises."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from eagle3core.errors import KernelLimit
+from eagle3core.kernels.card import ARCHES, Variant, arch_of, parameters
+from eagle3core.kernels.compile import compile_variant, compute_capability, opcodes
+
+pytestmark = pytest.mark.compiled
+
+
+def make_product(isa: Any, *, n: int, careless: bool) -> Any:
+    """n dependent tensor-core products; `careless` multiplies by a Python float, which promotes to f64."""
+    factor = 0.3 if careless else np.float32(0.3)
+
+    def kernel(x, y):
+        lane = isa.cuda.threadIdx.x
+        a = isa.load_u32x4(x + lane * 16)
+        d = (isa.f32(0), isa.f32(0), isa.f32(0), isa.f32(0))
+        for _ in range(n):
+            d = isa.mma_bf16(a[0], a[1], a[2], a[3], a[0], a[1], d[0], d[1], d[2], d[3])
+        isa.store_f32(y + lane * 4, d[0] * factor)
+
+    return kernel
+
+
+def make_register_hoard(isa: Any, *, n: int) -> Any:
+    """Keeps n values alive at once and indexes them at run time, which needs local memory."""
+
+    def kernel(x, y, at):
+        values = isa.cuda.local.array(n, isa.f32)
+        for i in range(n):
+            values[i] = isa.load_f32(x + i * 4)
+        isa.store_f32(y, values[at])
+
+    return kernel
+
+
+PRODUCT = Variant(
+    "product", make_product, {"n": 2, "careless": False}, parameters("x:in y:out"), 32, instructions={"HMMA": 2}
+)
+
+
+@pytest.mark.parametrize("arch", ARCHES)
+def test_a_clean_kernel_has_no_faults_on_any_architecture(arch: str):
+    made = compile_variant(PRODUCT, arch, disassemble=True)
+    assert made.faults(PRODUCT) == []
+    assert made.sass["HMMA"] == 2
+    assert made.cubin[:4] == b"\x7fELF"
+    assert 0 < made.registers < 64
+
+
+def test_each_broken_promise_is_named():
+    made = compile_variant(PRODUCT, "sm_90a", disassemble=True)
+    wants = replace(PRODUCT, max_registers=3, instructions={"HMMA": 9}, shared_bytes=300_000, threads=1024,
+                    blocks_per_sm=64)  # fmt: skip
+    text = "; ".join(made.faults(wants))
+    for words in ("bound 3", "room for 64 blocks", "shared memory", "at least 9 expected"):
+        assert words in text
+
+
+def test_an_unintended_double_is_found():
+    careless = replace(PRODUCT, constants={"n": 2, "careless": True})
+    assert any("f64" in fault for fault in compile_variant(careless, "sm_90a").faults(careless))
+
+
+def test_local_memory_is_found():
+    hoard = Variant("hoard", make_register_hoard, {"n": 9}, parameters("x:in y:out at:i32"), 32)
+    assert any("local" in fault for fault in compile_variant(hoard, "sm_90a").faults(hoard))
+
+
+def test_opcodes_are_counted_without_predicates_and_suffixes():
+    text = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/              @!P0 LDG.E.128 R4, desc[UR4][R2.64] ;
+        /*0020*/                   HMMA.16816.F32.BF16 R4, R8, R12, R4 ;
+        /*0030*/              @UP1 UMOV UR4, 0x400 ;
+    """
+    assert opcodes(text) == {"LDC": 1, "LDG": 1, "HMMA": 1, "UMOV": 1}
+
+
+def test_compute_capabilities_map_to_targets():
+    assert [arch_of(c) for c in ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))] == [
+        "sm_80", "sm_80", "sm_90a", "sm_100", "sm_120"]  # fmt: skip
+    assert compute_capability("sm_90a") == (9, 0, "a")
+    assert compute_capability("sm_120") == (12, 0)
+    with pytest.raises(KernelLimit, match=r"compute capability is 7\.5"):
+        arch_of((7, 5))
