@@ -43,6 +43,9 @@ def parser() -> argparse.ArgumentParser:
     pair.add_argument("after", metavar="B", type=Path, help="the later run folder")
     _command(commands, "doctor", _do_doctor, "say what this machine can run, and why not the rest")
     _kernels(_command(commands, "kernels", _do_kernels, "list the GPU kernels, their proofs and their thresholds"))
+    _passed_on(commands, "bench", _do_bench, "time decoding with and without drafts, beside other engines")
+    _passed_on(commands, "prove", _do_prove, "prove the GPU engine: identity, parity, quiet steps, slots, long runs")
+    _passed_on(commands, "planted", _do_planted, "check a planted pair's margin and acceptance, or write it to disk")
     _passed_on(commands, "train", _do_train, "train a small (target, draft) pair from scratch")
     _passed_on(commands, "taps", _do_taps, "write the engine's recorded stages to a safetensors file")
     return top
@@ -138,6 +141,13 @@ def _kernels(made: argparse.ArgumentParser) -> None:
     made.add_argument("--rows", metavar="FILE.jsonl", type=Path, help="benchmark rows; default: the newest committed")
     made.add_argument("--gates", action="store_true", help="judge the rows; exit 1 if a threshold failed, 3 if missing")
     made.add_argument("--draw", metavar="FILE.svg", type=Path, help="write the roofline of all kernels")
+    made.add_argument(
+        "--sanitize",
+        metavar="OUT.jsonl",
+        nargs="?",
+        const="",
+        help="run every card under compute-sanitizer on this GPU, rows appended to OUT; exit 1 if anything was found",
+    )
 
 
 def _do_nightly(given: argparse.Namespace) -> int:
@@ -198,9 +208,32 @@ def _do_doctor(_: argparse.Namespace) -> int:
 
 
 def _do_kernels(given: argparse.Namespace) -> int:
+    if given.sanitize is not None:
+        from eagle3core.kernels.sanitize import main as sanitize
+
+        return sanitize(["--out", given.sanitize])
+
     from lab.kernel_view.command import show
 
     return show(given.rows, gates=given.gates, draw=given.draw)
+
+
+def _do_bench(given: argparse.Namespace) -> int:
+    from lab.bench.command import main as bench_main
+
+    return bench_main(given.rest)
+
+
+def _do_prove(given: argparse.Namespace) -> int:
+    from lab.proofs.command import main as prove_main
+
+    return prove_main(given.rest)
+
+
+def _do_planted(given: argparse.Namespace) -> int:
+    from lab.bench.dial import main as planted_main
+
+    return planted_main(given.rest)
 
 
 def _do_train(given: argparse.Namespace) -> int:

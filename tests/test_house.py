@@ -144,7 +144,8 @@ def test_everything_public_in_the_core_says_what_it_gives(path: Path) -> None:
     module = ast.parse(path.read_text(encoding="utf-8"))
     assert ast.get_docstring(module)
     # The CPU twin of a PTX instruction has the name under which the instruction itself is defined and explained.
-    explained = names_defined_in(path.with_name("ptx.py")) if path.name.startswith("emulator") else set()
+    twins = ("ptx.py", "ptx_group.py") if path.name.startswith("emulator") else ()
+    explained = set[str]().union(*(names_defined_in(path.with_name(twin)) for twin in twins))
     silent = {
         node.name
         for node in module.body

@@ -13,7 +13,12 @@ import pkgutil
 from eagle3core.kernels.card import Card
 
 # Files of this package that hold no op: the machinery, and `ptx`, whose import needs Numba's CUDA compiler.
-_NOT_OPS = frozenset({"bench", "card", "compile", "emulator", "emulator_numbers", "launch", "machine", "proof", "ptx"})
+_NOT_OPS = frozenset(
+    {
+        "bench", "card", "compile", "emulator", "emulator_group", "emulator_numbers", "launch", "machine", "proof",
+        "ptx", "ptx_group", "sanitize", "sanitize_plants", "sanitize_report", "sanitize_run",
+    }
+)  # fmt: skip
 
 
 def registry() -> dict[str, Card]:

@@ -15,28 +15,19 @@ Source: Vaswani et al., arXiv 1706.03762; paging after Kwon et al., arXiv 2309.0
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.attention_combine import COMBINE_THREADS, combine_rows, make_attention_combine
+from eagle3core.kernels.attention_combine import combine_rows
 from eagle3core.kernels.attention_layout import BLOCK_SHIFT, LOG2_E, Shape
-from eagle3core.kernels.attention_rows import make_attention_rows, rows_shared_bytes
-from eagle3core.kernels.attention_streams import make_attention_streams, streams_shared_bytes
-from eagle3core.kernels.card import DTYPES, Launch, Variant, overlaps, parameters
+from eagle3core.kernels.attention_plan import Plan, attention_variant, choose_plan, combine_variant, order_of
+from eagle3core.kernels.card import DTYPES, Launch
 from eagle3core.kernels.rms_norm import accumulation_dtype
 
 MOST_TOKENS, MOST_GROUP, DIMS = 64, 16, (64, 128)
-PARAMETERS = parameters(
-    "q:in k:const v:const tables:const prefix:const masks:in positions:in partial:out tops_sums:out counters:inout "
-    "tokens:i32 table_width:i32 run:i32 window:i32 scale:f32"
-)
-COMBINE_PARAMETERS = parameters("partial:in tops_sums:in sinks:const out:out tokens:i32 scale:f32")
-# Multiprocessors of the largest common part of each architecture: A100, H200, B200, RTX PRO 6000. Order-neutral.
-PROCESSORS = {"sm_80": 108, "sm_90a": 132, "sm_100": 148, "sm_120": 188}
 
 
 def paged_attention_reference(
@@ -120,103 +111,6 @@ def mask_words(tree_mask: Tensor) -> Tensor:
     return bits.sum(-1).to(torch.int32)
 
 
-# ---- how a launch is laid out
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Order-neutral choices of one launch.
-
-    Attributes:
-        warps: 0 for `attention_streams`, else warps of a block of `attention_rows`.
-        stages: depth of the ring.
-        run: splits a block handles one after the other.
-        counting: add up the tile counters of R-109.
-    """
-
-    warps: int
-    stages: int
-    run: int
-    counting: bool = False
-
-
-def order_of(arch: str, n_kv_heads: int) -> tuple[int, int]:
-    """(splits, streams): what sets the order of sums, one value for all of an engine's launches.
-
-    Splits * key heads is about one block a processor at batch 1. Eight warps' rings do not fit sm_120's shared memory.
-    """
-    if arch == "sm_120":
-        return 32, 4
-    return (16, 8) if n_kv_heads >= 8 else (32, 8)
-
-
-def choose_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int) -> Plan:
-    """The layout for `tokens` queries of `batch` sequences."""
-    rows = tokens * shape.group
-    warps = 0 if rows <= 32 else 4 if rows <= 64 else 8
-    stages = _stages(arch, shape, warps)
-    row_blocks = 1 if warps == 0 else -(-rows // (16 * warps))
-    resident = PROCESSORS[arch] * (2 if warps == 4 and arch != "sm_120" else 1)
-    work = batch * n_kv_heads * row_blocks
-
-    def cost(run: int) -> float:
-        waves = -(-work * -(-shape.splits // run) // resident)
-        return waves * (run + 0.3)  # starting a block costs about a third of a split
-
-    run = min(range(1, shape.splits + 1), key=cost)
-    if warps == 4 and work * -(-shape.splits // run) <= PROCESSORS[arch]:
-        stages = _stages(arch, shape, 8)  # so much shared memory that no two blocks share a processor
-    return Plan(warps, stages, run)
-
-
-def _stages(arch: str, shape: Shape, warps: int) -> int:
-    deep = 128 // shape.dim  # a unit of head size 64 is half as large
-    if warps == 0:
-        return {"sm_80": 2, "sm_90a": 3, "sm_100": 3, "sm_120": 2}[arch] * deep
-    if warps == 4:
-        return {"sm_80": 4, "sm_90a": 6, "sm_100": 6, "sm_120": 5}[arch]
-    return {"sm_80": 8, "sm_90a": 10, "sm_100": 10, "sm_120": 5}[arch]
-
-
-def _units(shape: Shape) -> int:
-    """Units between two barriers of `attention_rows`: 16 KB."""
-    return 256 // shape.dim
-
-
-def attention_variant(arch: str, shape: Shape, tokens: int, plan: Plan) -> Variant:
-    """The first kernel for `tokens` queries a sequence."""
-    order = f"{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}_s{plan.stages}"
-    order += "_counting" if plan.counting else ""
-    shared: dict[str, Any] = {"shape": shape, "stages": plan.stages, "counting": plan.counting}
-    shared["overlap"] = overlaps(arch)
-    if plan.warps == 0:
-        tiles, half = -(-tokens * shape.group // 16), tokens * shape.group <= 8
-        return Variant(
-            name=f"attention_streams_{order}_t{tiles}{'h' if half else ''}", make=make_attention_streams,
-            constants={**shared, "tiles": tiles, "half": half}, parameters=PARAMETERS, threads=32 * shape.streams,
-            shared_bytes=streams_shared_bytes(shape, tiles, plan.stages), dependent=overlaps(arch),
-            instructions={"HMMA": tiles * shape.dim // 4, "LDSM": shape.dim // 16, "LDGSTS": shape.dim // 8},
-        )  # fmt: skip
-    return Variant(
-        name=f"attention_rows_{order}_w{plan.warps}", make=make_attention_rows,
-        constants={**shared, "warps": plan.warps, "units": _units(shape)}, parameters=PARAMETERS,
-        threads=32 * plan.warps, shared_bytes=rows_shared_bytes(shape, _units(shape), plan.stages),
-        dependent=overlaps(arch),
-        instructions={"HMMA": shape.dim // 4, "LDSM": shape.dim // 16, "LDGSTS": shape.dim // 8 // plan.warps},
-    )  # fmt: skip
-
-
-def combine_variant(arch: str, shape: Shape) -> Variant:
-    """The second kernel."""
-    return Variant(
-        name=f"attention_combine_{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}",
-        make=make_attention_combine, constants={"shape": shape, "overlap": overlaps(arch)},
-        parameters=COMBINE_PARAMETERS, threads=COMBINE_THREADS, instructions={"LDG": shape.splits},
-        max_registers=128 if shape.splits <= 16 else 192,
-        dependent=overlaps(arch),
-    )  # fmt: skip
-
-
 # ---- the launcher
 
 
@@ -277,9 +171,8 @@ def attention(
     plan = replace(plan, counting=counters is not None)
     partial, tops_sums = scratch
     scale = dim**-0.5 * LOG2_E
-    row_blocks = 1 if plan.warps == 0 else -(-tokens * shape.group // (16 * plan.warps))
     first = attention_variant(arch, shape, tokens, plan).launch(
-        (row_blocks * -(-splits // plan.run), n_kv_heads, batch),
+        (plan.row_blocks(tokens * shape.group) * -(-splits // plan.run), n_kv_heads, batch),
         q=q, k=k_blocks, v=v_blocks, tables=block_tables, prefix=prefix_lens, masks=masks, positions=positions,
         partial=partial, tops_sums=tops_sums, counters=counters, tokens=tokens, table_width=block_tables.shape[1],
         run=plan.run, window=window, scale=scale,

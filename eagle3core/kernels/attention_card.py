@@ -10,20 +10,16 @@ import torch
 from torch import Tensor
 
 from eagle3core.kernels.attention import (
-    Plan,
     attention,
     attention_scratch,
-    attention_variant,
-    choose_plan,
-    combine_variant,
     mask_words,
-    order_of,
     paged_attention_reference,
     visible_keys,
     within_window,
 )
 from eagle3core.kernels.attention_layout import BLOCK_SHIFT, UNIT, Shape
 from eagle3core.kernels.attention_peers import PEERS
+from eagle3core.kernels.attention_plan import Plan, attention_variant, choose_plan, combine_variant, order_of
 from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Tensors, Variant, poison
 
 BLOCK = 1 << BLOCK_SHIFT
@@ -41,10 +37,10 @@ def _shape(arch: str, case: Case) -> Shape:
 
 
 def _plan(arch: str, case: Case, setting: Mapping[str, Any]) -> Plan:
-    plan = choose_plan(arch, _shape(arch, case), case["tokens"], len(_prefixes(case)), case["kv_heads"])
-    if "warps" in setting and plan.warps:
-        # More rows than one warp's tiles hold stay with the kernel for many rows.
-        setting = {**setting, "warps": setting["warps"] or plan.warps}
+    shape = _shape(arch, case)
+    plan = choose_plan(arch, shape, case["tokens"], len(_prefixes(case)), case["kv_heads"])
+    if "groups" in setting:
+        setting = {**setting, "groups": min(setting["groups"], shape.streams)}
     return replace(plan, counting=bool(case.get("counting")), **setting)
 
 
@@ -228,7 +224,7 @@ def _variants(arch: str, wanted: Sequence[tuple[str, int, int, int]]) -> list[Va
 def attention_variants(arch: str) -> list[Variant]:
     """The variants with the most registers: two tiles a warp, and sixteen rows a warp with two sets of sums."""
     wanted = [("bf16", 128, 32, 64)]
-    if arch in ("sm_90a", "sm_100"):  # elsewhere in the slow ring: these take longest to compile
+    if arch == "sm_90a":  # elsewhere in the slow ring: these take longest to compile
         wanted.append(("bf16", 128, 32, 8))
     return _variants(arch, wanted)
 
@@ -246,13 +242,10 @@ def attention_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
     """Depths and splits of a block around the chosen ones."""
     plan = _plan(arch, case, {})
     runs = sorted({max(1, plan.run // 2), plan.run, min(16, plan.run * 2)})
-    depths = {0: (2, 3), 4: (4, 6), 8: (4, 6, 10)}[plan.warps]
-    if plan.warps == 0 and case["dim"] == 64:
-        depths = (4, 6)
-    settings: list[Mapping[str, Any]] = [{"stages": s, "run": r} for s in depths for r in runs]
-    if plan.warps:
-        settings += [{"warps": w, "stages": 6, "run": r} for w in (4, 8) if w != plan.warps for r in runs]
-    return settings
+    if plan.row_warps == 0:
+        return [{"stages": s * 128 // case["dim"], "run": r} for s in (2, 3) for r in runs]
+    depths = {(plan.units, plan.stages), (plan.units, 3), (1, min(8, plan.units * plan.stages))}
+    return [{"units": u, "stages": s, "run": r} for u, s in sorted(depths) for r in runs]
 
 
 def _tiny(**about: Any) -> Case:
@@ -273,8 +266,14 @@ CARD = Card(
     variants_of=attention_variants_of,
     sweep=attention_sweep,
     order={"key unit": UNIT, "splits": 16, "streams": 8},
-    neutral={"warps": "0, 4, 8 (which kernel, and rows of a block)", "stages": "2 or more", "run": "1 to splits"},
-    settings=({}, {"warps": 4, "stages": 2, "run": 2}, {"stages": 2, "run": 2}),
+    neutral={
+        "row_warps": "0, 2, 4, 8 (which kernel, and rows of a block)",
+        "groups": "1 to streams",
+        "units": "powers of two",
+        "stages": "2 or more",
+        "run": "1 to splits",
+    },
+    settings=({}, {"row_warps": 2, "groups": 2, "units": 1, "stages": 2, "run": 2}, {"stages": 2, "run": 2}),
     cases=(
         _tiny(prefix=(93, 14), tree="chain"),
         _tiny(prefix=(41,), dim=128, tokens=5, heads=8, kv_heads=2, tree="random", dtype="f16", counting=False),

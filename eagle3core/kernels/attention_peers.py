@@ -10,7 +10,6 @@ log-sum-exp after Flash-Decoding (Dao et al.).
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -28,7 +27,7 @@ FLASHINFER_US = {
     (64, 1, 1): 27.9, (64, 1, 4): 76.8, (64, 1, 8): 78.3, (64, 1, 16): 139.0,
     (64, 4, 1): 43.1, (64, 4, 4): 147.0, (64, 4, 8): 153.0, (64, 4, 16): 281.0,
 }  # fmt: skip
-FLEX_TOKENS = (4, 8, 16)  # beyond, each compilation costs more time than its result, several times ours, is worth
+FLEX_TOKENS = (4, 8, 16, 32, 64)
 
 
 def contiguous(case: Case, inputs: Tensors) -> tuple[Tensor, Tensor, int]:
@@ -110,21 +109,22 @@ def flex(case: Case, inputs: Tensors) -> Callable[[], Any]:
     keys, values, prefix = contiguous(case, inputs)
     q = inputs["q"].transpose(1, 2).contiguous()
     key = (case["dim"], case["heads"], case["kv_heads"], case["tokens"], q.shape[0], prefix)
-    if key not in _flex_masks:
-        _flex_masks[key] = _flex_mask(inputs["mask"], prefix, keys.shape[2])
-    mask = _flex_masks[key]
-    compiled = _compiled_flex()
+    if key not in _flex:
+        _flex.clear()
+        _flex[key] = _compiled_flex(inputs["mask"], prefix, keys.shape[2])
+    compiled, mask = _flex[key]
     return lambda: compiled(q, keys, values, block_mask=mask, enable_gqa=True)
 
 
-_flex_masks: dict[tuple[int, ...], Any] = {}
+_flex: dict[tuple[int, ...], tuple[Any, Any]] = {}  # the newest case's compiled attention and its mask
 
 
-@cache
-def _compiled_flex() -> Any:
+def _compiled_flex(tree: Tensor, prefix: int, n_keys: int) -> tuple[Any, Any]:
+    """Compiled anew for every case: torch compiles a function for a few shapes only, then runs it uncompiled."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention, dynamic=False)
+    torch.compiler.reset()
+    return torch.compile(flex_attention, dynamic=False, fullgraph=True), _flex_mask(tree, prefix, n_keys)
 
 
 def _flex_mask(tree: Tensor, prefix: int, n_keys: int) -> Any:

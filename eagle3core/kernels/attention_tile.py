@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.attention_layout import Shape, make_token_of
+from eagle3core.kernels.attention_layout import UNIT, Shape, make_token_of
 
 HIDDEN = np.float32("-inf")  # the score of a key that a row may not see
 GROWTH = np.float32(8.0)  # log2 by which the maximum must grow to be moved; probabilities stay below 2^8
@@ -31,37 +31,43 @@ def make_join(isa: Any) -> Any:
 
 def make_hide(isa: Any, shape: Shape, tiles: int) -> Any:
     """`hide(scores, ...)` sets the scores of keys that a row may not see to `HIDDEN`; 1 if this lane sees any key."""
-    i32 = isa.i32
+    i32, i64 = isa.i32, isa.i64
     token_of = make_token_of(isa, shape.group)
 
     def hide_row(
         s: Any, row: Any, scores: Any, first: Any, tokens: Any, ctx: Any, end: Any, window: Any, mask: Any,
-        positions: Any,
+        positions: Any, lane: Any,
     ) -> Any:  # fmt: skip
-        words = i32((tokens + 31) >> 5)
-        token, position, sees_any = token_of(row), i32(0), i32(0)
+        words, token, column = i32((tokens + 31) >> 5), token_of(row), i32((lane & 3) * 2)
         if token >= tokens:
             token = i32(tokens - 1)  # a row that does not exist; nobody reads its result
+        new = i64(isa.load_u32(mask + token * words * 4)) & 0xFFFFFFFF  # bit i: sees new key i
+        if words > 1:
+            new = new | (i64(isa.load_u32(mask + (token * words + 1) * 4)) << 32)
+        offset, left = i32(first - ctx), i32(end - first)
+        if offset >= 0:
+            seen = new >> offset
+        else:
+            before = i32(min(-offset, UNIT))
+            seen = (new << before) | ((i64(1) << before) - 1)
+        if left < UNIT:
+            seen = seen & ((i64(1) << left) - 1)
+        sees = i32(seen & 0xFFFF) >> column  # bit 8 h + e: sees this lane's key e of half h
         if window > 0:
             position = isa.load_u32(positions + token * 4)
+            for h in range(2):
+                for e in range(2):
+                    key = i32(first + column + h * 8 + e)
+                    stands = key
+                    if key >= ctx and key < end:
+                        stands = isa.load_u32(positions + i32(key - ctx) * 4)
+                    if position - stands >= window:
+                        sees = i32(sees & ~(1 << (h * 8 + e)))
         for h in range(2):
             for e in range(2):
-                key = i32(first + h * 8 + e)
-                sees, stands = i32(0), key
-                if key < ctx:
-                    sees = i32(1)
-                elif key < end:
-                    new = i32(key - ctx)
-                    word = isa.load_u32(mask + (token * words + (new >> 5)) * 4)
-                    sees = i32((word >> (new & 31)) & 1)
-                    if window > 0:
-                        stands = isa.load_u32(positions + new * 4)
-                if window > 0 and position - stands >= window:
-                    sees = i32(0)
-                if sees == 0:
+                if (sees >> (h * 8 + e)) & 1 == 0:
                     scores[s + h * 4 + e] = HIDDEN
-                sees_any = i32(sees_any | sees)
-        return sees_any
+        return i32(sees & 0x303)
 
     hide_row = isa.inlined(hide_row)
 
@@ -69,12 +75,12 @@ def make_hide(isa: Any, shape: Shape, tiles: int) -> Any:
         scores: Any, first: Any, row0: Any, tokens: Any, ctx: Any, end: Any, window: Any, mask: Any, positions: Any,
         lane: Any,
     ) -> Any:  # fmt: skip
-        row, key = i32(row0 + (lane >> 2)), i32(first + (lane & 3) * 2)
-        sees = hide_row(0, row, scores, key, tokens, ctx, end, window, mask, positions)
-        sees |= hide_row(2, i32(row + 8), scores, key, tokens, ctx, end, window, mask, positions)
+        row = i32(row0 + (lane >> 2))
+        sees = hide_row(0, row, scores, first, tokens, ctx, end, window, mask, positions, lane)
+        sees |= hide_row(2, i32(row + 8), scores, first, tokens, ctx, end, window, mask, positions, lane)
         if tiles == 2:
-            sees |= hide_row(8, i32(row + 16), scores, key, tokens, ctx, end, window, mask, positions)
-            sees |= hide_row(10, i32(row + 24), scores, key, tokens, ctx, end, window, mask, positions)
+            sees |= hide_row(8, i32(row + 16), scores, first, tokens, ctx, end, window, mask, positions, lane)
+            sees |= hide_row(10, i32(row + 24), scores, first, tokens, ctx, end, window, mask, positions, lane)
         return i32(sees)
 
     return isa.inlined(hide)
@@ -128,6 +134,37 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, q_in_registers
 
     score_piece = isa.inlined(score_piece)
 
+    def score_half(h: Any, scores: Any, queries: Any, k_at: Any) -> None:
+        # Eight keys at a time, so that few partial scores are held beside the queries of two tiles.
+        second = cuda.local.array(8, f32)
+        for m in range(2):
+            for c in range(4):
+                scores[m * 8 + h * 4 + c] = zero
+                second[m * 4 + c] = zero
+        for j in range(pieces):
+            k = isa.shared_load_u32x4(i32(k_at + (h * pieces + j) * 512))
+            for m in range(2):
+                o, s, e = (m * pieces + j) * 8, m * 8 + h * 4, m * 4
+                d = mma(
+                    queries[o], queries[o + 1], queries[o + 2], queries[o + 3], k[0], k[1],
+                    scores[s], scores[s + 1], scores[s + 2], scores[s + 3],
+                )  # fmt: skip
+                f = mma(
+                    queries[o + 4], queries[o + 5], queries[o + 6], queries[o + 7], k[2], k[3],
+                    second[e], second[e + 1], second[e + 2], second[e + 3],
+                )  # fmt: skip
+                for c in range(4):
+                    scores[s + c], second[e + c] = d[c], f[c]
+        for m in range(2):
+            for c in range(4):
+                scores[m * 8 + h * 4 + c] = scores[m * 8 + h * 4 + c] + second[m * 4 + c]
+
+    score_half = isa.inlined(score_half)
+
+    def score_by_halves(scores: Any, queries: Any, q_at: Any, k_at: Any) -> None:
+        score_half(0, scores, queries, k_at)
+        score_half(1, scores, queries, k_at)
+
     def score(scores: Any, queries: Any, q_at: Any, k_at: Any) -> None:
         second, keys = cuda.local.array(n_scores, f32), cuda.local.array(8, i32)
         for i in range(n_scores):
@@ -144,16 +181,16 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, q_in_registers
     # Rows and steps are written out one by one below: loops around bodies of this size are not always unrolled, and
     # an index that is not constant would move the sums from registers to local memory.
 
-    def highest_of(s: Any, scores: Any) -> Any:
-        high = isa.maximum(isa.maximum(scores[s], scores[s + 1]), isa.maximum(scores[s + 4], scores[s + 5]))
-        high = isa.maximum(high, isa.shuffle_xor_f32(high, 1))
-        return isa.maximum(high, isa.shuffle_xor_f32(high, 2))
+    def own_highest(s: Any, scores: Any) -> Any:
+        return isa.maximum(isa.maximum(scores[s], scores[s + 1]), isa.maximum(scores[s + 4], scores[s + 5]))
 
     def raise_row(m: Any, far: Any, highest: Any, accumulators: Any, tops: Any, sums: Any, scale: Any) -> None:
         r = m * 2 + far
-        high = tops[r]
-        if (highest[r] - tops[r]) * scale > GROWTH:
-            high = highest[r]
+        top, high = highest[r], tops[r]
+        top = isa.maximum(top, isa.shuffle_xor_f32(top, 1))
+        top = isa.maximum(top, isa.shuffle_xor_f32(top, 2))
+        if (top - tops[r]) * scale > GROWTH:
+            high = top
         shrink = isa.exp2((tops[r] - high) * scale)
         tops[r] = high
         sums[r] = isa.product(sums[r], shrink)
@@ -162,16 +199,17 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, q_in_registers
             accumulators[o] = accumulators[o] * shrink
             accumulators[o + 1] = accumulators[o + 1] * shrink
 
-    highest_of, raise_row = isa.inlined(highest_of), isa.inlined(raise_row)
+    own_highest, raise_row = isa.inlined(own_highest), isa.inlined(raise_row)
 
     def raise_tops(scores: Any, accumulators: Any, tops: Any, sums: Any, scale: Any) -> None:
+        # A row's maximum has grown enough exactly if that of one of its four lanes has: rounding keeps the order.
         highest = cuda.local.array(n_tops, f32)
-        highest[0] = highest_of(0, scores)
+        highest[0] = own_highest(0, scores)
         if not half:
-            highest[1] = highest_of(2, scores)
+            highest[1] = own_highest(2, scores)
         if tiles == 2:
-            highest[2] = highest_of(8, scores)
-            highest[3] = highest_of(10, scores)
+            highest[2] = own_highest(8, scores)
+            highest[3] = own_highest(10, scores)
         grows = i32(0)
         for m in range(tiles):
             for far in range(halves):
@@ -228,4 +266,5 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, q_in_registers
             add_step(6, v_even, weights, accumulators)
             add_step(7, v_odd, weights, accumulators)
 
-    return isa.inlined(score), hide, isa.inlined(raise_tops), isa.inlined(add_values)
+    scorer = score_by_halves if tiles == 2 and q_in_registers else score
+    return isa.inlined(scorer), hide, isa.inlined(raise_tops), isa.inlined(add_values)

@@ -215,7 +215,12 @@ class Run:
         )  # fmt: skip
         beside = f"{peer} {peers[peer]:8.2f} ratio {ours.median_us / peers[peer]:.3f}" if peer else "no peer"
         share = 100 * floor / ours.median_us
-        print(f"{card.name} {case_id(case)}: {ours.median_us:8.2f} us, {share:5.1f}% of floor, {beside}", flush=True)
+        bound = 1.5 * (cost.bytes / KNOWN_GB_PER_S / 1e3 + 1.3 * cost.dependent_passes)  # see docs/kernels.md
+        print(
+            f"{card.name} {case_id(case)}: {ours.median_us:8.2f} us, {share:5.1f}% of floor, "
+            f"{ours.median_us / bound:.2f} of the bound {bound:.2f}, {beside}",
+            flush=True,
+        )
 
 
 def prove_case(card: Card, arch: str, case: Case, device: torch.device, seed: int) -> list[str]:

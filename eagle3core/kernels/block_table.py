@@ -15,9 +15,10 @@ from torch import Tensor
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
-from eagle3core.kernels.reductions import make_block_prefix_i32
+from eagle3core.kernels.reductions import make_block_min_i32, make_block_prefix_pair_i32
 
 THREADS = 256  # a thread a row
+GROUP = 4  # blocks of a row that move together
 
 
 class BlockPool(NamedTuple):
@@ -69,46 +70,67 @@ def block_table_reference(
 
 
 def make_block_table(isa: Any, *, block: int, overlap: bool) -> Any:
-    """One block of threads; everything is taken before anything is returned."""
+    """One block of threads; everything is taken before anything is returned.
+
+    The rows that are served come before the first that is not, so the last one served says how many blocks are taken.
+    Blocks move four at a time, loads before stores, so that their latencies overlap.
+    """
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
-    warps, shift = THREADS // 32, block.bit_length() - 1
-    block_prefix = make_block_prefix_i32(isa, warps)
+    warps, pair_words, shift = THREADS // 32, THREADS // 16, block.bit_length() - 1
+    prefix_pair, block_min = make_block_prefix_pair_i32(isa, warps), make_block_min_i32(isa, warps)
 
     def kernel(
         slots: Any, old_lens: Any, new_lens: Any, tables: Any, free: Any, n_free: Any, changed: Any, missing: Any,
         batch: Any, entries: Any, n_blocks: Any,
     ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
-        first = isa.shared_address(cuda.shared.array(warps, i32))
+        first = isa.shared_address(cuda.shared.array(pair_words, i32))
         second = isa.shared_address(cuda.shared.array(warps, i32))
-        third = isa.shared_address(cuda.shared.array(warps, i32))
+        moved, given = cuda.local.array(GROUP, i32), cuda.local.array(GROUP, i32)
         if overlap:
             isa.let_next_start()
             isa.wait_previous()
-        have, want, slot = i32(0), i32(0), i32(0)
-        available = isa.load_u32(n_free)
+        old, new, slot, available = i32(0), i32(0), i32(0), isa.load_u32(n_free)
         if tid < batch:
-            have = i32((isa.load_u32(old_lens + tid * 4) + (block - 1)) >> shift)
-            want = i32((isa.load_u32(new_lens + tid * 4) + (block - 1)) >> shift)
+            old, new = isa.load_u32(old_lens + tid * 4), isa.load_u32(new_lens + tid * 4)
             slot = isa.load_u32(slots + tid * 4)
+        have, want = i32((old + (block - 1)) >> shift), i32((new + (block - 1)) >> shift)
         row = tables + i64(slot) * entries * 4
-        takes, returns = max(i32(want - have), i32(0)), max(i32(have - want), i32(0))
-        short = i32(0)
+        takes, returns, short = max(i32(want - have), i32(0)), max(i32(have - want), i32(0)), i32(0)
+        for i in range(GROUP):
+            given[i] = i32(0)
+            if i < returns:
+                given[i] = isa.load_u32(row + (have - 1 - i) * 4)
         if want > entries:
             takes, short = i32(0), i32(takes)
-        before, _ = block_prefix(takes, first, tid)
+        before, ahead, returned = prefix_pair(takes, returns, first, tid)
+        upto = i32(0)
         if before + takes > available:
             takes, short = i32(0), i32(takes)
-        for i in range(takes):
-            isa.store_u32(row + (have + i) * 4, isa.load_u32(free + i64(available - 1 - before - i) * 4))
-        _, taken = block_prefix(takes, second, tid)  # its barrier: all is taken, and `available` has been read
-        before, returned = block_prefix(returns, third, tid)
-        base = i32(available - taken)
-        for i in range(returns):
-            # The bound only matters if a caller's lengths do not fit the tables; nothing outside is written then.
-            if base + before + i < n_blocks:
-                isa.store_u32(free + i64(base + before + i) * 4, isa.load_u32(row + (have - 1 - i) * 4))
-            isa.store_u32(row + (have - 1 - i) * 4, -1)
+        if takes > 0:
+            upto = i32(before + takes)
+        done = i32(0)
+        while done < takes:
+            for i in range(GROUP):
+                if done + i < takes:
+                    moved[i] = isa.load_u32(free + i64(available - 1 - before - done - i) * 4)
+            for i in range(GROUP):
+                if done + i < takes:
+                    isa.store_u32(row + (have + done + i) * 4, moved[i])
+            done = i32(done + GROUP)
+        # The barrier in the minimum: all is taken, and `available` has been read.
+        base, done = i32(available + block_min(i32(-upto), second, tid)), i32(0)
+        while done < returns:
+            for i in range(GROUP):
+                if done + i < returns:
+                    # The bound only matters if a caller's lengths do not fit the tables; nothing outside is written.
+                    if base + ahead + done + i < n_blocks:
+                        isa.store_u32(free + i64(base + ahead + done + i) * 4, given[i])
+                    isa.store_u32(row + (have - 1 - done - i) * 4, -1)
+            done = i32(done + GROUP)
+            for i in range(GROUP):
+                if done + i < returns:
+                    given[i] = isa.load_u32(row + (have - 1 - done - i) * 4)
         if tid < batch:
             isa.store_u32(changed + tid * 4, takes - returns)
             isa.store_u32(missing + tid * 4, short)
@@ -136,7 +158,7 @@ def block_table_variant(arch: str, block: int) -> Variant:
         ),
         threads=THREADS,
         max_registers=64,
-        instructions={"BAR": 3},
+        instructions={"BAR": 2},
         dependent=overlaps(arch),
     )
 

@@ -96,6 +96,8 @@ class Variant:
         max_registers: most registers a thread may need.
         instructions: SASS instructions that must appear, with their least count, e.g. {"HMMA": 2}.
         dependent: the kernel waits for the kernel before by itself, so it may be launched to overlap with it.
+        rounds_itself: several kernels promise the same bits, so the source says (`fused`, `product`) where a product
+            that is added to something is rounded, and the compiler must not have merged any by its own choice.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Variant:
     max_registers: int = 255
     instructions: Mapping[str, int] = field(default_factory=dict)
     dependent: bool = False
+    rounds_itself: bool = False
 
     def launch(self, grid: tuple[int, ...], **values: Value) -> Launch:
         """A launch of this variant, `grid` blocks, with every parameter by name."""

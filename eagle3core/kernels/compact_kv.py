@@ -1,7 +1,7 @@
 """Keeps an accepted path as one contiguous run of the paged cache: row start + path[i] moves to row start + i.
 
 A path ascends and path[i] >= i, so a row is never overwritten before it has been read if one thread moves the rows of
-its 16-byte piece in order; eight are read before the first is written. A chain moves nothing.
+its 16-byte piece in order; four are read before the first is written. A chain moves nothing.
 Source: EAGLE, arXiv 2401.15077, section 4; docs/requirements.md R-59; paging after Kwon et al., arXiv 2309.06180.
 """
 
@@ -17,7 +17,8 @@ from eagle3core.kernels.by_row import alone, count
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters
 
 THREADS = 128
-GROUP = 8  # rows a thread has in flight
+GROUP = 4  # rows a thread has in flight
+STAGED = 128  # blocks of a sequence that a warp fetches ahead; further ones are looked up
 
 
 def compact_kv_reference(
@@ -37,14 +38,24 @@ def compact_kv_reference(
 
 
 def make_compact_kv(isa: Any, *, head_dim: int, block: int, overlap: bool) -> Any:
-    """Grid (pieces of a row, layers of k then of v, sequences), a thread a 16-byte piece of one head."""
+    """Grid (pieces of a row, layers of k then of v, sequences), a thread a 16-byte piece of one head.
+
+    A warp fetches path and block table beside the start, a lane an entry each, and shuffles hand them out: rows then
+    wait for one load before them and not for three.
+    """
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
     per_head_shift, block_shift, block_mask = (head_dim // 8).bit_length() - 1, block.bit_length() - 1, block - 1
-    group_words = GROUP * 4
+    group_words, parts = GROUP * 4, STAGED // 32
 
-    def line(tables: Any, token: Any, kv_heads: Any, head: Any) -> Any:
-        held = isa.load_u32(tables + i64(token >> block_shift) * 4)
-        return ((i64(held) * kv_heads + head) << block_shift) + (token & block_mask)
+    def line(held: Any, tables: Any, token: Any, is_moved: Any, kv_heads: Any, head: Any) -> Any:
+        index, own = i32(token >> block_shift), held[0]
+        for p in range(1, parts):
+            if index >> 5 == p:
+                own = held[p]
+        page = isa.shuffle_i32(own, index & 31)
+        if index >= STAGED and is_moved:
+            page = isa.load_u32(tables + i64(index) * 4)
+        return ((i64(page) * kv_heads + head) << block_shift) + (token & block_mask)
 
     line = isa.inlined(line)
 
@@ -52,37 +63,44 @@ def make_compact_kv(isa: Any, *, head_dim: int, block: int, overlap: bool) -> An
         k_pages: Any, v_pages: Any, block_tables: Any, starts: Any, path: Any, counts: Any, layers: Any,
         n_blocks: Any, kv_heads: Any, entries: Any, width: Any,
     ) -> None:  # fmt: skip
-        item = i32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
+        tid = i32(cuda.threadIdx.x)
+        item, lane = i32(cuda.blockIdx.x * THREADS + tid), i32(tid & 31)
         layer, sequence = i32(cuda.blockIdx.y), i64(cuda.blockIdx.z)
-        words, nodes = cuda.local.array(group_words, i32), cuda.local.array(GROUP, i32)
-        if overlap:
-            isa.let_next_start()
-            isa.wait_previous()
+        words, held = cuda.local.array(group_words, i32), cuda.local.array(parts, i32)
+        moved, lines = cuda.local.array(GROUP, i32), cuda.local.array(GROUP, i64)
         head, piece = i32(item >> per_head_shift), i32(item & (head_dim // 8 - 1))
         pages = k_pages
         if layer >= layers:
             pages, layer = v_pages, i32(layer - layers)
         pages += ((i64(layer) * n_blocks * kv_heads) << block_shift) * (head_dim * 2) + piece * 16
-        tables, start = block_tables + sequence * entries * 4, isa.load_u32(starts + sequence * 4)
-        n_kept, first = isa.load_u32(counts + sequence * 4), i32(1)
-        row = path + sequence * width * 4
-        while head < kv_heads and first < n_kept:
-            for i in range(GROUP):  # apart from what follows, so that the loads overlap
-                nodes[i] = i32(first + i)
-                if first + i < n_kept:
-                    nodes[i] = isa.load_u32(row + (first + i) * 4)
+        tables, row, first = block_tables + sequence * entries * 4, path + sequence * width * 4, i32(1)
+        if overlap:
+            isa.wait_previous()
+            isa.let_next_start()  # see `top_k_kernels`
+        start, n_kept, own = isa.load_u32(starts + sequence * 4), isa.load_u32(counts + sequence * 4), i32(0)
+        if lane < GROUP and 1 + lane < width:
+            own = isa.load_u32(row + (1 + lane) * 4)
+        for p in range(parts):
+            held[p] = i32(0)
+            if p * 32 + lane < entries:
+                held[p] = isa.load_u32(tables + (p * 32 + lane) * 4)
+        while first < n_kept:
             for i in range(GROUP):
-                if nodes[i] != first + i:
-                    loaded = isa.load_u32x4(
-                        pages + line(tables, i32(start + nodes[i]), kv_heads, head) * (head_dim * 2)
-                    )
+                node = isa.shuffle_i32(own, i)
+                moved[i] = i32(first + i < n_kept) & i32(node != first + i)
+                source = line(held, tables, i32(start + node), moved[i], kv_heads, head)
+                lines[i] = line(held, tables, i32(start + first + i), moved[i], kv_heads, head)
+                if moved[i] == 1 and head < kv_heads:
+                    loaded = isa.load_u32x4(pages + source * (head_dim * 2))
                     for w in range(4):
                         words[i * 4 + w] = loaded[w]
             for i in range(GROUP):
-                if nodes[i] != first + i:
-                    target = pages + line(tables, i32(start + first + i), kv_heads, head) * (head_dim * 2)
+                if moved[i] == 1 and head < kv_heads:
+                    target = pages + lines[i] * (head_dim * 2)
                     isa.store_u32x4(target, words[i * 4], words[i * 4 + 1], words[i * 4 + 2], words[i * 4 + 3])
             first = i32(first + GROUP)
+            if lane < GROUP and first + lane < n_kept:
+                own = isa.load_u32(row + (first + lane) * 4)
 
     return kernel
 
@@ -186,6 +204,8 @@ CARD = Card(
     slow_cases=(
         {"batch": 3, "path_len": 4, "layers": 1, "kv_heads": 9, "head_dim": 128, "block": 16, "longest": 40,
          "dtype": torch.float16},
+        {"batch": 3, "path_len": 4, "layers": 1, "kv_heads": 1, "head_dim": 16, "block": 1, "longest": 2000,
+         "dtype": torch.bfloat16},
     ),
     shapes=tuple(
         {"batch": b, "path_len": 4, "layers": 32, "kv_heads": 8, "head_dim": 128, "block": 64, "longest": 512,

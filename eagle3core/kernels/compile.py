@@ -33,6 +33,7 @@ class Compiled:
         spill_bytes: spill stores and loads together.
         has_local: the PTX declares local memory.
         has_double: the PTX computes in f64, which here is always an unintended promotion.
+        merged: products that the compiler merged with an addition by its own choice.
         sass: machine instructions by opcode, e.g. {"HMMA": 4}; empty unless asked for.
     """
 
@@ -46,6 +47,7 @@ class Compiled:
     static_shared_bytes: int
     has_local: bool
     has_double: bool
+    merged: int
     sass: Counter[str]
 
     def faults(self, variant: Variant) -> list[str]:
@@ -62,6 +64,8 @@ class Compiled:
             found.append("local memory in the PTX")
         if self.has_double:
             found.append("f64 arithmetic in the PTX")
+        if variant.rounds_itself and self.merged:
+            found.append(f"{self.merged} products merged with an addition by the compiler")
         shared = variant.shared_bytes + self.static_shared_bytes
         if shared > SHARED_BYTES[self.arch]:
             found.append(f"{shared} bytes of shared memory, {SHARED_BYTES[self.arch]} exist")
@@ -99,8 +103,15 @@ def compile_variant(variant: Variant, arch: str, *, disassemble: bool = False) -
         static_shared_bytes=int(_match(r"(\d+) bytes smem", log, "0")),
         has_local=".local" in ptx,
         has_double=bool(re.search(r"\.f64\b", re.sub(r"\.reg \.f64.*", "", ptx))),
+        merged=merged_products(ptx),
         sass=sass,
     )
+
+
+def merged_products(ptx: str) -> int:
+    """Multiply-adds in fp32 that the front end made of a product and an addition: those outside inline statements."""
+    own = re.sub(r"// begin inline asm.*?// end inline asm", "", ptx, flags=re.DOTALL)
+    return len(re.findall(r"\bfma\.rn(?:\.ftz)?\.f32\b", own))
 
 
 def compute_capability(arch: str) -> tuple[int, int] | tuple[int, int, str]:

@@ -17,6 +17,7 @@ from eagle3core.kernels.by_row import alone, count, make_store, make_unpack, one
 from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
 
 PARTIAL = 16  # columns of one partial sum of squares
+MOST_THREADS = 128  # a row of 4096 is spread over four blocks, so that few rows use many processors
 PITCH = 128  # partial sums of a row are stored in a multiple of this many
 
 
@@ -40,67 +41,64 @@ def partial_squares_reference(h: Tensor) -> Tensor:
     return torch.nn.functional.pad(squares, (0, partials_pitch(h.shape[1]) - squares.shape[1]))
 
 
-def make_embedding(
-    isa: Any, *, dtype: str, width: int, threads: int, pieces: int, maps: bool, scales: bool, overlap: bool
-) -> Any:
-    """A block a row; two neighbouring threads hold the 16 columns of a partial sum."""
+def make_embedding(isa: Any, *, dtype: str, width: int, threads: int, maps: bool, scales: bool, overlap: bool) -> Any:
+    """Grid (rows, pieces of a row), a thread 8 columns; two neighbouring ones hold the 16 of a partial sum."""
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     unpack, store, low, high = make_unpack(isa, dtype), make_store(isa, dtype), isa.LOW[dtype], isa.HIGH[dtype]
     vectors, zero = width // 8, np.float32(0)
-    partials, pitch = width // PARTIAL, partials_pitch(width)
+    partials, pitch, blocks = width // PARTIAL, partials_pitch(width), -(-width // (8 * threads))
 
     def kernel(
         tokens: Any, draft_to_target: Any, table: Any, gain: Any, ids: Any, h: Any, scaled: Any, sums: Any
     ) -> None:
-        tid = i32(cuda.threadIdx.x)
-        row = i64(cuda.blockIdx.x)
+        tid, row = i32(cuda.threadIdx.x), i64(cuda.blockIdx.x)
+        vector = i32(cuda.blockIdx.y * threads + tid)
         values = cuda.local.array(8, f32)
+        loaded = gains = (i32(0), i32(0), i32(0), i32(0))
         if overlap:
             isa.let_next_start()
+        if scales and vector < vectors:
+            gains = isa.load_u32x4_const(gain + vector * 16)
+        if overlap:
             isa.wait_previous()
         token = isa.load_u32(tokens + row * 4)
         if maps and token >= 0:
             token = isa.load_u32(draft_to_target + i64(token) * 4)
-        if tid == 0:
+        if vector < vectors and token >= 0:
+            loaded = isa.load_u32x4_const(table + i64(token) * (width * 2) + vector * 16)
+        if vector == 0:
             isa.store_u32(ids + row * 4, max(token, -1))
-        for p in range(pieces):
-            vector = i32(tid + p * threads)
-            loaded = (i32(0), i32(0), i32(0), i32(0))
-            if vector < vectors and token >= 0:
-                loaded = isa.load_u32x4_const(table + i64(token) * (width * 2) + vector * 16)
-            if vector < vectors:
-                isa.store_u32x4(h + row * (width * 2) + vector * 16, loaded[0], loaded[1], loaded[2], loaded[3])
-            if scales:
-                unpack(loaded, values, 0)
-                squares = zero
-                for i in range(8):
-                    squares = squares + values[i] * values[i]
-                squares = squares + isa.shuffle_xor_f32(squares, 1)
-                if vector < vectors:
-                    gains = isa.load_u32x4_const(gain + vector * 16)
-                    for i in range(4):
-                        values[2 * i] = values[2 * i] * low(gains[i])
-                        values[2 * i + 1] = values[2 * i + 1] * high(gains[i])
-                    store(scaled + row * (width * 2) + vector * 16, values, 0)
-                    if (tid & 1) == 0:
-                        isa.store_f32(sums + (row * pitch + (vector >> 1)) * 4, squares)
+        if vector < vectors:
+            isa.store_u32x4(h + row * (width * 2) + vector * 16, loaded[0], loaded[1], loaded[2], loaded[3])
         if scales:
-            column = i32(partials + tid)
+            unpack(loaded, values, 0)
+            squares = zero
+            for i in range(8):
+                squares = squares + values[i] * values[i]
+            squares = squares + isa.shuffle_xor_f32(squares, 1)
+            if vector < vectors:
+                for i in range(4):
+                    values[2 * i] = values[2 * i] * low(gains[i])
+                    values[2 * i + 1] = values[2 * i + 1] * high(gains[i])
+                store(scaled + row * (width * 2) + vector * 16, values, 0)
+                if (tid & 1) == 0:
+                    isa.store_f32(sums + (row * pitch + (vector >> 1)) * 4, squares)
+            column = i32(partials + vector)
             while column < pitch:
                 isa.store_f32(sums + (row * pitch + column) * 4, zero)
-                column = i32(column + threads)
+                column = i32(column + blocks * threads)
 
     return kernel
 
 
 def embedding_variant(arch: str, dtype: str, width: int, *, maps: bool, scales: bool) -> Variant:
     """The gather for rows of `width`, with a draft-to-target map or not, with h * gain and partial sums or not."""
-    threads, pieces = row_threads(width)
+    threads = min(row_threads(width)[0], MOST_THREADS)
     return Variant(
         name=f"embedding_{dtype}_{width}{'_map' if maps else ''}{'_scale' if scales else ''}",
         make=make_embedding,
         constants={
-            "dtype": dtype, "width": width, "threads": threads, "pieces": pieces, "maps": maps, "scales": scales,
+            "dtype": dtype, "width": width, "threads": threads, "maps": maps, "scales": scales,
             "overlap": overlaps(arch),
         },
         parameters=parameters(
@@ -135,9 +133,10 @@ def embedding(
     variant = embedding_variant(
         arch, DTYPES[h.dtype], h.shape[1], maps=draft_to_target is not None, scales=gain is not None
     )
+    blocks = -(-h.shape[1] // (8 * variant.threads))
     return [
         variant.launch(
-            (len(h),), tokens=tokens, draft_to_target=draft_to_target, table=table, gain=gain, ids=ids, h=h,
+            (len(h), blocks), tokens=tokens, draft_to_target=draft_to_target, table=table, gain=gain, ids=ids, h=h,
             scaled=scaled, sums=sums,
         )
     ]  # fmt: skip

@@ -8,12 +8,14 @@ Source: PTX ISA 9.0, fragment layouts of mma.m16n8k16 and ldmatrix; the rest der
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from eagle3core.kernels import emulator_group
 from eagle3core.kernels.card import Launch
 from eagle3core.kernels.emulator_numbers import (  # noqa: F401  part of the instruction set
     bits_of_f32,
@@ -197,6 +199,26 @@ ldmatrix_x4 = _ldmatrix(False)
 ldmatrix_x4_trans = _ldmatrix(True)
 
 
+# ---- tensor cores of a warpgroup
+
+
+def group_mma(kind: str, n: int) -> Callable[..., None]:
+    act = emulator_group.products(kind, n)
+    return lambda *operands: _lane().wait("group", act, operands)
+
+
+def group_settle(n: int) -> Callable[..., None]:
+    return lambda sums: emulator_group.settle(_lane(), sums, n // 2)
+
+
+def group_fence() -> None:
+    _lane().is_fenced = True
+
+
+def group_commit() -> None:
+    emulator_group.commit(_lane())
+
+
 # ---- asynchronous copies: the data arrives when the lane waits for it, never earlier
 
 
@@ -284,10 +306,23 @@ def bulk_copy(target: int, source: int, n_bytes: int, address: int) -> None:
     barrier.settle()
 
 
+def _one_bulk_copy(operands: Sequence[Any], warp: Warp) -> list[None]:
+    if len(set(operands)) > 1:
+        raise EmulationError("the lanes of a warp ask for different bulk copies")
+    bulk_copy(*operands[0])
+    return [None] * 32
+
+
+warp_bulk_copy = _collective(_one_bulk_copy)
+
+
 def mbarrier_fence_init() -> None: ...
 
 
-def fence_async_shared() -> None: ...
+def fence_async_shared() -> None:
+    lane = _lane()
+    lane.block.clock += 1
+    lane.fenced_at = lane.block.clock
 
 
 # ---- memory
@@ -379,6 +414,11 @@ def named_barrier(name: int, count: int) -> None:
     _lane().wait("named", (name, count))
 
 
+def named_arrive(name: int, count: int) -> None:
+    lane = _lane()
+    lane.block.arrive((name, count), lane)
+
+
 def fence_gpu() -> None: ...
 
 
@@ -386,6 +426,11 @@ def atomic_add_i32(address: int, value: int) -> int:
     before: int = load_u32(address)
     store_u32(address, before + value)
     return before
+
+
+def wait_count(address: int, value: int) -> None:
+    _now().load(address, 4)  # may we read it?
+    _lane().wait("count", address, lambda: ctypes.c_int32.from_address(address).value >= value)
 
 
 def wait_previous() -> None:

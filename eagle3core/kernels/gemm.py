@@ -1,16 +1,18 @@
 """Linear maps of a decode step: y = epilogue(x W^T) for any number of rows, with bits that do not depend on it.
 
-W is read once and x is small, so up to a few dozen rows the time is that of the weight's bytes. Two kernels share one
-order of summation (see `gemm_ring`): `gemm_ring` for up to 16 rows, `gemm_tile` above. A call becomes one launch.
+W is read once and x is small, so up to a few dozen rows the time is that of the weight's bytes. The kernels share one
+order of summation (see `gemm_ring`): `gemm_ring` for up to 16 rows, above `gemm_group` where the hardware has its
+instructions, else `gemm_tile`. A call becomes one launch, or two where `gemm_pack` rearranges x for `gemm_group`.
 
 Source: docs/requirements.md R-104, R-105; designs derived here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +21,6 @@ from torch import Tensor
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import (
     DTYPES,
-    SHARED_BYTES,
     SHARED_BYTES_SM,
     Case,
     Cost,
@@ -28,116 +29,54 @@ from eagle3core.kernels.card import (
     overlaps,
 )
 from eagle3core.kernels.gemm_epilogue import Epilogue, gemm_parameters
+from eagle3core.kernels.gemm_group import group_totals_in_shared, make_gemm_group
+from eagle3core.kernels.gemm_pack import pack_rows, packed_words
 from eagle3core.kernels.gemm_reference import EPS, n_columns, n_weight_rows
-from eagle3core.kernels.gemm_ring import STREAMS, UNIT, make_gemm_ring, ring_shared_bytes
-from eagle3core.kernels.gemm_tile import make_gemm_tile, tile_shared_bytes, totals_in_shared
+from eagle3core.kernels.gemm_ring import STREAMS, UNIT, make_gemm_ring
+from eagle3core.kernels.gemm_tile import make_gemm_tile, totals_in_shared
+from eagle3core.kernels.gemm_tiling import Tiling, choose_tiling
 
-WORKSPACE_BYTES = 64 << 20  # enough for every tiling below; see `workspace`
+WORKSPACE_BYTES = 80 << 20  # enough for every tiling below, with 512 rows of 14336; see `workspace`
 COUNTERS = 4096
-_MULTIPROCESSORS = 132  # of the GPU the tilings were chosen on
 
-
-@dataclass(frozen=True)
-class Tiling:
-    """Order-neutral parameters of one GEMM launch; every value gives the same bits.
-
-    Attributes:
-        kernel: `ring` (warps divide K) or `tile` (warps divide the block).
-        x_tiles, w_tiles: rows of a block: 8 x_tiles of x, 16 w_tiles of W.
-        units, stages: units of 32 k of a stage, and stages of the ring.
-        warps_x, warps_w, split: of `tile`; see `make_gemm_tile`.
-    """
-
-    kernel: Literal["ring", "tile"]
-    x_tiles: int
-    w_tiles: int
-    units: int
-    stages: int
-    warps_x: int = 1
-    warps_w: int = 1
-    split: int = 1
-
-    @property
-    def threads(self) -> int:
-        return 32 * (STREAMS if self.kernel == "ring" else self.warps_x * self.warps_w)
-
-    @property
-    def shared_bytes(self) -> int:
-        sizes = self.x_tiles, self.w_tiles, self.units, self.stages
-        if self.kernel == "ring":
-            return ring_shared_bytes(*sizes)
-        return tile_shared_bytes(*sizes, self.warps_x * self.warps_w, self.split)
-
-    @property
-    def name(self) -> str:
-        more = f"_{self.warps_x}x{self.warps_w}_s{self.split}" if self.kernel == "tile" else ""
-        return f"{self.kernel}_{self.x_tiles}x{self.w_tiles}_u{self.units}_p{self.stages}{more}"
-
-
-def choose_tiling(arch: str, rows: int, n_tiles: int, k: int) -> Tiling:
-    """The tiling for `rows` rows of x and `n_tiles` tiles of 16 weight rows; a pure function of its arguments.
-
-    Ring depths aim at 64 KB and more of weights under way in every multiprocessor of sm_90; where shared memory is
-    smaller they shrink. Source: docs/log.md.
-    """
-    units = 2 if -(-k // UNIT) % (2 * STREAMS) == 0 else 1
-    few = n_tiles <= 2 * _MULTIPROCESSORS
-    if rows <= 8:
-        stages = (6 if few else 4) * (3 - units)
-        return fitted(arch, Tiling("ring", 1, 1, units, stages))
-    if rows <= 16:
-        wide = 1 if few else 2
-        return fitted(arch, Tiling("ring", 2, wide, units, (5 if wide == 1 else 4) * (3 - units)))
-    if rows <= 64:
-        x_tiles, w_tiles, stages = 4 if rows <= 32 else 8, 8, 8
-        warps_x, warps_w = (1, 4) if rows <= 32 else (2, 2)
-    elif SHARED_BYTES[arch] >= 227 * 1024:
-        x_tiles, w_tiles, stages, warps_x, warps_w = 16, 16, 4, 2, 4
-    else:
-        x_tiles, w_tiles, stages, warps_x, warps_w = 16, 8, 8, 4, 2
-    blocks = -(-n_tiles // w_tiles) * -(-rows // (8 * x_tiles))
-    split = STREAMS if blocks < 0.75 * _MULTIPROCESSORS and k >= 32 * UNIT * STREAMS else 1
-    return fitted(arch, Tiling("tile", x_tiles, w_tiles, 1, stages, warps_x, warps_w, split))
-
-
-def fitted(arch: str, tiling: Tiling) -> Tiling:
-    """`tiling` with as many stages less as shared memory asks for."""
-    limit = SHARED_BYTES[arch]
-    while tiling.shared_bytes > limit and tiling.stages > 2:
-        tiling = replace(tiling, stages=tiling.stages - 1)
-    if tiling.shared_bytes > limit:
-        raise KernelLimit(f"{tiling} needs {tiling.shared_bytes} bytes", f"{limit} on {arch}", "use smaller blocks")
-    return tiling
+_KERNELS: dict[str, Callable[..., Any]] = {"ring": make_gemm_ring, "tile": make_gemm_tile, "group": make_gemm_group}
 
 
 def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, packed: bool, ragged: bool) -> Variant:
-    """The compiled form of one GEMM configuration."""
+    """The compiled form of one GEMM configuration; `group` takes packed weights."""
     constants: dict[str, Any] = {
         "dtype": dtype, "epilogue": epilogue, "x_tiles": tiling.x_tiles, "w_tiles": tiling.w_tiles,
         "units": tiling.units, "stages": tiling.stages, "packed": packed, "ragged": ragged, "overlap": overlaps(arch),
     }  # fmt: skip
     products = 2 * tiling.x_tiles * tiling.w_tiles * tiling.units
-    registers, most = 128, 128
+    registers, most, expected = 128, 128, {"HMMA": products, "LDGSTS": 3}
     if tiling.kernel == "tile":
         warps = tiling.warps_x * tiling.warps_w
         constants |= {"warps_x": tiling.warps_x, "warps_w": tiling.warps_w, "split": tiling.split}
-        products //= warps
+        expected["HMMA"] = products // warps
         sums = 4 * tiling.x_tiles * tiling.w_tiles // warps  # a thread's; twice where it also holds totals
         totals = tiling.split == 1 and not totals_in_shared(tiling.x_tiles, tiling.w_tiles, warps, tiling.split)
         registers, most = sums * (2 if totals else 1) + 72, 255
+    if tiling.kernel == "group":
+        del constants["packed"], constants["ragged"]
+        constants |= {"split": tiling.split, "together": tiling.together}
+        in_registers = tiling.split == 1 and not group_totals_in_shared(tiling.x_tiles, tiling.w_tiles, tiling.split)
+        registers = 4 * tiling.x_tiles * (2 if in_registers else 1) + 8 * tiling.units + 36
+        most, expected = 255, {"HGMMA": 2 * tiling.units, "UBLKCP": 1}
     resident = min(4, SHARED_BYTES_SM[arch] // (tiling.shared_bytes + 1024), 65536 // (tiling.threads * registers))
-    layout = ("packed" if packed else "rows") + ("_ragged" if ragged else "")
+    layout = ("packed" if packed else "rows") + ("_ragged" if "ragged" in constants and ragged else "")
     return Variant(
         name=f"gemm_{dtype}_{epilogue.name}_{tiling.name}_{layout}",
-        make=make_gemm_ring if tiling.kernel == "ring" else make_gemm_tile,
+        make=_KERNELS[tiling.kernel],
         constants=constants,
         parameters=gemm_parameters(),
         threads=tiling.threads,
         shared_bytes=tiling.shared_bytes,
         blocks_per_sm=max(1, resident),
         max_registers=most,
-        instructions={"HMMA": products, "LDGSTS": 3},
+        instructions=expected,
         dependent=overlaps(arch),
+        rounds_itself=True,
     )
 
 
@@ -161,7 +100,7 @@ def pack_weight(w: Tensor, epilogue: Epilogue) -> Tensor:
 
 
 def workspace(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Scratch of the split GEMM, shared by all launches of a stream: sums (f32) and counters (int32, zero)."""
+    """Scratch of the GEMM, shared by all launches of a stream: sums and packed x (f32), and counters (int32, zero)."""
     return (
         torch.empty(WORKSPACE_BYTES // 4, dtype=torch.float32, device=device),
         torch.zeros(COUNTERS, dtype=torch.int32, device=device),
@@ -185,12 +124,12 @@ def gemm(
     norm_width: int = 0,
     eps: float = EPS,
     operands: Mapping[str, Tensor],
-) -> Launch:
-    """One linear map as a launch.
+) -> list[Launch]:
+    """One linear map as one launch or two.
 
     Args:
         x: `[M, k]`. y: `[M, n]`. w: `[weight_rows, k]`, or packed by `pack_weight`.
-        scratch: of `workspace`; without it K is never split between blocks.
+        scratch: of `workspace`; without it K is never split between blocks, and x not packed for warpgroups.
         norm_width: columns that the partial sums of squares in `sums` stand for; k by default.
         operands: sums, bias, gain, residual, positions, slots, table, second, third as `gemm_parameters` describes.
 
@@ -199,22 +138,38 @@ def gemm(
     """
     _check(x, w, y, k, weight_rows)
     rows, n_tiles = x.shape[0], weight_rows // 16
-    tiling = tiling or choose_tiling(arch, rows, n_tiles, k)
+    tiling = tiling or choose_tiling(arch, rows, n_tiles, k, packed and scratch is not None)
     if tiling.split > 1 and scratch is None:
-        tiling = replace(tiling, split=1)
+        tiling = replace(tiling, split=1, together=False)
+    _check_tiling(tiling, n_tiles, k, packed)
     blocks_x, blocks_w = -(-rows // (8 * tiling.x_tiles)), -(-n_tiles // tiling.w_tiles)
-    if tiling.split > 1 and scratch is not None:
-        _check_scratch(scratch, blocks_x * blocks_w, tiling)
-    variant = gemm_variant(arch, DTYPES[x.dtype], epilogue, tiling, packed, k % UNIT != 0)
-    grid = (blocks_w, blocks_x, 1) if tiling.kernel == "ring" else (blocks_x, blocks_w, tiling.split)
+    if tiling.together and blocks_x * blocks_w * tiling.split > _multiprocessors(x.device):
+        tiling = replace(tiling, together=False)  # some might wait for a block that has no place
+    launches = []
+    if scratch is not None:
+        taken, x_words = scratch_words(tiling, rows, n_tiles, k)
+        _check_scratch(scratch, taken + x_words, blocks_x * blocks_w, tiling)
+        if tiling.kernel == "group":
+            x_packed = scratch[0][taken : taken + x_words]
+            launches.append(pack_rows(arch, x, x_packed, tiling.x_tiles, tiling.units))
+            x = x_packed
+    elif tiling.kernel == "group":
+        raise KernelLimit(f"{tiling} without scratch", "room for x in its order", "pass what `workspace` gives")
+    variant = gemm_variant(arch, DTYPES[w.dtype], epilogue, tiling, packed, k % UNIT != 0)
+    grid = {
+        "ring": (blocks_w, blocks_x, 1),
+        "tile": (blocks_x, blocks_w, tiling.split),
+        "group": (tiling.split, blocks_x, blocks_w),
+    }[tiling.kernel]
     names = ("sums", "bias", "gain", "residual", "positions", "slots", "table", "second", "third")
-    return variant.launch(
+    launches.append(variant.launch(
         grid,
         x=x, w=w, y=y, **{name: operands.get(name) for name in names},
         workspace=scratch[0] if scratch else None, counters=scratch[1] if scratch else None,
         rows=rows, n=y.shape[-1] if epilogue.kind != "qkv" else q_heads * epilogue.head_dim, k=k, tiles=n_tiles,
         q_heads=q_heads, kv_heads=kv_heads, inv_width=1.0 / (norm_width or k), eps=eps,
-    )  # fmt: skip
+    ))  # fmt: skip
+    return launches
 
 
 def _check(x: Tensor, w: Tensor, y: Tensor, k: int, weight_rows: int) -> None:
@@ -233,12 +188,40 @@ def _check(x: Tensor, w: Tensor, y: Tensor, k: int, weight_rows: int) -> None:
             )
 
 
-def _check_scratch(scratch: tuple[Tensor, Tensor], blocks: int, tiling: Tiling) -> None:
-    sums, counters = blocks * STREAMS * 128 * tiling.x_tiles * tiling.w_tiles, blocks
-    if scratch[0].numel() < sums or scratch[1].numel() < counters:
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1 << 20
+
+
+def scratch_words(tiling: Tiling, rows: int, n_tiles: int, k: int) -> tuple[int, int]:
+    """What a launch takes of the workspace, words of 4 bytes: sums, then packed x."""
+    blocks = -(-rows // (8 * tiling.x_tiles)) * -(-n_tiles // tiling.w_tiles)
+    sums = blocks * STREAMS * 128 * tiling.x_tiles * tiling.w_tiles if tiling.split > 1 else 0
+    return sums, packed_words(rows, k, tiling.x_tiles, tiling.units) if tiling.kernel == "group" else 0
+
+
+def _check_tiling(tiling: Tiling, n_tiles: int, k: int, packed: bool) -> None:
+    units = -(-k // UNIT)
+    if tiling.kernel == "group" and (not packed or tiling.units > units):
         raise KernelLimit(
-            f"scratch holds {scratch[0].numel()} sums and {scratch[1].numel()} counters",
-            f"{sums} and {counters} for {tiling}",
+            f"{tiling} for W {'packed' if packed else 'by rows'}",
+            f"packed W, and at most {units} units a stage",
+            "pack the weight, or pass no tiling",
+        )
+    if tiling.kernel == "ring" and (
+        n_tiles % tiling.w_tiles or (tiling.units > 1 and units % (STREAMS * tiling.units))
+    ):
+        raise KernelLimit(
+            f"{tiling} for {n_tiles} tiles of {units} units", "whole blocks and stages", "use w_tiles=1 and units=1"
+        )
+
+
+def _check_scratch(scratch: tuple[Tensor, Tensor], words: int, blocks: int, tiling: Tiling) -> None:
+    counters = blocks if tiling.split > 1 else 0
+    if scratch[0].numel() < words or scratch[1].numel() < counters:
+        raise KernelLimit(
+            f"scratch holds {scratch[0].numel()} words and {scratch[1].numel()} counters",
+            f"{words} and {counters} for {tiling}",
             "pass what `workspace` gives, or no scratch",
         )
 

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3core.kernels.card import SHARED_BYTES, Card, Case, Cost, Launch, Tensors, Variant
-from eagle3core.kernels.gemm import Tiling, choose_tiling, fitted, gemm, gemm_cost, gemm_variant, pack_weight
+from eagle3core.kernels.gemm import gemm, gemm_cost, gemm_variant, pack_weight, scratch_words
+from eagle3core.kernels.gemm_pack import pack_variant
 from eagle3core.kernels.gemm_reference import (
     epilogue_of,
     gemm_alone,
@@ -23,32 +24,39 @@ from eagle3core.kernels.gemm_reference import (
     n_weight_rows,
 )
 from eagle3core.kernels.gemm_ring import STREAMS, UNIT
+from eagle3core.kernels.gemm_tiling import Tiling, choose_tiling, fitted
 
 
 def gemm_launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **setting: Any) -> Sequence[Launch]:
     """The launch of a case; `setting` replaces fields of the chosen tiling."""
     epilogue = epilogue_of(case)
     w = pack_weight(inputs["w"], epilogue) if case.get("packed") else inputs["w"]
-    tiling = choose_tiling(arch, case["m"], n_weight_rows(case) // 16, case["k"])
-    if setting:
-        tiling = fitted(arch, replace(tiling, **setting))
+    tiling = _tiling(arch, case, setting)
     others = {name: t for name, t in {**inputs, **outputs}.items() if name not in ("x", "w", "y")}
-    return [
-        gemm(
-            arch, epilogue, x=inputs["x"], w=w, y=outputs["y"], k=case["k"], packed=bool(case.get("packed")),
-            weight_rows=n_weight_rows(case), tiling=tiling, q_heads=case.get("q_heads", 0),
-            kv_heads=case.get("kv_heads", 0), scratch=workspace_of(inputs["x"].device, case, tiling), operands=others,
-        )
-    ]  # fmt: skip
+    return gemm(
+        arch, epilogue, x=inputs["x"], w=w, y=outputs["y"], k=case["k"], packed=bool(case.get("packed")),
+        weight_rows=n_weight_rows(case), tiling=tiling, q_heads=case.get("q_heads", 0),
+        kv_heads=case.get("kv_heads", 0), scratch=workspace_of(inputs["x"].device, case, tiling), operands=others,
+    )  # fmt: skip
+
+
+def _tiling(arch: str, case: Case, setting: Mapping[str, Any]) -> Tiling:
+    """The chosen tiling with `setting` in it; a setting that asks for `group` where it does not exist is left out."""
+    packed = bool(case.get("packed"))
+    tiling = choose_tiling(arch, case["m"], n_weight_rows(case) // 16, case["k"], packed)
+    if not setting or (setting.get("kernel") == "group" and not (packed and arch == "sm_90a")):
+        return tiling
+    return fitted(arch, replace(tiling, **setting))
 
 
 def workspace_of(device: torch.device, case: Case, tiling: Tiling) -> tuple[Tensor, Tensor] | None:
     """Scratch of exactly the size that a case needs, so that the emulator sees any access beyond it."""
-    if tiling.split == 1:
+    n_tiles = n_weight_rows(case) // 16
+    words = sum(scratch_words(tiling, case["m"], n_tiles, case["k"]))
+    if not words:
         return None
-    blocks = -(-case["m"] // (8 * tiling.x_tiles)) * -(-n_weight_rows(case) // (16 * tiling.w_tiles))
-    sums = torch.full((blocks * STREAMS * 128 * tiling.x_tiles * tiling.w_tiles,), float("nan"), device=device)
-    return sums, torch.zeros(blocks, dtype=torch.int32, device=device)
+    blocks = -(-case["m"] // (8 * tiling.x_tiles)) * -(-n_tiles // tiling.w_tiles)
+    return torch.full((words,), float("nan"), device=device), torch.zeros(blocks, dtype=torch.int32, device=device)
 
 
 def _shapes() -> tuple[Case, ...]:
@@ -67,12 +75,11 @@ def _linear(case: Case, inputs: Tensors) -> Any:
 
 
 def gemm_variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
-    """The one variant that `gemm_launches` uses for a case."""
-    tiling = choose_tiling(arch, case["m"], n_weight_rows(case) // 16, case["k"])
-    if setting:
-        tiling = fitted(arch, replace(tiling, **setting))
+    """The variants that `gemm_launches` uses for a case, the GEMM itself last."""
+    tiling = _tiling(arch, case, setting)
     ragged = case["k"] % UNIT != 0
-    return [gemm_variant(arch, case["dtype"], epilogue_of(case), tiling, bool(case.get("packed")), ragged)]
+    variant = gemm_variant(arch, case["dtype"], epilogue_of(case), tiling, bool(case.get("packed")), ragged)
+    return [pack_variant(arch), variant] if tiling.kernel == "group" else [variant]
 
 
 def gemm_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
@@ -100,12 +107,22 @@ def gemm_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
     else:
         blocks = ((16, 8, 4, 2), (16, 16, 2, 4), (16, 8, 2, 2), (8, 8, 2, 2))
     tilings = [_tile(*block, stages, split) for block in blocks for stages in (4, 8) for split in (1, STREAMS)]
+    if arch == "sm_90a" and case.get("packed"):
+        x_tiles = 4 if m <= 32 else 8 if m <= 64 else 15
+        tilings += [_group(x_tiles, w, units, stages, split) for w in (4, 8, 12) for units, stages in ((2, 3), (2, 6))
+                    for split in (1, STREAMS)]  # fmt: skip
+        tilings += [_group(30, 8, 1, 4, 1), _group(30, 8, 2, 4, STREAMS)] if m > 64 else []
     return [tiling for tiling in tilings if Tiling(**tiling).shared_bytes <= SHARED_BYTES[arch]]
 
 
 def _tile(x_tiles: int, w_tiles: int, warps_x: int, warps_w: int, stages: int, split: int) -> Mapping[str, Any]:
     return {"kernel": "tile", "x_tiles": x_tiles, "w_tiles": w_tiles, "warps_x": warps_x, "warps_w": warps_w,
             "units": 1, "stages": stages, "split": split}  # fmt: skip
+
+
+def _group(x_tiles: int, w_tiles: int, units: int, stages: int, split: int) -> Mapping[str, Any]:
+    return {"kernel": "group", "x_tiles": x_tiles, "w_tiles": w_tiles, "units": units, "stages": stages,
+            "split": split, "together": split > 1}  # fmt: skip
 
 
 def gemm_variants(arch: str) -> list[Variant]:
@@ -130,7 +147,7 @@ def _engine_variants(
     found = []
     for case in LLAMA_8B:
         for m in rows.get(case["kind"], ()):
-            tiling = choose_tiling(arch, m, n_weight_rows(case) // 16, case["k"])
+            tiling = choose_tiling(arch, m, n_weight_rows(case) // 16, case["k"], packed)
             found.append(gemm_variant(arch, dtype, epilogue_of(case), tiling, packed, False))
     return list({variant.name: variant for variant in found}.values())
 
@@ -163,12 +180,13 @@ CARD = Card(
     invariants=gemm_invariants,
     order={"streams": STREAMS, "unit": UNIT},
     neutral={
-        "kernel": "ring or tile",
+        "kernel": "ring, tile, or group (sm_90a, packed W)",
         "x_tiles": "rows of x a block",
         "w_tiles": "rows of W a block",
         "units": "units of 32 k a stage",
         "stages": "ring depth",
         "split": "blocks that share K",
+        "together": "whether those add the sums together",
         "packed": "layout of W",
     },
     cases=(
@@ -191,6 +209,8 @@ CARD = Card(
         {"kernel": "ring", "x_tiles": 1, "w_tiles": 1, "units": 1, "stages": 3},
         {"kernel": "tile", "x_tiles": 2, "w_tiles": 2, "warps_x": 2, "warps_w": 1, "units": 1, "stages": 3},
         {"kernel": "tile", "x_tiles": 1, "w_tiles": 4, "warps_x": 1, "warps_w": 2, "units": 1, "stages": 2, "split": 4},
+        {"kernel": "group", "x_tiles": 2, "w_tiles": 4, "units": 1, "stages": 3, "split": 1},
+        {"kernel": "group", "x_tiles": 1, "w_tiles": 4, "units": 1, "stages": 2, "split": 4, "together": True},
     ),
     shapes=_shapes(),
     hand_counts=(

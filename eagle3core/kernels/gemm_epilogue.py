@@ -7,6 +7,9 @@ of one row of x; the 8 items of a tile and row lie in 8 neighbouring lanes.
 Norm without a kernel: whoever makes the residual stream h also writes h * gain (the next norm's) and the sum of squares
 of every 16 columns; the GEMM that reads it multiplies its sums by 1 / rms from those partial sums, in fixed order.
 
+Several kernels end in this code and must give equal bits, so every product that is added to something is written as
+`fused` or `product`: no compiler chooses where to round.
+
 Source: derived here; RMSNorm: Zhang and Sennrich, arXiv 1910.07467; RoPE: Su et al., arXiv 2104.09864; SwiGLU: Shazeer,
 arXiv 2002.05202; paged cache: Kwon et al., arXiv 2309.06180.
 """
@@ -173,8 +176,8 @@ def make_finish(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
         q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any,
     ) -> None:  # fmt: skip
         if scale_:
-            v0 = v0 * scale
-            v1 = v1 * scale
+            v0 = isa.product(v0, scale)
+            v1 = isa.product(v1, scale)
         if bias_:
             v0 = v0 + operands[4]
             v1 = v1 + operands[5]
@@ -208,7 +211,7 @@ def _make_residual(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
     ) -> None:  # fmt: skip
         bits0, bits1 = to_bits(zero, operands[0] + v0), to_bits(zero, operands[1] + v1)
         h0, h1 = low(bits0), low(bits1)
-        squares = h0 * h0 + h1 * h1
+        squares = isa.fused(h0, h0, isa.product(h1, h1))
         squares = squares + isa.shuffle_xor_f32(squares, 1)
         squares = squares + isa.shuffle_xor_f32(squares, 2)
         squares = squares + isa.shuffle_xor_f32(squares, 4)
@@ -254,8 +257,8 @@ def _make_qkv(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
             head = i32(tile >> tiles_shift)
             channel = i32((tile & tiles_mask) * 8 + pair)
             if head < q_heads + kv_heads:
-                rotated = v0 * operands[0] - v1 * operands[1]
-                v1 = v1 * operands[0] + v0 * operands[1]
+                rotated = isa.fused(v0, operands[0], -isa.product(v1, operands[1]))
+                v1 = isa.fused(v1, operands[0], isa.product(v0, operands[1]))
                 v0 = rotated
             if head < q_heads:
                 at = y + ((i64(row) * q_heads + head) * head_dim + channel) * 2
@@ -324,6 +327,6 @@ def make_row_scale(isa: Any, epilogue: Epilogue) -> tuple[Any, Any]:
     def scale(share: Any, inv_width: Any, eps: Any) -> Any:
         for step in range(5):
             share = share + isa.shuffle_xor_f32(share, 1 << step)
-        return isa.rsqrt(share * inv_width + eps)
+        return isa.rsqrt(isa.fused(share, inv_width, eps))
 
     return isa.inlined(partial), isa.inlined(scale)

@@ -3,10 +3,9 @@
 A block owns 16 `w_tiles` rows of W and 8 `x_tiles` rows of x, so x is read once per 16 `w_tiles` weight rows instead of
 once per 16 or 32, and each warp multiplies its part of the block. Bits equal those of `gemm_ring`: the same permuted
 operands, the same streams over K, walked one after the other, each stream's sum added to the total when it ends. With
-`split` 4, four blocks take one stream each; they leave their sums in a workspace, and the block that finishes last adds
-them in stream order and runs the epilogue.
+`split` 4, four blocks take one stream each.
 
-Source: derived here; the split's hand-over after Stream-K, Osama et al., arXiv 2301.03598.
+Source: derived here.
 """
 
 from __future__ import annotations
@@ -15,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.gemm_epilogue import Epilogue, make_fetch, make_finish, make_pairing, make_row_scale
+from eagle3core.kernels.gemm_epilogue import Epilogue, make_pairing, make_row_scale
 from eagle3core.kernels.gemm_ring import FRAGMENT, STREAMS, UNIT
-
-_GROUP = 4  # epilogue items a thread holds at once, so that their operands' loads overlap
+from eagle3core.kernels.gemm_sums import make_hand_over, make_leave, make_walk, sums_bytes
 
 
 def totals_in_shared(x_tiles: int, w_tiles: int, warps: int, split: int) -> bool:
@@ -29,9 +27,8 @@ def totals_in_shared(x_tiles: int, w_tiles: int, warps: int, split: int) -> bool
 def tile_shared_bytes(x_tiles: int, w_tiles: int, units: int, stages: int, warps: int, split: int) -> int:
     """Dynamic shared memory of a block, bytes: ring and totals, reused for the block's sums; row scales; a flag."""
     ring = stages * (2 * w_tiles + x_tiles) * units * FRAGMENT
-    sums = 512 * x_tiles * w_tiles
-    totals = sums if totals_in_shared(x_tiles, w_tiles, warps, split) else 0
-    return max(ring + totals, sums) + 32 * x_tiles + 16
+    totals = 512 * x_tiles * w_tiles if totals_in_shared(x_tiles, w_tiles, warps, split) else 0
+    return max(ring + totals, sums_bytes(x_tiles, w_tiles) if split == 1 else 0) + 32 * x_tiles + 16
 
 
 def make_gemm_tile(
@@ -61,7 +58,6 @@ def make_gemm_tile(
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     mma, wait_stage, wait_all = isa.MMA[dtype], isa.COPY_WAIT[stages - 2], isa.COPY_WAIT[0]
     first_row, distance = make_pairing(isa, epilogue)
-    fetch, finish = make_fetch(isa, epilogue, dtype), make_finish(isa, epilogue, dtype)
     share_of, scale_of = make_row_scale(isa, epilogue)
     scaled = epilogue.quads > 0
 
@@ -80,15 +76,15 @@ def make_gemm_tile(
     ring_bytes, ahead = stages * stage_bytes, stages - 1
     w_unit_bytes = 2 * FRAGMENT if packed else 2 * UNIT
     unit_shift = units.bit_length() - 1
-    x_rows, block_sums = 8 * x_tiles, 128 * x_tiles * w_tiles
-    scale_at = max(ring_bytes + (4 * block_sums if spilled else 0), 4 * block_sums)
-    flag_at = scale_at + 4 * x_rows
+    x_rows, stream_bytes = 8 * x_tiles, 512 * x_tiles * w_tiles
+    flag_at = tile_shared_bytes(x_tiles, w_tiles, units, stages, n_warps, split) - 16
+    scale_at = flag_at - 4 * x_rows
     scale_rounds = (x_rows + 8 * n_warps - 1) // (8 * n_warps)
-    items = 64 * x_tiles * w_tiles // threads
-    rounds, group = (items + _GROUP - 1) // _GROUP, min(_GROUP, items)
-    tile_shift = (64 * x_tiles).bit_length() - 1
-    n_held = 6 * group
-    pitch_w = 128 * x_tiles  # sums of one tile
+    leave, hand_over = make_leave(isa, x_tiles, split), make_hand_over(isa, split)
+    walk = make_walk(
+        isa, dtype=dtype, epilogue=epilogue, x_tiles=x_tiles, w_tiles=w_tiles, threads=threads, split=split,
+        scale_at=scale_at,
+    )  # fmt: skip
 
     def gemm_tile(
         x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
@@ -271,79 +267,20 @@ def make_gemm_tile(
                 accumulators[i] = totals[i]
         cuda.syncthreads()
 
-        # Sums of the block: [tile][x row][16 rows of W], in shared memory, or in this part of the workspace.
         block = i64(cuda.blockIdx.y) * cuda.gridDim.x + cuda.blockIdx.x
-        own_sums = workspace + (block * STREAMS + part) * (4 * block_sums)
+        block_sums = workspace + block * (STREAMS * stream_bytes)
+        own_sums = block_sums + part * stream_bytes
         for r in range(own_w):
             for m in range(own_x):
                 q = (r * own_x + m) * 4
-                at = i32(((part_w * own_w + r) * pitch_w + ((part_x * own_x + m) * 8 + t * 2) * 16 + g) * 4)
-                if split == 1:
-                    isa.shared_store_f32(i32(base + at), accumulators[q])
-                    isa.shared_store_f32(i32(base + at + 64), accumulators[q + 1])
-                    isa.shared_store_f32(i32(base + at + 32), accumulators[q + 2])
-                    isa.shared_store_f32(i32(base + at + 96), accumulators[q + 3])
-                else:
-                    isa.store_f32(own_sums + at, accumulators[q])
-                    isa.store_f32(own_sums + at + 64, accumulators[q + 1])
-                    isa.store_f32(own_sums + at + 32, accumulators[q + 2])
-                    isa.store_f32(own_sums + at + 96, accumulators[q + 3])
-        is_last = i32(1)
-        if split > 1:
-            isa.fence_gpu()
-            cuda.syncthreads()
-            if tid == 0:
-                arrived = isa.atomic_add_i32(counters + block * 4, i32(1))
-                if arrived == split - 1:
-                    isa.store_u32(counters + block * 4, i32(0))  # ready for the next launch
-                isa.shared_store_u32(i32(base + flag_at), arrived)
-            cuda.syncthreads()
-            if isa.shared_load_u32(i32(base + flag_at)) != split - 1:
-                is_last = i32(0)
-            isa.fence_gpu()
-        cuda.syncthreads()
-
-        if is_last != 0:
-            own_sums = workspace + block * STREAMS * (4 * block_sums)
-            held, held_slot = cuda.local.array(n_held, f32), cuda.local.array(group, i32)
-            v0s, v1s = cuda.local.array(group, f32), cuda.local.array(group, f32)
-            for r in range(rounds):
-                for j in range(group):
-                    item = i32(tid + (r * group + j) * threads)
-                    local_row, pair = i32((item >> 3) & (x_rows - 1)), i32(item & 7)
-                    row, tile = i32(row0 + local_row), i32(tile0 + (item >> tile_shift))
-                    if tile >= tiles:
-                        row = i32(rows)
-                    fetched = fetch(tile, pair, row, rows, n, bias, gain, residual, positions, slots, table)
-                    for c in range(6):
-                        held[j * 6 + c] = fetched[0][c]
-                    held_slot[j] = fetched[1]
-                    at = i32(((item >> 3) * 16 + pair) * 4)
-                    if split == 1:
-                        v0s[j] = isa.shared_load_f32(i32(base + at))
-                        v1s[j] = isa.shared_load_f32(i32(base + at + 32))
-                    else:
-                        v0, v1 = isa.load_f32_l2(own_sums + at), isa.load_f32_l2(own_sums + at + 32)
-                        for s in range(1, STREAMS):
-                            v0 = v0 + isa.load_f32_l2(own_sums + (s * (4 * block_sums) + at))
-                            v1 = v1 + isa.load_f32_l2(own_sums + (s * (4 * block_sums) + at + 32))
-                        v0s[j], v1s[j] = v0, v1
-                for j in range(group):
-                    item = i32(tid + (r * group + j) * threads)
-                    local_row, pair = i32((item >> 3) & (x_rows - 1)), i32(item & 7)
-                    row, tile = i32(row0 + local_row), i32(tile0 + (item >> tile_shift))
-                    if tile >= tiles:
-                        row = i32(rows)
-                    scale = zero
-                    if scaled:
-                        scale = isa.shared_load_f32(i32(base + scale_at + local_row * 4))
-                    operands = (
-                        held[j * 6], held[j * 6 + 1], held[j * 6 + 2], held[j * 6 + 3], held[j * 6 + 4],
-                        held[j * 6 + 5],
-                    )  # fmt: skip
-                    finish(
-                        v0s[j], v1s[j], scale, operands, held_slot[j], tile, pair, row, rows, n, q_heads, kv_heads,
-                        y, second, third,
-                    )  # fmt: skip
+                leave(
+                    base, own_sums, i32(part_w * own_w + r), i32(part_x * own_x + m), g, t,
+                    accumulators[q], accumulators[q + 1], accumulators[q + 2], accumulators[q + 3],
+                )  # fmt: skip
+        if hand_over(base, flag_at, counters + block * 4, tid) != 0:
+            walk(
+                base, block_sums, i32(0), tid, row0, tile0, tiles, rows, n, bias, gain, residual, positions, slots,
+                table, q_heads, kv_heads, y, second, third,
+            )  # fmt: skip
 
     return gemm_tile

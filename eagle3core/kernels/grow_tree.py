@@ -8,18 +8,17 @@ Source: EAGLE-2, arXiv 2406.16858, section 4; docs/requirements.md R-39.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.by_row import alone, count, row_of
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.grow_tree_kernel import make_grow_tree, teams
 
-THREADS = 256
-MOST_K = 16  # a thread a candidate, 16 to a beam row
+MOST_K = 16  # 256 candidates, four lanes each, fill a block
 
 
 class Growth(NamedTuple):
@@ -97,76 +96,6 @@ def grow_tree_reference(
     return made
 
 
-def make_grow_tree(isa: Any, *, k: int, words: int, maps: bool, overlap: bool) -> Any:
-    """A block a tree: each candidate counts how many beat it, which is its place in the next beam."""
-    cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
-    padded = -(-k * k // 4) * 4
-    zero, nothing = np.float32(0), np.float32(-np.inf)
-
-    def kernel(
-        log_probs: Any, ids: Any, draft_to_target: Any, scores: Any, tokens: Any, parents: Any, beam_scores: Any,
-        beam_flat: Any, beam_tokens: Any, beam_rows: Any, beam_mask: Any, level: Any, pool: Any,
-    ) -> None:  # fmt: skip
-        tid = i32(cuda.threadIdx.x)
-        tree = i64(cuda.blockIdx.x)
-        board = isa.shared_address(cuda.shared.array(padded, f32, alignment=16))
-        mask = cuda.local.array(words, i32)
-        row, child = i32(tid >> 4), i32(tid & 15)
-        me = i32(row * k + child)
-        if overlap:
-            isa.let_next_start()
-            isa.wait_previous()
-        start, rows = i32(0), i32(1)
-        if level > 0:
-            start, rows = i32(k + (level - 1) * (k * k)), i32(k)
-        is_candidate = row < rows and child < k
-        score, parent, token = nothing, i32(-1), i32(0)
-        for w in range(words):
-            mask[w] = i32(0)
-        if is_candidate:
-            at = ((tree * rows + row) * k + child) * 4
-            step = isa.minimum(isa.load_f32(log_probs + at), zero)
-            token = isa.load_u32(ids + at)
-            above = zero
-            if level > 0:
-                above = isa.load_f32(beam_scores + (tree * k + row) * 4)
-                parent = isa.load_u32(beam_flat + (tree * k + row) * 4)
-                for w in range(words):
-                    mask[w] = isa.load_u32(beam_mask + ((tree * k + row) * words + w) * 4)
-            score = above + step
-            if maps:
-                token = isa.load_u32(draft_to_target + i64(token) * 4)
-            at = (tree * pool + start + me) * 4
-            isa.store_f32(scores + at, score)
-            isa.store_u32(tokens + at, token)
-            isa.store_u32(parents + at, parent)
-        if row < k and child < k:
-            isa.shared_store_f32(board + me * 4, score)
-        if tid < padded - k * k:
-            isa.shared_store_f32(board + (k * k + tid) * 4, nothing)
-        cuda.syncthreads()  # also: the old beam has been read, so the new one may replace it
-        place = i32(0)
-        for group in range(padded // 4):
-            others = isa.shared_load_f32x4(board + group * 16)
-            for i in range(4):
-                if others[i] > score or (others[i] == score and group * 4 + i < me):
-                    place = i32(place + 1)
-        if is_candidate and place < k:
-            at = (tree * k + place) * 4
-            isa.store_f32(beam_scores + at, score)
-            isa.store_u32(beam_flat + at, i32(start + me))
-            isa.store_u32(beam_tokens + at, token)
-            isa.store_u32(beam_rows + at, row)
-            bit = i32(level * k + place)
-            for w in range(words):
-                own = mask[w]
-                if (bit >> 5) == w:
-                    own = i32(own | (1 << (bit & 31)))
-                isa.store_u32(beam_mask + ((tree * k + place) * words + w) * 4, own)
-
-    return kernel
-
-
 def grow_tree_variant(arch: str, k: int, words: int, maps: bool) -> Variant:
     """One level for `k` candidates a node.
 
@@ -186,7 +115,7 @@ def grow_tree_variant(arch: str, k: int, words: int, maps: bool) -> Variant:
             "log_probs:in ids:in draft_to_target:const scores:out tokens:out parents:out beam_scores:inout "
             "beam_flat:inout beam_tokens:out beam_rows:out beam_mask:inout level:i32 pool:i32"
         ),
-        threads=THREADS,
+        threads=-(-k * k * teams(k) // 32) * 32,
         max_registers=64,
         instructions={"BAR": 1},
         dependent=overlaps(arch),

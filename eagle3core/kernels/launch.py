@@ -162,8 +162,8 @@ def digest(variant: Variant, arch: str) -> str:
 def source_digest(module: Any) -> str:
     """Digest of a kernel module's file, of the sibling kernel files it imports, and of `ptx.py`."""
     folder = Path(__file__).parent
-    files = {folder / "ptx.py"}
-    waiting = [Path(inspect.getfile(module))]
+    files: set[Path] = set()
+    waiting = [folder / "ptx.py", Path(inspect.getfile(module))]
     while waiting:
         path = waiting.pop()
         files.add(path)

@@ -23,6 +23,7 @@ import numpy as np
 from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
 WARP = 32
+GROUP = 128  # lanes of a warpgroup
 
 
 class EmulationError(Exception):
@@ -63,6 +64,10 @@ class Lane:
     answer: Any = None
     groups: list[list[tuple[int, int, int]]] = field(default_factory=list)
     open_group: list[tuple[int, int, int]] = field(default_factory=list)
+    is_fenced: bool = False
+    fenced_at: int = 0  # its writes before this time may be read by the tensor cores
+    products: list[list[tuple[int, Stamp]]] = field(default_factory=list)  # shared words that batches under way read
+    open_products: list[tuple[int, Stamp]] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)  # per lane: its writes before this time are visible to us
 
     def wait(self, *request: Any) -> Any:
@@ -176,6 +181,7 @@ class Block:
         self.clock = 1
         self.shared = Shared(machine.shared_bytes)
         self.mbarriers: dict[int, Arrivals] = {}
+        self.arrived: dict[tuple[int, int], list[list[int]]] = {}  # what lanes published that went on at once
         n = machine.n_threads
         self.lanes = [Lane(i, self, greenlet(machine.lane_body), seen=[0] * (n + 1)) for i in range(n)]
 
@@ -189,12 +195,23 @@ class Block:
         for lane in group:
             lane.seen, lane.is_ready = seen, True
 
-    def run(self) -> None:
+    def arrive(self, barrier: tuple[int, int], lane: Lane) -> None:
+        """`lane` counts at a named barrier without waiting there; those who wait see what it wrote so far."""
+        self.clock += 1
+        published = list(lane.seen)
+        published[lane.index] = self.clock
+        self.arrived.setdefault(barrier, []).append(published)
+
+    def run(self) -> bool:
+        """Until all lanes are done, or some wait for what another block has to count; whether they are done."""
         while not all(lane.is_done for lane in self.lanes):
             progress = self._resume()
-            progress |= self._serve_warps()
+            progress |= self._serve_collectives("warp", WARP)
+            progress |= self._serve_collectives("group", GROUP)
             progress |= self._serve_barriers()
             if not progress:
+                if any(lane.request[0] == "count" for lane in self.lanes if not lane.is_done):
+                    return False
                 waiting = {(lane.index, lane.request[:2]) for lane in self.lanes if not lane.is_done}
                 raise EmulationError(f"deadlock in block {self.index}: {sorted(waiting, key=str)[:8]} ...")
         for lane in self.lanes:
@@ -202,6 +219,9 @@ class Block:
                 raise EmulationError(f"lane {lane.index} ends without wait_previous")
             if any(lane.groups) or lane.open_group:
                 raise EmulationError(f"lane {lane.index} ends with asynchronous copies under way")
+            if any(lane.products) or lane.open_products:
+                raise EmulationError(f"lane {lane.index} ends with products of its warpgroup under way")
+        return True
 
     def _resume(self) -> bool:
         progress = False
@@ -213,15 +233,15 @@ class Block:
                 progress = True
         return progress
 
-    def _serve_warps(self) -> bool:
+    def _serve_collectives(self, team: str, size: int) -> bool:
         progress = False
-        for start in range(0, len(self.lanes), WARP):
-            warp = self.lanes[start : start + WARP]
-            if any(lane.is_done or lane.is_ready or lane.request[0] != "warp" for lane in warp):
+        for start in range(0, len(self.lanes) - size + 1, size):
+            warp = self.lanes[start : start + size]
+            if any(lane.is_done or lane.is_ready or lane.request[0] != team for lane in warp):
                 continue
             kinds = {lane.request[1] for lane in warp}
             if len(kinds) > 1:
-                raise EmulationError(f"warp {start // WARP} is divided between {sorted(k.__name__ for k in kinds)}")
+                raise EmulationError(f"{team} {start // size} is divided between {sorted(k.__name__ for k in kinds)}")
             self.machine.current = warp[0]
             answers = kinds.pop()([lane.request[2] for lane in warp], warp)
             for lane, answer in zip(warp, answers, strict=True):
@@ -240,17 +260,24 @@ class Block:
         for lane in waiting:
             if lane.request[0] == "named":
                 groups.setdefault(lane.request[1], []).append(lane)
-            elif lane.request[0] == "until" and lane.request[2]():
+            elif lane.request[0] in ("until", "count") and lane.request[2]():
                 lane.is_ready = progress = True
-        for (_, count), group in groups.items():
-            if len(group) == count:
+        for barrier, group in groups.items():
+            early = self.arrived.get(barrier, [])
+            if len(group) + len(early) > barrier[1]:
+                raise EmulationError(f"named barrier {barrier[0]}: more than {barrier[1]} lanes")
+            if len(group) + len(early) == barrier[1]:
                 self.synchronise(group)
+                seen = [max(times) for times in zip(group[0].seen, *early, strict=True)]
+                for lane in group:
+                    lane.seen = seen
+                self.arrived.pop(barrier, None)
                 progress = True
         return progress
 
 
 class Machine:
-    """Runs one launch, block after block.
+    """Runs one launch, block after block; one that waits for others is resumed after them.
 
     Args:
         kernel: the kernel made for the emulator.
@@ -282,10 +309,20 @@ class Machine:
 
     def run(self, grid: tuple[int, int, int]) -> None:
         self.grid = grid
+        parked: list[Block] = []
         for z in range(grid[2]):
             for y in range(grid[1]):
                 for x in range(grid[0]):
-                    Block(self, (x, y, z)).run()
+                    block = Block(self, (x, y, z))
+                    if not block.run():
+                        parked.append(block)
+                    elif parked:
+                        parked = [other for other in parked if not other.run()]
+        while parked:
+            left = [block for block in parked if not block.run()]
+            if len(left) == len(parked):
+                raise EmulationError(f"deadlock: {len(left)} blocks wait for a count that nobody reaches")
+            parked = left
 
     def region(self, address: int, n_bytes: int, *, writes: bool) -> Region:
         """The operand that holds these bytes, after all checks."""

@@ -28,6 +28,9 @@ from numba import cuda as cuda
 from numba import types
 from numba.cuda.extending import intrinsic
 
+from eagle3core.kernels.ptx_group import group_mma as group_mma
+from eagle3core.kernels.ptx_group import group_settle as group_settle
+
 i32, i64, f32 = types.int32, types.int64, types.float32
 
 _LLVM = {i32: ir.IntType(32), i64: ir.IntType(64), f32: ir.FloatType()}
@@ -124,6 +127,10 @@ mma_f16 = _mma("f16")
 ldmatrix_x4 = _ldmatrix("ldmatrix_x4", "")  # four 8x8 blocks of 16-bit elements, lane l names row l % 8 of block l / 8
 ldmatrix_x4_trans = _ldmatrix("ldmatrix_x4_trans", ".trans")
 
+# ---- tensor cores of a warpgroup (sm_90a only): products under way between a fence and a wait; see `ptx_group`
+group_fence = instruction("group_fence", "wgmma.fence.sync.aligned;", memory=True, convergent=True)
+group_commit = instruction("group_commit", "wgmma.commit_group.sync.aligned;", memory=True, convergent=True)
+
 # ---- asynchronous copies global -> shared, 16 bytes a lane; `_fill` writes zeros where the last operand is 0, not 16
 copy16 = instruction("copy16", "cp.async.cg.shared.global.L2::128B [$0], [$1], 16;", takes=[i32, i64], memory=True)
 copy16_fill = instruction(
@@ -146,7 +153,7 @@ mbarrier_arrive = instruction("mbarrier_arrive", "mbarrier.arrive.shared::cta.b6
 mbarrier_wait = instruction(
     "mbarrier_wait",
     "{\n .reg .pred done;\n AGAIN:\n mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1;\n"
-    " @done bra.uni OVER;\n bra.uni AGAIN;\n OVER:\n}",
+    " @done bra OVER;\n bra AGAIN;\n OVER:\n}",
     takes=[i32, i32],
     memory=True,
 )
@@ -156,6 +163,15 @@ bulk_copy = instruction(
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
     takes=[i32, i64, i32, i32],
     memory=True,
+)
+# The same by a converged warp whose lanes agree on the operands: one copy.
+warp_bulk_copy = instruction(
+    "warp_bulk_copy",
+    "{ .reg .pred p; elect.sync _|p, 0xffffffff;\n"
+    " @p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3]; }",
+    takes=[i32, i64, i32, i32],
+    memory=True,
+    convergent=True,
 )
 fence_async_shared = instruction("fence_async_shared", "fence.proxy.async.shared::cta;", memory=True)
 
@@ -283,9 +299,17 @@ ballot = instruction(
 
 # ---- order between blocks and kernels
 named_barrier = instruction("named_barrier", "bar.sync $0, $1;", takes=[i32, i32], memory=True, convergent=True)
+named_arrive = instruction("named_arrive", "bar.arrive $0, $1;", takes=[i32, i32], memory=True, convergent=True)
 fence_gpu = instruction("fence_gpu", "fence.acq_rel.gpu;", memory=True)
 atomic_add_i32 = instruction(
     "atomic_add_i32", "atom.acq_rel.gpu.global.add.u32 $0, [$1], $2;", [i32], [i64, i32], memory=True
+)
+wait_count = instruction(
+    "wait_count",
+    "{\n .reg .pred done;\n .reg .s32 count;\n AGAIN:\n ld.acquire.gpu.global.s32 count, [$0];\n"
+    " setp.ge.s32 done, count, $1;\n @done bra OVER;\n bra AGAIN;\n OVER:\n}",
+    takes=[i64, i32],
+    memory=True,
 )
 # Programmatic dependent launch (sm_90 and later): the next kernel of the stream may start when every block of this one
 # has called `let_next_start`; what earlier kernels wrote may be read, and anything written, only after `wait_previous`.

@@ -47,6 +47,25 @@ def make_block_sum(isa: Any, warps: int) -> Any:
     return isa.inlined(block_sum)
 
 
+def make_block_sum_pair(isa: Any, warps: int) -> Any:
+    """`block_sum_pair(a, b, scratch, tid)`: two f32 sums as `block_sum`'s, behind one barrier; 2 * `warps` words."""
+    warp_sum, zero = make_warp_sum(isa), np.float32(0)
+
+    def block_sum_pair(a: Any, b: Any, scratch: Any, tid: Any) -> Any:
+        a, b = warp_sum(a), warp_sum(b)
+        if (tid & 31) == 0:
+            isa.shared_store_f32(scratch + (tid >> 5) * 4, a)
+            isa.shared_store_f32(scratch + (warps + (tid >> 5)) * 4, b)
+        isa.cuda.syncthreads()
+        total_a, total_b = zero, zero
+        for warp in range(warps):
+            total_a = total_a + isa.shared_load_f32(scratch + warp * 4)
+            total_b = total_b + isa.shared_load_f32(scratch + (warps + warp) * 4)
+        return total_a, total_b
+
+    return isa.inlined(block_sum_pair)
+
+
 def make_block_sum_i32(isa: Any, warps: int) -> Any:
     """`block_sum(v, scratch, tid)`: the int32 sum over the block, in every lane; `scratch` as for f32."""
     i32 = isa.i32
@@ -65,38 +84,34 @@ def make_block_sum_i32(isa: Any, warps: int) -> Any:
     return isa.inlined(block_sum)
 
 
-def make_warp_prefix_i32(isa: Any) -> Any:
-    """`warp_prefix(v, lane)`: the int32 sum over this lane and those below it."""
+def make_block_prefix_pair_i32(isa: Any, warps: int) -> Any:
+    """`prefix_pair(a, b, scratch, tid)`: (sum of a, of b, over the threads before this one, sum of b over all).
+
+    One barrier for both; `scratch` holds 2 * `warps` words.
+    """
     i32 = isa.i32
 
-    def warp_prefix(v: Any, lane: Any) -> Any:
+    def prefix_pair(a: Any, b: Any, scratch: Any, tid: Any) -> Any:
+        lane, warp, upto_a, upto_b = i32(tid & 31), i32(tid >> 5), a, b
         for step in range(5):
-            lower = isa.shuffle_i32(v, max(lane - (1 << step), 0))
+            lower = i32(max(lane - (1 << step), 0))
+            lower_a, lower_b = isa.shuffle_i32(upto_a, lower), isa.shuffle_i32(upto_b, lower)
             if lane >= (1 << step):
-                v = i32(v + lower)
-        return v
-
-    return isa.inlined(warp_prefix)
-
-
-def make_block_prefix_i32(isa: Any, warps: int) -> Any:
-    """`block_prefix(v, scratch, tid)`: (sum over the threads before this one, sum over all); `scratch` as for sums."""
-    i32, warp_prefix = isa.i32, make_warp_prefix_i32(isa)
-
-    def block_prefix(v: Any, scratch: Any, tid: Any) -> Any:
-        upto = warp_prefix(v, i32(tid & 31))
-        if (tid & 31) == 31:
-            isa.shared_store_u32(scratch + (tid >> 5) * 4, upto)
+                upto_a, upto_b = i32(upto_a + lower_a), i32(upto_b + lower_b)
+        if lane == 31:
+            isa.shared_store_u32(scratch + warp * 4, upto_a)
+            isa.shared_store_u32(scratch + (warps + warp) * 4, upto_b)
         isa.cuda.syncthreads()
-        before, total = i32(upto - v), i32(0)
-        for warp in range(warps):
-            share = isa.shared_load_u32(scratch + warp * 4)
-            total = i32(total + share)
-            if warp < (tid >> 5):
-                before = i32(before + share)
-        return before, total
+        before_a, before_b, total = i32(upto_a - a), i32(upto_b - b), i32(0)
+        for other in range(warps):
+            share_a = isa.shared_load_u32(scratch + other * 4)
+            share_b = isa.shared_load_u32(scratch + (warps + other) * 4)
+            total = i32(total + share_b)
+            if other < warp:
+                before_a, before_b = i32(before_a + share_a), i32(before_b + share_b)
+        return before_a, before_b, total
 
-    return isa.inlined(block_prefix)
+    return isa.inlined(prefix_pair)
 
 
 def make_block_min_i32(isa: Any, warps: int) -> Any:
@@ -184,17 +199,26 @@ def make_sortable(isa: Any) -> Any:
     return isa.inlined(sortable)
 
 
-def make_log(isa: Any) -> Any:
-    """`log(v)`: the natural logarithm of a normal positive f32, absolute error below 2e-7 plus a rounding.
+def make_log2(isa: Any) -> Any:
+    """`log2(v)`: the binary logarithm of a normal positive f32, absolute error below 2e-7 plus a rounding.
 
     The approximate instruction is good to 2^-22.6 absolute only between 0.5 and 2, so it sees the mantissa alone.
     """
-    i32, f32, ln_2 = isa.i32, isa.f32, np.float32(np.log(2))
+    i32, f32 = isa.i32, isa.f32
 
-    def log(v: Any) -> Any:
+    def log2(v: Any) -> Any:
         bits = isa.bits_of_f32(v)
         exponent = i32((bits >> 23) - 127)
-        mantissa = isa.f32_of_bits((bits & 0x7FFFFF) | 0x3F800000)
-        return (f32(exponent) + isa.log2(mantissa)) * ln_2
+        return f32(exponent) + isa.log2(isa.f32_of_bits((bits & 0x7FFFFF) | 0x3F800000))
+
+    return isa.inlined(log2)
+
+
+def make_log(isa: Any) -> Any:
+    """`log(v)`: the natural logarithm, as exact as `make_log2`."""
+    log2, ln_2 = make_log2(isa), np.float32(np.log(2))
+
+    def log(v: Any) -> Any:
+        return log2(v) * ln_2
 
     return isa.inlined(log)

@@ -65,14 +65,18 @@ def make_rope(isa: Any, *, dtype: str, head_dim: int, block: int, overlap: bool)
             isa.wait_previous()
         head, piece = i32(item >> per_head_shift), i32((item & per_head_mask) * 8)
         heads = i32(q_heads + 2 * kv_heads)
-        slot = isa.load_u32(slots + row * 4)
+        # Loaded whether the row has a slot or not, so that only the angles wait for another load.
+        position, slot = isa.load_u32(positions + row * 4), isa.load_u32(slots + row * 4)
+        lower, upper = (i32(0), i32(0), i32(0), i32(0)), (i32(0), i32(0), i32(0), i32(0))
+        if head < heads:
+            source = qkv + ((row * heads + head) * head_dim + piece) * 2
+            lower, upper = isa.load_u32x4(source), isa.load_u32x4(source + half * 2)
         is_query = head < q_heads
         if head < heads and (is_query or slot >= 0):
-            source = qkv + ((row * heads + head) * head_dim + piece) * 2
-            unpack(isa.load_u32x4(source), first, 0)
-            unpack(isa.load_u32x4(source + half * 2), second, 0)
+            angle = table + (i64(position) * half + piece) * 8
+            unpack(lower, first, 0)
+            unpack(upper, second, 0)
             if head < q_heads + kv_heads:
-                angle = table + (i64(isa.load_u32(positions + row * 4)) * half + piece) * 8
                 for i in range(4):
                     c0, s0, c1, s1 = isa.load_f32x4(angle + i * 16)
                     out[2 * i] = first[2 * i] * c0 - second[2 * i] * s0

@@ -27,7 +27,7 @@ from eagle3core.kernels.sample_kernels import (
     make_sample_sums,
 )
 
-MOST_PIECES = THREADS  # the draw gives each piece a thread
+MOST_PIECES = THREADS // 2  # 524288 columns; the draw gives each piece a thread
 
 
 def n_pieces(n_columns: int) -> int:
@@ -51,9 +51,9 @@ def sample_reference(logits: Tensor, temperature: Tensor, epsilon: Tensor, unifo
 
 
 _SIGNATURES = {
-    "sums": "logits:in temperature:in sums:out n_columns:i32 pieces:i32",
-    "masses": "logits:in temperature:in epsilon:in sums:in masses:out limits:out n_columns:i32",
-    "draw": "logits:in temperature:in uniform:in masses:in limits:in ids:out n_columns:i32",
+    "sums": "logits:in temperature:in epsilon:in sums:out n_columns:i32 pieces:i32",
+    "masses": "logits:in temperature:in uniform:in sums:in masses:out limits:out n_columns:i32",
+    "draw": "logits:in masses:in limits:in ids:out n_columns:i32",
 }
 
 
@@ -98,7 +98,7 @@ def sample(
 ) -> list[Launch]:
     """`ids: [rows]` int32 from `logits: [rows, V]` bf16 or fp16 and `temperature, epsilon, uniform: [rows]` f32.
 
-    Scratch, f32: `sums: [rows, n, 4]`, `masses: [rows, n]`, `limits: [rows, 2]` with n = n_pieces(V). Uniform numbers
+    Scratch, f32: `sums: [rows, n, 4]`, `masses: [rows, n]`, `limits: [rows, 4]` with n = n_pieces(V). Uniform numbers
     lie in [0, 1); epsilon 0 keeps the whole distribution.
 
     Raises:
@@ -108,12 +108,14 @@ def sample(
     if n_columns % 8:
         raise KernelLimit(f"{n_columns} logits a row", "a multiple of 8", "pad the vocabulary with -inf")
     dtype, pieces = DTYPES[logits.dtype], n_pieces(n_columns)
-    read: dict[str, Any] = {"logits": logits, "temperature": temperature, "n_columns": n_columns}
+    read: dict[str, Any] = {"logits": logits, "n_columns": n_columns}
     first, second, third = (sample_variant(arch, what, dtype, pieces) for what in _SIGNATURES)
     return [
-        first.launch((pieces, rows), **read, sums=sums, pieces=pieces),
-        second.launch((pieces, rows), **read, epsilon=epsilon, sums=sums, masses=masses, limits=limits),
-        third.launch((rows,), **read, uniform=uniform, masses=masses, limits=limits, ids=ids),
+        first.launch((pieces, rows), **read, temperature=temperature, epsilon=epsilon, sums=sums, pieces=pieces),
+        second.launch(
+            (pieces, rows), **read, temperature=temperature, uniform=uniform, sums=sums, masses=masses, limits=limits
+        ),
+        third.launch((rows,), **read, masses=masses, limits=limits, ids=ids),
     ]
 
 
@@ -147,7 +149,7 @@ def _outputs(case: Case, inputs: Tensors) -> Tensors:
 def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors) -> list[Launch]:
     rows, pieces, device = case["rows"], n_pieces(case["columns"]), inputs["logits"].device
     sums, masses, limits = (
-        poison(*shape, dtype=torch.float32, device=device) for shape in ((rows, pieces, 4), (rows, pieces), (rows, 2))
+        poison(*shape, dtype=torch.float32, device=device) for shape in ((rows, pieces, 4), (rows, pieces), (rows, 4))
     )
     return sample(arch, **inputs, ids=outputs["ids"], sums=sums, masses=masses, limits=limits)
 
@@ -174,7 +176,7 @@ CARD = Card(
     ),
     shapes=tuple({"rows": rows, "columns": 128256, "dtype": torch.bfloat16} for rows in (1, 4, 64)),
     hand_counts=(({"rows": 3, "columns": 1000}, Cost(3 * 4016, 24000, 3)),),
-    order={"piece": "2048 columns: 8 a thread, butterfly, warps in order; then pieces dealt round 32 lanes, butterfly"},
+    order={"piece": "4096 columns: 16 a thread, butterfly, warps in order; pieces dealt round 32 lanes, butterfly"},
     alone=alone("rows", "logits", "temperature", "epsilon", "uniform"),
     row_of=row_of,
     n_rows=count("rows"),

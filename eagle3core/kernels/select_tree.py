@@ -7,9 +7,8 @@ Source: EAGLE-2, arXiv 2406.16858, section 4; docs/requirements.md R-39.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,8 +16,8 @@ from eagle3core.errors import KernelLimit
 from eagle3core.kernels.by_row import alone, count, row_of
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.grow_tree import grow_tree_reference, new_growth, pool_size
+from eagle3core.kernels.select_tree_kernels import RANK_THREADS, THREADS, make_line_up, make_rank_pool
 
-THREADS = 256
 MOST_POOL = 4096  # the second pass keeps 16 candidates in each of its threads
 
 
@@ -52,122 +51,6 @@ def select_tree_reference(scores: Tensor, tokens: Tensor, parents: Tensor, roots
     )
 
 
-def make_rank_pool(isa: Any, *, pool: int, overlap: bool) -> Any:
-    """Grid (pool / 32, trees): a lane a candidate, each of 8 warps compares it with an eighth of the pool."""
-    cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
-    padded = -(-pool // 32) * 32
-    loads, groups = -(-padded // THREADS), padded // 32
-    nothing = np.float32(-np.inf)
-
-    def kernel(scores: Any, ranks: Any) -> None:
-        tid = i32(cuda.threadIdx.x)
-        lane, warp = i32(tid & 31), i32(tid >> 5)
-        tree = i64(cuda.blockIdx.y)
-        board = isa.shared_address(cuda.shared.array(padded, f32, alignment=16))
-        counts = isa.shared_address(cuda.shared.array(256, i32))
-        if overlap:
-            isa.let_next_start()
-            isa.wait_previous()
-        for p in range(loads):
-            at = i32(p * THREADS + tid)
-            if at < padded:
-                value = nothing
-                if at < pool:
-                    value = isa.load_f32(scores + (tree * pool + at) * 4)
-                isa.shared_store_f32(board + at * 4, value)
-        cuda.syncthreads()
-        me = i32(cuda.blockIdx.x * 32 + lane)
-        score, ahead = isa.shared_load_f32(board + me * 4), i32(0)
-        for g in range(groups):
-            first = i32(warp * (groups * 4) + g * 4)
-            others = isa.shared_load_f32x4(board + first * 4)
-            for i in range(4):
-                if others[i] > score or (others[i] == score and first + i < me):
-                    ahead = i32(ahead + 1)
-        isa.shared_store_u32(counts + tid * 4, ahead)
-        cuda.syncthreads()
-        if warp == 0:
-            rank = i32(0)
-            for w in range(8):
-                rank = i32(rank + isa.shared_load_u32(counts + (w * 32 + lane) * 4))
-            if me < pool:
-                isa.store_u32(ranks + (tree * pool + me) * 4, rank)
-
-    return kernel
-
-
-def make_line_up(isa: Any, *, pool: int, nodes: int, overlap: bool) -> Any:
-    """A block a tree: a candidate's node index is one more than the number of chosen ones before it."""
-    cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
-    tiles = -(-pool // THREADS)
-    words, per_lane = tiles * 8, -(-tiles * 8 // 32)
-
-    def place(bits: Any, before: Any, flat: Any) -> Any:
-        word = flat >> 5
-        below = isa.shared_load_u32(bits + word * 4) & ((1 << (flat & 31)) - 1)
-        return i32(isa.shared_load_u32(before + word * 4) + isa.popcount(i32(below)) + 1)
-
-    place = isa.inlined(place)
-
-    def kernel(
-        ranks: Any, tokens: Any, parents: Any, roots: Any, flat_of: Any, tokens_of: Any, parents_of: Any
-    ) -> None:
-        tid = i32(cuda.threadIdx.x)
-        lane, warp = i32(tid & 31), i32(tid >> 5)
-        tree = i64(cuda.blockIdx.x)
-        token, parent = cuda.local.array(tiles, i32), cuda.local.array(tiles, i32)
-        chosen = cuda.local.array(tiles, i32)
-        bits = isa.shared_address(cuda.shared.array(words, i32))
-        before = isa.shared_address(cuda.shared.array(words, i32))
-        if overlap:
-            isa.let_next_start()
-            isa.wait_previous()
-        for t in range(tiles):
-            flat = i32(t * THREADS + tid)
-            token[t], parent[t], chosen[t] = i32(0), i32(-1), i32(0)
-            if flat < pool:
-                at = (tree * pool + flat) * 4
-                token[t], parent[t] = isa.load_u32(tokens + at), isa.load_u32(parents + at)
-                if isa.load_u32(ranks + at) < nodes - 1:
-                    chosen[t] = i32(1)
-        for t in range(tiles):
-            word = isa.ballot(chosen[t])
-            if lane == 0:
-                isa.shared_store_u32(bits + (t * 8 + warp) * 4, word)
-        cuda.syncthreads()
-        if warp == 0:
-            running = i32(0)
-            for p in range(per_lane):
-                own = i32(0)
-                if p * 32 + lane < words:
-                    own = isa.popcount(isa.shared_load_u32(bits + (p * 32 + lane) * 4))
-                upto = own
-                for step in range(5):
-                    lower = isa.shuffle_i32(upto, max(lane - (1 << step), 0))
-                    if lane >= (1 << step):
-                        upto = i32(upto + lower)
-                if p * 32 + lane < words:
-                    isa.shared_store_u32(before + (p * 32 + lane) * 4, i32(running + upto - own))
-                running = i32(running + isa.shuffle_i32(upto, 31))
-        cuda.syncthreads()
-        for t in range(tiles):
-            if chosen[t] == 1:
-                flat = i32(t * THREADS + tid)
-                at = (tree * nodes + place(bits, before, flat)) * 4
-                above = i32(0)
-                if parent[t] >= 0:
-                    above = place(bits, before, parent[t])
-                isa.store_u32(flat_of + at, flat)
-                isa.store_u32(tokens_of + at, token[t])
-                isa.store_u32(parents_of + at, above)
-        if tid == 0:
-            isa.store_u32(flat_of + tree * nodes * 4, -1)
-            isa.store_u32(tokens_of + tree * nodes * 4, isa.load_u32(roots + tree * 4))
-            isa.store_u32(parents_of + tree * nodes * 4, -1)
-
-    return kernel
-
-
 def rank_variant(arch: str, pool: int) -> Variant:
     """The first pass over pools of `pool` candidates.
 
@@ -181,9 +64,10 @@ def rank_variant(arch: str, pool: int) -> Variant:
         make=make_rank_pool,
         constants={"pool": pool, "overlap": overlaps(arch)},
         parameters=parameters("scores:in ranks:out"),
-        threads=THREADS,
-        max_registers=64,
-        instructions={"BAR": 2, "FSETP": 4},
+        threads=RANK_THREADS,
+        blocks_per_sm=3,  # sixteen trees' blocks are then resident at once
+        max_registers=42,
+        instructions={"BAR": 2},
         dependent=overlaps(arch),
     )
 

@@ -1,8 +1,9 @@
 """The k most likely tokens of each row of logits, with their log-probabilities: the draft's candidates.
 
 log p = logit - log sum exp(logits), never above 0, so that a child's score cannot exceed its parent's. Equal logits are
-ordered by lower column. Two passes: blocks take the k best and the sum of a piece of a row, then one warp a row merges
-the pieces' sorted lists. Source: EAGLE-2, arXiv 2406.16858, section 4; docs/requirements.md R-39.
+ordered by lower column. Two passes: warps take the best and the sum of groups of columns, then one block a row finds
+the k best in the few groups that can hold them.
+Source: EAGLE-2, arXiv 2406.16858, section 4; docs/requirements.md R-39.
 """
 
 from __future__ import annotations
@@ -14,14 +15,38 @@ from eagle3core.errors import KernelLimit
 from eagle3core.kernels.by_row import alone, count, one_up, row_of
 from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.reductions import redux
-from eagle3core.kernels.top_k_kernels import PIECE, WARPS, make_top_k_join, make_top_k_pieces
+from eagle3core.kernels.top_k_kernels import (
+    GROUP,
+    JOIN_THREADS,
+    SEEKERS,
+    make_top_k_groups,
+    make_top_k_join,
+    per_seeker,
+)
 
 MOST_K = 16
+MOST_GROUPS = 1024  # two a lane of the second pass
 
 
-def n_pieces(n_columns: int) -> int:
-    """Blocks of the first pass a row."""
-    return -(-n_columns // PIECE)
+def n_groups(n_columns: int) -> int:
+    """Groups of 256 columns in a row."""
+    return -(-n_columns // GROUP)
+
+
+def first_pass(rows: int, n_columns: int) -> tuple[int, int]:
+    """Groups that a warp of the first pass takes, and warps of its blocks; neither changes a bit of the result.
+
+    Few groups: every warp has one and there are blocks for every multiprocessor. More than can be resident: four.
+    """
+    total = rows * n_groups(n_columns)
+    if total > 8192:
+        return 4, 8
+    return 1, 4 if total <= 1024 else 8 if total <= 2048 else 16
+
+
+def scratch_shape(rows: int, n_columns: int) -> tuple[int, ...]:
+    """Shape of `tops` of `top_k`."""
+    return rows, SEEKERS, 32 * per_seeker(n_groups(n_columns)), 2
 
 
 def top_k_reference(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -32,44 +57,43 @@ def top_k_reference(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     return (ordered.values[:, :k] - lse[:, None]).clamp_max(0), ordered.indices[:, :k], lse
 
 
-def pieces_variant(arch: str, dtype: str, k: int) -> Variant:
-    """The first pass.
+def groups_variant(arch: str, dtype: str, loads: int, warps: int, held: int) -> Variant:
+    """The first pass, `loads` groups a warp, `warps` a block, `held` groups a lane of the second pass."""
+    return Variant(
+        name=f"top_k_groups_{dtype}_{loads}_{warps}_{held}",
+        make=make_top_k_groups,
+        constants={"dtype": dtype, "loads": loads, "warps": warps, "held": held, "overlap": overlaps(arch)},
+        parameters=parameters("logits:in tops:out n_columns:i32 groups:i32"),
+        threads=32 * warps,
+        max_registers=48,
+        instructions={redux(arch): loads, "MUFU": 8 * loads},
+        dependent=overlaps(arch),
+    )
+
+
+def join_variant(arch: str, dtype: str, k: int, n_columns: int) -> Variant:
+    """The second pass over rows of `n_columns`.
 
     Raises:
-        KernelLimit: k is not in 1..16.
+        KernelLimit: k is not in 1..16, or more than 262144 columns.
     """
     if not 1 <= k <= MOST_K:
         raise KernelLimit(f"top_k is {k}", f"1..{MOST_K}", "draft with fewer candidates a node")
+    groups = n_groups(n_columns)
+    if groups > MOST_GROUPS:
+        raise KernelLimit(f"{n_columns} columns", f"at most {MOST_GROUPS * GROUP}", "use a draft vocabulary")
     return Variant(
-        name=f"top_k_pieces_{dtype}_{k}",
-        make=make_top_k_pieces,
-        constants={"dtype": dtype, "k": k, "overlap": overlaps(arch)},
-        parameters=parameters("logits:in keys:out columns:out stats:out n_columns:i32 pieces:i32"),
-        threads=32 * WARPS,
-        max_registers=64,
-        instructions={redux(arch): 4, "MUFU": 8},
-        dependent=overlaps(arch),
-    )
-
-
-def join_variant(arch: str, k: int, pieces: int) -> Variant:
-    """The second pass over `pieces` lists a row.
-
-    Raises:
-        KernelLimit: more than 256 pieces (524288 columns).
-    """
-    if pieces > 256:
-        raise KernelLimit(f"{pieces * PIECE} columns", f"at most {256 * PIECE}", "use a draft vocabulary")
-    return Variant(
-        name=f"top_k_join_{k}_{pieces}",
+        name=f"top_k_join_{dtype}_{k}_{groups}",
         make=make_top_k_join,
-        constants={"k": k, "pieces": pieces, "overlap": overlaps(arch)},
-        parameters=parameters("keys:in columns:in stats:in log_probs:out ids:out lse:out"),
-        threads=128,
+        constants={
+            "dtype": dtype, "k": k, "groups": groups, "held": per_seeker(groups), "overlap": overlaps(arch),
+        },
+        parameters=parameters("logits:in tops:in log_probs:out ids:out lse:out n_columns:i32"),
+        threads=JOIN_THREADS,
         max_registers=96,
-        instructions={redux(arch): 2},
+        instructions={redux(arch): 3, "BAR": 3},
         dependent=overlaps(arch),
-    )
+    )  # fmt: skip
 
 
 def top_k(
@@ -78,28 +102,27 @@ def top_k(
     log_probs: Tensor,
     ids: Tensor,
     lse: Tensor,
-    keys: Tensor,
-    columns: Tensor,
-    stats: Tensor,
+    tops: Tensor,
 ) -> list[Launch]:
     """`log_probs` f32 and `ids` int32 `[rows, k]`, best first, `lse: [rows]` f32, from `logits: [rows, V]`.
 
-    Scratch: `keys, columns: [rows, n_pieces(V), k]` int32, `stats: [rows, n_pieces(V), 2]` f32.
+    Scratch: `tops` f32 of `scratch_shape`.
 
     Raises:
-        KernelLimit: k is not in 1..16, or V is not a multiple of 8 in k..524288.
+        KernelLimit: k is not in 1..16, or V is not a multiple of 8 in k..262144.
     """
     rows, n_columns = logits.shape
-    k, pieces = ids.shape[1], n_pieces(n_columns)
+    k, groups = ids.shape[1], n_groups(n_columns)
     if n_columns % 8 or n_columns < k:
         raise KernelLimit(
             f"{n_columns} logits a row with top_k {k}", "a multiple of 8, at least top_k", "pad with -inf"
         )
-    first = pieces_variant(arch, DTYPES[logits.dtype], k).launch(
-        (pieces, rows), logits=logits, keys=keys, columns=columns, stats=stats, n_columns=n_columns, pieces=pieces
+    dtype, (loads, warps) = DTYPES[logits.dtype], first_pass(rows, n_columns)
+    second = join_variant(arch, dtype, k, n_columns).launch(
+        (rows,), logits=logits, tops=tops, log_probs=log_probs, ids=ids, lse=lse, n_columns=n_columns
     )
-    second = join_variant(arch, k, pieces).launch(
-        (rows,), keys=keys, columns=columns, stats=stats, log_probs=log_probs, ids=ids, lse=lse
+    first = groups_variant(arch, dtype, loads, warps, per_seeker(groups)).launch(
+        (-(-groups // (loads * warps)), rows), logits=logits, tops=tops, n_columns=n_columns, groups=groups
     )
     return [first, second]
 
@@ -125,11 +148,9 @@ def _outputs(case: Case, inputs: Tensors) -> Tensors:
 
 
 def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors) -> list[Launch]:
-    rows, k, pieces = case["rows"], case["k"], n_pieces(case["columns"])
-    device = inputs["logits"].device
-    keys, columns = (poison(rows, pieces, k, dtype=torch.int32, device=device) for _ in range(2))
-    stats = poison(rows, pieces, 2, dtype=torch.float32, device=device)
-    return top_k(arch, inputs["logits"], **outputs, keys=keys, columns=columns, stats=stats)
+    shape = scratch_shape(case["rows"], case["columns"])
+    tops = poison(*shape, dtype=torch.float32, device=inputs["logits"].device)
+    return top_k(arch, inputs["logits"], **outputs, tops=tops)
 
 
 def _reference(case: Case, inputs: Tensors) -> Tensors:
@@ -153,12 +174,12 @@ CARD = Card(
     reference=_reference,
     launches=_launches,
     cost=lambda case: top_k_cost(case["rows"], case["columns"], case["k"]),
-    variants=lambda arch: [pieces_variant(arch, "bf16", 10)],
+    variants=lambda arch: [groups_variant(arch, "bf16", 1, 16, 1)],
     slow_variants=lambda arch: [
-        join_variant(arch, 10, n_pieces(128256)),
-        pieces_variant(arch, "f16", 8),
-        *(pieces_variant(arch, "bf16", k) for k in (1, 4, 8, 16)),
-        *(join_variant(arch, k, n_pieces(v)) for k in (4, 8, 10) for v in (32000, 201088)),
+        join_variant(arch, "bf16", 10, 128256),
+        groups_variant(arch, "f16", 1, 4, 1),
+        *(groups_variant(arch, "bf16", *sizes) for sizes in ((1, 4, 2), (1, 8, 1), (4, 8, 1), (4, 8, 2))),
+        *(join_variant(arch, "bf16", k, v) for k in (1, 4, 8, 16) for v in (32000, 201088)),
     ],
     cases=({"rows": 4, "columns": 2072, "k": 5, "dtype": _BF16},),
     slow_cases=(
@@ -170,7 +191,7 @@ CARD = Card(
         for columns in (32000, 128256) for rows in (1, 10, 40)
     ),
     hand_counts=(({"rows": 3, "columns": 1000, "k": 4}, Cost(3 * (2000 + 32 + 4), 12000, 2)),),
-    order={"piece": "2048 columns: 8 a lane, butterfly, warps in order; then pieces dealt round 32 lanes, butterfly"},
+    order={"group": "256 columns: 8 a lane in order, butterfly; then groups dealt round 32 lanes, butterfly"},
     alone=alone("rows", "logits"),
     row_of=row_of,
     n_rows=count("rows"),

@@ -1,6 +1,8 @@
-"""The two kernels of `top_k`: the best of each piece of a row, then the best of all pieces.
+"""The two kernels of `top_k`: warps give the best value of each 256 columns, a block a row finds the k best in those.
 
-Logits become integers that order as they do (`make_sortable`), so that a warp finds its best in one instruction.
+A logit has sixteen bits, so its value and its place fit one integer that orders as top-k does: the larger value, then
+the lower place. The k best elements of a row lie in its k best groups of columns, equal groups being ordered by their
+columns, and are no less than the k-th group's best. So the second pass reads only those few groups again, from L2.
 Source: see `top_k`.
 """
 
@@ -10,184 +12,275 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.reductions import make_log, make_sortable, make_warp_sum
+from eagle3core.kernels.reductions import make_log, make_warp_sum
+from eagle3core.kernels.top_k_keys import make_key_value, make_value_key
 
-WARPS = 8
-PIECE = WARPS * 256  # columns of a block of the first pass: 8 a lane
+GROUP = 256  # columns whose best the first pass gives: one 16-byte load a lane
+SEEKERS = 16  # warps of the second pass that seek the best
+SUMMERS = 4  # its warps that add up the sums
+JOIN_THREADS = 32 * (SEEKERS + SUMMERS)
+_SEEK, _SUM = 1, 2  # the seekers' barrier, the summers'
 _LOWEST = -3e38  # below every finite logit, and finite: a piece of nothing but -inf has the sum 0, not NaN
 _LOG2_E = 1.4426950408889634
+_NOTHING = -(1 << 31)  # below every key
+_LAST = 0xFFFF  # the lower half of a key is this less the place
 
 
-def make_merge(isa: Any, k: int, lists: int) -> Any:
-    """`merge(keys, columns, lane)`: the k best of `lists` sorted lists of k in shared memory, by one warp.
+def per_seeker(groups: int) -> int:
+    """Groups that a lane of a seeker holds: group (p * 32 + lane) * 16 + warp is its p-th."""
+    return -(-groups // (32 * SEEKERS))
 
-    Lane r gets the r-th best key and column. Each lane holds the heads of its lists; a round takes the best head.
+
+def make_top_k_groups(isa: Any, *, dtype: str, loads: int, warps: int, held: int, overlap: bool) -> Any:
+    """Grid (groups / loads / warps, rows): the best of every group of columns, and the sum of e^(x - best).
+
+    A warp has `loads` groups under way. `held` groups lie in a lane of the second pass; results stand where its warps
+    read them side by side.
     """
-    i32 = isa.i32
-    per_lane = -(-lists // 32)
-    nothing = -(1 << 31)
-
-    def merge(keys: Any, columns: Any, lane: Any) -> Any:
-        taken = isa.cuda.local.array(per_lane, i32)
-        head, place = isa.cuda.local.array(per_lane, i32), isa.cuda.local.array(per_lane, i32)
-        for p in range(per_lane):
-            taken[p], head[p], place[p] = i32(0), i32(nothing), i32(0x7FFFFFFF)
-            if p * 32 + lane < lists:
-                head[p] = isa.shared_load_u32(keys + (p * 32 + lane) * (4 * k))
-                place[p] = isa.shared_load_u32(columns + (p * 32 + lane) * (4 * k))
-        my_key, my_column = i32(nothing), i32(0x7FFFFFFF)
-        for r in range(k):
-            best, column = head[0], place[0]
-            for p in range(1, per_lane):
-                if head[p] > best or (head[p] == best and place[p] < column):
-                    best, column = head[p], place[p]
-            top = isa.warp_max_i32(best)
-            if best < top:
-                column = i32(0x7FFFFFFF)
-            winner = isa.warp_min_i32(column)
-            if lane == r:
-                my_key, my_column = i32(top), i32(winner)
-            for p in range(per_lane):
-                if place[p] == winner and head[p] == top:
-                    taken[p] = i32(taken[p] + 1)
-                    head[p], place[p] = i32(nothing), i32(0x7FFFFFFF)
-                    if taken[p] < k:
-                        head[p] = isa.shared_load_u32(keys + ((p * 32 + lane) * k + taken[p]) * 4)
-                        place[p] = isa.shared_load_u32(columns + ((p * 32 + lane) * k + taken[p]) * 4)
-        return my_key, my_column
-
-    return isa.inlined(merge)
-
-
-def make_warp_top(isa: Any, k: int) -> Any:
-    """`warp_top(keys, first, lane)`: the k best of 8 keys a lane, columns first..first+7; lane r gets the r-th.
-
-    The keys taken are destroyed.
-    """
-    i32 = isa.i32
-    nothing = -(1 << 31)
-
-    def warp_top(keys: Any, first: Any, lane: Any) -> Any:
-        my_key, my_column = i32(nothing), i32(0x7FFFFFFF)
-        for r in range(k):
-            best, slot = keys[0], i32(0)
-            for i in range(1, 8):
-                if keys[i] > best:
-                    best, slot = keys[i], i32(i)
-            top = isa.warp_max_i32(best)
-            column = i32(0x7FFFFFFF)
-            if best == top:
-                column = i32(first + slot)
-            winner = isa.warp_min_i32(column)
-            for i in range(8):
-                if first + i == winner:
-                    keys[i] = i32(nothing)
-            if lane == r:
-                my_key, my_column = i32(top), i32(winner)
-        return my_key, my_column
-
-    return isa.inlined(warp_top)
-
-
-def make_top_k_pieces(isa: Any, *, dtype: str, k: int, overlap: bool) -> Any:
-    """Grid (pieces, rows): the k best of 2048 columns as sortable integers, and their (maximum, sum of exp)."""
-    cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
-    low, high, sortable, warp_sum = isa.LOW[dtype], isa.HIGH[dtype], make_sortable(isa), make_warp_sum(isa)
-    warp_top, merge = make_warp_top(isa, k), make_merge(isa, k, WARPS)
-    lists, stat_words = WARPS * k, 2 * WARPS
+    cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
+    low, high, warp_sum, value_key = isa.LOW[dtype], isa.HIGH[dtype], make_warp_sum(isa), make_value_key(isa, dtype)
+    key_value, n_words, stride = make_key_value(isa, dtype), 4 * loads, 32 * held
     zero, lowest, log2_e, minus_infinity = np.float32(0), np.float32(_LOWEST), np.float32(_LOG2_E), np.float32(-np.inf)
+    nothing = {"bf16": -0x7F0080, "f16": -0x3FF0400}[dtype]  # a pair of -inf
 
-    def kernel(logits: Any, keys: Any, columns: Any, stats: Any, n_columns: Any, pieces: Any) -> None:
-        tid = i32(cuda.threadIdx.x)
-        lane, warp = i32(tid & 31), i32(tid >> 5)
-        piece, row = i32(cuda.blockIdx.x), i64(cuda.blockIdx.y)
-        values, own = cuda.local.array(8, f32), cuda.local.array(8, i32)
-        key_list = isa.shared_address(cuda.shared.array(lists, i32))
-        column_list = isa.shared_address(cuda.shared.array(lists, i32))
-        stat_list = isa.shared_address(cuda.shared.array(stat_words, f32))
+    def kernel(logits: Any, tops: Any, n_columns: Any, groups: Any) -> None:
+        tid, row = i32(cuda.threadIdx.x), i64(cuda.blockIdx.y)
+        lane, first = i32(tid & 31), i32((cuda.blockIdx.x * warps + (tid >> 5)) * loads)
+        words = cuda.local.array(n_words, i32)
         if overlap:
-            isa.let_next_start()
             isa.wait_previous()
-        first = i32(piece * PIECE + tid * 8)
-        for i in range(8):
-            values[i] = minus_infinity
-        if first < n_columns:
-            words = isa.load_u32x4(logits + (row * n_columns + first) * 2)
+            isa.let_next_start()  # only now: blocks of kernels further on would crowd this one's multiprocessors
+        column = i32(first * GROUP + lane * 8)
+        start = logits + (row * n_columns + column) * 2
+        for p in range(loads):
             for i in range(4):
-                values[2 * i] = low(words[i]) + zero  # -0 becomes +0, which is its equal
-                values[2 * i + 1] = high(words[i]) + zero
-        for i in range(8):
-            own[i] = sortable(values[i])
-        my_key, my_column = warp_top(own, first, lane)
-        if lane < k:
-            isa.shared_store_u32(key_list + (warp * k + lane) * 4, my_key)
-            isa.shared_store_u32(column_list + (warp * k + lane) * 4, my_column)
-        top = isa.shuffle_i32(my_key, 0)
-        largest = isa.maximum(isa.f32_of_bits(top ^ ((top >> 31) & 0x7FFFFFFF)), lowest)
-        total = zero
-        for i in range(8):
-            total = total + isa.exp2((values[i] - largest) * log2_e)
-        total = warp_sum(total)
-        if lane == 0:
-            isa.shared_store_f32(stat_list + warp * 8, largest)
-            isa.shared_store_f32(stat_list + warp * 8 + 4, total)
-        cuda.syncthreads()
-        if warp == 0:
-            my_key, my_column = merge(key_list, column_list, lane)
-            if lane < k:
-                isa.store_u32(keys + ((row * pieces + piece) * k + lane) * 4, my_key)
-                isa.store_u32(columns + ((row * pieces + piece) * k + lane) * 4, my_column)
-        if tid == 32:
-            largest, total = lowest, zero
-            for w in range(WARPS):
-                largest = isa.maximum(largest, isa.shared_load_f32(stat_list + w * 8))
-            for w in range(WARPS):
-                share = isa.exp2((isa.shared_load_f32(stat_list + w * 8) - largest) * log2_e)
-                total = total + share * isa.shared_load_f32(stat_list + w * 8 + 4)
-            isa.store_f32x2(stats + (row * pieces + piece) * 8, largest, total)
+                words[4 * p + i] = i32(nothing)
+            if column + p * GROUP < n_columns:
+                loaded = isa.load_u32x4(start + p * (2 * GROUP))
+                for i in range(4):
+                    words[4 * p + i] = loaded[i]
+        own_top, own_total = lowest, zero
+        for p in range(loads):
+            best, total = minus_infinity, zero
+            for i in range(4):
+                best = isa.maximum(best, isa.maximum(low(words[4 * p + i]), high(words[4 * p + i])))
+            top = key_value(isa.warp_max_i32(value_key(best)))
+            reference = isa.maximum(top, lowest)
+            for i in range(4):
+                total = total + isa.exp2((low(words[4 * p + i]) - reference) * log2_e)
+                total = total + isa.exp2((high(words[4 * p + i]) - reference) * log2_e)
+            total = warp_sum(total)
+            if lane == p:
+                own_top, own_total = top, total
+        group = i32(first + lane)
+        if lane < loads and group < groups:
+            slot = i32((group & (SEEKERS - 1)) * stride + (group >> 4))
+            isa.store_f32x2(tops + (row * (SEEKERS * stride) + slot) * 8, own_top, own_total)
 
     return kernel
 
 
-def make_top_k_join(isa: Any, *, k: int, pieces: int, overlap: bool) -> Any:
-    """A block of four warps a row: all fetch the pieces' lists, the first merges them and finishes the row."""
-    cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
-    merge, warp_sum, log = make_merge(isa, k, pieces), make_warp_sum(isa), make_log(isa)
-    words, loads, per_lane = pieces * k, -(-pieces * k // 128), -(-pieces // 32)
+def make_join_sums(isa: Any, *, groups: int, held: int) -> Any:
+    """`join_sums(tops, scratch, part, lane)`: log sum exp of a row, in every lane of the summers, `part` of them.
+
+    Lane l of part s adds up groups (p * 4 + s) * 32 + l; the parts are added in order. `scratch` holds eight words.
+    """
+    log, warp_sum, per_lane, stride = make_log(isa), make_warp_sum(isa), -(-groups // (32 * SUMMERS)), 32 * held
     zero, lowest, log2_e = np.float32(0), np.float32(_LOWEST), np.float32(_LOG2_E)
 
-    def kernel(keys: Any, columns: Any, stats: Any, log_probs: Any, ids: Any, lse: Any) -> None:
-        tid = i32(cuda.threadIdx.x)
-        row = i64(cuda.blockIdx.x)
-        key_list = isa.shared_address(cuda.shared.array(words, i32))
-        column_list = isa.shared_address(cuda.shared.array(words, i32))
-        largest_of, total_of = cuda.local.array(per_lane, f32), cuda.local.array(per_lane, f32)
+    def join_sums(tops: Any, scratch: Any, part: Any, lane: Any) -> Any:
+        i32, i64, f32 = isa.i32, isa.i64, isa.f32
+        own, totals = isa.cuda.local.array(per_lane, f32), isa.cuda.local.array(per_lane, f32)
+        largest, total = lowest, zero
+        for p in range(per_lane):
+            own[p], totals[p] = lowest, zero
+            group = i32((p * SUMMERS + part) * 32 + lane)
+            if group < groups:
+                slot = i32((group & (SEEKERS - 1)) * stride + (group >> 4))
+                own[p], totals[p] = isa.load_f32x2(tops + i64(slot) * 8)
+        for p in range(per_lane):
+            own[p] = isa.maximum(own[p], lowest)
+            largest = isa.maximum(largest, own[p])
+        for step in range(5):
+            largest = isa.maximum(largest, isa.shuffle_xor_f32(largest, 1 << step))
+        for p in range(per_lane):
+            total = total + totals[p] * isa.exp2((own[p] - largest) * log2_e)
+        total = warp_sum(total)
+        if lane == 0:
+            isa.shared_store_f32x2(scratch + part * 8, largest, total)
+        isa.named_barrier(_SUM, 32 * SUMMERS)
+        largest, total = lowest, zero
+        for s in range(SUMMERS):
+            largest = isa.maximum(largest, isa.shared_load_f32(scratch + s * 8))
+        for s in range(SUMMERS):
+            scale = isa.exp2((isa.shared_load_f32(scratch + s * 8) - largest) * log2_e)
+            total = total + isa.shared_load_f32(scratch + (s * 8 + 4)) * scale
+        return largest + log(total)
+
+    return isa.inlined(join_sums)
+
+
+def make_choose_groups(isa: Any, *, k: int, held: int) -> Any:
+    """`choose_groups(keys, board, listed, chosen, warp, lane)`: the k best groups of a row, best first, in `chosen`.
+
+    `keys[p]` of a lane is the key of its p-th group. The k-th best of the warps' best is a bar that at least k groups
+    clear; each warp lists its own that do, the k best if there are more, and the listed are ranked. No barrier follows.
+    """
+    i32, per_lane, seekers = isa.i32, -(-SEEKERS * k // 32), 32 * SEEKERS
+
+    def choose_groups(keys: Any, board: Any, listed: Any, chosen: Any, warp: Any, lane: Any) -> None:
+        others, below = isa.cuda.local.array(per_lane, i32), i32((1 << lane) - 1)
+        if lane < k:
+            isa.shared_store_u32(listed + (warp * k + lane) * 4, _NOTHING)
+        best = keys[0]
+        for p in range(1, held):
+            best = i32(max(best, keys[p]))
+        best = isa.warp_max_i32(best)
+        if lane == 0:
+            isa.shared_store_u32(board + warp * 4, best)
+        isa.named_barrier(_SEEK, seekers)
+        other = isa.shared_load_u32(board + (lane & (SEEKERS - 1)) * 4)
+        if isa.popcount(isa.ballot(i32(other > best)) & 0xFFFF) == k - 1 and lane == 0:
+            isa.shared_store_u32(board + SEEKERS * 4, best)
+        isa.named_barrier(_SEEK, seekers)
+        bar, count, mine = isa.shared_load_u32(board + SEEKERS * 4), i32(0), i32(_NOTHING)
+        for p in range(held):
+            count = i32(count + isa.popcount(isa.ballot(i32(keys[p] >= bar))))
+        if count <= k:
+            count = i32(0)
+            for p in range(held):
+                votes = isa.ballot(i32(keys[p] >= bar))
+                if keys[p] >= bar:
+                    isa.shared_store_u32(listed + (warp * k + count + isa.popcount(i32(votes & below))) * 4, keys[p])
+                count = i32(count + isa.popcount(votes))
+        else:
+            count = i32(0)
+            while count < k:
+                own = i32(_NOTHING)
+                for p in range(held):
+                    if count == 0 or keys[p] < best:
+                        own = i32(max(own, keys[p]))
+                best = isa.warp_max_i32(own)
+                if lane == 0:
+                    isa.shared_store_u32(listed + (warp * k + count) * 4, best)
+                count = i32(count + 1)
+        isa.named_barrier(_SEEK, seekers)
+        if lane < count:
+            mine = isa.shared_load_u32(listed + (warp * k + lane) * 4)
+        if count > 0:
+            for e in range(per_lane):
+                others[e] = i32(_NOTHING)
+                if e * 32 + lane < SEEKERS * k:
+                    others[e] = isa.shared_load_u32(listed + (e * 32 + lane) * 4)
+            for n in range(count):
+                key, ahead = isa.shuffle_i32(mine, n), i32(0)
+                for e in range(per_lane):
+                    ahead = i32(ahead + isa.popcount(isa.ballot(i32(others[e] > key))))
+                if lane == 0 and ahead < k:
+                    isa.shared_store_u32(chosen + ahead * 4, key)
+
+    return isa.inlined(choose_groups)
+
+
+def make_read_group(isa: Any, *, dtype: str, k: int) -> Any:
+    """`read_group(row_start, n_columns, group, floor, lane)`: a group's k best, none below `floor`; and how many.
+
+    Lane r gets the r-th best as a value key that holds the place in the group.
+    """
+    i32, i64, low, high, value_key = isa.i32, isa.i64, isa.LOW[dtype], isa.HIGH[dtype], make_value_key(isa, dtype)
+
+    def read_group(row_start: Any, n_columns: Any, group: Any, floor: Any, lane: Any) -> Any:
+        found, place = isa.cuda.local.array(8, i32), i32(lane * 8)
+        for i in range(8):
+            found[i] = i32(_NOTHING)
+        column = i32(group * GROUP + place)
+        if column < n_columns:
+            words = isa.load_u32x4(row_start + i64(column) * 2)
+            for i in range(4):
+                found[2 * i] = i32(value_key(low(words[i])) + (_LAST - 2 * i - place))
+                found[2 * i + 1] = i32(value_key(high(words[i])) + (_LAST - 2 * i - 1 - place))
+        own, kept, count = found[0], i32(_NOTHING), i32(0)
+        for i in range(1, 8):
+            own = i32(max(own, found[i]))
+        top = isa.warp_max_i32(own)
+        while top >= floor and top != _NOTHING and count < k:
+            if lane == count:
+                kept = top
+            own = i32(_NOTHING)
+            for i in range(8):  # the next best of this lane
+                if found[i] < top:
+                    own = i32(max(own, found[i]))
+            count = i32(count + 1)
+            top = isa.warp_max_i32(own)
+        return kept, count
+
+    return isa.inlined(read_group)
+
+
+def make_top_k_join(isa: Any, *, dtype: str, k: int, groups: int, held: int, overlap: bool) -> Any:
+    """A block a row: its warps choose the best groups, read one each and rank what they find; four add up the sums."""
+    cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
+    choose_groups, read_group = make_choose_groups(isa, k=k, held=held), make_read_group(isa, dtype=dtype, k=k)
+    value_key, key_value = make_value_key(isa, dtype), make_key_value(isa, dtype)
+    join_sums, per_lane = make_join_sums(isa, groups=groups, held=held), -(-k * k // 32)
+    zero, stride, seekers = np.float32(0), 32 * held, 32 * SEEKERS
+    board_words, listed_words, found_words, part_words = SEEKERS + 1, SEEKERS * k, k * k, 2 * SUMMERS
+
+    def kernel(logits: Any, tops: Any, log_probs: Any, ids: Any, lse: Any, n_columns: Any) -> None:
+        tid, row = i32(cuda.threadIdx.x), i64(cuda.blockIdx.x)
+        lane, warp = i32(tid & 31), i32(tid >> 5)
+        own = cuda.local.array(held, i32)
+        others, others_at = cuda.local.array(per_lane, i32), cuda.local.array(per_lane, i32)
+        board = isa.shared_address(cuda.shared.array(board_words, i32))
+        listed = isa.shared_address(cuda.shared.array(listed_words, i32))
+        chosen = isa.shared_address(cuda.shared.array(k, i32))
+        values = isa.shared_address(cuda.shared.array(found_words, i32))
+        columns = isa.shared_address(cuda.shared.array(found_words, i32))
+        parts = isa.shared_address(cuda.shared.array(part_words, isa.f32, alignment=8))
+        whole = isa.shared_address(cuda.shared.array(1, isa.f32))
         if overlap:
             isa.let_next_start()
             isa.wait_previous()
-        for p in range(per_lane):
-            largest_of[p], total_of[p] = lowest, zero
-            if tid + p * 32 < pieces and tid < 32:
-                largest_of[p], total_of[p] = isa.load_f32x2(stats + (row * pieces + tid + p * 32) * 8)
-        for p in range(loads):
-            at = i32(p * 128 + tid)
-            if at < words:
-                isa.shared_store_u32(key_list + at * 4, isa.load_u32(keys + (row * words + at) * 4))
-                isa.shared_store_u32(column_list + at * 4, isa.load_u32(columns + (row * words + at) * 4))
-        cuda.syncthreads()
-        if tid < 32:
-            my_key, my_column = merge(key_list, column_list, tid)
-            top = isa.shuffle_i32(my_key, 0)
-            largest = isa.maximum(isa.f32_of_bits(top ^ ((top >> 31) & 0x7FFFFFFF)), lowest)
-            total = zero
-            for p in range(per_lane):
-                total = total + total_of[p] * isa.exp2((largest_of[p] - largest) * log2_e)
-            normaliser = largest + log(warp_sum(total))
-            if tid < k:
-                value = isa.f32_of_bits(my_key ^ ((my_key >> 31) & 0x7FFFFFFF))
-                isa.store_f32(log_probs + (row * k + tid) * 4, isa.minimum(value - normaliser, zero))
-                isa.store_u32(ids + (row * k + tid) * 4, my_column)
-            if tid == 0:
+        tops += row * (SEEKERS * stride * 8)
+        count, value, column = i32(0), i32(_NOTHING), i32(0)
+        if warp < SEEKERS:
+            for p in range(held):
+                group = i32((p * 32 + lane) * SEEKERS + warp)
+                own[p] = i32(_NOTHING + (_LAST - group))
+                if group < groups:
+                    top = isa.load_f32(tops + i64(i32(warp * stride + p * 32 + lane)) * 8)
+                    own[p] = i32(value_key(top) + (_LAST - group))
+            choose_groups(own, board, listed, chosen, warp, lane)
+            isa.named_barrier(_SEEK, seekers)
+            if warp < k:
+                group = i32(_LAST - (isa.shared_load_u32(chosen + warp * 4) & _LAST))
+                floor = i32(isa.shared_load_u32(chosen + (k - 1) * 4) & -65536)
+                kept, count = read_group(logits + row * n_columns * 2, n_columns, group, floor, lane)
+                value, column = i32(kept & -65536), i32(group * GROUP + (_LAST - (kept & _LAST)))
+                if lane < k:
+                    isa.shared_store_u32(values + (warp * k + lane) * 4, value)
+                    isa.shared_store_u32(columns + (warp * k + lane) * 4, column)
+        else:
+            normaliser = join_sums(tops, parts, i32(warp - SEEKERS), lane)
+            if tid == seekers:
+                isa.shared_store_f32(whole, normaliser)
                 isa.store_f32(lse + row * 4, normaliser)
+        cuda.syncthreads()
+        if count > 0:
+            normaliser = isa.shared_load_f32(whole)
+            for e in range(per_lane):
+                others[e], others_at[e] = i32(_NOTHING), i32(0)
+                if e * 32 + lane < found_words:
+                    others[e] = isa.shared_load_u32(values + (e * 32 + lane) * 4)
+                    others_at[e] = isa.shared_load_u32(columns + (e * 32 + lane) * 4)
+            for n in range(count):
+                mine, mine_at, ahead = isa.shuffle_i32(value, n), isa.shuffle_i32(column, n), i32(0)
+                for e in range(per_lane):
+                    is_tied = i32(others[e] == mine) & i32(others_at[e] < mine_at)
+                    ahead = i32(ahead + isa.popcount(isa.ballot(i32(others[e] > mine) | is_tied)))
+                if lane == 0 and ahead < k:
+                    at = (row * k + ahead) * 4
+                    isa.store_f32(log_probs + at, isa.minimum(key_value(mine) - normaliser, zero))
+                    isa.store_u32(ids + at, mine_at)
 
     return kernel

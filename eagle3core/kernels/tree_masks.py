@@ -8,7 +8,7 @@ Source: SpecInfer, arXiv 2305.09781, section 4; docs/requirements.md R-38, R-40,
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from eagle3core.errors import KernelLimit
 from eagle3core.kernels.by_row import alone, count, row_of
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.mask_words import pack_words
+from eagle3core.kernels.tree_masks_kernel import block_threads, make_tree_masks
 
 MOST_NODES = 256
 
@@ -88,95 +89,6 @@ def tree_masks_reference(parents: Tensor, lengths: Tensor, path_len: int) -> Tre
     return made
 
 
-def make_tree_masks(isa: Any, *, nodes: int, path_len: int, overlap: bool) -> Any:
-    """A block a tree, a thread a node: it walks to the root, and looks for its first child and next sibling."""
-    cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
-    words = -(-nodes // 32)
-    threads, quads = words * 32, -(-nodes // 4)
-
-    def kernel(
-        parents: Any, lengths: Any, mask: Any, depths: Any, positions: Any, leaves: Any, paths: Any, first_child: Any,
-        next_sibling: Any,
-    ) -> None:  # fmt: skip
-        me = i32(cuda.threadIdx.x)
-        tree = i64(cuda.blockIdx.x)
-        above = isa.shared_address(cuda.shared.array(threads, i32, alignment=16))
-        leaf_bits = isa.shared_address(cuda.shared.array(words, i32))
-        own = cuda.local.array(words, i32)
-        if overlap:
-            isa.let_next_start()
-            isa.wait_previous()
-        length, parent = isa.load_u32(lengths + tree * 4), i32(-2)
-        if me < nodes and length >= 0:
-            parent = isa.load_u32(parents + (tree * nodes + me) * 4)
-        isa.shared_store_u32(above + me * 4, parent)
-        cuda.syncthreads()
-        child, sibling = i32(-1), i32(-1)
-        for q in range(threads // 4):
-            group = isa.shared_load_u32x4(above + q * 16)
-            for i in range(4):
-                if group[i] == me and child < 0:
-                    child = i32(q * 4 + i)
-                if group[i] == parent and parent >= 0 and q * 4 + i > me and sibling < 0:
-                    sibling = i32(q * 4 + i)
-        is_node = parent >= -1
-        is_leaf = i32(0)
-        if is_node and child < 0:
-            is_leaf = i32(1)
-        word = isa.ballot(is_leaf)
-        if (me & 31) == 0:
-            isa.shared_store_u32(leaf_bits + (me >> 5) * 4, word)
-        depth, node = i32(-1), me
-        for w in range(words):
-            own[w] = i32(0)
-        while is_node and node >= 0:
-            depth = i32(depth + 1)
-            for w in range(words):
-                if (node >> 5) == w:
-                    own[w] = i32(own[w] | (1 << (node & 31)))
-            node = isa.shared_load_u32(above + node * 4)
-        cuda.syncthreads()
-        n_leaves, path_row = i32(0), i32(0)
-        for w in range(words):
-            word = isa.shared_load_u32(leaf_bits + w * 4)
-            n_leaves = i32(n_leaves + isa.popcount(word))
-            if w < (me >> 5):
-                path_row = i32(path_row + isa.popcount(word))
-            elif w == (me >> 5):
-                path_row = i32(path_row + isa.popcount(i32(word & ((1 << (me & 31)) - 1))))
-        if me < nodes:
-            at = (tree * nodes + me) * 4
-            for w in range(words):
-                isa.store_u32(mask + at * words + w * 4, own[w])
-            position = i32(0)
-            if is_node:
-                position = i32(length + depth)
-            isa.store_u32(depths + at, max(depth, 0))
-            isa.store_u32(positions + at, position)
-            isa.store_u32(first_child + at, child)
-            isa.store_u32(next_sibling + at, sibling)
-            if me >= n_leaves:
-                for p in range(path_len):
-                    isa.store_u32(paths + ((tree * nodes + me) * path_len + p) * 4, -1)
-            if is_leaf == 1:
-                start = paths + (tree * nodes + path_row) * (path_len * 4)
-                for p in range(path_len):
-                    if p > depth:
-                        isa.store_u32(start + p * 4, -1)
-                node = me
-                while node >= 0:
-                    if depth < path_len:
-                        isa.store_u32(start + depth * 4, node)
-                    depth = i32(depth - 1)
-                    node = isa.shared_load_u32(above + node * 4)
-        if me < quads:
-            word = i32(isa.shared_load_u32(leaf_bits + (me >> 3) * 4) >> ((me & 7) * 4))
-            spread = (word & 1) | ((word & 2) << 7) | ((word & 4) << 14) | ((word & 8) << 21)
-            isa.store_u32(leaves + (tree * quads + me) * 4, spread)
-
-    return kernel
-
-
 def tree_masks_variant(arch: str, nodes: int, path_len: int) -> Variant:
     """The masks of trees of `nodes` with paths of `path_len`.
 
@@ -196,7 +108,7 @@ def tree_masks_variant(arch: str, nodes: int, path_len: int) -> Variant:
             "parents:in lengths:in mask:out depths:out positions:out leaves:out paths:out first_child:out "
             "next_sibling:out"
         ),
-        threads=-(-nodes // 32) * 32,
+        threads=block_threads(nodes, path_len),
         max_registers=96,
         instructions={"VOTE": 1},
         dependent=overlaps(arch),

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from eagle3core.kernels import (
-    attention as attention_module,
-)
-from eagle3core.kernels import (
     attention_combine,
     attention_layout,
+    attention_plan,
     attention_rows,
     attention_streams,
     attention_tile,
@@ -28,6 +26,8 @@ CHAIN = {
     "dtype": "bf16", "dim": 64, "heads": 2, "kv_heads": 1, "order": (2, 2), "tokens": 3, "prefix": (93, 14),
     "tree": "chain",
 }  # fmt: skip
+# The kernel for many rows, two streams at a time.
+SIDE_BY_SIDE = {"row_warps": 2, "groups": 2, "units": 1, "stages": 2}
 WINDOW = {**CHAIN, "tokens": 2, "prefix": (75,), "window": 20, "tree": "random"}
 
 
@@ -52,7 +52,7 @@ def rebuilt(module, pattern, replacement, monkeypatch, factory):
     assert n == 1, f"{pattern!r} occurs {n} times"
     scope = {"__name__": module.__name__}
     exec(compile(changed, module.__file__, "exec"), scope)
-    for user in (module, attention_streams, attention_rows, attention_module):
+    for user in (module, attention_streams, attention_rows, attention_plan):
         if hasattr(user, factory):
             monkeypatch.setattr(user, factory, scope[factory])
 
@@ -60,11 +60,11 @@ def rebuilt(module, pattern, replacement, monkeypatch, factory):
 PLANTED = {
     # name: (module, factory, pattern, replacement, case, settings)
     "mask off by one": (
-        attention_tile, "make_steps", r"new = i32\(key - ctx\)", "new = i32(key - ctx + 1)",
+        attention_tile, "make_steps", r"offset, left = i32\(first - ctx\)", "offset, left = i32(first - ctx + 1)",
         CHAIN, ({},),
     ),
-    "last old key hidden": (
-        attention_tile, "make_steps", r"if key < ctx:", "if key < ctx - 1:", CHAIN, ({},),
+    "new keys one place too early": (
+        attention_tile, "make_steps", r"i32\(min\(-offset, UNIT\)\)", "i32(min(-offset, UNIT) - 1)", CHAIN, ({},),
     ),
     "window one too wide": (
         attention_tile, "make_steps", r"position - stands >= window", "position - stands > window", WINDOW, ({},),
@@ -94,12 +94,24 @@ PLANTED = {
         CHAIN, ({"stages": 2},),
     ),
     "a copy too few waited for, shared ring": (
-        attention_rows, "make_attention_rows", r"isa\.COPY_WAIT\[stages - 2\]", "isa.COPY_WAIT[stages - 1]",
-        CHAIN, ({"warps": 4, "stages": 2},),
+        attention_rows, "make_attention_rows", r"isa\.COPY_WAIT\[\(stages - 2\) \* units\]",
+        "isa.COPY_WAIT[(stages - 1) * units]", CHAIN, (SIDE_BY_SIDE,),
     ),
     "no barrier before the shared ring is read": (
-        attention_rows, "make_attention_rows", r"wait_stage\(\)\n +cuda\.syncthreads\(\)", "wait_stage()",
-        CHAIN, ({"warps": 4, "stages": 2},),
+        attention_rows, "make_attention_rows", r"wait_set\(\)\n +isa\.named_barrier\(.*\)", "wait_set()",
+        CHAIN, (SIDE_BY_SIDE,),
+    ),
+    "a stream joined before its turn": (
+        attention_rows, "make_attention_rows", r"isa\.named_barrier\(turn, turn_threads\)", "isa.fence_gpu()",
+        CHAIN, (SIDE_BY_SIDE,),
+    ),
+    "turns not handed on": (
+        attention_rows, "make_attention_rows", r"isa\.named_arrive\(next_turn, turn_threads\)", "isa.fence_gpu()",
+        CHAIN, (SIDE_BY_SIDE,),
+    ),
+    "streams joined without their maxima, side by side": (
+        attention_rows, "make_attention_rows", r"isa\.product\(accumulators\[i\], take\[r\]\)", "accumulators[i]",
+        CHAIN, (SIDE_BY_SIDE,),
     ),
     "no barrier before the streams are joined": (
         attention_streams, "make_attention_streams",
@@ -130,7 +142,7 @@ PLANTED = {
 
 
 def test_the_cases_that_planted_bugs_run_on_are_clean():
-    assert faults(CHAIN, settings=({}, {"stages": 2, "run": 2}, {"warps": 4, "stages": 2})) == []
+    assert faults(CHAIN, settings=({}, {"stages": 2, "run": 2}, SIDE_BY_SIDE)) == []
     assert faults(WINDOW) == []
     assert early_reads_of_new_keys() == []
 
@@ -149,7 +161,7 @@ def early_reads_of_new_keys():
     inputs = CARD.example(case, proof.generator(5, CPU), CPU)
     outputs = CARD.outputs(case, inputs)
     found = []
-    for setting in ({}, {"warps": 4, "stages": 4}):
+    for setting in ({}, {**SIDE_BY_SIDE, "stages": 4}):
         launch = CARD.launches("sm_90a", case, inputs, outputs, **setting)[0]
         arguments, regions = emulator._operands(launch)
         regions = [r for r in regions if r.name not in ("k", "v")]
@@ -193,7 +205,7 @@ def test_scores_far_apart_move_the_running_maximum_and_stay_exact():
     case = {**CHAIN, "prefix": (120,)}
     inputs = CARD.example(case, proof.generator(4, CPU), CPU)
     inputs["k"] = inputs["k"] * torch.linspace(0.2, 12, 64)[:, None].to(torch.bfloat16)
-    for setting in ({}, {"warps": 4, "stages": 2}):
+    for setting in ({}, SIDE_BY_SIDE):
         outputs = proof.run(CARD, "sm_90a", case, inputs, emulator.execute, setting)
         assert all(d.passes for d in proof.deviations(CARD, case, inputs, outputs))
 

@@ -6,18 +6,10 @@ import torch
 from eagle3core.errors import BackendUnavailable, KernelLimit
 from eagle3core.kernels import attention_peers as peers
 from eagle3core.kernels import proof
-from eagle3core.kernels.attention import (
-    Plan,
-    attention,
-    attention_scratch,
-    attention_variant,
-    choose_plan,
-    mask_words,
-    order_of,
-    paged_attention_reference,
-)
+from eagle3core.kernels.attention import attention, attention_scratch, mask_words, paged_attention_reference
 from eagle3core.kernels.attention_card import CARD
 from eagle3core.kernels.attention_layout import Shape
+from eagle3core.kernels.attention_plan import Plan, attention_variant, choose_plan, order_of
 from eagle3core.kernels.card import ARCHES, SHARED_BYTES
 
 pytestmark = pytest.mark.reference

@@ -10,7 +10,8 @@ import torch
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.argmax import argmax, join_variant
 from eagle3core.kernels.sample import sample_reference, sample_variant
-from eagle3core.kernels.top_k import pieces_variant, top_k, top_k_reference
+from eagle3core.kernels.top_k import join_variant as top_k_join
+from eagle3core.kernels.top_k import top_k, top_k_reference
 
 pytestmark = pytest.mark.reference
 
@@ -83,12 +84,13 @@ def test_accepting_sampled_choices_emits_tokens_of_the_distribution_sampled_from
 @pytest.mark.parametrize(
     ("refused", "message"),
     [
-        (lambda: pieces_variant("sm_90a", "bf16", 17), "1..16"),
+        (lambda: top_k_join("sm_90a", "bf16", 17, 32000), "1..16"),
+        (lambda: top_k_join("sm_90a", "bf16", 4, 300_000), "at most 262144"),
         (lambda: join_variant("sm_90a", 10, False), "multiple of 4"),
         (lambda: sample_variant("sm_90a", "draw", "bf16", 300), "at most 524288"),
         (lambda: argmax("sm_90a", torch.zeros(1, 9).bfloat16(), *[torch.zeros(1, 4)] * 3), "multiple of 8"),
         (
-            lambda: top_k("sm_90a", torch.zeros(1, 8).bfloat16(), *[torch.zeros(1, 9)] * 6),
+            lambda: top_k("sm_90a", torch.zeros(1, 8).bfloat16(), *[torch.zeros(1, 9)] * 4),
             "at least top_k",
         ),
     ],

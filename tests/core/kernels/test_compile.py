@@ -8,7 +8,7 @@ import pytest
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import ARCHES, Variant, arch_of, parameters
-from eagle3core.kernels.compile import compile_variant, compute_capability, opcodes
+from eagle3core.kernels.compile import compile_variant, compute_capability, merged_products, opcodes
 
 pytestmark = pytest.mark.compiled
 
@@ -36,6 +36,19 @@ def make_register_hoard(isa: Any, *, n: int) -> Any:
         for i in range(n):
             values[i] = isa.load_f32(x + i * 4)
         isa.store_f32(y, values[at])
+
+    return kernel
+
+
+def make_sum_of_squares(isa: Any, *, careful: bool) -> Any:
+    """a a + b b, rounded where the source says, or where the compiler likes."""
+
+    def kernel(x, y):
+        a, b = isa.load_f32(x), isa.load_f32(x + 4)
+        if careful:
+            isa.store_f32(y, isa.fused(a, a, isa.product(b, b)))
+        else:
+            isa.store_f32(y, a * a + b * b)
 
     return kernel
 
@@ -90,3 +103,19 @@ def test_compute_capabilities_map_to_targets():
     assert compute_capability("sm_120") == (12, 0)
     with pytest.raises(KernelLimit, match=r"compute capability is 7\.5"):
         arch_of((7, 5))
+
+
+def test_products_that_the_compiler_merged_with_additions_are_counted_but_not_those_the_source_asks_for():
+    written = "// begin inline asm\nfma.rn.f32 %f1, %f2, %f3, %f4;\n// end inline asm\n"
+    assert merged_products(written) == 0
+    assert merged_products(written + "fma.rn.f32 %f5, %f6, %f7, %f1;\nfma.rn.ftz.f32 %f8, %f6, %f7, %f1;\n") == 2
+
+
+@pytest.mark.parametrize("careful", [True, False])
+def test_a_kernel_that_promises_its_rounding_is_at_fault_where_the_compiler_chose(careful: bool):
+    variant = Variant(
+        "sum_of_squares", make_sum_of_squares, {"careful": careful}, parameters("x:in y:out"), 32, rounds_itself=True
+    )
+    faults = compile_variant(variant, "sm_90a").faults(variant)
+    assert bool(faults) != careful
+    assert careful or "merged" in faults[0]

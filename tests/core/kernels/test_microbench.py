@@ -50,3 +50,29 @@ def test_cuda_without_a_device_is_refused_with_the_remedy() -> None:
 def test_a_longer_rewind_than_the_sequence_is_refused() -> None:
     with pytest.raises(ConfigError, match="rewind is 9"):
         microbench.benchmark_kv_cache_rewind(rewind=9, length=8)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+def test_on_cuda_a_microbenchmark_launches_the_kernel_and_times_it_on_the_device(benchmark, gpu, monkeypatch) -> None:
+    from eagle3core.kernels import launch
+
+    bound, bind = [], launch.bind
+    monkeypatch.setattr(launch, "bind", lambda launches: bound.append([*launches]) or bind(launches))
+    result = benchmark(batch=5, device="cuda", calls=200)
+    names = {item.variant.name for launches in bound for item in launches}
+    assert names
+    assert all(name.startswith(result.op) for name in names)
+    assert (result.device, result.batch, result.calls) == ("cuda", 5, 200)
+    # A launch takes microseconds; slower than 1 ms a call would mean a compilation or a copy among the timed calls.
+    assert 1e-4 < result.avg_ms_per_call < 1.0
+    assert result.ops_per_second == pytest.approx(1e3 / result.avg_ms_per_call)
+
+
+@pytest.mark.gpu
+def test_the_command_prints_one_json_line_an_op_on_cuda(gpu, capsys: pytest.CaptureFixture[str]) -> None:
+    microbench.main(["--device", "cuda", "--batch", "3", "--calls", "20"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(row["op"], row["device"]) for row in rows] == [
+        ("block_table", "cuda"), ("accept", "cuda"), ("pack_paths", "cuda"),
+    ]  # fmt: skip

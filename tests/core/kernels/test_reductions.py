@@ -24,28 +24,30 @@ def run(body, **values) -> None:
 
 def test_block_sums_and_prefixes_of_integers_are_exact():
     x = torch.randint(-1000, 1000, (THREADS,), dtype=torch.int32)
-    total, before, all_of = (torch.zeros(THREADS, dtype=torch.int32) for _ in range(3))
+    total, before, before_twice, all_of = (torch.zeros(THREADS, dtype=torch.int32) for _ in range(4))
 
     def body(isa):
         block_sum, prefix = (
             reductions.make_block_sum_i32(isa, WARPS),
-            reductions.make_block_prefix_i32(isa, WARPS),
+            reductions.make_block_prefix_pair_i32(isa, WARPS),
         )
 
-        def kernel(x, y_total, y_before, y_all):
+        def kernel(x, y_total, y_before, y_twice, y_all):
             tid = isa.cuda.threadIdx.x
             v = isa.load_u32(x + tid * 4)
             isa.store_u32(y_total + tid * 4, block_sum(v, 0, tid))
-            below, everything = prefix(v, 64, tid)
+            twice, below, everything = prefix(2 * v, v, 64, tid)
             isa.store_u32(y_before + tid * 4, below)
+            isa.store_u32(y_twice + tid * 4, twice)
             isa.store_u32(y_all + tid * 4, everything)
 
         return kernel
 
-    run(body, x=x, y_total=total, y_before=before, y_all=all_of)
+    run(body, x=x, y_total=total, y_before=before, y_twice=before_twice, y_all=all_of)
     assert torch.equal(total, x.sum().int().expand(THREADS))
     assert torch.equal(all_of, total)
     assert torch.equal(before, (x.cumsum(0) - x).int())
+    assert torch.equal(before_twice, 2 * before)
 
 
 def test_block_sums_and_prefixes_of_floats_are_right_and_equal_in_every_lane():

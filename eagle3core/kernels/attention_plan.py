@@ -1,0 +1,136 @@
+"""How a launch of attention is laid out: the order of its sums, and what does not change them.
+
+Source: docs/log.md; the reasons for numbers stand beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from eagle3core.kernels.attention_combine import COMBINE_THREADS, make_attention_combine
+from eagle3core.kernels.attention_layout import Shape
+from eagle3core.kernels.attention_rows import ROWS, make_attention_rows, rows_shared_bytes
+from eagle3core.kernels.attention_streams import make_attention_streams, streams_shared_bytes
+from eagle3core.kernels.card import SHARED_BYTES, Variant, overlaps, parameters
+
+PARAMETERS = parameters(
+    "q:in k:const v:const tables:const prefix:const masks:in positions:in partial:out tops_sums:out counters:inout "
+    "tokens:i32 table_width:i32 run:i32 window:i32 scale:f32"
+)
+COMBINE_PARAMETERS = parameters("partial:in tops_sums:in sinks:const out:out tokens:i32 scale:f32")
+# Multiprocessors of the largest common part of each architecture: A100, H200, B200, RTX PRO 6000. Order-neutral.
+PROCESSORS = {"sm_80": 108, "sm_90a": 132, "sm_100": 148, "sm_120": 188}
+WARPS = 8  # of a block of `attention_rows`: with 255 registers a lane they fill a processor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Order-neutral choices of one launch.
+
+    Attributes:
+        row_warps: 0 for `attention_streams`, else warps of `attention_rows` that own 32 rows each.
+        groups: streams that `attention_rows` walks side by side.
+        units: units between two barriers of a group.
+        stages: depth of a ring, in sets of `units`.
+        run: splits a block handles one after the other.
+        counting: add up the tile counters of R-109.
+    """
+
+    row_warps: int
+    stages: int
+    run: int
+    groups: int = 1
+    units: int = 1
+    counting: bool = False
+
+    def row_blocks(self, rows: int) -> int:
+        """Blocks that share the rows of a key head."""
+        return -(-rows // (ROWS * self.row_warps)) if self.row_warps else 1
+
+
+def order_of(arch: str, n_kv_heads: int) -> tuple[int, int]:
+    """(splits, streams): what sets the order of sums, one value for all of an engine's launches.
+
+    Splits * key heads is about one block a processor at batch 1. Eight warps' rings do not fit sm_120's shared memory.
+    """
+    if arch == "sm_120":
+        return 32, 4
+    return (16, 8) if n_kv_heads >= 8 else (32, 8)
+
+
+def choose_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int) -> Plan:
+    """The layout for `tokens` queries of `batch` sequences."""
+    rows = tokens * shape.group
+    # Two tiles of a head of 128 in one warp take more registers on sm_100 than there are.
+    most = ROWS // 2 if arch == "sm_100" and shape.dim == 128 else ROWS
+    plan = _streams_plan(arch, shape) if rows <= most else _rows_plan(arch, shape, rows)
+    work = batch * n_kv_heads * plan.row_blocks(rows)
+
+    def cost(run: int) -> float:
+        waves = -(-work * -(-shape.splits // run) // PROCESSORS[arch])
+        return waves * (run + 0.3)  # starting a block costs about a third of a split
+
+    return replace(plan, run=min(range(1, shape.splits + 1), key=cost))
+
+
+def _streams_plan(arch: str, shape: Shape) -> Plan:
+    deep = 128 // shape.dim  # a unit of head size 64 is half as large
+    return Plan(0, {"sm_80": 2, "sm_90a": 3, "sm_100": 3, "sm_120": 2}[arch] * deep, 1)
+
+
+def _rows_plan(arch: str, shape: Shape, rows: int) -> Plan:
+    """As many rows a block as there are and fit; the other warps walk further streams."""
+    row_warps = next((n for n in (2, 4) if rows <= ROWS * n), 8)
+    groups = min(WARPS // row_warps, shape.streams)
+    while row_warps > 2 and _ring_units(arch, shape, row_warps, 1) < 3:
+        row_warps //= 2
+    while groups > 1 and _ring_units(arch, shape, row_warps, groups) < 3:
+        groups //= 2
+    held = _ring_units(arch, shape, row_warps, groups)
+    # Two warps meet cheaply at every unit; for eight a set is what they compute in about 2 us.
+    units = {2: 1, 4: 2, 8: 256 // shape.dim}[row_warps]
+    while units > 1 and held < 3 * units:
+        units //= 2
+    stages = min(held // units, 16 // units + 1)  # deeper than 15 copies nothing waits for
+    return Plan(row_warps, stages, 1, groups, units)
+
+
+def _ring_units(arch: str, shape: Shape, row_warps: int, groups: int) -> int:
+    """Units for which each of `groups` rings has room."""
+    return (SHARED_BYTES[arch] - rows_shared_bytes(shape, row_warps, 0, 0, 0)) // (groups * shape.unit_bytes)
+
+
+def attention_variant(arch: str, shape: Shape, tokens: int, plan: Plan) -> Variant:
+    """The first kernel for `tokens` queries a sequence."""
+    order = f"{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}_s{plan.stages}"
+    order += "_counting" if plan.counting else ""
+    shared: dict[str, Any] = {"shape": shape, "stages": plan.stages, "counting": plan.counting}
+    shared["overlap"] = overlaps(arch)
+    if plan.row_warps == 0:
+        tiles, half = -(-tokens * shape.group // 16), tokens * shape.group <= 8
+        return Variant(
+            name=f"attention_streams_{order}_t{tiles}{'h' if half else ''}", make=make_attention_streams,
+            constants={**shared, "tiles": tiles, "half": half}, parameters=PARAMETERS, threads=32 * shape.streams,
+            shared_bytes=streams_shared_bytes(shape, tiles, plan.stages), dependent=overlaps(arch), rounds_itself=True,
+            instructions={"HMMA": tiles * shape.dim // 4, "LDSM": shape.dim // 16, "LDGSTS": shape.dim // 8},
+        )  # fmt: skip
+    layout = {"row_warps": plan.row_warps, "groups": plan.groups, "units": plan.units}
+    return Variant(
+        name=f"attention_rows_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}", make=make_attention_rows,
+        constants={**shared, **layout}, parameters=PARAMETERS, threads=32 * plan.row_warps * plan.groups,
+        shared_bytes=rows_shared_bytes(shape, plan.row_warps, plan.groups, plan.units, plan.stages),
+        dependent=overlaps(arch), rounds_itself=True,
+        instructions={"HMMA": shape.dim // 2, "LDSM": shape.dim // 16, "LDGSTS": shape.dim // 8 // plan.row_warps},
+    )  # fmt: skip
+
+
+def combine_variant(arch: str, shape: Shape) -> Variant:
+    """The second kernel."""
+    return Variant(
+        name=f"attention_combine_{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}",
+        make=make_attention_combine, constants={"shape": shape, "overlap": overlaps(arch)},
+        parameters=COMBINE_PARAMETERS, threads=COMBINE_THREADS, instructions={"LDG": shape.splits},
+        max_registers=128 if shape.splits <= 16 else 192,
+        dependent=overlaps(arch),
+    )  # fmt: skip

@@ -1,0 +1,78 @@
+"""PTX instructions of a warpgroup, four warps that multiply together; only sm_90a has them. `ptx` passes them on.
+
+The product is asynchronous: its sums and its register operands belong to the tensor cores from `group_fence` until a
+wait says otherwise, and the shared operand until the wait too.
+
+Source: PTX ISA 9.0, asynchronous warpgroup-level matrix instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from llvmlite import ir  # type: ignore[import-untyped]
+from numba import types
+from numba.cuda.extending import intrinsic
+
+_I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+def _over_sums(n: int, asm: str, n_registers: int, n_descriptors: int) -> Callable[..., Any]:
+    """Code of a statement that reads and writes the first `n` f32 of a register array; other operands follow them."""
+    struct = ir.LiteralStructType([_F32] * n)
+    others = [_I32] * n_registers + [_I64] * n_descriptors
+    constraint = ",".join(
+        ["=f"] * n + [str(i) for i in range(n)] + ["r"] * n_registers + ["l"] * n_descriptors + ["~{memory}"]
+    )
+
+    def emit(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, operands[0]).data
+        places = [builder.gep(data, [ir.Constant(_I64, i)]) for i in range(n)]
+        code = ir.InlineAsm(ir.FunctionType(struct, [_F32] * n + others), asm, constraint, side_effect=True)
+        given = [*(builder.load(place) for place in places), *operands[1:]]
+        result = builder.call(code, given, attrs=("convergent",))
+        for i, place in enumerate(places):
+            builder.store(builder.extract_value(result, i), place)
+        return context.get_dummy_value()
+
+    return emit
+
+
+def _numbered(first: int, count: int) -> str:
+    return ",".join(f"${i}" for i in range(first, first + count))
+
+
+@cache
+def group_mma(kind: str, n: int) -> Any:
+    """d += a b, by the warpgroup: `f(sums, a0, a1, a2, a3, descriptor)`; d [64, n], a [64, 16], b [16, n].
+
+    Warp w of the group holds rows 16 w.. of a and d, as the fragments of mma.m16n8k16: `sums` is a register array of
+    n / 2 f32. `descriptor` names b in shared memory, n-major rows of 16 k; see `gemm_group`.
+    """
+    half = n // 2
+    asm = (
+        f"{{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} "
+        f"{{{_numbered(0, half)}}}, {{{_numbered(2 * half, 4)}}}, ${2 * half + 4}, p, 1, 1, 0; }}"
+    )
+    emit = _over_sums(half, asm, 4, 1)
+
+    @intrinsic
+    def product(typing_context: Any, sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, descriptor: Any) -> Any:
+        i32 = types.int32
+        return types.void(sums, i32, i32, i32, i32, types.int64), emit
+
+    return product
+
+
+@cache
+def group_settle(n: int) -> Any:
+    """Waits for all products of the warpgroup: `f(sums)`; afterwards the n / 2 sums may be used."""
+    emit = _over_sums(n // 2, "wgmma.wait_group.sync.aligned 0;", 0, 0)
+
+    @intrinsic
+    def settle(typing_context: Any, sums: Any) -> Any:
+        return types.void(sums), emit
+
+    return settle

@@ -1,0 +1,35 @@
+"""How the device keeps its slots: one int32 table of fields by slot, and one row of numbers a finished step.
+
+The table is `[N_FIELDS, S]`, a field's values side by side, so that a field is a contiguous tensor of its own. The row
+is what the host reads of a sequence, one step behind. Source: docs/requirements.md R-47, R-48, R-81.
+"""
+
+from __future__ import annotations
+
+# Fields of the table, in order.
+#   running 1 while the slot holds an unfinished request; length tokens in the target's cache; limit most of them;
+#   root the last sampled token, not yet in the cache; draft_length entries of the draft's cache made from true target
+#   states; n_pending committed tokens the draft has not read; budget tokens the request may still get; plain 1 once an
+#   invariant broke: the slot goes on without its drafts.
+FIELDS = ("running", "length", "limit", "root", "draft_length", "n_pending", "budget", "plain")
+RUNNING, LENGTH, LIMIT, ROOT, DRAFT_LENGTH, N_PENDING, BUDGET, PLAIN = range(len(FIELDS))
+N_FIELDS = len(FIELDS)
+
+MOST_ENDS = 32  # end tokens of a request that the device looks for, a lane each; -1 fills up
+
+# A result row: these numbers, then the committed tokens (-1 past the end), then the drafted ones.
+#   slot -1 for a dead row; accepted drafts; committed tokens, cut at an end; finish; fault bits.
+RESULT = ("slot", "n_accepted", "n_committed", "finish", "fault")
+N_RESULT = len(RESULT)
+
+GOES_ON, FOUND_END, SPENT_BUDGET, STOPPED = range(4)  # finish
+NO_FAULT, BAD_ACCEPTANCE, MISSING_BLOCKS, NO_ROOM = 0, 1, 2, 4  # fault bits
+
+# A request on its way into a slot: these numbers, then MOST_ENDS end tokens.
+REQUEST = ("slot", "n_prompt", "budget", "plain")
+N_REQUEST = len(REQUEST)
+
+
+def result_width(path_len: int, nodes: int) -> int:
+    """Numbers of a result row."""
+    return N_RESULT + path_len + nodes - 1
