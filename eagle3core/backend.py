@@ -1,10 +1,11 @@
-"""Which device runs the engine, chosen once, with its reason."""
+"""Which device runs the engine and by what, chosen once, with the reasons."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -14,10 +15,17 @@ from eagle3core.errors import BackendUnavailable
 
 @dataclass(frozen=True)
 class Backend:
-    """A device and why it was chosen."""
+    """A device and why it was chosen, and what computes on it.
+
+    Attributes:
+        path: `kernels`, the GPU's own, with the step on the device; or `torch`, operation by operation.
+        path_reason: why.
+    """
 
     device: torch.device
     reason: str
+    path: Literal["torch", "kernels"] = "torch"
+    path_reason: str = "plain torch unless a model is chosen for the kernels"
 
     @property
     def free_bytes(self) -> int:

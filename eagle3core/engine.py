@@ -1,43 +1,39 @@
 """The engine: requests in, responses out; admit, step, retire.
 
-Follows a batch from the waiting line into slots (`admit`), through decode steps (`decode.step`), and out again
-(`retire`). Everything a step needs is in `DecodeState`; this file only moves requests.
+Follows a batch from the waiting line into slots (`admit`), through decode steps, and out again (`retire`). A `Runner`
+does the work: plain torch, or the GPU's kernels with results a step behind. This file only moves requests, and reads
+each outcome against the requests that were running when its work was enqueued.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from eagle3core.backend import Backend, choose_backend
-from eagle3core.checkpoint import load_draft, load_target
+from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig, GenerationConfig
-from eagle3core.decode.prefill import prefill
-from eagle3core.decode.slots import first_free_slot, release_slot
-from eagle3core.decode.state import new_state
-from eagle3core.decode.step import StepResult, decode_step
-from eagle3core.errors import CheckpointError, ConfigError
-from eagle3core.memory import plan_memory
+from eagle3core.decode.loading import Reading, TensorSource, new_runner, read_models, read_sources
+from eagle3core.decode.loading import SpeculationState as SpeculationState
+from eagle3core.decode.runner import Outcome, RowOutcome, Runner, SlotRequest
+from eagle3core.errors import ConfigError, InvariantViolated
+from eagle3core.kernels.slot_state import NO_ROOM
+from eagle3core.memory import MemoryPlan, plan_loaded, plan_reading
 from eagle3core.metrics import StepRecord
 from eagle3core.model.draft import DraftModel
+from eagle3core.model.packed import PackedDraft, PackedTarget
 from eagle3core.model.target import TargetModel
 from eagle3core.request import Request, Response, Tokenizer, new_request
 from eagle3core.trace import Trace
 
 log = logging.getLogger("eagle3core")
 
-
-@dataclass(frozen=True)
-class SpeculationState:
-    """Whether the engine speculates, and why or why not."""
-
-    enabled: bool
-    reason: str
+PERF_MODE_VARIABLE = "EAGLE3_PERF_MODE"  # set: a broken invariant ends the run
 
 
 class Engine:
@@ -58,14 +54,16 @@ class Engine:
 
     def __init__(
         self,
-        target: TargetModel,
-        draft: DraftModel | None,
+        target: TargetModel | PackedTarget,
+        draft: DraftModel | PackedDraft | None,
         config: EngineConfig,
         *,
         trace: Trace | None = None,
         tokenizer: Tokenizer | None = None,
         backend: Backend | None = None,
         speculation: SpeculationState | None = None,
+        memory_plan: MemoryPlan | None = None,
+        runner: Runner | None = None,
     ) -> None:
         draft = draft if config.speculative_config is not None else None
         self.target, self.draft, self.config = target, draft, config
@@ -74,22 +72,22 @@ class Engine:
         self.backend = backend or Backend(target.device, "the device the target was given on")
         self.speculation = speculation or _speculation_from(config, draft)
         _check_fit(target, draft, config)
-        weights = _weight_bytes(target) + (_weight_bytes(draft) if draft else 0)
-        self.memory_plan = plan_memory(
-            target.geometry,
-            draft.geometry if draft else None,
-            config,
-            self.backend,
-            dtype=target.dtype,
-            weight_bytes=weights,
-        )
-        self.state = new_state(target, draft, config)
+        self.memory_plan = memory_plan or plan_loaded(target, draft, config, self.backend)
+        self.runner = runner or new_runner(target, draft, config)
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
-        self._n_steps = 0
+        self._in_flight: deque[dict[int, Request]] = deque()
+        self._n_steps = self._n_read = 0
         log.info("[EAGLE] %s; %s", self.speculation.reason, self.memory_plan)
+        if self.backend.device.type == "cuda":
+            log.info("[EAGLE] %s on %s: %s", self.backend.path, self.backend.reason, self.backend.path_reason)
         if config.speculative_config is not None:
             log.info("[EAGLE] speculative settings %s, mode %s", config.speculative_config, config.mode)
+
+    @property
+    def state(self) -> Any:
+        """The runner's state: `DecodeState` in plain torch, `DeviceState` on the kernels' path."""
+        return self.runner.state
 
     @classmethod
     def from_pretrained(
@@ -105,12 +103,34 @@ class Engine:
         Raises:
             CheckpointError: the target, or with on_draft_failure="raise" the draft, cannot be loaded.
             BackendUnavailable: the configured device is not there.
+            ConfigError: the device has too little memory for the models, or for the caches.
         """
-        backend = choose_backend(config)
-        dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-        target = TargetModel(load_target(target_dir, dtype=dtype, device=backend.device))
-        draft, speculation = _load_speculation(target, config)
-        return cls(target, draft, config, trace=trace, tokenizer=tokenizer, backend=backend, speculation=speculation)
+        return cls._from_reading(read_models(target_dir, config), config, trace=trace, tokenizer=tokenizer)
+
+    @classmethod
+    def from_sources(
+        cls,
+        target: TensorSource,
+        draft: TensorSource | None,
+        config: EngineConfig,
+        *,
+        dtype: torch.dtype = torch.bfloat16,
+        trace: Trace | None = None,
+    ) -> Engine:
+        """An engine on the GPU's kernels over weights that are made tensor by tensor.
+
+        Raises:
+            ConfigError: as `from_pretrained`, or the kernels cannot run the models here.
+        """
+        return cls._from_reading(read_sources(target, draft, config, dtype), config, trace=trace)
+
+    @classmethod
+    def _from_reading(cls, reading: Reading, config: EngineConfig, **others: Any) -> Engine:
+        plan = plan_reading(reading, config) if reading.backend.path == "kernels" else None
+        target, draft = reading.build()
+        return cls(
+            target, draft, config, backend=reading.backend, speculation=reading.speculation, memory_plan=plan, **others
+        )
 
     def generate(
         self, prompts: Sequence[Sequence[int]], generation: GenerationConfig | Sequence[GenerationConfig]
@@ -137,104 +157,107 @@ class Engine:
         try:
             while self._waiting or self._running:
                 self.step()
+            self._collect(everything=True)  # of requests that ended meanwhile
         except BaseException:
             self._abandon()
             raise
-        return [request.response(self.tokenizer, self.state.tree.max_depth) for request in requests]
+        return [request.response(self.tokenizer, self.runner.depth) for request in requests]
 
     def step(self) -> None:
-        """Admit what fits, decode one step, retire what is finished."""
+        """Admit what fits, decode one step, read what is known, retire what is finished."""
         self._admit()
         if self._running:
             with self.trace.scope(f"step{self._n_steps}"):
-                result = decode_step(
-                    self.target,
-                    self.draft,
-                    self.state,
-                    self.trace,
-                    collect_ranks=self.config.collect_draft_ranks,
-                )
-            self._read(result)
+                self.runner.enqueue(self.trace)
+            self._in_flight.append(dict(self._running))
             self._n_steps += 1
-        self._retire()
+        self._collect(everything=False)
 
     def _admit(self) -> None:
-        while self._waiting and (slot := first_free_slot(self.state)) is not None:
+        while self._waiting and len(self._running) < self.runner.n_slots:
+            slot = min(set(range(self.runner.n_slots)) - self._running.keys())
             request = self._waiting.popleft()
             if not self._running:
-                self._n_steps = 0  # steps are numbered from the first request of a batch, as taps name them
-            prompt = torch.tensor(request.prompt, dtype=torch.int64, device=self.target.device)
-            self.trace.tap("prompt_ids", prompt[None])
+                self._n_steps = self._n_read = (
+                    0  # steps are numbered from the first request of a batch, as taps name them
+                )
+            self.trace.tap("prompt_ids", torch.tensor([request.prompt]))
             self._running[slot] = request
-            first = prefill(self.target, self.draft, self.state, slot, prompt, self.config.prefill_chunk, self.trace)
-            self.trace.tap("first_token", torch.tensor([[first]]))
-            request.take([first])
-            self._retire()
+            wanted = SlotRequest(request.prompt, request.stop.limit, request.stop.end_tokens)
+            self.runner.admit(slot, wanted, self.trace)
+            self._in_flight.append({slot: request})
+            self._collect(everything=False)
 
-    def _read(self, result: StepResult) -> None:
-        n_drafts = self.state.tree.n_nodes - 1
-        rows = zip(result.slots.tolist(), result.tokens.tolist(), result.n_accepted.tolist(), strict=True)
-        for row, (slot, tokens, n_accepted) in enumerate(rows):
-            request = self._running[slot]
+    def _collect(self, *, everything: bool) -> None:
+        """Read the outcomes that are known, each by the requests that took part, and retire who is finished."""
+        for outcome in self.runner.collect(everything=everything):
+            self._read(outcome, self._in_flight.popleft())
+        self._retire()
+
+    def _read(self, outcome: Outcome, requests: dict[int, Request]) -> None:
+        for row in outcome.rows:
+            request = requests[row.slot]
+            if request.finish_reason is not None:
+                continue  # made before the host knew: text that does not exist
+            if row.fault:
+                self._report(row)
             start = len(request.token_ids)
-            n_committed = request.take(tokens[: n_accepted + 1])
+            n_committed = request.take(row.tokens)
+            if outcome.is_admission:
+                self.trace.tap("first_token", torch.tensor([row.tokens]))
+                continue
             # Positions past a stop were drafted for text that does not exist, so they have no rank.
-            ranks = None if result.ranks is None else tuple(result.ranks[row, :n_committed].tolist())
-            step = StepRecord(start, n_drafts, n_accepted, n_committed, n_committed < n_accepted + 1, ranks)
+            ranks = None if row.ranks is None else row.ranks[:n_committed]
+            cut = n_committed < row.n_accepted + 1
+            step = StepRecord(start, self.runner.n_drafts, row.n_accepted, n_committed, cut, ranks)
             if self.config.enable_metrics and self.draft is not None:
                 request.steps.append(step)
-            self._log_step(slot, step, result.drafts[row].tolist(), request.token_ids[start:])
+            self._log_step(row.slot, step, row.drafts, request.token_ids[start:])
+        self._n_read += not outcome.is_admission
+
+    def _report(self, row: RowOutcome) -> None:
+        """Say that an invariant broke: the slot goes on as the baseline would, or nothing can go on.
+
+        Raises:
+            InvariantViolated: in performance mode (docs/requirements.md R-62), or when the slot has no room left.
+        """
+        broken = InvariantViolated(
+            f"slot {row.slot} reports fault {row.fault} in step {self._n_steps}",
+            "acceptance inside the tree (1), a block for every row (2), room for the root (4)",
+            "report this with the configuration; the slot's tokens are the baseline's",
+        )
+        if row.fault & NO_ROOM or os.environ.get(PERF_MODE_VARIABLE):
+            raise broken
+        log.error("[EAGLE] slot %d goes on without its drafts: %s", row.slot, broken)
 
     def _log_step(self, slot: int, step: StepRecord, drafts: list[int], committed: list[int]) -> None:
         spec = self.config.speculative_config
         if spec is None or self.draft is None:
             return
         if spec.eagle_debug:
-            log.info("[EAGLE] slot %d step %d drafted %s committed %s", slot, self._n_steps, drafts, committed)
+            log.info("[EAGLE] slot %d step %d drafted %s committed %s", slot, self._n_read, drafts, committed)
         if spec.eagle_metrics_debug:
             counts = (step.n_draft, step.n_accepted, step.n_committed)
             log.info("[EAGLE][Metrics] slot %d drafted %d accepted %d committed %d", slot, *counts)
 
     def _retire(self) -> None:
         for slot in [slot for slot, request in self._running.items() if request.finish_reason is not None]:
-            release_slot(self.state, slot)
+            self.runner.release(slot)
             del self._running[slot]
 
     def _abandon(self) -> None:
         """Empty every slot, so that an engine is usable again after an interrupt or an error."""
+        self.runner.collect(everything=True)
         for slot in list(self._running):
-            release_slot(self.state, slot)
+            self.runner.release(slot)
+        self._in_flight.clear()
         self._running.clear()
         self._waiting.clear()
 
 
-def _load_speculation(target: TargetModel, config: EngineConfig) -> tuple[DraftModel | None, SpeculationState | None]:
-    """The draft that the configuration names, with the target set to capture what it reads.
-
-    When it cannot be loaded and the configuration prefers the baseline, no draft and the reason.
-    """
-    spec = config.speculative_config
-    if spec is None:
-        return None, None
-    try:
-        checkpoint = load_draft(
-            str(spec.model),
-            target.geometry,
-            capture_layers=spec.capture_layers,
-            capture_convention=spec.capture_convention,
-            dtype=target.dtype,
-            device=target.device,
-        )
-    except CheckpointError as error:
-        if config.on_draft_failure == "raise":
-            raise
-        log.warning("[EAGLE] decoding without the draft, which could not be loaded: %s", error)
-        return None, SpeculationState(False, f"the draft could not be loaded: {error.what}")
-    target.taps = checkpoint.geometry.taps
-    return DraftModel(checkpoint, target), None
-
-
-def _check_fit(target: TargetModel, draft: DraftModel | None, config: EngineConfig) -> None:
+def _check_fit(
+    target: TargetModel | PackedTarget, draft: DraftModel | PackedDraft | None, config: EngineConfig
+) -> None:
     limit = target.geometry.max_position_embeddings
     if config.session_len > limit:
         raise ConfigError(
@@ -248,7 +271,7 @@ def _check_fit(target: TargetModel, draft: DraftModel | None, config: EngineConf
         )
 
 
-def _speculation_from(config: EngineConfig, draft: DraftModel | None) -> SpeculationState:
+def _speculation_from(config: EngineConfig, draft: DraftModel | PackedDraft | None) -> SpeculationState:
     spec = config.speculative_config
     if spec is None:
         return SpeculationState(False, "no speculative_config was given")
@@ -259,8 +282,3 @@ def _speculation_from(config: EngineConfig, draft: DraftModel | None) -> Specula
             "use Engine.from_pretrained, or pass draft=DraftModel(...)",
         )
     return SpeculationState(True, f"{spec.method} with {spec.num_speculative_tokens} drafted tokens a step")
-
-
-def _weight_bytes(model: TargetModel | DraftModel) -> int:
-    """Bytes of the distinct tensors a model holds."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in model.own_tensors())

@@ -12,9 +12,16 @@ import torch
 
 from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig
+from eagle3core.decode.device_state import StateShape, state_bytes
 from eagle3core.decode.kvcache import blocks_for
+from eagle3core.decode.loading import Reading, device_sizes
 from eagle3core.errors import ConfigError
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
+from eagle3core.kernels.gemm import WORKSPACE_BYTES
+from eagle3core.kernels.launch import device_arch
+from eagle3core.model.draft import DraftModel
+from eagle3core.model.packed import PackedDraft, PackedTarget
+from eagle3core.model.target import TargetModel
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class MemoryPlan:
         target_kv_bytes, draft_kv_bytes: both paged caches.
         blocks_per_sequence: cache blocks a slot may hold, in each cache.
         allowed_kv_bytes: the share of free memory that the caches may take.
+        scratch_bytes: everything else that is allocated once: activations, logits, attention's partial sums, states.
     """
 
     weight_bytes: int
@@ -33,6 +41,7 @@ class MemoryPlan:
     draft_kv_bytes: int
     blocks_per_sequence: int
     allowed_kv_bytes: int
+    scratch_bytes: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -41,11 +50,59 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         mib = 2**20
+        scratch = f", scratch {self.scratch_bytes / mib:.1f} MiB" if self.scratch_bytes else ""
         return (
             f"weights {self.weight_bytes / mib:.1f} MiB, target KV {self.target_kv_bytes / mib:.1f} MiB, "
             f"draft KV {self.draft_kv_bytes / mib:.1f} MiB ({self.blocks_per_sequence} blocks a sequence in each), "
-            f"KV limit {self.allowed_kv_bytes / mib:.1f} MiB"
+            f"KV limit {self.allowed_kv_bytes / mib:.1f} MiB{scratch}"
         )
+
+
+def plan_reading(reading: Reading, config: EngineConfig) -> MemoryPlan:
+    """The plan for models that are not on the device yet.
+
+    Raises:
+        ConfigError: as `plan_memory`.
+    """
+    scratch = _scratch_bytes(reading.target, reading.draft, config, reading.dtype, reading.backend)
+    return plan_memory(
+        reading.target,
+        reading.draft,
+        config,
+        reading.backend,
+        dtype=reading.dtype,
+        weight_bytes=reading.weight_bytes,
+        scratch_bytes=scratch,
+        unloaded_bytes=reading.weight_bytes,
+    )
+
+
+def plan_loaded(
+    target: TargetModel | PackedTarget, draft: DraftModel | PackedDraft | None, config: EngineConfig, backend: Backend
+) -> MemoryPlan:
+    """The plan for models that are on the device already.
+
+    Raises:
+        ConfigError: as `plan_memory`.
+    """
+    models = [target, *([draft] if draft else [])]
+    weights = sum(tensor.numel() * tensor.element_size() for model in models for tensor in model.own_tensors())
+    geometry = draft.geometry if draft else None
+    scratch = _scratch_bytes(target.geometry, geometry, config, target.dtype, backend)
+    return plan_memory(
+        target.geometry, geometry, config, backend, dtype=target.dtype, weight_bytes=weights, scratch_bytes=scratch
+    )
+
+
+def _scratch_bytes(
+    target: TargetGeometry, draft: DraftGeometry | None, config: EngineConfig, dtype: torch.dtype, backend: Backend
+) -> int:
+    """What the device's state takes beside the caches, with the workspace of its GEMMs; 0 in plain torch."""
+    if backend.path != "kernels":
+        return 0
+    sizes = device_sizes(config, target, drafts=draft is not None)
+    shape = StateShape(target, draft, dtype, backend.device)
+    return state_bytes(device_arch(backend.device), shape, sizes)[1] + WORKSPACE_BYTES
 
 
 def plan_memory(
@@ -56,11 +113,18 @@ def plan_memory(
     *,
     dtype: torch.dtype,
     weight_bytes: int,
+    scratch_bytes: int = 0,
+    unloaded_bytes: int = 0,
 ) -> MemoryPlan:
     """The plan for `config`.
 
+    Args:
+        weight_bytes: of both models. unloaded_bytes: of these, what is still to be loaded.
+        scratch_bytes: as in the plan.
+
     Raises:
-        ConfigError: the caches exceed their share of free memory; names the largest batch that fits.
+        ConfigError: the weights and scratch exceed free memory, or the caches their share of what is left; names the
+            largest batch that fits.
     """
     spec = config.speculative_config if draft is not None else None
     blocks = blocks_for(config.session_len + (spec.decoding_tokens if spec else 1), config.block_size)
@@ -72,8 +136,16 @@ def plan_memory(
     target_slot = slot_bytes(target.block, target.n_layers)
     draft_slot = slot_bytes(draft.block, 1) if draft else 0
     slots = config.max_batch_size
-    allowed = int(backend.free_bytes * config.cache_max_entry_count)
-    plan = MemoryPlan(weight_bytes, slots * target_slot, slots * draft_slot, blocks, allowed)
+    left = backend.free_bytes - unloaded_bytes - scratch_bytes
+    if left <= 0:
+        raise ConfigError(
+            f"weights of {weight_bytes} bytes and scratch of {scratch_bytes} bytes on a device with "
+            f"{backend.free_bytes} bytes free",
+            f"{-left} bytes less",
+            "use a smaller model, a smaller max_batch_size or prefill_chunk, or a device with more memory",
+        )
+    allowed = int(left * config.cache_max_entry_count)
+    plan = MemoryPlan(weight_bytes, slots * target_slot, slots * draft_slot, blocks, allowed, scratch_bytes)
     if plan.kv_bytes > allowed:
         fits = allowed // (target_slot + draft_slot)
         raise ConfigError(

@@ -23,7 +23,12 @@ class Trace:
 
     Ranges exist only while a tool is attached: without one the library's own push and pop are no-ops of well under a
     microsecond, and nothing else happens here.
+
+    Attributes:
+        is_detailed: stages have to be run one by one, since something is done between them.
     """
+
+    is_detailed: bool = False
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -52,6 +57,8 @@ class Trace:
 class RecordingTrace(Trace):
     """Keeps every tapped tensor as `[rows, ...]` under "<scope>/<stage>", padding removed, in order of appearance."""
 
+    is_detailed = True
+
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
         self._scopes: list[str] = []
@@ -79,6 +86,8 @@ class TimingTrace(Trace):
     On a GPU each span is bracketed by a device synchronisation, so the times are those of the stages alone and the
     whole is slower than an untimed step; shares are meaningful, sums are not a step time.
     """
+
+    is_detailed = True
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

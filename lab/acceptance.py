@@ -15,6 +15,7 @@ import torch
 
 from eagle3core.config import GenerationConfig
 from eagle3core.engine import Engine
+from eagle3core.model.draft import DraftModel
 from lab import faults
 from lab.acceptance_counts import DepthAcceptance, count_acceptance
 from lab.errors import ExperimentError
@@ -109,7 +110,7 @@ def _engines(
 def in_draft_vocabulary(engine: Engine) -> Callable[[Sequence[int]], int]:
     """A count of the tokens, of those given, that the engine's draft can propose."""
     draft = engine.draft
-    assert draft is not None, "acceptance is measured with a draft"
+    assert isinstance(draft, DraftModel), "acceptance needs the draft's ranks, which plain torch collects"
 
     def count(tokens: Sequence[int]) -> int:
         ids = torch.tensor(list(tokens), dtype=torch.int64, device=engine.target.device)

@@ -19,6 +19,9 @@ class StopCriteria:
         eos_token_ids: the model's own end tokens.
         room: tokens the session still holds after the prompt.
         detokenize: ids to text; needed for stop words only.
+
+    Attributes:
+        limit: tokens the request may get.
     """
 
     def __init__(
@@ -31,8 +34,13 @@ class StopCriteria:
         self._eos = () if generation.ignore_eos else eos_token_ids
         self._stop_ids = generation.stop_token_ids
         self._stop_words = generation.stop_words
-        self._limit = min(generation.max_new_tokens, room)
+        self.limit = min(generation.max_new_tokens, room)
         self._detokenize = detokenize
+
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        """Tokens that end the request by themselves."""
+        return tuple(dict.fromkeys((*self._eos, *self._stop_ids)))
 
     def check(self, tokens: list[int]) -> FinishReason | None:
         """Why the request ends with the last of `tokens` (generated so far), or None to go on."""
@@ -40,7 +48,7 @@ class StopCriteria:
             return "eos"
         if tokens[-1] in self._stop_ids or self._ends_in_stop_word(tokens):
             return "stop"
-        return "length" if len(tokens) >= self._limit else None
+        return "length" if len(tokens) >= self.limit else None
 
     def cut(self, text: str) -> str:
         """`text` up to the first stop word."""

@@ -121,20 +121,32 @@ def record(pair: PairUnderTest, prompts: Sequence[Sequence[int]], *, k: int, ste
         ExperimentError: no prompt, or one shorter than two tokens (it has no draft prefill to compare).
     """
     check_prompts(prompts)
-    if steps < 1:
-        raise ExperimentError(f"steps is {steps}", "at least 1", "record one speculative step or more")
-    # One step more than is kept, so that the last kept one is never shortened by the length limit.
-    n_new = 1 + (steps + 1) * (k + 1)
     longest = max(len(prompt) for prompt in prompts)
-    engine = pair.engine(k, n_tokens=longest + n_new)
+    return record_from(pair.engine(k, n_tokens=longest + _n_new(k, steps)), prompts, k=k, steps=steps)
+
+
+def record_from(engine: Engine, prompts: Sequence[Sequence[int]], *, k: int, steps: int) -> list[Recording]:
+    """As `record`, by an engine of one slot that drafts `k` tokens a step.
+
+    Raises:
+        ExperimentError: as `record`.
+    """
+    check_prompts(prompts)
     recordings = []
     for prompt in prompts:
         trace = RecordingTrace()
         engine.trace = trace
-        engine.generate([list(prompt)], GenerationConfig(max_new_tokens=n_new, ignore_eos=True))
+        engine.generate([list(prompt)], GenerationConfig(max_new_tokens=_n_new(k, steps), ignore_eos=True))
         tensors = {name: tensor for name, tensor in trace.tensors.items() if step_of(name) < steps}
         recordings.append(Recording(tensors, steps, k))
     return recordings
+
+
+def _n_new(k: int, steps: int) -> int:
+    if steps < 1:
+        raise ExperimentError(f"steps is {steps}", "at least 1", "record one speculative step or more")
+    # One step more than is kept, so that the last kept one is never shortened by the length limit.
+    return 1 + (steps + 1) * (k + 1)
 
 
 def check_prompts(prompts: Sequence[Sequence[int]]) -> None:

@@ -9,10 +9,12 @@ import pytest
 import torch
 from random_pairs import write_random_pair
 
-from lab import acceptance_figures, decode_figures
+from lab import acceptance_figures
 from lab.acceptance import measure_acceptance
-from lab.decode_bench import DecodeReport, ModeResult, Round, measure_decode
-from lab.decode_clocks import BETWEEN, SPANS, PhaseClock, SpanClock, bar_of
+from lab.bench import figures as decode_figures
+from lab.bench.clocks import BETWEEN, SPANS, PhaseClock, SpanClock, bar_of
+from lab.bench.decode import DecodeReport, ModeResult, measure_decode
+from lab.bench.rounds import Round
 from lab.errors import ExperimentError
 from lab.prompts import Prompt, prompts_for, prompts_from_ids
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.decode_bench import DecodeReport, ModeResult, Spread
-from lab.decode_clocks import SPANS
+from lab.bench.clocks import SPANS
+from lab.bench.decode import DecodeReport, ModeResult
+from lab.bench.rounds import Spread
 from lab.figures import HATCHES, SERIES
 
 if TYPE_CHECKING:

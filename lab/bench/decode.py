@@ -7,85 +7,18 @@ every span with a synchronisation slows the whole.
 
 from __future__ import annotations
 
-import copy
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from eagle3core.config import GenerationConfig
 from eagle3core.engine import Engine
-from lab.clock import quantile
-from lab.decode_clocks import SPANS, PhaseClock, SpanClock, synchronise
+from lab.bench.clocks import SPANS, SpanClock
+from lab.bench.rounds import Round, Spread, Work, acceptance_length, interleave, without_taps
 from lab.errors import ExperimentError
 from lab.parity.recording import PairUnderTest
 from lab.prompts import Prompt
-
-
-@dataclass(frozen=True)
-class Round:
-    """One mode over all prompts, once.
-
-    Attributes:
-        total_s: wall time.
-        prefill_s: part of it spent in prefills.
-        n_tokens: generated tokens; the first of each request comes from its prefill.
-        n_requests, n_steps: requests, and decode steps of the batch.
-    """
-
-    total_s: float
-    prefill_s: float
-    n_tokens: int
-    n_requests: int
-    n_steps: int
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Generated tokens a second, prefills included."""
-        return self.n_tokens / self.total_s
-
-    @property
-    def decode_tokens_per_s(self) -> float:
-        """Tokens of decode steps a second of decoding."""
-        return (self.n_tokens - self.n_requests) / (self.total_s - self.prefill_s)
-
-    @property
-    def step_ms(self) -> float:
-        """Mean time of a decode step, milliseconds."""
-        return (self.total_s - self.prefill_s) / self.n_steps * 1e3
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Median of the rounds with their 10th and 90th percentile."""
-
-    samples: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        """The middle one."""
-        return median(self.samples)
-
-    @property
-    def p10(self) -> float:
-        """What nine rounds in ten exceed."""
-        return quantile(self.samples, 0.1)
-
-    @property
-    def p90(self) -> float:
-        """What one round in ten exceeds."""
-        return quantile(self.samples, 0.9)
-
-    def values(self, name: str) -> dict[str, float | list[float]]:
-        """Row values: the median as `name`, its percentiles and samples beside it."""
-        return {
-            name: self.median,
-            f"{name}_p10": self.p10,
-            f"{name}_p90": self.p90,
-            f"{name}_samples": list(self.samples),
-        }
 
 
 @dataclass(frozen=True)
@@ -201,50 +134,21 @@ def measure_decode(
         )
     pair = PairUnderTest(Path(target), Path(draft), dtype, device)
     engines = _engines(pair, prompts, ks, max_new_tokens, batch)
-    work = _Work([list(prompt.ids) for prompt in prompts], GenerationConfig(max_new_tokens, ignore_eos=True))
-    measured: dict[int, list[Round]] = {k: [] for k in engines}
-    for number in range(-warmup, rounds):
-        if on_round is not None:
-            on_round(number)
-        for k in list(engines) if number % 2 == 0 else reversed(list(engines)):
-            result = work.run(engines[k])
-            if number >= 0:
-                measured[k].append(result)
-    modes = tuple(work.with_spans(k, engine, measured[k]) for k, engine in engines.items())
-    n_divergent = {k: sum(a != b for a, b in zip(work.tokens[k], work.tokens[0], strict=True)) for k in ks}
+    generation = GenerationConfig(max_new_tokens, ignore_eos=True)
+    work = {k: Work(engine, [list(prompt.ids) for prompt in prompts], generation) for k, engine in engines.items()}
+    measured = interleave({k: one.run for k, one in work.items()}, rounds=rounds, warmup=warmup, on_round=on_round)
+    modes = tuple(with_spans(one, k, measured[k]) for k, one in work.items())
+    n_divergent = {k: sum(a != b for a, b in zip(work[k].tokens, work[0].tokens, strict=True)) for k in ks}
     return DecodeReport(dtype, str(pair.torch_device), batch, modes, n_divergent)
 
 
-class _Work:
-    """The prompts, and how one mode runs over them."""
-
-    def __init__(self, prompts: list[list[int]], generation: GenerationConfig) -> None:
-        self.prompts, self.generation = prompts, generation
-        self.tokens: dict[int, list[list[int]]] = {}
-
-    def run(self, engine: Engine) -> Round:
-        """One round."""
-        device = engine.target.device
-        clock = PhaseClock(device)
-        engine.trace = clock
-        synchronise(device)
-        start = time.perf_counter()
-        responses = engine.generate(self.prompts, self.generation)
-        synchronise(device)
-        total = time.perf_counter() - start
-        n_tokens = sum(len(response.token_ids) for response in responses)
-        return Round(total, clock.prefill_s, n_tokens, len(responses), clock.n_steps)
-
-    def with_spans(self, k: int, engine: Engine, rounds: Sequence[Round]) -> ModeResult:
-        """The mode's result, after one more pass with timed spans."""
-        clock = SpanClock(engine.target.device)
-        engine.trace = clock
-        responses = engine.generate(self.prompts, self.generation)
-        self.tokens[k] = [list(response.token_ids) for response in responses]
-        steps = [step for response in responses for step in response.req_metrics.steps if not step.cut]
-        length = sum(step.n_committed for step in steps) / len(steps) if k and steps else None
-        bars = {bar: clock.bars_us[bar] / clock.n_steps / 1e3 for bar in SPANS}
-        return ModeResult(k, tuple(rounds), bars, clock.step_us / 1e3, length)
+def with_spans(work: Work, k: int, rounds: Sequence[Round]) -> ModeResult:
+    """A mode's result, after one more pass with timed spans."""
+    clock = SpanClock(work.engine.target.device)
+    work.decode(clock)
+    bars = {bar: clock.bars_us[bar] / clock.n_steps / 1e3 for bar in SPANS}
+    length = acceptance_length(work.responses) if k else None
+    return ModeResult(k, tuple(rounds), bars, clock.step_us / 1e3, length)
 
 
 def _engines(
@@ -255,9 +159,7 @@ def _engines(
     deepest = pair.engine(max(ks), n_tokens=n_tokens, max_batch_size=min(batch, len(prompts)))
     spec = deepest.config.speculative_config
     assert spec is not None, "an engine of depth 1 or more has its speculative settings"
-    plain_target = copy.copy(deepest.target)
-    plain_target.taps = ()  # a plain engine captures nothing, and must not pay for it here
-    engines = {0: Engine(plain_target, None, replace(deepest.config, speculative_config=None))}
+    engines = {0: Engine(without_taps(deepest.target), None, replace(deepest.config, speculative_config=None))}
     for k in ks:
         shallow = replace(spec, num_speculative_tokens=k, max_path_len=None, max_decoding_tokens=None)
         engines[k] = Engine(deepest.target, deepest.draft, replace(deepest.config, speculative_config=shallow))

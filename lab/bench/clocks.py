@@ -35,20 +35,25 @@ BETWEEN = SPANS[-1]
 
 
 class PhaseClock(Trace):
-    """Time of prefills and number of steps, with no cost inside a step."""
+    """Time of prefills, and when each step ended on the host's clock, with no cost inside a step."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.prefill_s = 0.0
-        self.n_steps = 0
+        self.step_ends_s: list[float] = []
+
+    @property
+    def n_steps(self) -> int:
+        """Steps that ended."""
+        return len(self.step_ends_s)
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        if name.startswith("step"):
-            self.n_steps += 1
-        start = time.perf_counter() if name == "prefill" else None
+        start = time.perf_counter()
         yield
-        if start is not None:
+        if name.startswith("step"):
+            self.step_ends_s.append(time.perf_counter())
+        elif name == "prefill":
             synchronise(self.device)
             self.prefill_s += time.perf_counter() - start
 

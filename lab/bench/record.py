@@ -1,0 +1,141 @@
+"""Rows of the bench, and the nested record that docs/requirements.md R-125 and R-126 describe, a view of a row.
+
+A row is flat; a name with a dot, such as `latency_ms_per_token.mean`, is a value of a block of the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from eagle3core.metrics import EagleMetricsSummary, SpeculativeDecodingStats
+from eagle3core.request import Response
+from lab.bench.memory import device_bytes
+from lab.bench.scenario import Point, Scenario
+from lab.environment import Environment
+from lab.store import Row, Value, utc_now
+
+NAME = "bench"
+GB = 1e9
+
+
+@dataclass
+class Rows:
+    """Makes rows of one run.
+
+    Attributes:
+        run: name of the run.
+        environment: the machine.
+        rows: made so far.
+    """
+
+    run: str
+    environment: Environment
+    rows: list[Row]
+
+    def measured(self, name: str, values: dict[str, Any], parameters: dict[str, Any], scenario: Scenario) -> Row:
+        """A measured row."""
+        row = Row(
+            **self._common(name, parameters),
+            values=values,
+            timer="perf_counter",
+            warmup=scenario.warmup,
+            repeats=scenario.rounds,
+        )
+        self.rows.append(row)
+        return row
+
+    def missing(self, name: str, reason: str, parameters: dict[str, Any]) -> Row:
+        """A row that says why there is no measurement."""
+        row = Row(**self._common(name, parameters), status="missing", reason=reason)
+        self.rows.append(row)
+        return row
+
+    def _common(self, name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "run": self.run, "job": NAME, "notebook": NAME, "kind": NAME, "name": name, "parameters": parameters,
+            "environment": self.environment.fingerprint, "recorded_at": utc_now(),
+        }  # fmt: skip
+
+
+def record_of(row: Row) -> dict[str, Any]:
+    """The row with its blocks nested; a missing one has its reason and no numbers."""
+    record: dict[str, Any] = {"name": row.name, "status": row.status, "parameters": dict(row.parameters)}
+    if row.reason:
+        record["reason"] = row.reason
+    for name, value in row.values.items():
+        block, dot, key = name.partition(".")
+        if dot:
+            record.setdefault(block, {})[key] = value
+        else:
+            record[name] = value
+    return record
+
+
+def block(name: str, values: dict[str, Any]) -> dict[str, Value]:
+    """`values` as the row values of a block."""
+    return {f"{name}.{key}": value for key, value in values.items()}
+
+
+def scenario_block(scenario: Scenario, point: Point, k: int) -> dict[str, Value]:
+    """What was asked for. `micro_run`: a fixed number of tokens past end tokens, so modes do the same work."""
+    return block(
+        "scenario",
+        {
+            "name": point.name(k),
+            "batch_size": point.batch,
+            "context_length": point.context,
+            "max_new_tokens": scenario.tokens,
+            "use_speculation": k > 0,
+            "num_spec_tokens": k,
+            "perf_mode": False,
+            "micro_run": True,
+        },
+    )
+
+
+def system_block(environment: Environment, device: torch.device) -> dict[str, Value]:
+    """What it ran on."""
+    gpu = environment.gpus[0].name if environment.gpus and device.type == "cuda" else None
+    return block(
+        "system",
+        {
+            "gpu_name": gpu,
+            "gpu_memory_total_gb": device_bytes(device) / GB if gpu else None,
+            "cpu": environment.cpu,
+            "timestamp": utc_now(),
+            "build_id": f"{environment.commit or 'unknown'}{'-dirty' if environment.dirty else ''}",
+            "source": environment.source,
+        },
+    )
+
+
+def spread_block(name: str, samples: Sequence[float]) -> dict[str, Value]:
+    """Mean, least, largest and every value of a run's rounds."""
+    values = list(samples)
+    return block(
+        name, {"mean": sum(values) / len(values), "min": min(values), "max": max(values), "values": list(values)}
+    )
+
+
+def memory_block(used: Sequence[int], device: torch.device) -> dict[str, Value]:
+    """Memory in use after each round."""
+    mean, most = sum(used) / len(used), max(used)
+    return block(
+        "memory_gb",
+        {"mean": mean / GB, "max": most / GB, "utilization_pct": 100 * most / device_bytes(device)},
+    )
+
+
+def speculation_block(responses: Sequence[Response], k: int) -> dict[str, Value]:
+    """Counters of speculation over `responses`; nothing for the baseline."""
+    if k == 0:
+        return {}
+    stats = SpeculativeDecodingStats(k)
+    for response in responses:
+        stats.update_from_output(response)
+    summary = EagleMetricsSummary.from_stats(stats)
+    return {} if summary is None else block("eagle_speculation", summary.to_dict())

@@ -1,0 +1,214 @@
+"""One call of the bench: every point, every depth and every peer, in the same rounds, into rows.
+
+A point that does not fit in memory gives missing rows with the plan; a peer that cannot run makes the rows beside it
+incomplete, with its reason. Tokens are checked: a mode that does not decode the baseline's tokens says so in its row.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from eagle3core.config import GenerationConfig
+from eagle3core.geometry import DraftGeometry, TargetGeometry
+from lab.bench import memory
+from lab.bench.floors import H200_GB_PER_S
+from lab.bench.fused import FusedDraft, FusedTarget, fuse_draft, fuse_target
+from lab.bench.hf_static import HFStatic
+from lab.bench.peers import Peer, PeerRound
+from lab.bench.plain_torch import PlainTorch
+from lab.bench.record import Rows, memory_block, system_block
+from lab.bench.results import Key, PeerResult, PointResult, line_of
+from lab.bench.rounds import Work, interleave
+from lab.bench.scenario import Point, Scenario
+from lab.bench.source import HEADROOM, PairSource, open_pair
+from lab.ceilings import memory_ceilings
+from lab.environment import collect
+from lab.pairs.planted import find_geometry
+
+Tell = Callable[[str], None]
+PEER_STEPS = 64  # of a round, at most
+
+
+class Contender:
+    """A peer on its way: built, run once a round, and given up with a reason when it fails."""
+
+    def __init__(self, build: Callable[[], Peer]) -> None:
+        self.reason: str | None = None
+        self.peer: Peer | None = None
+        self.peer = self._guarded(build)
+
+    def once(self) -> PeerRound | None:
+        """One round, or None once it has failed."""
+        return self._guarded(self.peer.run) if self.peer is not None and self.reason is None else None
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:  # not our code: whatever stops a peer is the reason why its row is missing
+            first = str(error).strip().splitlines()
+            self.reason = f"{type(error).__name__}: {first[0] if first else 'no message'}"
+            return None
+
+
+class Bench:
+    """A scenario being measured.
+
+    Args:
+        scenario: what to measure.
+        run: name of the run, in every row.
+        tell: gets a line at every milestone.
+    """
+
+    def __init__(self, scenario: Scenario, *, run: str = "bench", tell: Tell = print) -> None:
+        self.scenario, self.tell = scenario, tell
+        self.device = torch.device(scenario.device)
+        self.rows = Rows(run, collect(), [])
+        self._fused: tuple[FusedTarget, FusedDraft] | None = None
+
+    def run(self) -> Rows:
+        """Rows of every point."""
+        if self.scenario.pair == "planted":
+            geometry = find_geometry(self.scenario.geometry)
+            plans = {point: self._plan(geometry.target, geometry.draft, point) for point in self.scenario.points}
+            if not any(plan.engine_fits for plan in plans.values()):  # then the weights need not be made
+                for point, plan in plans.items():
+                    self._all_missing(point, f"does not fit: {plan}")
+                return self.rows
+        source = open_pair(self.scenario)
+        gb_per_s = read_ceiling(self.device)
+        self.tell(f"{source.card}; read ceiling {gb_per_s:.0f} GB/s")
+        for point in self.scenario.points:
+            with torch.no_grad():
+                self._measure(source, point, gb_per_s)
+            _free(self.device)
+        return self.rows
+
+    def _measure(self, source: PairSource, point: Point, gb_per_s: float) -> None:
+        plan = self._plan(source.target_geometry, source.draft_geometry, point)
+        self.tell(f"{point}: {plan}")
+        if not plan.engine_fits:
+            self._all_missing(point, f"does not fit: {plan}")
+            return
+        works = self._engines(source, point)
+        contenders = self._contenders(source, point, None if plan.peers_fit else f"does not fit: {plan}")
+        runs: dict[Key, Callable[[], Any]] = {("engine", k): work.run for k, work in works.items()}
+        runs |= {key: contender.once for key, contender in contenders.items()}
+        used: list[int] = []
+
+        def on_round(number: int) -> None:
+            self.tell(f"  round {number + 1} of {self.scenario.rounds}" if number >= 0 else "  warming up")
+            used.append(memory.used_bytes(self.device))
+
+        scenario = self.scenario
+        measured = interleave(runs, rounds=scenario.rounds, warmup=scenario.warmup, on_round=on_round)
+        used.append(memory.used_bytes(self.device))
+        peers = {
+            key: PeerResult(one.peer, [] if one.reason else measured[key], one.reason)
+            for key, one in contenders.items()
+        }
+        rounds = {k: measured["engine", k] for k in works}
+        self._write(PointResult(scenario, source, point, works, rounds, peers, gb_per_s), used)
+
+    def _write(self, result: PointResult, used: list[int]) -> None:
+        point = result.point
+        shared = {**system_block(self.rows.environment, self.device), **memory_block(used[1:], self.device)}
+        for k in result.works:
+            values = {**result.engine_values(k), **shared}
+            self.rows.measured(point.name(k), values, self._parameters(point, k, "engine"), self.scenario)
+            self.tell("  " + line_of(point.name(k), values))
+        for (name, k), one in result.peers.items():
+            label, parameters = f"{point.name(k)}/{name}", self._parameters(point, k, name)
+            if one.reason:
+                self.rows.missing(label, one.reason, parameters)
+                self.tell(f"  {label}: missing: {one.reason}")
+                continue
+            values = {**result.peer_values((name, k)), **shared}
+            self.rows.measured(label, values, parameters, self.scenario)
+            self.tell(f"  {label}: {values['step_ms_median']:.3f} ms a step")
+
+    def _all_missing(self, point: Point, reason: str) -> None:
+        for k in self.scenario.ks:
+            self.rows.missing(point.name(k), reason, self._parameters(point, k, "engine"))
+        for name, k in self._peer_keys():
+            self.rows.missing(f"{point.name(k)}/{name}", reason, self._parameters(point, k, name))
+        self.tell(f"{point}: missing: {reason}")
+
+    def _parameters(self, point: Point, k: int, who: str) -> dict[str, Any]:
+        scenario = self.scenario
+        return {
+            "who": who, "geometry": scenario.geometry, "pair": scenario.pair, "context": point.context,
+            "batch": point.batch, "spec_k": k, "dtype": scenario.dtype, "device": scenario.device,
+            "share": scenario.share if scenario.pair == "planted" else None, "tokens": scenario.tokens,
+        }  # fmt: skip
+
+    # -- what runs
+
+    def _session(self, point: Point) -> int:
+        return point.context + self.scenario.tokens + HEADROOM
+
+    def _plan(self, target: TargetGeometry, draft: DraftGeometry, point: Point) -> memory.Plan:
+        return memory.plan(
+            target, draft, ks=self.scenario.ks, batch=point.batch, session_len=self._session(point),
+            itemsize=getattr(torch, self.scenario.dtype).itemsize, n_peers=len(self._peer_keys()), device=self.device,
+        )  # fmt: skip
+
+    def _peer_keys(self) -> list[Key]:
+        """Peers and their depths; Hugging Face has no EAGLE-3 to compare with."""
+        depths = {"plain-torch": self.scenario.ks, "hf-static": (0,)}
+        return [(name, k) for name in self.scenario.peers for k in depths[name]]
+
+    def _engines(self, source: PairSource, point: Point) -> dict[int, Work]:
+        prompts = source.prompts(point.batch, point.context, self.scenario.seed)
+        generation = GenerationConfig(self.scenario.tokens, ignore_eos=True)
+        session = self._session(point)
+        return {
+            k: Work(source.engine(k, batch=point.batch, session_len=session), prompts, generation)
+            for k in self.scenario.ks
+        }
+
+    def _contenders(self, source: PairSource, point: Point, reason: str | None) -> dict[Key, Contender]:
+        def build(name: str, k: int) -> Peer:
+            if reason is not None:
+                raise MemoryError(reason)
+            return self._peer(source, point, name, k)
+
+        return {(name, k): Contender(partial(build, name, k)) for name, k in self._peer_keys()}
+
+    def _peer(self, source: PairSource, point: Point, name: str, k: int) -> Peer:
+        if self._fused is None:
+            fused = fuse_target(source.target_weights, source.target_geometry.n_layers)
+            self._fused = fused, fuse_draft(source.draft_weights, fused, source.draft_to_target)
+        target, draft = self._fused
+        first = torch.tensor([prompt[-1] for prompt in source.prompts(point.batch, 2, self.scenario.seed)])
+        common: dict[str, Any] = {
+            # In the middle of what the engine generates, so that both read as many keys on average.
+            "context": point.context + self.scenario.tokens // 2,
+            "first": first,
+            "successor": source.planted.tokens.successor if source.planted else None,
+            "n_steps": min(self.scenario.tokens, PEER_STEPS),
+        }
+        if name == "hf-static":
+            return HFStatic(target, source.target_geometry, **common)
+        return PlainTorch(target, draft, source.target_geometry, source.draft_geometry, k=k, **common)
+
+
+def read_ceiling(device: torch.device) -> float:
+    """GB/s that floors are read against: the known one on an H200, else the best plain read of this run."""
+    if device.type == "cuda" and "H200" in torch.cuda.get_device_name(device):
+        return H200_GB_PER_S
+    size = 2**30 if device.type == "cuda" else 2**26
+    return max(found.gb_per_s for found in memory_ceilings(device.type, [size], repeats=9) if found.way == "read")
+
+
+def _free(device: torch.device) -> None:
+    """Give the memory of a finished point back, compiled graphs included."""
+    gc.collect()
+    if device.type == "cuda":
+        reset: Any = torch.compiler.reset
+        reset()
+        torch.cuda.empty_cache()

@@ -1,0 +1,213 @@
+"""Whether a planted pair is what its card says: margins, tokens, and acceptance against the dial."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3core.checkpoint.target import TargetCheckpoint
+from eagle3core.config import GenerationConfig
+from eagle3core.decode.kvcache import PagedCache
+from eagle3core.engine import Engine
+from eagle3core.model.block import Pass
+from eagle3core.model.target import TargetModel
+from eagle3core.request import Response
+from eagle3core.trace import Trace
+from lab.errors import ExperimentError
+from lab.pairs.planted.pair import PlantedPair
+from lab.pairs.planted.tokens import expected_length
+
+TOLERANCE = 0.03  # between acceptance and dial
+LEAST_MARGIN = 8.0  # top-2 gap over logit error
+_Z95 = 1.959964
+
+
+@dataclass(frozen=True)
+class Margin:
+    """How decisive the next token is.
+
+    Attributes:
+        gap: smallest difference of the two best logits, in fp32 on the same (rounded) weights.
+        error: largest difference of a logit between the pair's dtype and fp32.
+        follows: whether the best logit was the planted successor everywhere.
+        n_rows: positions looked at.
+    """
+
+    gap: float
+    error: float
+    follows: bool
+    n_rows: int
+
+    @property
+    def ratio(self) -> float:
+        """Gap over error."""
+        return self.gap / self.error if self.error else math.inf
+
+    @property
+    def holds(self) -> bool:
+        """Whether the margin is decisive."""
+        return self.follows and self.ratio >= LEAST_MARGIN
+
+
+def measure_margin(pair: PlantedPair, *, n_tokens: int = 64, seed: int = 1) -> Margin:
+    """The margin over random tokens of the whole vocabulary, teacher-forced; takes the target in both precisions."""
+    (tokens,) = pair.prompts(1, n_tokens, seed=seed)
+    checkpoint = pair.target_checkpoint()
+    ids = torch.tensor(tokens, device=pair.device)
+    ours = _logits(TargetModel(checkpoint), ids).float()
+    wide = {name: tensor.float() for name, tensor in checkpoint.weights.items()}
+    truth = _logits(TargetModel(TargetCheckpoint(checkpoint.geometry, wide, torch.float32)), ids)
+    best = truth.topk(2, dim=-1).values
+    wanted = pair.tokens.successor.to(pair.device)[ids]
+    follows = bool((truth.argmax(-1) == wanted).all() and (ours.argmax(-1) == wanted).all())
+    return Margin(float((best[:, 0] - best[:, 1]).min()), float((ours - truth).abs().max()), follows, n_tokens)
+
+
+def _logits(target: TargetModel, tokens: Tensor) -> Tensor:
+    """Logits `[T, V]` of one causal pass over `tokens: [T]`."""
+    n_tokens, geometry, device = len(tokens), target.geometry, target.device
+    cache = PagedCache(
+        geometry.block, n_layers=geometry.n_layers, n_slots=1, max_tokens=n_tokens, block_size=64,
+        dtype=target.dtype, device=device,
+    )  # fmt: skip
+    cache.reserve(0, n_tokens)
+    at = Pass(
+        positions=torch.arange(n_tokens, device=device)[None],
+        prefix_lens=torch.zeros(1, dtype=torch.int64, device=device),
+        mask=torch.ones(1, n_tokens, n_tokens, dtype=torch.bool, device=device).tril(),
+        valid=torch.ones(1, n_tokens, dtype=torch.bool, device=device),
+    )
+    view = cache.view(torch.zeros(1, dtype=torch.int64, device=device))
+    output = target.forward(tokens[None], at, view, Trace())
+    assert output.logits is not None, "every row's logits were asked for"
+    return output.logits[0]
+
+
+@dataclass(frozen=True)
+class Position:
+    """Acceptance at one position of the draft, among the steps that accepted all before it."""
+
+    n_reached: int
+    n_accepted: int
+
+    @property
+    def rate(self) -> float:
+        """Accepted over reached; 0 where no step came so far."""
+        return self.n_accepted / self.n_reached if self.n_reached else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95% interval of the rate.
+
+        Source: Wilson, J. Am. Stat. Assoc. 22 (1927).
+        """
+        n, p = self.n_reached, self.rate
+        if n == 0:
+            return 0.0, 1.0
+        middle, z2 = p + _Z95**2 / (2 * n), _Z95**2
+        half = _Z95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+        return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
+
+
+@dataclass(frozen=True)
+class DialCheck:
+    """Acceptance as the real engine measured it, against the dial.
+
+    Attributes:
+        share: planted probability.
+        positions: by position of the draft.
+        length: mean acceptance length, bonus included.
+        n_steps: complete verify steps.
+        n_wrong: requests whose tokens were not the planted ones.
+    """
+
+    share: float
+    positions: tuple[Position, ...]
+    length: float
+    n_steps: int
+    n_wrong: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether every position is within `TOLERANCE` of the dial and every token is the planted one."""
+        return self.n_wrong == 0 and all(abs(p.rate - self.share) <= TOLERANCE for p in self.positions if p.n_reached)
+
+    def values(self) -> dict[str, Any]:
+        """What is stored of the check."""
+        return {
+            "share": self.share,
+            "acceptance_length": self.length,
+            "expected_length": expected_length(self.share, len(self.positions)),
+            "n_steps": self.n_steps,
+            "n_wrong_requests": self.n_wrong,
+            "given_prefix": [position.rate for position in self.positions],
+            "given_prefix_low": [position.interval[0] for position in self.positions],
+            "given_prefix_high": [position.interval[1] for position in self.positions],
+            "n_reached": [position.n_reached for position in self.positions],
+            "tolerance": TOLERANCE,
+            "holds": self.holds,
+        }
+
+
+def check_dial(
+    pair: PlantedPair, engine: Engine, *, n_steps: int, context: int = 64, seed: int = 0, n_tokens: int | None = None
+) -> DialCheck:
+    """Decode until at least `n_steps` complete verify steps are counted, the slots of `engine` in use.
+
+    Args:
+        n_tokens: generated tokens a request; None lets every slot run one request, as long as it takes.
+
+    Raises:
+        ExperimentError: the engine drafts nothing, its sessions are too short, or fewer steps came than were asked for.
+    """
+    spec, slots = engine.config.speculative_config, engine.config.max_batch_size
+    k = spec.num_speculative_tokens if spec else 0
+    if k < 1 or n_steps < 1:
+        raise ExperimentError(
+            f"{n_steps} steps of an engine that drafts {k} tokens", "at least one of each", "give it a draft"
+        )
+    length = expected_length(pair.tokens.share, k)
+    n_tokens = n_tokens or tokens_for(n_steps, slots, length)
+    if context + n_tokens > engine.config.session_len:
+        raise ExperimentError(
+            f"session_len {engine.config.session_len} for a context of {context} and {n_tokens} tokens a request",
+            f"at least {context + n_tokens}",
+            "raise session_len or max_batch_size, or count fewer steps",
+        )
+    # A request's last step is cut short, or just complete; half a step more is lost to chance on average.
+    n_requests = max(slots, math.ceil(1.1 * n_steps / max(n_tokens / length - 1, 1)))
+    prompts = pair.prompts(n_requests, context, seed=seed)
+    responses = engine.generate(prompts, GenerationConfig(max_new_tokens=n_tokens, ignore_eos=True))
+    found = count_dial(pair, prompts, responses, k)
+    if found.n_steps < n_steps:
+        raise ExperimentError(
+            f"{found.n_steps} complete steps were counted",
+            f"{n_steps}",
+            "raise n_tokens, or check the engine's metrics",
+        )
+    return found
+
+
+def tokens_for(n_steps: int, slots: int, length: float) -> int:
+    """Tokens a request must generate for `n_steps` complete steps over all slots, with room for chance."""
+    return math.ceil(1.1 * n_steps / slots * length) + 16
+
+
+def count_dial(pair: PlantedPair, prompts: Sequence[Sequence[int]], responses: Sequence[Response], k: int) -> DialCheck:
+    """Acceptance by position over the complete steps of `responses`, and whether every token was the planted one."""
+    steps = [step for response in responses for step in response.req_metrics.steps if not step.cut]
+    positions = tuple(
+        Position(sum(step.n_accepted >= i for step in steps), sum(step.n_accepted > i for step in steps))
+        for i in range(k)
+    )
+    wrong = sum(
+        list(response.token_ids) != pair.tokens.follow(prompt[-1], len(response.token_ids))
+        for prompt, response in zip(prompts, responses, strict=True)
+    )
+    length = sum(step.n_committed for step in steps) / len(steps) if steps else 0.0
+    return DialCheck(pair.tokens.share, positions, length, len(steps), wrong)

@@ -1,0 +1,366 @@
+"""The engine on the kernels' path: schedules, slots, stops, faults and trees, each launch computed by its reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from device_engines import NANO, device_engine, device_runner, packed_pair, write_nano_pair
+from random_pairs import write_random_pair
+from tiny_engines import Pair, accepted_counts, letter_tokenizer, new_tokens, random_prompts, tokens_of
+from torch_launches import execute
+from torch_launches import unpacked as unpack
+
+from eagle3core import Engine, EngineConfig, GenerationConfig, InvariantViolated
+from eagle3core.checkpoint import load_draft, load_target
+from eagle3core.decode.device_runner import DeviceRunner, buckets
+from eagle3core.decode.device_state import DeviceSizes, StateShape, new_device_state, state_bytes
+from eagle3core.decode.program import Program, launches_of
+from eagle3core.decode.replay import EagerReplayer
+from eagle3core.decode.runner import RowOutcome, SlotRequest
+from eagle3core.engine import PERF_MODE_VARIABLE
+from eagle3core.kernels.slot_state import RUNNING
+from eagle3core.trace import RecordingTrace, Trace
+from eagle3core.tree.flatten import FlatTree, chain_tree
+
+pytestmark = pytest.mark.reference
+
+LENGTHS = [3, 9, 1, 17, 70, 130]  # the last two take two and three chunks
+REPLAYER = EagerReplayer(execute)
+QUIET = Trace()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return write_nano_pair(tmp_path_factory.mktemp("nano"), seed=5)
+
+
+def engine(pair: Pair, k: int | None, **changes: Any) -> Engine:
+    return device_engine(pair, k, REPLAYER, **{"session_len": 256, **changes})
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    return random_prompts(LENGTHS, n_vocab=256)
+
+
+@pytest.fixture(scope="module")
+def baseline(pair: Pair, prompts: list[list[int]]) -> list[list[int]]:
+    return tokens_of(engine(pair, None, n_slots=3).generate(prompts, new_tokens(24)))
+
+
+def test_plain_decoding_gives_the_reference_engines_tokens(
+    pair: Pair, prompts: list[list[int]], baseline: list[list[int]]
+) -> None:
+    config = EngineConfig(session_len=256, device="cpu", dtype="float32")
+    exact = tokens_of(Engine.from_pretrained(pair[0], config).generate(prompts, new_tokens(24)))
+    agree = [next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), 24)
+             for ours, theirs in zip(baseline, exact, strict=True)]  # fmt: skip
+    assert sum(n == 24 for n in agree) >= 5, "sixteen-bit weights may turn a near-tie, once"
+    assert min(agree) >= 4
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("n_slots", [1, 3, 5])
+def test_any_depth_and_company_give_the_baselines_tokens(
+    pair: Pair, prompts: list[list[int]], baseline: list[list[int]], k: int, n_slots: int
+) -> None:
+    responses = engine(pair, k, n_slots=n_slots).generate(prompts, new_tokens(24))
+    assert tokens_of(responses) == baseline
+    assert set(range(min(k, 2) + 1)) <= accepted_counts(responses)
+
+
+def test_drafts_and_acceptances_are_the_reference_engines(pair: Pair, prompts: list[list[int]]) -> None:
+    ours = engine(pair, 3).generate(prompts, new_tokens(16))
+    config = dataclasses.replace(engine(pair, 3).config, dtype="float32")
+    theirs = Engine.from_pretrained(pair[0], config).generate(prompts, new_tokens(16))
+    same = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.token_ids == b.token_ids]
+    assert len(same) >= 4, "a near-tie may turn in sixteen bits, seldom"
+    assert sum(a.req_metrics == b.req_metrics for a, b in same) >= len(same) - 1
+    assert len(accepted_counts(ours)) >= 3
+
+
+def test_slots_that_fill_and_empty_in_the_middle_of_a_run_change_no_token(
+    pair: Pair, prompts: list[list[int]], baseline: list[list[int]]
+) -> None:
+    limits = [new_tokens(n) for n in (1, 24, 2, 5, 1, 13)]
+    for k in (None, 3):
+        responses = engine(pair, k, n_slots=2).generate(prompts, limits)
+        expected = [tokens[: limit.max_new_tokens] for tokens, limit in zip(baseline, limits, strict=True)]
+        assert tokens_of(responses) == expected
+        assert {response.finish_reason for response in responses} == {"length"}
+
+
+def test_an_engine_gives_the_same_again_and_is_empty_between(
+    pair: Pair, prompts: list[list[int]], baseline: list[list[int]]
+) -> None:
+    made = engine(pair, 3)
+    for _ in range(2):
+        assert tokens_of(made.generate(prompts, new_tokens(24))) == baseline
+        assert made.state.state[RUNNING].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("k", [None, 3])
+def test_end_tokens_stop_the_slot_on_the_device(
+    pair: Pair, prompts: list[list[int]], baseline: list[list[int]], k: int | None
+) -> None:
+    ends = tuple(dict.fromkeys(tokens[7] for tokens in baseline))
+    expected = [tokens[: next(i for i, t in enumerate(tokens) if t in ends) + 1] for tokens in baseline]
+    made = engine(pair, k)
+    responses = made.generate(prompts, GenerationConfig(max_new_tokens=24, stop_token_ids=ends))
+    assert tokens_of(responses) == expected
+    assert {response.finish_reason for response in responses} == {"stop"}
+
+
+def test_stop_words_are_found_by_the_host_a_step_late_and_later_tokens_thrown_away(tmp_path: Path) -> None:
+    pair = write_nano_pair(tmp_path, seed=5, vocab=16, draft_vocab=16)
+    prompts = random_prompts([3, 9, 5], n_vocab=6)
+    words = GenerationConfig(max_new_tokens=24, stop_words=("a", "b", "c", "d", "e"))
+    got = {}
+    for k in (None, 3):
+        made = engine(pair, k, tokenizer=letter_tokenizer())
+        got[k] = tokens_of(made.generate(prompts, words))
+        plain = tokens_of(engine(pair, k).generate(prompts, new_tokens(24)))
+        assert [full[: len(cut)] for full, cut in zip(plain, got[k], strict=True)] == got[k]
+        assert made.state.state[RUNNING].tolist() == [0, 0]
+    assert got[None] == got[3]
+    assert any(len(tokens) < 24 for tokens in got[3])
+
+
+def test_buckets_are_one_to_four_then_powers_of_two_and_the_most() -> None:
+    sizes = [buckets(DeviceSizes(n, 64, 64, chain_tree(0))) for n in (1, 2, 3, 8, 12)]
+    assert sizes == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4, 8], [1, 2, 3, 4, 8, 12]]
+
+
+def test_the_batch_shrinks_with_the_slots_that_run(pair: Pair) -> None:
+    made = engine(pair, None, n_slots=4)
+    used: list[int] = []
+    for batch, program in made.runner.programs.items():
+        made.runner._whole[id(program)] = _noting(used, batch, program)
+    made.generate(random_prompts([3, 3, 3, 3], n_vocab=256), [new_tokens(n) for n in (3, 6, 9, 12)])
+    assert used == sorted(used, reverse=True)
+    assert set(used) == {4, 3, 2, 1}
+
+
+def _noting(used: list[int], batch: int, program: Program) -> Any:
+    def run() -> None:
+        used.append(batch)
+        execute(launches_of(program))
+
+    return run
+
+
+# ---- what may be read early
+
+
+@pytest.mark.parametrize("k", [None, 1, 3])
+def test_nothing_is_read_early_that_a_kernel_of_the_same_program_may_still_be_writing(
+    pair: Pair, k: int | None
+) -> None:
+    runner = device_runner(pair, k, REPLAYER)
+    assert hazards(runner.chunk, own_keys_are_early=False) == []
+    assert hazards(runner.finish, own_keys_are_early=False) == []
+    for program in runner.programs.values():
+        assert hazards(program, own_keys_are_early=True) == []
+
+
+def test_a_missing_wait_is_found(pair: Pair) -> None:
+    program = device_runner(pair, 3, REPLAYER).programs[2]
+    found = []
+    for s, stage in enumerate(program):
+        for at, launch in enumerate(stage.launches):
+            if not launch.overlap and s > 0:
+                launches = list(stage.launches)
+                launches[at] = dataclasses.replace(launch, overlap=True)
+                planted = (*program[:s], dataclasses.replace(stage, launches=tuple(launches)), *program[s + 1 :])
+                found.append(hazards(planted, own_keys_are_early=True) != [])
+    assert found == [True] * 3, "after the rows are opened, and before each chained pass"
+
+
+def hazards(program: Program, *, own_keys_are_early: bool) -> list[str]:
+    """Operands that are `const` to a kernel though one before it writes them and nothing waited in between."""
+    found, written, wait = [], [], -1
+    launches = launches_of(program)
+    for i, launch in enumerate(launches):
+        wait = wait if launch.overlap and launch.variant.dependent else i
+        operands = [
+            (p, v.data_ptr(), v.data_ptr() + v.nbytes)
+            for p, v in zip(launch.variant.parameters, launch.values, strict=True)
+            if isinstance(v, torch.Tensor) and v.nbytes
+        ]
+        for parameter, start, end in operands:
+            for writer, name, first, last in written:
+                is_own_key = own_keys_are_early and parameter.name in "kv" and writer == i - 1
+                if parameter.role == "const" and first < end and start < last and writer >= wait and not is_own_key:
+                    found.append(f"{launch.variant.name}.{parameter.name} after {launches[writer].variant.name}.{name}")
+        written += [(i, p.name, start, end) for p, start, end in operands if p.role in ("out", "inout")]
+    return found
+
+
+# ---- trees
+
+
+def test_a_tree_given_by_hand_is_verified_in_one_pass_and_its_path_kept(pair: Pair, baseline: list[list[int]]) -> None:
+    """Thirteen nodes, the accepted path not the first: its keys have to move."""
+    tree = FlatTree((-1, 0, 0, 0, 1, 2, 2, 3, 6, 6, 8, 9, 9))
+    path = [2, 6, 9, 12]
+    prompt = random_prompts(LENGTHS, n_vocab=256)[0]
+    runner = device_runner(pair, None, REPLAYER, n_slots=2, tree=tree, drafts=False)
+    runner.admit(1, SlotRequest(prompt, 24, ()), QUIET)
+    [first] = runner.collect(everything=True)
+    tokens = list(first.rows[0].tokens)
+    while len(tokens) < 20:
+        right = baseline[0][len(tokens) : len(tokens) + 4]
+        drafted = runner.state.step.drafted.view(-1)[: tree.n_nodes].view(tree.n_nodes, 1)
+        for node in range(1, tree.n_nodes):
+            wrong = (right[min(int(tree.depths[node]), 4) - 1] + node) % 256
+            drafted[node] = right[path.index(node)] if node in path else wrong
+        runner.enqueue(QUIET)
+        [outcome] = runner.collect(everything=True)
+        assert outcome.rows[0].n_accepted == 4
+        tokens += outcome.rows[0].tokens
+    assert tokens == baseline[0][: len(tokens)]
+
+
+# ---- faults
+
+
+def broken(runner: DeviceRunner, name: str, value: int) -> None:
+    """Make the next step's acceptance wrong, or take blocks away."""
+    if name == "n_accepted":
+        program = runner.programs[runner.n_slots]
+        stages = [dataclasses.replace(s, launches=s.launches[:-1]) if s.name == "accept" else s for s in program]
+        runner.state.step.accepted["n_accepted"].fill_(value)
+        runner.state.step.accepted["path"].zero_()
+        runner.programs[runner.n_slots] = tuple(stages)
+    else:
+        runner.state.tables[0, value:] = -1
+
+
+@pytest.mark.parametrize(("what", "value"), [("n_accepted", 9), ("n_accepted", -3), ("tables", 1)])
+def test_a_broken_invariant_gives_the_baselines_tokens_and_a_clear_message(
+    pair: Pair, caplog: pytest.LogCaptureFixture, what: str, value: int
+) -> None:
+    prompt = random_prompts([62], n_vocab=256)
+    n = 4 if what == "n_accepted" else 1  # with one block alone, only the rows of this one fit
+    expected = tokens_of(engine(pair, None, n_slots=1).generate(prompt, new_tokens(n)))
+    made = engine(pair, 3, n_slots=1)
+    broken(made.runner, what, value)
+    assert tokens_of(made.generate(prompt, new_tokens(n))) == expected
+    if n > 1:
+        errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert errors
+        assert errors[0].startswith("[EAGLE] slot 0 goes on without its drafts: slot 0 reports fault 1")
+
+
+def test_a_row_without_a_block_stops_the_run_rather_than_giving_wrong_tokens(pair: Pair) -> None:
+    made = engine(pair, 3, n_slots=1)
+    broken(made.runner, "tables", 1)
+    with pytest.raises(InvariantViolated, match="fault 6"):
+        made.generate(random_prompts([64], n_vocab=256), new_tokens(9))
+
+
+def test_a_broken_invariant_is_fatal_in_performance_mode(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PERF_MODE_VARIABLE, "1")
+    made = engine(pair, 3, n_slots=1)
+    broken(made.runner, "n_accepted", 9)
+    with pytest.raises(InvariantViolated, match="slot 0 reports fault 1"):
+        made.generate(random_prompts([5], n_vocab=256), new_tokens(9))
+
+
+def test_results_are_read_one_step_behind(pair: Pair) -> None:
+    runner = device_runner(pair, None, REPLAYER, n_slots=1)
+    runner.admit(0, SlotRequest([1, 2, 3], 9, ()), QUIET)
+    assert runner.collect(everything=False) == []
+    runner.enqueue(QUIET)
+    [first] = runner.collect(everything=False)
+    assert first.is_admission
+    runner.enqueue(QUIET)
+    with pytest.raises(InvariantViolated, match="2 results are under way"):
+        runner.enqueue(QUIET)
+    assert [outcome.is_admission for outcome in runner.collect(everything=True)] == [False, False]
+
+
+def test_a_released_slot_takes_no_part(pair: Pair) -> None:
+    runner = device_runner(pair, 2, REPLAYER)
+    for slot in (0, 1):
+        runner.admit(slot, SlotRequest([1, 2, slot], 99, ()), QUIET)
+        runner.collect(everything=True)
+    runner.release(0)
+    runner.enqueue(QUIET)
+    [outcome] = runner.collect(everything=True)
+    assert [row.slot for row in outcome.rows] == [1]
+    assert isinstance(outcome.rows[0], RowOutcome)
+
+
+# ---- taps, weights, memory
+
+
+def test_stages_leave_the_reference_engines_taps(pair: Pair) -> None:
+    prompt = random_prompts([70], n_vocab=256)
+    ours, theirs = RecordingTrace(), RecordingTrace()
+    engine(pair, 3, trace=ours).generate(prompt, new_tokens(6))
+    config = dataclasses.replace(engine(pair, 3).config, dtype="float32")
+    Engine.from_pretrained(pair[0], config, trace=theirs).generate(prompt, new_tokens(6))
+    shared = [name for name in theirs.tensors if name in ours.tensors and not name.endswith("tokens")]
+    for prefix in ("prefill/target.1.mlp", "prefill/target.head", "prefill/draft.fc", "step0/extend/draft.feedback",
+                   "step0/chain1/draft.head", "step0/verify/target.0.attn", "step1/verify/target.head"):  # fmt: skip
+        assert prefix in shared
+    for name in shared:
+        exact, got = theirs.tensors[name].float(), ours.tensors[name].float()
+        assert got.shape == exact.shape, name
+        if got.is_floating_point():
+            assert (got - exact).abs().max() <= 0.05 * exact.abs().max(), name
+
+
+def test_packed_weights_are_the_checkpoints(pair: Pair) -> None:
+    plain = load_target(pair[0], dtype=torch.bfloat16)
+    weights = dict(plain.weights)
+    target, draft = packed_pair(pair)
+    assert draft is not None
+    layer = target.layers[1]
+    prefix = "model.layers.1."
+    for made, names in ((layer.qkv, "qkv"), (layer.o, "o")):
+        expected = torch.cat([weights[f"{prefix}self_attn.{name}_proj.weight"] for name in names])
+        assert torch.equal(unpack(made.weight, made.epilogue, made.rows, made.k), expected)
+    expected = torch.cat([weights[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")])
+    assert torch.equal(unpack(layer.gate_up.weight, layer.gate_up.epilogue, layer.gate_up.rows, 64), expected)
+    fc = load_draft(pair[1], plain.geometry, dtype=torch.bfloat16).weights["fc.weight"]
+    assert torch.equal(unpack(draft.fc.weight, draft.fc.epilogue, 64, 192), fc)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tie": True}, {"vocab": 250, "draft_vocab": 60}, {"bias": True}, {"own_head": False, "draft_vocab": None},
+        {"draft_vocab": None},
+        {"draft_hidden": 128, "draft_heads": 4, "draft_kv_heads": 2}, {"taps": (0, 2)}, {"heads": 4, "kv_heads": 2},
+        {"tie": True, "vocab": 250, "draft_vocab": 60},
+    ],
+    ids=lambda changes: ", ".join(changes),
+)  # fmt: skip
+def test_other_geometries_give_the_baselines_tokens(tmp_path: Path, changes: dict[str, Any]) -> None:
+    pair = write_random_pair(tmp_path, **{**NANO, **changes, "seed": 5})
+    vocab = changes.get("vocab", 256)
+    prompts = random_prompts([4, 11, 1], n_vocab=vocab)
+    expected = tokens_of(engine(pair, None).generate(prompts, new_tokens(16)))
+    exact = EngineConfig(session_len=256, device="cpu", dtype="float32")
+    theirs = tokens_of(Engine.from_pretrained(pair[0], exact).generate(prompts, new_tokens(16)))
+    assert [tokens[:3] for tokens in theirs] == [tokens[:3] for tokens in expected]
+    assert tokens_of(engine(pair, 3).generate(prompts, new_tokens(16))) == expected
+
+
+def test_a_states_bytes_are_counted_without_allocating_it(pair: Pair) -> None:
+    target, draft = packed_pair(pair)
+    assert draft is not None
+    shape = StateShape(target.geometry, draft.geometry, torch.bfloat16, torch.device("cpu"))
+    sizes = DeviceSizes(2, 128, 140, chain_tree(3), chunk=64, span=8)
+    cached, others = state_bytes("sm_90a", shape, sizes)
+    assert cached == 2 * 3 * (2 * 3) * 64 * 1 * 64 * 2  # k and v, 2 + 1 layers, blocks, tokens, heads, size, bytes
+    state = new_device_state("sm_90a", shape, sizes)
+    assert state.k.nbytes + state.v.nbytes == cached * 2 // 3
+    assert others > state.act.partial.nbytes + state.head.logits.nbytes
