@@ -2,40 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from device_engines import CPU, ORDER, packed_pair
 from tiny_engines import Pair
-from torch_launches import execute as execute_launches
+from torch_launches import execute
 
 from eagle3core.decode.replay import EagerReplayer
 from eagle3core.geometry import BlockGeometry, DraftGeometry, RopeGeometry, TargetGeometry
-from eagle3core.kernels.card import Launch
 from eagle3core.model.packed import PackedDraft, PackedTarget, pack_draft, pack_target
 from lab.pairs.planted import PlantedGeometry, PlantedPair, TokenMap
 from lab.parity.recording import PairUnderTest
 from lab.proofs.plans import packed
 from lab.proofs.subject import Subject
-
-
-def execute(launches: Sequence[Launch]) -> None:
-    """The launches by their references; where x is first put in a warpgroup's order, that order has no meaning here."""
-    meant: list[Launch] = []
-    rows: Any = None
-    for launch in launches:
-        names = [parameter.name for parameter in launch.variant.parameters]
-        if launch.variant.make.__name__ == "make_pack_rows":
-            rows = launch.values[names.index("x")]
-            continue
-        if rows is not None:
-            values = list(launch.values)
-            values[names.index("x")], rows = rows, None
-            launch = dataclasses.replace(launch, values=tuple(values))
-        meant.append(launch)
-    execute_launches(meant)
 
 
 def subject_of(name: str, target: PackedTarget, draft: PackedDraft, tokens: TokenMap | None = None) -> Subject:
