@@ -8,37 +8,22 @@ Source: docs/requirements.md R-25, R-26, R-86..R-92, R-113(6).
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from eagle3core.decode.device_state import DeviceSizes, DeviceState, StateShape, new_device_state
 from eagle3core.decode.passes import Emitter
 from eagle3core.decode.prefill_program import chunk_program, finish_program
 from eagle3core.decode.program import Program
 from eagle3core.decode.replay import Enqueue, Replayer, Staged
+from eagle3core.decode.result_queue import ResultQueue
 from eagle3core.decode.runner import Outcome, RowOutcome, SlotRequest
 from eagle3core.decode.step_program import step_program
-from eagle3core.errors import InvariantViolated
 from eagle3core.kernels.gemm import workspace
 from eagle3core.kernels.slot_state import MOST_ENDS, N_REQUEST, RUNNING
 from eagle3core.model.packed import PackedDraft, PackedTarget
 from eagle3core.trace import Trace
 
 _SMALL_BATCH = 4
-IN_FLIGHT = 2  # results between the device and the host: the newest step's, and the one being read
-
-
-@dataclass(frozen=True)
-class _Result:
-    """A result block on its way: where it arrives, when it has, and what it is."""
-
-    is_admission: bool
-    block: Tensor
-    event: Any
 
 
 class DeviceRunner:
@@ -71,14 +56,7 @@ class DeviceRunner:
         self._whole: dict[int, Enqueue] = {}
         self._staged: dict[int, Staged] = {}
         self._running: set[int] = set()
-        is_cuda = target.device.type == "cuda"
-        width = self.state.result_width
-        self._blocks = [
-            torch.zeros(sizes.n_slots, width, dtype=torch.int32, pin_memory=is_cuda) for _ in range(IN_FLIGHT)
-        ]
-        self._events: list[Any] = [torch.cuda.Event() if is_cuda else None for _ in range(IN_FLIGHT)]  # type: ignore[no-untyped-call]
-        self._turn = 0
-        self._sent: deque[_Result] = deque()
+        self._results = ResultQueue(sizes.n_slots, self.state.result_width, target.device)
 
     def prepare(self) -> None:
         """Capture every program now, so that no step has to."""
@@ -97,17 +75,17 @@ class DeviceRunner:
                 self._run(self.chunk, trace)
             self._run(self.finish, trace)
         self._running.add(slot)
-        self._send(True, state.first_result)
+        self._results.send(state.first_result, 1, is_admission=True)
 
     def enqueue(self, trace: Trace) -> None:
         batch = next(n for n in self.programs if n >= len(self._running))
         self._run(self.programs[batch], trace)
-        self._send(False, self.state.step.results[:batch])
+        self._results.send(self.state.step.results, batch, is_admission=False)
 
     def collect(self, *, everything: bool) -> list[Outcome]:
         outcomes = []
-        while len(self._sent) > (0 if everything else 1):
-            outcomes.append(self._read(self._sent.popleft()))
+        while len(self._results) > (0 if everything else 1):
+            outcomes.append(self._outcome(*self._results.receive()))
         return outcomes
 
     def release(self, slot: int) -> None:
@@ -128,30 +106,15 @@ class DeviceRunner:
             self._whole[id(program)] = self.replayer.whole(program)
         return self._whole[id(program)]
 
-    def _send(self, is_admission: bool, result: Tensor) -> None:
-        """Start the copy of a result block to the host."""
-        if len(self._sent) == IN_FLIGHT:
-            raise InvariantViolated(
-                f"{IN_FLIGHT} results are under way already", "one step behind", "collect after every step"
-            )
-        block, event = self._blocks[self._turn][: len(result)], self._events[self._turn]
-        block.copy_(result, non_blocking=True)
-        if event is not None:
-            event.record()
-        self._sent.append(_Result(is_admission, block, event))
-        self._turn = (self._turn + 1) % IN_FLIGHT
-
-    def _read(self, result: _Result) -> Outcome:
-        if result.event is not None:
-            result.event.synchronize()
+    def _outcome(self, is_admission: bool, block: list[list[int]]) -> Outcome:
         path_len, rows = self.sizes.path_len, []
-        for slot, n_accepted, _, finish, fault, *tokens in result.block.tolist():
+        for slot, n_accepted, _, finish, fault, *tokens in block:
             if slot < 0:
                 continue
             if finish:
                 self._running.discard(slot)
             rows.append(RowOutcome(slot, tokens[: n_accepted + 1], tokens[path_len:], n_accepted, None, fault))
-        return Outcome(result.is_admission, rows)
+        return Outcome(is_admission, rows)
 
 
 def buckets(sizes: DeviceSizes) -> list[int]:
