@@ -32,14 +32,20 @@ SPANS = (
     "between spans",
 )
 BETWEEN = SPANS[-1]
+REST_S = 0.5  # idle before steps that are timed
 
 
 class PhaseClock(Trace):
-    """Time of prefills, and when each step ended on the host's clock, with no cost inside a step."""
+    """Time of prefills, and when each step ended on the host's clock, with no cost inside a step.
+
+    Attributes:
+        prefill_s: spent in prefills. rest_s: left idle after them, see `rest`.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.prefill_s = 0.0
+        self.prefill_s = self.rest_s = 0.0
+        self._is_rested = False
         self.step_ends_s: list[float] = []
 
     @property
@@ -49,13 +55,18 @@ class PhaseClock(Trace):
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
+        is_step = name.startswith("step")
+        if is_step and not self._is_rested:
+            self.rest_s += rest(self.device)
+            self._is_rested = True
         start = time.perf_counter()
         yield
-        if name.startswith("step"):
+        if is_step:
             self.step_ends_s.append(time.perf_counter())
         elif name == "prefill":
             synchronise(self.device)
             self.prefill_s += time.perf_counter() - start
+            self._is_rested = False
 
 
 class SpanClock(TimingTrace):
@@ -117,3 +128,16 @@ def synchronise(device: torch.device) -> None:
     """Wait for the device, so that the clock reads finished work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def rest(device: torch.device) -> float:
+    """Wait for the device, then leave a GPU idle for `REST_S`; seconds of that.
+
+    A long prefill draws all the power a GPU may, and clocks stay down for more than a second of steps after it (an H200
+    lost 2% of a step so). Contenders differ in what they do before their steps, and all begin from a rested GPU.
+    """
+    synchronise(device)
+    if device.type != "cuda":
+        return 0.0
+    time.sleep(REST_S)
+    return REST_S

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lab.bench.clocks import synchronise
+from lab.bench.clocks import rest, synchronise
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class StepLoop:
             self.counts.zero_()
         if self.reset is not None:
             self.reset()
-        synchronise(device)
+        rest(device)
         start = time.perf_counter()
         for _ in range(self.n_steps):
             self.step()

@@ -58,7 +58,7 @@ class Round:
     """One mode over all prompts, once.
 
     Attributes:
-        total_s: wall time.
+        total_s: wall time, without rests (`clocks.rest`).
         prefill_s: part of it spent in prefills.
         n_tokens: generated tokens; the first of each request comes from its prefill.
         n_requests, n_steps: requests, and decode steps of the batch.
@@ -170,7 +170,7 @@ class Work:
         start = time.perf_counter()
         self.decode(clock)
         synchronise(device)
-        total = time.perf_counter() - start
+        total = time.perf_counter() - start - clock.rest_s
         n_tokens = sum(len(response.token_ids) for response in self.responses)
         full = full_window(self.responses, clock.step_ends_s, self.engine.config.max_batch_size)
         return Round(total, clock.prefill_s, n_tokens, len(self.responses), clock.n_steps, full)

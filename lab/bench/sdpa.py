@@ -108,7 +108,11 @@ def _time_us(attend: Attend, q: Tensor, k: Tensor, v: Tensor, calls: int) -> flo
 
 
 def captured(call: Callable[[], object]) -> Callable[[], None]:
-    """`call` as a CUDA graph; call it to replay."""
+    """`call` as a CUDA graph; call it to replay.
+
+    A workspace that cuBLAS got before the capture would be in the graph but not the graph's: `torch.compile` frees all
+    workspaces when it records graphs of its own, and a replay would then write into memory that is someone else's.
+    """
     new_stream: Any = torch.cuda.Stream
     stream = new_stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -117,8 +121,11 @@ def captured(call: Callable[[], object]) -> Callable[[], None]:
             call()
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
+    forget_workspaces: Any = torch._C._cuda_clearCublasWorkspaces
+    forget_workspaces()
     with torch.cuda.graph(graph):
         call()
+    forget_workspaces()
     return graph.replay
 
 

@@ -11,6 +11,7 @@ from random_pairs import write_random_pair
 
 from lab import acceptance_figures
 from lab.acceptance import measure_acceptance
+from lab.bench import clocks
 from lab.bench import figures as decode_figures
 from lab.bench.clocks import BETWEEN, SPANS, PhaseClock, SpanClock, bar_of
 from lab.bench.decode import DecodeReport, ModeResult, measure_decode
@@ -153,6 +154,18 @@ def test_the_phase_clock_counts_steps_and_prefill_time() -> None:
             pass
     assert clock.n_steps == 3
     assert clock.prefill_s >= 0.01
+
+
+def test_steps_begin_from_a_rested_device_once_after_each_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+    rested: list[str] = []
+    names = ["prefill", "prefill", "step0", "step1", "prefill", "step2"]
+    monkeypatch.setattr(clocks, "rest", lambda device: rested.append(entered[-1]) or 0.5)  # type: ignore[func-returns-value]
+    clock, entered = PhaseClock(torch.device("cpu")), [""]
+    for name in names:
+        entered.append(name)
+        with clock.scope(name):
+            pass
+    assert (rested, clock.rest_s, clock.n_steps) == (["step0", "step2"], 1.0, 3)
 
 
 def test_unusable_arguments_are_refused(pair: tuple[Path, Path], prompts: list[Prompt]) -> None:
