@@ -14,26 +14,25 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
 from eagle3core.kernels import launch, proof, registry
-from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id, parameters
+from eagle3core.kernels.bench_machine import clocks as clocks
+from eagle3core.kernels.bench_machine import environment as environment
+from eagle3core.kernels.bench_timing import Timing as Timing
+from eagle3core.kernels.bench_timing import read_variants as read_variants
+from eagle3core.kernels.bench_timing import time_graph as time_graph
+from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id
 
 ROTATED_BYTES = 1_200_000_000  # a rotation's operands; 20 times an H200's L2 cache
 KNOWN_GB_PER_S = 4578.0  # best read-only reduction seen on an H200; source: docs/log.md
-_WARM, _REPLAYS, _LEAST_CALLS = 2, 9, 8
 _MOST_COPIES = 64  # of an op of a few kilobytes, whose time is latency and not memory
 
 
@@ -94,15 +93,6 @@ def _uses(card: Card, arch: str, *, sweep: bool) -> list[tuple[Case, Mapping[str
 def proven(card: Card) -> list[Case]:
     """The cases a run proves before it times: the emulator's, and every seventh of the measured shapes."""
     return [*card.cases, *card.slow_cases, *card.shapes[3::7]]
-
-
-@dataclass
-class Timing:
-    """Time of one call inside a graph, us: median over replays, and the spread."""
-
-    median_us: float
-    p10_us: float
-    p90_us: float
 
 
 class Run:
@@ -241,108 +231,6 @@ def prove_case(card: Card, arch: str, case: Case, device: torch.device, seed: in
     rows = range(card.n_rows(case)) if card.n_rows(case) <= 8 else (0, 1, card.n_rows(case) - 1)
     found += proof.batch_dependence(card, arch, case, inputs, execute, list(rows))
     return [f"{case_id(case)}: {fault}" for fault in found]
-
-
-def time_graph(calls: Sequence[Callable[[], Any]]) -> Timing:
-    """Time of one call when all are captured into one CUDA graph, repeated to at least `_LEAST_CALLS` calls."""
-    calls = list(calls) * max(1, -(-_LEAST_CALLS // len(calls)))
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for call in calls[:2]:
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for replay in range(_WARM + _REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if replay >= _WARM:
-            times.append(start.elapsed_time(end) * 1e3 / len(calls))
-    deciles = statistics.quantiles(times, n=10)
-    return Timing(statistics.median(times), deciles[0], deciles[-1])
-
-
-def make_read(isa: Any, *, loads: int) -> Any:
-    """Reads every byte once, `loads` 16-byte loads a lane under way, and writes nothing that could be left out."""
-
-    def read(x: Any, y: Any, n_bytes: Any) -> None:
-        cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
-        step = i64(cuda.gridDim.x) * cuda.blockDim.x * 16
-        at = x + (i64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x) * 16
-        end = x + n_bytes
-        mixed = i32(0)
-        while at < end:
-            for i in range(loads):
-                if at + i * step < end:
-                    v = isa.load_u32x4_stream(at + i * step)
-                    mixed = i32(mixed ^ v[0] ^ v[1] ^ v[2] ^ v[3])
-            at += loads * step
-        if mixed == 0x12345678:
-            isa.store_u32(y, mixed)
-
-    return read
-
-
-def read_variants() -> list[Variant]:
-    """Read-only kernels whose best rate is the memory ceiling of a run."""
-    text = "x:in y:out n_bytes:i64"
-    return [Variant(f"read_{n}", make_read, {"loads": n}, parameters(text), 512) for n in (4, 8)]
-
-
-def environment() -> dict[str, Any]:
-    """What ran where: device, driver, packages, commit."""
-    packages = ("torch", "numba", "numba-cuda", "cuda-core", "cuda-bindings", "triton")
-    versions = {name: _version(name) for name in packages}
-    versions["python"] = platform.python_version()
-    versions["driver"] = query("driver_version")
-    return {"gpu": torch.cuda.get_device_name(), "versions": versions, "commit": _commit()}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
-
-
-_CLOCKS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu")
-
-
-def clocks() -> dict[str, str]:
-    """Clocks, power and temperature of the device, as the driver's tool words them; asked for every 2 s at most."""
-    return _clocks(int(time.monotonic() / 2))
-
-
-@lru_cache(maxsize=1)
-def _clocks(moment: int) -> dict[str, str]:
-    words = query(",".join(_CLOCKS)).split(", ")
-    return dict(zip(_CLOCKS, words, strict=True)) if len(words) == len(_CLOCKS) else {"unknown": ", ".join(words)}
-
-
-def query(fields: str) -> str:
-    """Fields of the driver's report on the first device, or why there are none."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except FileNotFoundError:
-        return "nvidia-smi is not installed"
-    return done.stdout.strip().splitlines()[0] if done.returncode == 0 else done.stderr.strip()
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
         "dtype": dtype, "epilogue": epilogue, "x_tiles": tiling.x_tiles, "w_tiles": tiling.w_tiles,
         "units": tiling.units, "stages": tiling.stages, "packed": packed, "ragged": ragged, "overlap": overlaps(arch),
     }  # fmt: skip
-    products = 2 * tiling.x_tiles * tiling.w_tiles  # of one unit: the loop over the units of a stage may stay a loop
+    products = 2 * tiling.x_tiles * tiling.w_tiles * tiling.units  # of a stage
     registers, most, expected = 128, 128, {"HMMA": products, "LDGSTS": 3}
     if tiling.kernel == "tile":
         warps = tiling.warps_x * tiling.warps_w

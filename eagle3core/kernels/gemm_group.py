@@ -20,8 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.gemm_epilogue import Epilogue, make_row_scale
+from eagle3core.kernels.gemm_epilogue import Epilogue
 from eagle3core.kernels.gemm_ring import FRAGMENT, STREAMS, UNIT
+from eagle3core.kernels.gemm_scale import make_put_scales
 from eagle3core.kernels.gemm_stages import FETCHING_WARPS, make_fetch_w, make_fetch_x, make_following, make_steps_of
 from eagle3core.kernels.gemm_sums import make_hand_over, make_leave, make_walk, sums_bytes
 
@@ -69,8 +70,7 @@ def make_gemm_group(
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     n_columns = 8 * x_tiles
     group_mma, group_settle = isa.group_mma(dtype, n_columns), isa.group_settle(n_columns)
-    share_of, scale_of = make_row_scale(isa, epilogue)
-    scaled, zero = epilogue.quads > 0, np.float32(0)
+    zero = np.float32(0)
 
     n_warps, threads, n_sums = w_tiles, 32 * w_tiles, 4 * x_tiles
     spilled = group_totals_in_shared(x_tiles, w_tiles, split)
@@ -83,7 +83,7 @@ def make_gemm_group(
     flag_at = barriers_at - 16
     x_rows, stream_bytes = 8 * x_tiles, 512 * x_tiles * w_tiles
     scale_at = flag_at - 4 * x_rows
-    scale_rounds = (x_rows + 8 * n_warps - 1) // (8 * n_warps)
+    put_scales = make_put_scales(isa, epilogue, x_rows=x_rows, n_warps=n_warps, scale_at=scale_at)
     steps_of, following = make_steps_of(isa, units), make_following(isa, units)
     fetch_w = make_fetch_w(isa, w_tiles=w_tiles, units=units, stages=stages, stage_bytes=stage_bytes)
     fetch_x = make_fetch_x(isa, x_tiles=x_tiles, units=units, stages=stages, stage_bytes=stage_bytes)
@@ -111,7 +111,7 @@ def make_gemm_group(
             last = first
         if tid < stages:
             isa.mbarrier_init(i32(full + tid * 8), i32(2))
-            isa.mbarrier_init(i32(empty + tid * 8), i32(n_warps))
+            isa.mbarrier_init(i32(empty + tid * 8), i32(n_warps * isa.ARRIVING_LANES))
             isa.mbarrier_fence_init()
         cuda.syncthreads()
         if overlap:
@@ -132,20 +132,7 @@ def make_gemm_group(
         else:
             if overlap:
                 isa.wait_previous()
-            if scaled:
-                shares = cuda.local.array(8, f32)
-                for r in range(scale_rounds):
-                    for j in range(8):
-                        local_row = i32(warp + (r * 8 + j) * n_warps)
-                        row = i32(row0 + local_row)
-                        if local_row >= x_rows:
-                            row = i32(rows)
-                        shares[j] = share_of(sums, row, rows, lane)
-                    for j in range(8):
-                        local_row = i32(warp + (r * 8 + j) * n_warps)
-                        scale = scale_of(shares[j], inv_width, eps)
-                        if lane == 0 and local_row < x_rows:
-                            isa.shared_store_f32(i32(base + scale_at + local_row * 4), scale)
+            put_scales(base, sums, row0, rows, warp, lane, inv_width, eps)
 
             accumulators = cuda.local.array(n_sums, f32)
             totals = cuda.local.array(n_totals, f32)
@@ -180,7 +167,7 @@ def make_gemm_group(
                     isa.group_commit()
                     group_settle(accumulators)
                     cuda.syncwarp()
-                    if lane == 0:
+                    if lane < isa.ARRIVING_LANES:
                         isa.mbarrier_arrive(i32(empty + barrier))
                     reading, barrier = i32(reading + stage_bytes), i32(barrier + 8)
                     if barrier == 8 * stages:

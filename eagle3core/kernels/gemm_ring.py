@@ -18,11 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.gemm_epilogue import Epilogue, make_fetch, make_finish, make_pairing, make_row_scale
+from eagle3core.kernels.gemm_epilogue import Epilogue, make_fetch, make_pairing
+from eagle3core.kernels.gemm_finish import make_finish
+from eagle3core.kernels.gemm_products import FRAGMENT as FRAGMENT
+from eagle3core.kernels.gemm_products import make_multiply
+from eagle3core.kernels.gemm_scale import make_row_scale
 
 STREAMS = 4
 UNIT = 32  # k of one unit
-FRAGMENT = 512  # bytes of 8 rows x 32 k
 
 
 def ring_shared_bytes(x_tiles: int, w_tiles: int, units: int, stages: int) -> int:
@@ -55,7 +58,7 @@ def make_gemm_ring(
         overlap: wait for the kernel before (programmatic dependent launch).
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
-    mma, wait_stage, wait_all = isa.MMA[dtype], isa.COPY_WAIT[stages - 2], isa.COPY_WAIT[0]
+    wait_stage, wait_all = isa.COPY_WAIT[stages - 2], isa.COPY_WAIT[0]
     first_row, distance = make_pairing(isa, epilogue)
     fetch, finish = make_fetch(isa, epilogue, dtype), make_finish(isa, epilogue, dtype)
     share_of, scale_of = make_row_scale(isa, epilogue)
@@ -67,7 +70,7 @@ def make_gemm_ring(
     ring_bytes = stages * stage_bytes
     unit_bytes = 2 * FRAGMENT if packed else 2 * UNIT  # from one unit of W to the next
     ahead = stages - 1
-    n_accumulators, x_rows, n_operands = 4 * w_tiles * x_tiles, 8 * x_tiles, 4 * x_tiles
+    n_accumulators, x_rows = 4 * w_tiles * x_tiles, 8 * x_tiles
     block_sums = 128 * x_tiles * w_tiles
     n_items = 64 * x_tiles * w_tiles
     items = (n_items + threads - 1) // threads
@@ -100,6 +103,10 @@ def make_gemm_ring(
                 isa.copy16_cached_fill(at, source + m * tile_bytes + u * (2 * UNIT), size)
 
     copy_w, copy_x = isa.inlined(copy_w), isa.inlined(copy_x)
+    multiply = make_multiply(
+        isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units,
+        pitches=(units * FRAGMENT, units * 2 * FRAGMENT), steps=(FRAGMENT, 2 * FRAGMENT),
+    )  # fmt: skip
 
     def gemm_ring(
         x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
@@ -173,7 +180,6 @@ def make_gemm_ring(
         accumulators = cuda.local.array(n_accumulators, f32)
         for i in range(n_accumulators):
             accumulators[i] = zero
-        x_operands = cuda.local.array(n_operands, i32)
         reading, writing = i32(0), i32(ahead * stage_bytes)
         for step in range(n_steps):
             wait_stage()
@@ -184,25 +190,7 @@ def make_gemm_ring(
                 source_x += units * (2 * UNIT)
                 loading = i32(loading + units)
             isa.copy_commit()
-            for u in range(units):
-                for m in range(x_tiles):
-                    v = isa.shared_load_u32x4(i32(ring + reading + x_offset + (m * units + u) * FRAGMENT))
-                    for c in range(4):
-                        x_operands[m * 4 + c] = v[c]
-                for r in range(w_tiles):
-                    at = i32(ring + reading + (r * units + u) * (2 * FRAGMENT))
-                    a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
-                    for m in range(x_tiles):
-                        q, o = (r * x_tiles + m) * 4, m * 4
-                        d = mma(
-                            a[0], b[0], a[1], b[1], x_operands[o], x_operands[o + 1],
-                            accumulators[q], accumulators[q + 1], accumulators[q + 2], accumulators[q + 3],
-                        )  # fmt: skip
-                        d = mma(
-                            a[2], b[2], a[3], b[3], x_operands[o + 2], x_operands[o + 3], d[0], d[1], d[2], d[3]
-                        )  # fmt: skip
-                        for c in range(4):
-                            accumulators[q + c] = d[c]
+            multiply(accumulators, ring + x_offset, ring, reading)
             reading = i32(reading + stage_bytes)
             if reading == ring_bytes:
                 reading = i32(0)

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.gemm_epilogue import Epilogue, make_fetch, make_finish
+from eagle3core.kernels.gemm_epilogue import Epilogue, make_fetch
+from eagle3core.kernels.gemm_finish import make_finish
 from eagle3core.kernels.gemm_ring import STREAMS
 
 PITCH = 20  # words from one x row's sums to the next in shared memory: 16, and 4 so that lanes meet in no bank

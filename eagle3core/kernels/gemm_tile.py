@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.gemm_epilogue import Epilogue, make_pairing, make_row_scale
+from eagle3core.kernels.gemm_epilogue import Epilogue, make_pairing
+from eagle3core.kernels.gemm_products import make_multiply
 from eagle3core.kernels.gemm_ring import FRAGMENT, STREAMS, UNIT
+from eagle3core.kernels.gemm_scale import make_put_scales
 from eagle3core.kernels.gemm_sums import make_hand_over, make_leave, make_walk, sums_bytes
 
 
@@ -56,10 +58,8 @@ def make_gemm_tile(
         units, stages, packed, ragged, overlap: as in `gemm_ring`.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
-    mma, wait_stage, wait_all = isa.MMA[dtype], isa.COPY_WAIT[stages - 2], isa.COPY_WAIT[0]
+    wait_stage, wait_all = isa.COPY_WAIT[stages - 2], isa.COPY_WAIT[0]
     first_row, distance = make_pairing(isa, epilogue)
-    share_of, scale_of = make_row_scale(isa, epilogue)
-    scaled = epilogue.quads > 0
 
     zero = np.float32(0)
     n_warps = warps_x * warps_w
@@ -79,7 +79,11 @@ def make_gemm_tile(
     x_rows, stream_bytes = 8 * x_tiles, 512 * x_tiles * w_tiles
     flag_at = tile_shared_bytes(x_tiles, w_tiles, units, stages, n_warps, split) - 16
     scale_at = flag_at - 4 * x_rows
-    scale_rounds = (x_rows + 8 * n_warps - 1) // (8 * n_warps)
+    multiply = make_multiply(
+        isa, dtype=dtype, x_tiles=own_x, w_tiles=own_w, units=units,
+        pitches=(FRAGMENT, 2 * FRAGMENT), steps=(unit_stage, unit_stage),
+    )  # fmt: skip
+    put_scales = make_put_scales(isa, epilogue, x_rows=x_rows, n_warps=n_warps, scale_at=scale_at)
     leave, hand_over = make_leave(isa, x_tiles, split), make_hand_over(isa, split)
     walk = make_walk(
         isa, dtype=dtype, epilogue=epilogue, x_tiles=x_tiles, w_tiles=w_tiles, threads=threads, split=split,
@@ -161,20 +165,7 @@ def make_gemm_tile(
                 loading = i32(loading + units)
             isa.copy_commit()
 
-        if scaled:
-            shares = cuda.local.array(8, f32)
-            for r in range(scale_rounds):
-                for j in range(8):
-                    local_row = i32(warp + (r * 8 + j) * n_warps)
-                    row = i32(row0 + local_row)
-                    if local_row >= x_rows:
-                        row = i32(rows)
-                    shares[j] = share_of(sums, row, rows, lane)
-                for j in range(8):
-                    local_row = i32(warp + (r * 8 + j) * n_warps)
-                    scale = scale_of(shares[j], inv_width, eps)
-                    if lane == 0 and local_row < x_rows:
-                        isa.shared_store_f32(i32(base + scale_at + local_row * 4), scale)
+        put_scales(base, sums, row0, rows, warp, lane, inv_width, eps)
 
         accumulators = cuda.local.array(n_accumulators, f32)
         totals = cuda.local.array(n_totals, f32)
@@ -185,7 +176,6 @@ def make_gemm_tile(
         part_w, part_x = i32(warp // warps_x), i32(warp % warps_x)
         operands_w = i32(ring + part_w * (own_w * 2 * FRAGMENT))
         operands_x = i32(ring + x_offset + part_x * (own_x * FRAGMENT))
-        x_operands = cuda.local.array(n_operands, i32)
         stream, stream_end, has_totals = i32(0), i32(0), i32(0)
         own_totals = i32(base + ring_bytes + tid * 4)
         reading, writing = i32(0), i32(ahead * stage_bytes)
@@ -211,25 +201,7 @@ def make_gemm_tile(
                 source_x += units * (2 * UNIT)
                 loading = i32(loading + units)
             isa.copy_commit()
-            for u in range(units):
-                for m in range(own_x):
-                    v = isa.shared_load_u32x4(i32(operands_x + reading + u * unit_stage + m * FRAGMENT))
-                    for c in range(4):
-                        x_operands[m * 4 + c] = v[c]
-                for r in range(own_w):
-                    at = i32(operands_w + reading + u * unit_stage + r * (2 * FRAGMENT))
-                    a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
-                    for m in range(own_x):
-                        q, o = (r * own_x + m) * 4, m * 4
-                        d = mma(
-                            a[0], b[0], a[1], b[1], x_operands[o], x_operands[o + 1],
-                            accumulators[q], accumulators[q + 1], accumulators[q + 2], accumulators[q + 3],
-                        )  # fmt: skip
-                        d = mma(
-                            a[2], b[2], a[3], b[3], x_operands[o + 2], x_operands[o + 3], d[0], d[1], d[2], d[3]
-                        )  # fmt: skip
-                        for c in range(4):
-                            accumulators[q + c] = d[c]
+            multiply(accumulators, operands_x, operands_w, reading)
             unit = i32(unit + units)
             if split == 1:
                 while stream_end < unit:  # the end of the stream this unit belongs to; a stream may be empty

@@ -71,9 +71,12 @@ def choose_tiling(arch: str, rows: int, n_tiles: int, k: int, packed: bool = Tru
     a small grid, every processor gets that share; with more room, blocks of the next launch that start early
     (dependent launch) crowd some processors and leave others idle. Source: docs/log.md.
     """
-    units = 2 if -(-k // UNIT) % (2 * STREAMS) == 0 else 1
+    whole = -(-k // UNIT)
+    units = 2 if whole % (2 * STREAMS) == 0 else 1
     share = -(-n_tiles // _MULTIPROCESSORS)  # tiles a multiprocessor has to read
     if rows <= 8:
+        if whole % (4 * STREAMS) == 0:  # fewer turns of the loop a byte: less time, and less power where that binds
+            return fitted(arch, Tiling("ring", 1, 1, 4, 4 if share <= 2 else 3))
         return fitted(arch, Tiling("ring", 1, 1, 1, 16 if share <= 2 else 12 if share == 3 else 8))
     if rows <= 16:
         if share <= 3:

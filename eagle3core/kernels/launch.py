@@ -152,8 +152,8 @@ def _load(key: _Key, device: int) -> Any:
 
 
 def digest(variant: Variant, arch: str) -> str:
-    """Names one cubin: the target, the variant's constants and bounds, and the source it is made from."""
-    parts = [arch, repr(sorted(variant.constants.items())), repr(variant.parameters)]
+    """Names one cubin: the target, the factory, its constants and bounds, and the source it is made from."""
+    parts = [arch, variant.make.__qualname__, repr(sorted(variant.constants.items())), repr(variant.parameters)]
     parts += [repr((variant.threads, variant.blocks_per_sm)), source_digest(inspect.getmodule(variant.make))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
 

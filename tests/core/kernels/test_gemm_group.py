@@ -147,7 +147,7 @@ def test_a_stage_released_before_its_products_are_done_is_found():
         empty = {}
 
         def group_settle(sums):
-            lane = emulator._lane()
+            lane = emulator.lane()
             at = sorted(lane.block.mbarriers)
             turn = empty[lane.index] = empty.get(lane.index, -1) + 1
             emulator.cuda.syncwarp()

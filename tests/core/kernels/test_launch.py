@@ -24,6 +24,15 @@ def make_double(isa: Any, *, width: int) -> Any:
     return kernel
 
 
+def make_same(isa: Any, *, width: int) -> Any:
+    def kernel(x, y, n):
+        i = isa.cuda.blockIdx.x * width + isa.cuda.threadIdx.x
+        if i < n:
+            isa.store_f32(y + isa.i64(i) * 4, isa.load_f32(x + isa.i64(i) * 4))
+
+    return kernel
+
+
 DOUBLE = Variant("double", make_double, {"width": 64}, PARAMETERS, 64)
 
 
@@ -75,9 +84,10 @@ def test_a_digest_changes_with_everything_that_shapes_the_code():
         replace(DOUBLE, threads=128),
         replace(DOUBLE, blocks_per_sm=2),
         replace(DOUBLE, parameters=parameters("x:in y:out n:i64")),
+        replace(DOUBLE, make=make_same),  # another factory of this file
     ]
     digests = {launch.digest(v, "sm_90a") for v in (DOUBLE, *others)} | {launch.digest(DOUBLE, "sm_100")}
-    assert len(digests) == 6
+    assert len(digests) == 7
 
 
 @pytest.mark.reference

@@ -1,0 +1,62 @@
+"""The products of one stage, by one warp, in the words that `gemm_ring` and `gemm_tile` share.
+
+A unit is 32 k: two mma for each pair of a tile of W and a tile of x, elements 8t..8t+3 of lane t, then 8t+4..8t+7.
+
+Source: derived here; fragment layouts from the PTX ISA.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+FRAGMENT = 512  # bytes of 8 rows x 32 k
+
+
+def make_multiply(
+    isa: Any, *, dtype: str, x_tiles: int, w_tiles: int, units: int, pitches: tuple[int, int], steps: tuple[int, int]
+) -> Any:
+    """Inlined `multiply(accumulators, x_at, w_at, reading)`: adds the products of a stage's 1, 2 or 4 units, upwards.
+
+    `accumulators` holds 4 f32 a pair of tiles, [tile of W][tile of x]. The addresses are this lane's in the ring's
+    first stage; the stage begins `reading` bytes later. Added up by the caller, they made the compiler leave other
+    loops of the kernel rolled.
+
+    Args:
+        pitches: bytes in shared memory from one tile of x to the next, and of W; a tile of W is two fragments.
+        steps: the same from one unit to the next.
+    """
+    cuda, i32, mma = isa.cuda, isa.i32, isa.MMA[dtype]
+    (x_pitch, w_pitch), (x_step, w_step) = pitches, steps
+    n_operands = 4 * x_tiles
+
+    def multiply_unit(accumulators: Any, x_at: Any, w_at: Any, reading: Any) -> None:
+        x_operands = cuda.local.array(n_operands, i32)
+        for m in range(x_tiles):
+            v = isa.shared_load_u32x4(i32(x_at + reading + m * x_pitch))
+            for c in range(4):
+                x_operands[m * 4 + c] = v[c]
+        for r in range(w_tiles):
+            at = i32(w_at + reading + r * w_pitch)
+            a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
+            for m in range(x_tiles):
+                q, o = (r * x_tiles + m) * 4, m * 4
+                d = mma(
+                    a[0], b[0], a[1], b[1], x_operands[o], x_operands[o + 1],
+                    accumulators[q], accumulators[q + 1], accumulators[q + 2], accumulators[q + 3],
+                )  # fmt: skip
+                d = mma(a[2], b[2], a[3], b[3], x_operands[o + 2], x_operands[o + 3], d[0], d[1], d[2], d[3])
+                for c in range(4):
+                    accumulators[q + c] = d[c]
+
+    multiply_unit = isa.inlined(multiply_unit)
+
+    def multiply(accumulators: Any, x_at: Any, w_at: Any, reading: Any) -> None:
+        # Unit by unit in so many words: the compiler leaves a loop over large units rolled.
+        multiply_unit(accumulators, x_at, w_at, reading)
+        if units > 1:
+            multiply_unit(accumulators, x_at + x_step, w_at + w_step, reading)
+        if units > 2:
+            multiply_unit(accumulators, x_at + 2 * x_step, w_at + 2 * w_step, reading)
+            multiply_unit(accumulators, x_at + 3 * x_step, w_at + 3 * w_step, reading)
+
+    return isa.inlined(multiply)
