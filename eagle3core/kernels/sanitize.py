@@ -5,8 +5,11 @@ First the planted bugs (`sanitize_plants`) take the same path: a tool that misse
 without it, has no say, and nothing is called clean. Then every card runs in a process of its own, several at once: its
 tiny cases under every setting, each launched once. Kernels are compiled before the tools start.
 
+Racecheck reports some right synchronisation too, which is shown on plants as well; cards with such kernels run under it
+in another form (`sanitize_form`), and are then `followed`, not clean.
+
 `--build DIR --arch sm_90a` compiles on any machine; the run finds the kernels through EAGLE3_CUBINS.
-Exit codes: 0 all clean, 1 something found or failed, 3 not all could be run.
+Exit codes: 0 all clean or followed, 1 something found or failed, 3 not all could be run.
 
 Source: Compute Sanitizer documentation, release 2025.3; limits derived here.
 """
@@ -16,41 +19,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from eagle3core.errors import BackendUnavailable, InvariantViolated
-from eagle3core.kernels import bench, launch, registry
+from eagle3core.kernels import launch, registry
+from eagle3core.kernels.bench_machine import environment
 from eagle3core.kernels.card import ARCHES, Card, Variant
 from eagle3core.kernels.compile import tool
-from eagle3core.kernels.sanitize_plants import PLANTS
-from eagle3core.kernels.sanitize_report import CLEAN, FAILED, FOUND, INCOMPLETE, Outcome, judged
-from eagle3core.kernels.sanitize_run import variants
+from eagle3core.kernels.sanitize_plants import PLANTS, WRITTEN, Pair, plants_of, written_on
+from eagle3core.kernels.sanitize_processes import NAMED, Run
+from eagle3core.kernels.sanitize_report import CLEAN, FAILED, FOLLOWED, FOUND, INCOMPLETE, Outcome
+from eagle3core.kernels.sanitize_run import seen_by, variants
 
 SANITIZER = "compute-sanitizer"
 TOOLS = tuple(PLANTS)
-_NAMED = "eagle3core"  # in the mangled name of each of our kernels, and of no other
-_ERROR_CODE = 86  # what the tool ends with when it found something; Python's own codes are lower
-_PORTS, _PORTS_EACH = 49152, 16  # the tool listens on ten ports from a base; runs beside it need others
-_CONNECT_S, _RUN_S = 120, 240.0
 _MOST_JOBS = 12  # processes at once; each holds a CUDA context and a core or more
-_OPTIONS = {
-    "memcheck": ("--padding", "1024"),  # so that the next allocation is no neighbour of the last element
-    "racecheck": ("--racecheck-report", "analysis"),
-}
-# One allocation a tensor, whose bounds the tool then knows; kernels of torch are loaded when used.
-_ENVIRONMENT = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "CUDA_MODULE_LOADING": "LAZY", "OMP_NUM_THREADS": "1"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _built(options: argparse.Namespace) -> int:
-    wanted = variants([*_cards(options), *_planted()], options.arch)
+    wanted = _wanted(_cards(options), options.arch)
     made = _compiled(wanted, options.arch, Path(options.build), options.jobs)
     print(f"{len(wanted)} kernels wanted, {made} compiled")
     return 0
@@ -74,8 +66,16 @@ def _cards(options: argparse.Namespace) -> list[Card]:
     return [registry()[name] for name in options.ops.split(",")]
 
 
-def _planted() -> list[Card]:
-    return [card for pair in PLANTS.values() for card in pair]
+def _wanted(cards: Sequence[Card], arch: str) -> list[Variant]:
+    """Every kernel of the plants and of `cards`, as each tool gets it."""
+    wanted = [card for card, _ in _planted(arch)] + list(cards)
+    return variants([seen_by(name, card) for card in wanted for name in TOOLS], arch)
+
+
+def _planted(arch: str) -> list[tuple[Card, str]]:
+    """The plants with the tool each is for."""
+    pairs = [(card, name) for name, found in plants_of(arch).items() for pair in found for card in pair]
+    return pairs + [(card, "racecheck") for card in written_on(arch)]
 
 
 def _sanitized(options: argparse.Namespace) -> int:
@@ -84,16 +84,17 @@ def _sanitized(options: argparse.Namespace) -> int:
     Raises:
         BackendUnavailable: no GPU, no compute-sanitizer, or one that does not work on this machine.
     """
-    cards, path = _cards(options), located()
-    _prepare(cards, options.jobs)
+    cards, path, arch = _cards(options), located(), launch.device_arch()
+    _prepare(cards, arch, options.jobs)
     tell = _teller(path, options.out)
     with tempfile.TemporaryDirectory() as scratch:
         logs = Path(options.logs or scratch)
         logs.mkdir(parents=True, exist_ok=True)
         run = Run(path, logs, time.monotonic() + options.limit_s, options.jobs)
-        plants = run.all_of([(card, name) for name in TOOLS for card in PLANTS[name]], tell)
-        missed = missed_plants(plants)
-        print("\n".join(missed) or "both tools find their planted bug and pass the same kernel without it", flush=True)
+        plants = run.all_of(_planted(arch), tell)
+        missed = missed_plants(plants, plants_of(arch))
+        print("\n".join(missed) or "both tools find their planted bugs and pass the same kernels without them")
+        print("\n".join(not_followed(plants)), flush=True)
         found = [] if missed else run.all_of([(card, name) for card in cards for name in TOOLS], tell)
     return _concluded(found, len(cards) * len(TOOLS), missed)
 
@@ -126,19 +127,18 @@ def located() -> str:
         ) from missing
 
 
-def _prepare(cards: Sequence[Card], jobs: int) -> None:
+def _prepare(cards: Sequence[Card], arch: str, jobs: int) -> None:
     """Finds or compiles every kernel, so that nothing is compiled under a tool."""
-    arch, begun = launch.device_arch(), time.monotonic()
-    wanted = variants([*cards, *_planted()], arch)
+    begun, wanted = time.monotonic(), _wanted(cards, arch)
     missing = [variant for variant in wanted if not _is_at_hand(variant, arch)]
     print(f"{len(wanted)} kernels for {arch}, {len(missing)} of them to be compiled first", flush=True)
     _compiled(missing, arch, launch.cache_folder(), jobs)
     for variant in wanted:
         _, about = launch.cubin(variant, arch)
-        if _NAMED not in about["entry"]:
+        if NAMED not in about["entry"]:
             raise InvariantViolated(
                 f"{variant.name} is called {about['entry']} in its cubin, which the tools would skip",
-                f"a name that holds {_NAMED!r}", "keep kernel factories in modules of the package",
+                f"a name that holds {NAMED!r}", "keep kernel factories in modules of the package",
             )  # fmt: skip
     print(f"kernels at hand after {time.monotonic() - begun:.0f} s", flush=True)
 
@@ -158,97 +158,15 @@ def _compiled(wanted: Sequence[Variant], arch: str, out: Path, jobs: int) -> int
         return sum(pool.map(partial(launch.build_cubins, arch=arch, out=out), [[variant] for variant in wanted]))
 
 
-@dataclass
-class Run:
-    """Processes under the tools: where their logs go, until when, and how many at once."""
-
-    path: str
-    logs: Path
-    deadline: float
-    jobs: int
-    _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _count: int = 0
-
-    def all_of(self, wanted: Sequence[tuple[Card, str]], tell: Callable[[Outcome], None]) -> list[Outcome]:
-        """Outcomes of (card, tool) pairs in their order; each is told when it is known."""
-        pool = ThreadPoolExecutor(self.jobs)
-        futures = [pool.submit(self.one, card.name, name) for card, name in wanted]
-        try:
-            for future in as_completed(futures):
-                tell(future.result())
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            self._stop()
-        return [future.result() for future in futures]
-
-    def one(self, op: str, name: str) -> Outcome:
-        """One card in a process of its own under one tool."""
-        log, result = self.logs / f"{op}.{name}.log", self.logs / f"{op}.{name}.json"
-        for stale in (log, result):
-            stale.unlink(missing_ok=True)
-        begun = time.monotonic()
-        limit = min(_RUN_S, self.deadline - begun)
-        code = self._ended(self.command(op, name, log, result), log.with_suffix(".out"), limit) if limit > 0 else None
-        text = log.read_text(errors="replace") if log.exists() else ""
-        wrote = json.loads(result.read_text()) if result.exists() else None
-        outcome = judged(op, name, text, code, wrote, time.monotonic() - begun)
-        if outcome.verdict == FAILED and wrote is None:
-            outcome.reasons.extend(log.with_suffix(".out").read_text(errors="replace").splitlines()[-3:])
-        return outcome
-
-    def command(self, op: str, name: str, log: Path, result: Path) -> list[str]:
-        """The tool's command line around `sanitize_run`."""
-        with self._lock:
-            port, self._count = _PORTS + _PORTS_EACH * self._count, self._count + 1
-        return [
-            self.path, "--tool", name, "--kernel-name", f"kns={_NAMED}", "--target-processes", "application-only",
-            "--destroy-on-device-error", "kernel", "--report-api-errors", "no", "--show-backtrace", "device",
-            "--error-exitcode", str(_ERROR_CODE), "--launch-timeout", str(_CONNECT_S), "--port", str(port),
-            "--log-file", str(log), *_OPTIONS[name],
-            sys.executable, "-m", "eagle3core.kernels.sanitize_run", "--card", op, "--result", str(result),
-        ]  # fmt: skip
-
-    def _ended(self, command: Sequence[str], out: Path, limit_s: float) -> int | None:
-        """The command's exit code; None if it had to be stopped. What it prints goes to `out`."""
-        with out.open("wb") as sink:
-            environment = {**os.environ, **_ENVIRONMENT}
-            process = subprocess.Popen(
-                command, stdout=sink, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-            )
-        with self._lock:
-            self._running.add(process)
-        try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            process.wait()
-            return None
-        finally:
-            with self._lock:
-                self._running.discard(process)
-
-    def _stop(self) -> None:
-        with self._lock:
-            for process in self._running:
-                _kill(process)
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Ends the tool and the program under it: they share a process group of their own."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def missed_plants(outcomes: Sequence[Outcome]) -> list[str]:
-    """Why a tool may not judge, in words: it missed its plant, or took the same kernel without it for faulty.
+def missed_plants(outcomes: Sequence[Outcome], plants: Mapping[str, Sequence[Pair]]) -> list[str]:
+    """Why a tool may not judge, in words: it missed a plant, or took the same kernel without it for faulty.
 
     Raises:
         BackendUnavailable: a tool gave no verdict at all.
     """
     verdicts = {(outcome.tool, outcome.op): outcome for outcome in outcomes}
     words = []
-    for name, (planted, undone) in PLANTS.items():
+    for name, (planted, undone) in ((name, pair) for name, pairs in plants.items() for pair in pairs):
         with_bug, without = verdicts[name, planted.name], verdicts[name, undone.name]
         for outcome in (with_bug, without):
             if outcome.summary is None:
@@ -259,14 +177,25 @@ def missed_plants(outcomes: Sequence[Outcome]) -> list[str]:
                 )
         if with_bug.verdict != FOUND:
             words.append(f"{name} missed the bug of {planted.name} ({with_bug.verdict}): nothing it says counts")
-        if without.verdict != CLEAN:
+        if without.verdict not in (CLEAN, FOLLOWED):
             words.append(f"{name} is not content with {undone.name} ({without.verdict}): nothing it says counts")
     return words
 
 
+def not_followed(outcomes: Sequence[Outcome]) -> list[str]:
+    """What racecheck makes of right kernels as they are written, in words."""
+    written = [outcome for outcome in outcomes if outcome.op in {card.name for card in WRITTEN}]
+    return [
+        f"racecheck cannot follow {outcome.op}: it is right, and has {outcome.summary.hazards} hazards reported"
+        if outcome.verdict == FOUND and outcome.summary
+        else f"racecheck follows {outcome.op} ({outcome.verdict}): no other form is needed for what it does"
+        for outcome in written
+    ]
+
+
 def _teller(path: str, out: str) -> Callable[[Outcome], None]:
     """Prints an outcome and appends its row to `out`, if a file is named, at once: a run may be stopped at any time."""
-    about: dict[str, Any] = bench.environment()
+    about: dict[str, Any] = environment()
     words = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
     about["versions"][SANITIZER] = next((line for line in words if line.startswith("Version")), None)
 
@@ -280,13 +209,15 @@ def _teller(path: str, out: str) -> Callable[[Outcome], None]:
 
 
 def _concluded(found: Sequence[Outcome], wanted: int, missed: Sequence[str]) -> int:
-    counts = {verdict: sum(o.verdict == verdict for o in found) for verdict in (CLEAN, FOUND, FAILED, INCOMPLETE)}
+    verdicts = (CLEAN, FOLLOWED, FOUND, FAILED, INCOMPLETE)
+    counts = {verdict: sum(o.verdict == verdict for o in found) for verdict in verdicts}
     kernels = sum(outcome.launches for outcome in found)
-    print(f"{counts[CLEAN]} of {wanted} runs clean over {kernels} kernels, {counts[FOUND]} found something, "
-          f"{counts[FAILED]} failed, {wanted - len(found) + counts[INCOMPLETE]} incomplete", flush=True)  # fmt: skip
+    print(f"{counts[CLEAN]} of {wanted} runs clean and {counts[FOLLOWED]} followed over {kernels} kernels, "
+          f"{counts[FOUND]} found something, {counts[FAILED]} failed, "
+          f"{wanted - len(found) + counts[INCOMPLETE]} incomplete", flush=True)  # fmt: skip
     if missed or counts[FOUND] or counts[FAILED]:
         return 1
-    return 0 if counts[CLEAN] == wanted else 3
+    return 0 if counts[CLEAN] + counts[FOLLOWED] == wanted else 3
 
 
 if __name__ == "__main__":

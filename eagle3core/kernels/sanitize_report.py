@@ -1,7 +1,8 @@
 """What compute-sanitizer's text says of one run, and the verdict that follows from it.
 
 A run is clean only if the tool reached its summary, counted nothing, and the program under it ended well with right
-numbers; silence is a failure. Source: Compute Sanitizer documentation, release 2025.3.
+numbers; silence is a failure. A run of kernels that racecheck cannot follow as they are written is at best `followed`:
+clean in the form of `sanitize_form`. Source: Compute Sanitizer documentation, release 2025.3.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CLEAN, FOUND, FAILED, INCOMPLETE = "clean", "found", "failed", "incomplete"
+CLEAN, FOLLOWED, FOUND, FAILED, INCOMPLETE = "clean", "followed", "found", "failed", "incomplete"
 
 _ERRORS = re.compile(r"^=+ ERROR SUMMARY: (\d+) errors?\s*$", re.MULTILINE)
 _HAZARDS = re.compile(
@@ -43,10 +44,11 @@ class Outcome:
     """One card under one tool.
 
     Attributes:
-        verdict: clean; found (the tool reported something); failed (the tool or the program did, or numbers are off);
-            incomplete (stopped by a limit).
+        verdict: clean; followed (clean, in another form than the engine's); found (the tool reported something);
+            failed (the tool or the program did, or numbers are off); incomplete (stopped by a limit).
         reasons: of any verdict but clean, first things first.
         launches: kernels launched; 0 where the program did not get to its end.
+        in_form: those of them in another form than the engine's.
     """
 
     op: str
@@ -55,6 +57,7 @@ class Outcome:
     seconds: float
     cases: int = 0
     launches: int = 0
+    in_form: int = 0
     summary: Summary | None = None
     reasons: list[str] = field(default_factory=list)
 
@@ -63,9 +66,9 @@ class Outcome:
         summary = self.summary
         return {
             "op": self.op, "tool": self.tool, "verdict": self.verdict, "cases": self.cases, "launches": self.launches,
-            "errors": summary.errors if summary else None, "hazards": summary.hazards if summary else None,
-            "warnings": summary.warnings if summary else None, "seconds": round(self.seconds, 1),
-            "reasons": self.reasons,
+            "in_form": self.in_form, "errors": summary.errors if summary else None,
+            "hazards": summary.hazards if summary else None, "warnings": summary.warnings if summary else None,
+            "seconds": round(self.seconds, 1), "reasons": self.reasons,
         }  # fmt: skip
 
     def line(self) -> str:
@@ -112,6 +115,10 @@ def judged(
         verdict, reasons = FAILED, list(result["faults"])[:_SHOWN_LINES]
     elif code or not result["launches"]:
         verdict, reasons = FAILED, [f"exit code {code} after {result['launches']} kernels", *reasons]
+    elif result.get("in_form"):
+        words = f"{result['in_form']} of the kernels are not as the engine runs them, which racecheck cannot follow"
+        verdict, reasons = FOLLOWED, [f"{words}: shown by the plants that are named _as_written"]
     else:
         verdict, reasons = CLEAN, []
-    return Outcome(op, tool, verdict, seconds, result.get("cases", 0), result.get("launches", 0), summary, reasons)
+    cases, launches, in_form = (result.get(name, 0) for name in ("cases", "launches", "in_form"))
+    return Outcome(op, tool, verdict, seconds, cases, launches, in_form, summary, reasons)

@@ -1,7 +1,9 @@
 """What runs under a sanitizer: every case of one card, each setting launched once, and its numbers.
 
-`python3 -m eagle3core.kernels.sanitize_run --card gemm --result FILE` needs a GPU and compiles nothing if the cubins
-were built. Inputs and truth are made on the CPU, so that the tool sees few kernels but ours. Source: derived here.
+`python3 -m eagle3core.kernels.sanitize_run --card gemm --tool memcheck --result FILE` needs a GPU and compiles nothing
+if the cubins were built. Inputs and truth are made on the CPU, so that the tool sees few kernels but ours.
+
+Source: derived here.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import torch
 
 from eagle3core.kernels import launch, proof, registry
 from eagle3core.kernels.card import Card, Case, Launch, Variant, case_id
-from eagle3core.kernels.sanitize_plants import PLANTS
+from eagle3core.kernels.sanitize_form import in_form, is_in_form
+from eagle3core.kernels.sanitize_plants import PLANTS, WRITTEN
 
 CPU = torch.device("cpu")
 
@@ -31,6 +34,7 @@ class Watched:
     Attributes:
         cases: cases run; each under every setting.
         launches: kernels launched.
+        in_form: those of them in the form that racecheck can follow, where it is another than the engine's.
         faults: numbers off by more than the 2x rule, broken invariants, and bits that change with a setting, in words.
         seconds: of the launches with their checks, the start of the process left out.
     """
@@ -38,13 +42,20 @@ class Watched:
     card: str
     cases: int = 0
     launches: int = 0
+    in_form: int = 0
     faults: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
 
 def known() -> dict[str, Card]:
     """The registry's cards and the planted bugs, by name."""
-    return registry() | {card.name: card for pair in PLANTS.values() for card in pair}
+    plants = [card for pairs in PLANTS.values() for pair in pairs for card in pair]
+    return registry() | {card.name: card for card in [*plants, *WRITTEN]}
+
+
+def seen_by(tool: str, card: Card) -> Card:
+    """`card` as `tool` gets it."""
+    return in_form(card) if tool == "racecheck" and card.name not in {one.name for one in WRITTEN} else card
 
 
 def cases_of(card: Card) -> tuple[Case, ...]:
@@ -64,6 +75,7 @@ def watched(card: Card, arch: str, device: torch.device, execute: proof.Executor
             launches = list(card.launches(arch, case, there, outputs, **setting))
             execute(launches)
             found.launches += len(launches)
+            found.in_form += sum(is_in_form(item.variant) for item in launches)
             here = {name: tensor.to(CPU) for name, tensor in outputs.items()}
             words = _faults(card, case, inputs, here) if not first else _changed(first, here)
             found.faults += [f"{case_id(case)} {dict(setting)}: {word}" for word in words]
@@ -101,6 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one card on the GPU and write what was seen, as one JSON object; returns 0."""
     parser = argparse.ArgumentParser(prog="eagle3core.kernels.sanitize_run")
     parser.add_argument("--card", required=True, choices=list(known()))
+    parser.add_argument("--tool", required=True, choices=list(PLANTS))
     parser.add_argument("--result", required=True, type=Path)
     given = parser.parse_args(arguments)
 
@@ -109,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.cuda.synchronize()
 
     torch.set_num_threads(1)
-    found = watched(known()[given.card], launch.device_arch(), torch.device("cuda"), execute)
+    found = watched(seen_by(given.tool, known()[given.card]), launch.device_arch(), torch.device("cuda"), execute)
     given.result.write_text(json.dumps(asdict(found)), encoding="utf-8")
     return 0
 

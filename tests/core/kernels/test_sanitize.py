@@ -13,22 +13,24 @@ import pytest
 import torch
 
 from eagle3core.errors import BackendUnavailable
-from eagle3core.kernels import emulator, launch, registry, sanitize
+from eagle3core.kernels import emulator, launch, registry, sanitize, sanitize_processes
 from eagle3core.kernels.card import Card
 from eagle3core.kernels.compile import compile_variant
 from eagle3core.kernels.machine import EmulationError
-from eagle3core.kernels.sanitize_plants import PLANTS
-from eagle3core.kernels.sanitize_report import CLEAN, FAILED, FOUND, Outcome, Summary
-from eagle3core.kernels.sanitize_run import CPU, cases_of, known, variants, watched
+from eagle3core.kernels.sanitize_plants import PLANTS, WRITTEN, plants_of, written_on
+from eagle3core.kernels.sanitize_report import CLEAN, FAILED, FOLLOWED, FOUND, Outcome, Summary
+from eagle3core.kernels.sanitize_run import CPU, cases_of, known, seen_by, variants, watched
 
-REPAIRED = [undone for _, undone in PLANTS.values()]
+PAIRS = [pytest.param(tool, pair, id=pair[0].name) for tool, pairs in PLANTS.items() for pair in pairs]
+REPAIRED = [undone for pairs in PLANTS.values() for _, undone in pairs]
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize(("tool", "message"), [("memcheck", "out of bounds"), ("racecheck", "race|nobody has written")])
-def test_a_planted_bug_is_one_and_the_kernel_without_it_is_right(tool: str, message: str) -> None:
-    planted, undone = PLANTS[tool]
-    with pytest.raises(EmulationError, match=message):
+@pytest.mark.parametrize("as_written", [True, False], ids=["written", "seen"])
+@pytest.mark.parametrize(("tool", "pair"), PAIRS)
+def test_a_planted_bug_is_one_and_the_kernel_without_it_is_right(tool: str, pair: tuple, as_written: bool) -> None:
+    planted, undone = pair if as_written else (seen_by(tool, card) for card in pair)
+    with pytest.raises(EmulationError, match="out of bounds" if tool == "memcheck" else "race|nobody has written"):
         watched(planted, "sm_90a", CPU, emulator.execute)
     found = watched(undone, "sm_90a", CPU, emulator.execute)
     assert (found.cases, found.launches, found.faults) == (1, 1, [])
@@ -70,13 +72,15 @@ def test_wrong_numbers_and_bits_that_change_with_a_setting_are_faults() -> None:
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("card", [card for pair in PLANTS.values() for card in pair], ids=lambda card: card.name)
-def test_a_plant_compiles_under_a_name_that_the_tools_are_told_to_watch(card: Card) -> None:
-    (variant,) = card.variants("sm_90a")
-    made = compile_variant(variant, "sm_90a", disassemble=True)
-    assert made.faults(variant) == []
-    assert sanitize._NAMED in made.entry
-    assert made.sass["BAR"] == (1 if card.name == "planted_race_undone" else 0)
+@pytest.mark.parametrize(("tool", "pair"), PAIRS)
+def test_a_plant_compiles_under_a_name_that_the_tools_are_told_to_watch(tool: str, pair: tuple[Card, Card]) -> None:
+    for card in pair:
+        for variant in variants([card, seen_by(tool, card)], "sm_90a"):
+            made = compile_variant(variant, "sm_90a", disassemble=True)
+            assert made.faults(variant) == []
+            assert sanitize_processes.NAMED in made.entry
+            waits = tool == "racecheck" and card is pair[1]  # those of planted_stage begin with a barrier, both
+            assert bool(made.sass["BAR"]) == (waits or "stage" in card.name)
 
 
 @pytest.mark.compiled
@@ -84,39 +88,60 @@ def test_a_plant_compiles_under_a_name_that_the_tools_are_told_to_watch(card: Ca
 def test_processes_side_by_side_compile_what_is_not_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(launch.CUBINS_VARIABLE, str(tmp_path))
     wanted = variants(REPAIRED, "sm_90a")
-    assert [sanitize._is_at_hand(variant, "sm_90a") for variant in wanted] == [False, False]
-    assert sanitize._compiled(wanted, "sm_90a", tmp_path, 2) == 2
-    assert [sanitize._is_at_hand(variant, "sm_90a") for variant in wanted] == [True, True]
+    assert not any(sanitize._is_at_hand(variant, "sm_90a") for variant in wanted)
+    assert sanitize._compiled(wanted, "sm_90a", tmp_path, 2) == len(REPAIRED)
+    assert all(sanitize._is_at_hand(variant, "sm_90a") for variant in wanted)
     assert sanitize._compiled([], "sm_90a", tmp_path, 2) == 0
 
 
 @pytest.mark.reference
+def test_no_two_plants_share_a_cubin() -> None:
+    made = [
+        variant for card in known().values() if card.name.startswith("planted") for variant in card.variants("sm_90a")
+    ]
+    digests = {launch.digest(variant, "sm_90a") for variant in made}
+    assert len(digests) == len({variant.name for variant in made})
+
+
+@pytest.mark.reference
 def test_every_kernel_of_every_case_is_known_before_the_tools_start() -> None:
-    wanted = {launch.digest(variant, "sm_90a") for variant in variants([*known().values()], "sm_90a")}
+    wanted = {launch.digest(variant, "sm_90a") for variant in sanitize._wanted([*registry().values()], "sm_90a")}
     for card in known().values():
         case = card.cases[0]
         inputs = card.example(case, torch.Generator().manual_seed(0), CPU)
-        for item in card.launches("sm_90a", case, inputs, card.outputs(case, inputs), **card.settings[-1]):
-            assert launch.digest(item.variant, "sm_90a") in wanted
+        for tool in sanitize.TOOLS:
+            seen = seen_by(tool, card)
+            for item in seen.launches("sm_90a", case, inputs, card.outputs(case, inputs), **card.settings[-1]):
+                assert launch.digest(item.variant, "sm_90a") in wanted
 
 
 def outcomes(**verdicts: str) -> list[Outcome]:
-    """Outcomes of both tools on both kernels of each plant, good ones but for those named."""
-    made = []
-    for tool, pair in PLANTS.items():
-        for card, good in zip(pair, (FOUND, CLEAN), strict=True):
-            made.append(Outcome(card.name, tool, verdicts.get(card.name, good), 1.0, 1, 1, Summary(0)))
-    return made
+    """Outcomes of both tools on all plants, good ones but for those named."""
+    good = {card.name: FOUND for card in WRITTEN}
+    good |= {planted.name: FOUND for pairs in PLANTS.values() for planted, _ in pairs}
+    good |= {undone.name: FOLLOWED if undone.name in ("planted_turn_undone",) else CLEAN for undone in REPAIRED}
+    return [
+        Outcome(card.name, tool, verdicts.get(card.name, good[card.name]), 1.0, 1, 1, 0, Summary(0))
+        for card, tool in sanitize._planted("sm_90a")
+    ]
 
 
 @pytest.mark.reference
 def test_a_tool_that_misses_its_plant_or_blames_the_kernel_without_it_judges_nothing() -> None:
-    assert sanitize.missed_plants(outcomes()) == []
-    (words,) = sanitize.missed_plants(outcomes(planted_race=CLEAN))
-    assert "racecheck missed the bug of planted_race" in words
-    (words,) = sanitize.missed_plants(outcomes(planted_write_undone=FOUND))
-    assert "memcheck is not content" in words
-    assert sanitize.missed_plants(outcomes(planted_write=FAILED))
+    assert sanitize.missed_plants(outcomes(), PLANTS) == []
+    for planted, undone in (pair for pairs in PLANTS.values() for pair in pairs):
+        (words,) = sanitize.missed_plants(outcomes(**{planted.name: CLEAN}), PLANTS)
+        assert f"missed the bug of {planted.name}" in words
+        (words,) = sanitize.missed_plants(outcomes(**{undone.name: FOUND}), PLANTS)
+        assert f"is not content with {undone.name}" in words
+        assert sanitize.missed_plants(outcomes(**{planted.name: FAILED}), PLANTS)
+
+
+@pytest.mark.reference
+def test_what_racecheck_makes_of_right_kernels_as_they_are_written_is_said() -> None:
+    turn, stage = sanitize.not_followed(outcomes(planted_stage_as_written=CLEAN))
+    assert "cannot follow planted_turn_as_written: it is right" in turn
+    assert "follows planted_stage_as_written (clean)" in stage
 
 
 @pytest.mark.reference
@@ -124,7 +149,15 @@ def test_a_tool_without_any_summary_does_not_work_on_this_machine() -> None:
     given = outcomes()
     given[2] = replace(given[2], verdict=FAILED, summary=None, reasons=["Device not supported"])
     with pytest.raises(BackendUnavailable, match="racecheck does not work on this machine: Device not supported"):
-        sanitize.missed_plants(given)
+        sanitize.missed_plants(given, PLANTS)
+
+
+@pytest.mark.reference
+def test_plants_whose_instructions_an_architecture_lacks_are_left_out_there() -> None:
+    assert plants_of("sm_90a") == PLANTS
+    names = [planted.name for planted, _ in plants_of("sm_80")["racecheck"]]
+    assert names == ["planted_race", "planted_copy", "planted_turn"]
+    assert [card.name for card in written_on("sm_80")] == ["planted_turn_as_written"]
 
 
 @pytest.mark.reference
@@ -132,6 +165,8 @@ def test_a_tool_without_any_summary_does_not_work_on_this_machine() -> None:
     ("verdicts", "missed", "code"),
     [
         ((CLEAN, CLEAN), [], 0),
+        ((CLEAN, FOLLOWED), [], 0),
+        ((FOLLOWED, FOUND), [], 1),
         ((CLEAN, FOUND), [], 1),
         ((CLEAN, FAILED), [], 1),
         ((CLEAN, "incomplete"), [], 3),
@@ -162,7 +197,7 @@ def test_a_missing_tool_is_refused_with_the_remedy(
 
 @pytest.mark.reference
 def test_a_run_that_does_not_end_is_stopped_with_all_it_started(tmp_path: Path) -> None:
-    run = sanitize.Run(sys.executable, tmp_path, time.monotonic() + 60, 1)
+    run = sanitize_processes.Run(sys.executable, tmp_path, time.monotonic() + 60, 1)
     late = "import sys, time; time.sleep(1.2); open(sys.argv[1], 'w')"
     nested = "import subprocess, sys; subprocess.run([sys.executable, '-c', *sys.argv[1:]])"
     begun = time.monotonic()
@@ -175,16 +210,16 @@ def test_a_run_that_does_not_end_is_stopped_with_all_it_started(tmp_path: Path) 
 
 @pytest.mark.reference
 def test_runs_beside_each_other_listen_on_ports_of_their_own(tmp_path: Path) -> None:
-    run = sanitize.Run("tool", tmp_path, 0.0, 1)
-    commands = [run.command("gemm", tool, tmp_path / "log", tmp_path / "result") for tool in sanitize.TOOLS]
+    run = sanitize_processes.Run("tool", tmp_path, 0.0, 1)
+    commands = [run.command(tool, tmp_path / "log") for tool in sanitize.TOOLS]
     ports = [int(command[command.index("--port") + 1]) for command in commands]
     assert abs(ports[0] - ports[1]) >= 10
-    assert all(f"kns={sanitize._NAMED}" in command for command in commands)
+    assert all(f"kns={sanitize_processes.NAMED}" in command for command in commands)
 
 
 @pytest.mark.reference
 def test_past_the_deadline_nothing_starts_and_the_run_counts_as_incomplete(tmp_path: Path) -> None:
-    run = sanitize.Run("no such tool", tmp_path, time.monotonic() - 1, 2)
+    run = sanitize_processes.Run("no such tool", tmp_path, time.monotonic() - 1, 2)
     told: list[Outcome] = []
     (outcome,) = run.all_of([(REPAIRED[0], "memcheck")], told.append)
     assert told == [outcome]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eagle3core.kernels.sanitize_report import CLEAN, FAILED, FOUND, INCOMPLETE, Summary, judged, summary_of
+from eagle3core.kernels.sanitize_report import CLEAN, FAILED, FOLLOWED, FOUND, INCOMPLETE, Summary, judged, summary_of
 
 pytestmark = pytest.mark.reference
 
@@ -42,7 +42,7 @@ NEVER_STARTED = """\
 ========= Error: couldn't find exit code.
 """
 NO_DEVICE = "========= COMPUTE-SANITIZER\n========= Error: Device not supported.\n========= ERROR SUMMARY: 0 errors\n"
-RAN = {"card": "gemm", "cases": 2, "launches": 5, "faults": [], "seconds": 1.0}
+RAN = {"card": "gemm", "cases": 2, "launches": 5, "in_form": 0, "faults": [], "seconds": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,15 @@ def test_a_summary_is_read_in_the_tools_own_words(tool: str, text: str, counted:
         ("racecheck", CLEAN_RACECHECK, 0, RAN, CLEAN, ""),
         ("memcheck", INVALID_WRITE, 86, RAN, FOUND, "Invalid __global__ write of size 4 bytes"),
         ("memcheck", INVALID_WRITE, 86, None, FOUND, "out_of_bounds_kernel()"),
+        (
+            "racecheck",
+            CLEAN_RACECHECK,
+            0,
+            {**RAN, "in_form": 3},
+            FOLLOWED,
+            "3 of the kernels are not as the engine runs",
+        ),
+        ("racecheck", RACE, 86, {**RAN, "in_form": 3}, FOUND, "Write access at sumKernel"),
         ("racecheck", RACE, 86, RAN, FOUND, "Write access at sumKernel"),
         ("racecheck", WARP_RACE, 0, RAN, FOUND, "Warning: Race reported"),
         ("memcheck", "", 0, RAN, FAILED, "no verdict"),
