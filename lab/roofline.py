@@ -155,7 +155,7 @@ def case_text(shape: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    return str(value).removeprefix("torch.")
+    return str(list(value) if isinstance(value, tuple) else value).removeprefix("torch.")  # as JSON gives it back
 
 
 def values_of(

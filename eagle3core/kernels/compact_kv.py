@@ -15,9 +15,10 @@ from torch import Tensor
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.by_row import alone, count
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters
+from eagle3core.kernels.early import make_early
 
 THREADS = 128
-GROUP = 4  # rows a thread has in flight
+GROUP = 4  # rows a thread has in flight, a power of two
 STAGED = 128  # blocks of a sequence that a warp fetches ahead; further ones are looked up
 
 
@@ -40,24 +41,28 @@ def compact_kv_reference(
 def make_compact_kv(isa: Any, *, head_dim: int, block: int, overlap: bool) -> Any:
     """Grid (pieces of a row, layers of k then of v, sequences), a thread a 16-byte piece of one head.
 
-    A warp fetches path and block table beside the start, a lane an entry each, and shuffles hand them out: rows then
-    wait for one load before them and not for three.
+    A warp fetches path and block table beside the start, a lane an entry each. Lane i then finds where the i-th of four
+    rows comes from and lane 4 + i where it goes: rows wait for one load before them and not for three.
     """
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
     per_head_shift, block_shift, block_mask = (head_dim // 8).bit_length() - 1, block.bit_length() - 1, block - 1
-    group_words, parts = GROUP * 4, STAGED // 32
+    group_words, parts, early = GROUP * 4, STAGED // 32, make_early(isa, THREADS)
 
-    def line(held: Any, tables: Any, token: Any, is_moved: Any, kv_heads: Any, head: Any) -> Any:
-        index, own = i32(token >> block_shift), held[0]
+    def find(held: Any, tables: Any, token: Any, is_kept: Any) -> Any:
+        index = i32(token >> block_shift)
+        page = isa.shuffle_i32(held[0], index & 31)
         for p in range(1, parts):
+            other = isa.shuffle_i32(held[p], index & 31)
             if index >> 5 == p:
-                own = held[p]
-        page = isa.shuffle_i32(own, index & 31)
-        if index >= STAGED and is_moved:
+                page = other
+        if index >= STAGED and is_kept:
             page = isa.load_u32(tables + i64(index) * 4)
-        return ((i64(page) * kv_heads + head) << block_shift) + (token & block_mask)
+        return i32((page << block_shift) + (token & block_mask))
 
-    line = isa.inlined(line)
+    def offset(line: Any, kv_heads: Any, head: Any) -> Any:
+        return (((i64(line >> block_shift) * kv_heads + head) << block_shift) + (line & block_mask)) * (head_dim * 2)
+
+    find, offset = isa.inlined(find), isa.inlined(offset)
 
     def kernel(
         k_pages: Any, v_pages: Any, block_tables: Any, starts: Any, path: Any, counts: Any, layers: Any,
@@ -67,40 +72,47 @@ def make_compact_kv(isa: Any, *, head_dim: int, block: int, overlap: bool) -> An
         item, lane = i32(cuda.blockIdx.x * THREADS + tid), i32(tid & 31)
         layer, sequence = i32(cuda.blockIdx.y), i64(cuda.blockIdx.z)
         words, held = cuda.local.array(group_words, i32), cuda.local.array(parts, i32)
-        moved, lines = cuda.local.array(GROUP, i32), cuda.local.array(GROUP, i64)
         head, piece = i32(item >> per_head_shift), i32(item & (head_dim // 8 - 1))
         pages = k_pages
         if layer >= layers:
             pages, layer = v_pages, i32(layer - layers)
         pages += ((i64(layer) * n_blocks * kv_heads) << block_shift) * (head_dim * 2) + piece * 16
-        tables, row, first = block_tables + sequence * entries * 4, path + sequence * width * 4, i32(1)
+        tables, row = block_tables + sequence * entries * 4, path + sequence * width * 4
+        at, first = i32(1 + (lane & (GROUP - 1))), i32(1)
+        early((tables + lane * 4) ^ (row + at * 4) ^ starts ^ counts ^ pages)
         if overlap:
             isa.wait_previous()
-            isa.let_next_start()  # see `top_k_kernels`
-        start, n_kept, own = isa.load_u32(starts + sequence * 4), isa.load_u32(counts + sequence * 4), i32(0)
-        if lane < GROUP and 1 + lane < width:
-            own = isa.load_u32(row + (1 + lane) * 4)
+            isa.let_next_start()  # see `top_k_groups_kernel`
+        start, n_kept, node = isa.load_u32(starts + sequence * 4), isa.load_u32(counts + sequence * 4), i32(0)
+        if at < width:
+            node = isa.load_u32(row + at * 4)
         for p in range(parts):
             held[p] = i32(0)
             if p * 32 + lane < entries:
                 held[p] = isa.load_u32(tables + (p * 32 + lane) * 4)
+        if start < 0:  # no sequence; and both numbers are asked for before either is needed
+            n_kept = i32(0)
         while first < n_kept:
+            is_kept, token = i32(at < n_kept), i32(start + node)
+            if (lane & GROUP) != 0:
+                token = i32(start + at)
+            line, moves = find(held, tables, token, is_kept), isa.ballot(is_kept & i32(node != at))
+            if head >= kv_heads:
+                moves = i32(0)
             for i in range(GROUP):
-                node = isa.shuffle_i32(own, i)
-                moved[i] = i32(first + i < n_kept) & i32(node != first + i)
-                source = line(held, tables, i32(start + node), moved[i], kv_heads, head)
-                lines[i] = line(held, tables, i32(start + first + i), moved[i], kv_heads, head)
-                if moved[i] == 1 and head < kv_heads:
-                    loaded = isa.load_u32x4(pages + source * (head_dim * 2))
+                source = isa.shuffle_i32(line, i)
+                if (moves >> i) & 1:
+                    loaded = isa.load_u32x4(pages + offset(source, kv_heads, head))
                     for w in range(4):
                         words[i * 4 + w] = loaded[w]
             for i in range(GROUP):
-                if moved[i] == 1 and head < kv_heads:
-                    target = pages + lines[i] * (head_dim * 2)
-                    isa.store_u32x4(target, words[i * 4], words[i * 4 + 1], words[i * 4 + 2], words[i * 4 + 3])
-            first = i32(first + GROUP)
-            if lane < GROUP and first + lane < n_kept:
-                own = isa.load_u32(row + (first + lane) * 4)
+                target = isa.shuffle_i32(line, GROUP + i)
+                if (moves >> i) & 1:
+                    goes = pages + offset(target, kv_heads, head)
+                    isa.store_u32x4(goes, words[i * 4], words[i * 4 + 1], words[i * 4 + 2], words[i * 4 + 3])
+            first, at = i32(first + GROUP), i32(at + GROUP)
+            if at < n_kept:
+                node = isa.load_u32(row + at * 4)
 
     return kernel
 

@@ -13,11 +13,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eagle3core.errors import KernelLimit
+from eagle3core.kernels.cache_rows import (
+    COPIED,
+    THREADS,
+    check_block,
+    make_copy_table,
+    make_look_up,
+    make_row_in,
+    parts_of,
+)
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.slot_state import MOST_ENDS, N_REQUEST
-
-THREADS = 64
 
 
 class ChunkRows(NamedTuple):
@@ -72,51 +78,52 @@ def open_chunk_reference(
 
 
 def make_open_chunk(isa: Any, *, block: int, overlap: bool) -> Any:
-    """A block a span."""
+    """Grid (blocks for the rows, then for the table, of a span; spans)."""
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
-    shift, offset_mask = block.bit_length() - 1, block - 1
+    copy_table, look_up, row_in = make_copy_table(isa), make_look_up(isa, block), make_row_in(isa, block)
 
     def kernel(
         request: Any, start: Any, prompt: Any, slot_tables: Any, tokens: Any, positions: Any, slots: Any, prefix: Any,
         tables: Any, entry_tokens: Any, entry_slots: Any, last: Any, seed: Any, span_rows: Any, entries: Any,
         seed_row: Any,
     ) -> None:  # fmt: skip
-        tid, span = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)
+        tid, part, span = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), i32(cuda.blockIdx.y)
+        of_rows = i32((span_rows + (THREADS - 1)) // THREADS)
         if overlap:
             isa.let_next_start()
             isa.wait_previous()
         slot, n_prompt, first = isa.load_u32(request), isa.load_u32(request + 4), isa.load_u32(start)
         table = slot_tables + i64(slot) * entries * 4
-        m = tid
-        while m < entries:
-            isa.store_u32(tables + (i64(span) * entries + m) * 4, isa.load_u32(table + m * 4))
-            m = i32(m + THREADS)
-        t = tid
-        while t < span_rows:
+        if part >= of_rows:
+            copy_table(table, tables + i64(span) * entries * 4, entries, i32(part - of_rows), slot)
+        else:
+            t = i32(part * THREADS + tid)
             row = i32(span * span_rows + t)
             at = i32(first + row)
-            token, position, where, entry_token, entry_slot = i32(-1), i32(0), i32(-1), i32(0), i32(-1)
-            if at < n_prompt:
-                token, position = isa.load_u32(prompt + i64(at) * 4), at
-                held = isa.load_u32(table + (at >> shift) * 4)
-                if held >= 0:
-                    where = i32((held << shift) + (at & offset_mask))
-            if at + 1 < n_prompt:
-                entry_token, entry_slot = isa.load_u32(prompt + (i64(at) + 1) * 4), where
-            isa.store_u32(tokens + row * 4, token)
-            isa.store_u32(positions + row * 4, position)
-            isa.store_u32(slots + row * 4, where)
-            isa.store_u32(entry_tokens + row * 4, entry_token)
-            isa.store_u32(entry_slots + row * 4, entry_slot)
-            t = i32(t + THREADS)
-        if tid == 0:
-            before = i32(first + span * span_rows)
-            if before >= n_prompt:
-                before = i32(-1)
-            isa.store_u32(prefix + span * 4, before)
-            if span == 0:
-                isa.store_u32(last, n_prompt - 1 - first)
-                isa.store_u32(seed, seed_row + slot)
+            token, entry_token, held = i32(-1), i32(0), i32(-1)
+            if t < span_rows and at < n_prompt:
+                token, held = isa.load_u32(prompt + i64(at) * 4), look_up(table, at, entries)
+                if at + 1 < n_prompt:
+                    entry_token = isa.load_u32(prompt + (i64(at) + 1) * 4)
+            if t < span_rows:
+                where, entry_where = row_in(held, at), i32(-1)
+                if at + 1 < n_prompt:
+                    entry_where = where
+                if at >= n_prompt:
+                    at = i32(0)
+                isa.store_u32(tokens + row * 4, token)
+                isa.store_u32(positions + row * 4, at)
+                isa.store_u32(slots + row * 4, where)
+                isa.store_u32(entry_tokens + row * 4, entry_token)
+                isa.store_u32(entry_slots + row * 4, entry_where)
+            if t == 0:
+                before = i32(first + row)
+                if before >= n_prompt:
+                    before = i32(-1)
+                isa.store_u32(prefix + span * 4, before)
+                if span == 0:
+                    isa.store_u32(last, n_prompt - 1 - first)
+                    isa.store_u32(seed, seed_row + slot)
 
     return kernel
 
@@ -127,8 +134,7 @@ def open_chunk_variant(arch: str, block: int) -> Variant:
     Raises:
         KernelLimit: `block` is not a power of two.
     """
-    if block < 1 or block & (block - 1):
-        raise KernelLimit(f"block size is {block}", "a power of two", "set block_size=64")
+    check_block(block)
     return Variant(
         name=f"open_chunk_{block}",
         make=make_open_chunk,
@@ -152,9 +158,10 @@ def open_chunk(
         KernelLimit: `block` is not a power of two.
     """
     rows, (spans, entries) = len(out.tokens), out.tables.shape
+    parts = parts_of(rows // spans) + parts_of(entries, COPIED)
     return [
         open_chunk_variant(arch, block).launch(
-            (spans,), request=request, start=start, prompt=prompt, slot_tables=tables, **out._asdict(),
+            (parts, spans), request=request, start=start, prompt=prompt, slot_tables=tables, **out._asdict(),
             span_rows=rows // spans, entries=entries, seed_row=seed_row,
         )
     ]  # fmt: skip
@@ -202,6 +209,7 @@ CARD = Card(
     ),
     slow_cases=(
         {"rows": 256, "spans": 2, "prompt": 200, "start": 0, "slots": 3, "entries": 4, "block": 64, "seed_row": 8},
+        {"rows": 140, "spans": 2, "prompt": 142, "start": 70, "slots": 2, "entries": 300, "block": 1, "seed_row": 1},
     ),
     shapes=(
         {"rows": 512, "spans": 8, "prompt": 512, "start": 0, "slots": 4, "entries": 513, "block": 64, "seed_row": 8},

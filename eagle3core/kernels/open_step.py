@@ -8,17 +8,16 @@ Source: docs/requirements.md R-45, R-46, R-82..R-84; paging after Kwon et al., a
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from eagle3core.errors import KernelLimit
+from eagle3core.kernels.cache_rows import THREADS, check_block
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.mask_words import pack_words
+from eagle3core.kernels.open_step_kernel import make_open_step, step_parts
 from eagle3core.kernels.slot_state import DRAFT_LENGTH, LENGTH, N_FIELDS, N_PENDING, ROOT
-
-THREADS = 64
 
 
 class OpenSlots(NamedTuple):
@@ -116,105 +115,13 @@ def open_step_reference(read: OpenSlots, batch: int, levels: int, block: int) ->
     return made
 
 
-def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: int, overlap: bool) -> Any:
-    """A block a row."""
-    cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
-    words, shift, offset_mask = -(-nodes // 32), block.bit_length() - 1, block - 1
-
-    def place(table: Any, token: Any, entries: Any) -> Any:
-        index, found = i32(token >> shift), i32(-1)
-        if index < entries:
-            held = isa.load_u32(table + index * 4)
-            if held >= 0:
-                found = i32((held << shift) + (token & offset_mask))
-        return found
-
-    place = isa.inlined(place)
-
-    def kernel(
-        active: Any, state: Any, pending_tokens: Any, pending_rows: Any, slot_tables: Any, depths: Any, mask: Any,
-        lengths: Any, tables: Any, roots: Any, positions: Any, slots: Any, masks: Any, entry_lengths: Any,
-        entry_rows: Any, entry_tokens: Any, entry_positions: Any, entry_slots: Any, last_rows: Any, chain_lengths: Any,
-        chain_positions: Any, chain_slots: Any, n_slots: Any, entries: Any, batch: Any,
-    ) -> None:  # fmt: skip
-        tid, row = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)
-        if overlap:
-            isa.let_next_start()
-            isa.wait_previous()
-        slot = isa.load_u32(active + row * 4)
-        length, root, start, n = i32(-1), i32(-1), i32(-1), i32(0)
-        table = slot_tables + i64(slot) * entries * 4
-        if slot >= 0:
-            length = isa.load_u32(state + (LENGTH * n_slots + slot) * 4)
-            root = isa.load_u32(state + (ROOT * n_slots + slot) * 4)
-            start = isa.load_u32(state + (DRAFT_LENGTH * n_slots + slot) * 4)
-            n = isa.load_u32(state + (N_PENDING * n_slots + slot) * 4)
-        if tid == 0:
-            isa.store_u32(lengths + row * 4, length)
-            isa.store_u32(roots + row * 4, root)
-        m = tid
-        while m < entries:
-            held = i32(-1)
-            if slot >= 0:
-                held = isa.load_u32(table + m * 4)
-            isa.store_u32(tables + (i64(row) * entries + m) * 4, held)
-            m = i32(m + THREADS)
-        t = tid
-        while t < nodes:
-            position, where = i32(0), i32(-1)
-            if slot >= 0:
-                position = i32(length + isa.load_u32(depths + t * 4))
-                where = place(table, i32(length + t), entries)
-            isa.store_u32(positions + (row * nodes + t) * 4, position)
-            isa.store_u32(slots + (row * nodes + t) * 4, where)
-            for w in range(words):
-                word = i32(0)
-                if slot >= 0:
-                    word = isa.load_u32(mask + (t * words + w) * 4)
-                isa.store_u32(masks + ((row * nodes + t) * words + w) * 4, word)
-            t = i32(t + THREADS)
-        if pending > 0:
-            if tid == 0:
-                isa.store_u32(entry_lengths + row * 4, start)
-                isa.store_u32(last_rows + row * 4, row * pending + max(n - 1, 0))
-            t = tid
-            while t < pending:
-                source, token, position, where = i32(-1), i32(0), i32(0), i32(-1)
-                if t < n:
-                    source = isa.load_u32(pending_rows + (i64(slot) * pending + t) * 4)
-                    token = isa.load_u32(pending_tokens + (i64(slot) * pending + t) * 4)
-                    position = i32(start + t)
-                    where = place(table, position, entries)
-                at = (row * pending + t) * 4
-                isa.store_u32(entry_rows + at, source)
-                isa.store_u32(entry_tokens + at, token)
-                isa.store_u32(entry_positions + at, position)
-                isa.store_u32(entry_slots + at, where)
-                t = i32(t + THREADS)
-            t = tid
-            while t < levels:
-                position, before, where = i32(0), i32(-1), i32(-1)
-                if slot >= 0:
-                    position = i32(start + n + t)
-                    before = position
-                    where = place(table, position, entries)
-                at = (t * batch + row) * 4
-                isa.store_u32(chain_lengths + at, before)
-                isa.store_u32(chain_positions + at, position)
-                isa.store_u32(chain_slots + at, where)
-                t = i32(t + THREADS)
-
-    return kernel
-
-
 def open_step_variant(arch: str, nodes: int, pending: int, levels: int, block: int) -> Variant:
     """The gather for trees of `nodes`, `pending` draft entries (0: no draft) and `levels` chained passes.
 
     Raises:
         KernelLimit: `block` is not a power of two.
     """
-    if block < 1 or block & (block - 1):
-        raise KernelLimit(f"block size is {block}", "a power of two", "set block_size=64")
+    check_block(block)
     return Variant(
         name=f"open_step_{nodes}_{pending}_{levels}_{block}",
         make=make_open_step,
@@ -244,7 +151,8 @@ def open_step(arch: str, read: OpenSlots, out: OpenRows, block: int) -> list[Lau
     inputs = read._asdict()
     return [
         open_step_variant(arch, nodes, pending, levels, block).launch(
-            (batch,), **{"slot_tables" if name == "tables" else name: value for name, value in inputs.items()},
+            (sum(step_parts(nodes, pending, levels, entries)), batch),
+            **{"slot_tables" if name == "tables" else name: value for name, value in inputs.items()},
             **out._asdict(), n_slots=read.state.shape[1], entries=entries, batch=batch,
         )
     ]  # fmt: skip
@@ -270,8 +178,9 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
     state[N_PENDING] = integers(0, case["pending"] + 1, n_slots)
     tables = integers(0, 99, n_slots, entries)
     tables[0, -1] = -1
-    order = torch.randperm(n_slots, generator=generator, device=device).sort().values.int()
-    active = torch.where(torch.arange(n_slots, device=device) < case["active"], order, -1).int()
+    others = torch.randperm(n_slots - 1, generator=generator, device=device)[: case["active"] - 1].sort().values
+    active = torch.full((n_slots,), -1, dtype=torch.int32, device=device)
+    active[: case["active"] - 1], active[case["active"] - 1] = others.int(), n_slots - 1
     depths = torch.arange(nodes, device=device, dtype=torch.int32) // 2
     mask = torch.rand(nodes, nodes, generator=generator, device=device) > 0.5
     return {
@@ -313,6 +222,7 @@ CARD = Card(
     ),
     slow_cases=(
         {"batch": 3, "slots": 4, "active": 3, "nodes": 67, "pending": 1, "levels": 0, "entries": 3, "block": 64},
+        {"batch": 2, "slots": 33, "active": 2, "nodes": 3, "pending": 2, "levels": 70, "entries": 260, "block": 4},
     ),
     shapes=tuple(
         {"batch": b, "slots": 8, "active": b, "nodes": 4, "pending": 4, "levels": 2, "entries": 513, "block": 64}

@@ -27,6 +27,28 @@ def make_warp_sum(isa: Any) -> Any:
     return isa.inlined(warp_sum)
 
 
+def make_sum_each(isa: Any, n: int) -> Any:
+    """`sum_each(values, lane)`: lane p gets the warp's sum of `values[p]`, p < n, a power of two; `values` is used up.
+
+    The additions of n butterflies, so with their bits, but the first steps halve what a lane looks after.
+    """
+    steps = n.bit_length() - 1
+
+    def sum_each(values: Any, lane: Any) -> Any:
+        for step in range(steps):
+            for p in range(n >> (step + 1)):
+                kept, sent = values[2 * p], values[2 * p + 1]
+                if lane & (1 << step):
+                    kept, sent = sent, kept
+                values[p] = kept + isa.shuffle_xor_f32(sent, 1 << step)
+        total = values[0]
+        for step in range(steps, 5):
+            total = total + isa.shuffle_xor_f32(total, 1 << step)
+        return total
+
+    return isa.inlined(sum_each)
+
+
 def make_block_sum(isa: Any, warps: int) -> Any:
     """`block_sum(v, scratch, tid)`: the f32 sum over the block, in every lane.
 

@@ -65,8 +65,7 @@ def rank_variant(arch: str, pool: int) -> Variant:
         constants={"pool": pool, "overlap": overlaps(arch)},
         parameters=parameters("scores:in ranks:out"),
         threads=RANK_THREADS,
-        blocks_per_sm=3,  # sixteen trees' blocks are then resident at once
-        max_registers=42,
+        max_registers=48,
         instructions={"BAR": 2},
         dependent=overlaps(arch),
     )

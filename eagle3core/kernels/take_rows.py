@@ -197,7 +197,7 @@ CARD = Card(
         {"rows": 4, "sources": 9, "widths": (8, 16, 4, 12), "dtype": torch.float32},
     ),
     shapes=tuple(
-        {"rows": rows, "sources": 64, "widths": (4096,) * 3, "beside": True, "dtype": _BF16} for rows in (1, 4, 16)
+        {"rows": rows, "sources": 64, "widths": [4096] * 3, "beside": True, "dtype": _BF16} for rows in (1, 4, 16)
     ),
     hand_counts=(({"rows": 3, "widths": (8, 16), "dtype": _BF16}, Cost(3 * (96 + 4))),),
     exact=frozenset({"out", "out0", "out1", "out2", "out3"}),

@@ -15,14 +15,9 @@ from eagle3core.errors import KernelLimit
 from eagle3core.kernels.by_row import alone, count, one_up, row_of
 from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.reductions import redux
-from eagle3core.kernels.top_k_kernels import (
-    GROUP,
-    JOIN_THREADS,
-    SEEKERS,
-    make_top_k_groups,
-    make_top_k_join,
-    per_seeker,
-)
+from eagle3core.kernels.top_k_groups_kernel import make_top_k_groups
+from eagle3core.kernels.top_k_join_kernel import JOIN_THREADS, make_top_k_join
+from eagle3core.kernels.top_k_keys import GROUP, SEEKERS, per_seeker
 
 MOST_K = 16
 MOST_GROUPS = 1024  # two a lane of the second pass
@@ -36,12 +31,10 @@ def n_groups(n_columns: int) -> int:
 def first_pass(rows: int, n_columns: int) -> tuple[int, int]:
     """Groups that a warp of the first pass takes, and warps of its blocks; neither changes a bit of the result.
 
-    Few groups: every warp has one and there are blocks for every multiprocessor. More than can be resident: four.
+    Few groups: every warp has one and there are blocks for every multiprocessor. Else two, whose sums go together.
     """
     total = rows * n_groups(n_columns)
-    if total > 8192:
-        return 4, 8
-    return 1, 4 if total <= 1024 else 8 if total <= 2048 else 16
+    return (1, 4) if total <= 1024 else (1, 8) if total <= 2048 else (2, 4)
 
 
 def scratch_shape(rows: int, n_columns: int) -> tuple[int, ...]:
@@ -174,11 +167,11 @@ CARD = Card(
     reference=_reference,
     launches=_launches,
     cost=lambda case: top_k_cost(case["rows"], case["columns"], case["k"]),
-    variants=lambda arch: [groups_variant(arch, "bf16", 1, 16, 1)],
+    variants=lambda arch: [groups_variant(arch, "bf16", 2, 4, 1)],
     slow_variants=lambda arch: [
         join_variant(arch, "bf16", 10, 128256),
         groups_variant(arch, "f16", 1, 4, 1),
-        *(groups_variant(arch, "bf16", *sizes) for sizes in ((1, 4, 2), (1, 8, 1), (4, 8, 1), (4, 8, 2))),
+        *(groups_variant(arch, "bf16", *sizes) for sizes in ((1, 4, 2), (1, 8, 1), (1, 8, 2), (2, 4, 2))),
         *(join_variant(arch, "bf16", k, v) for k in (1, 4, 8, 16) for v in (32000, 201088)),
     ],
     cases=({"rows": 4, "columns": 2072, "k": 5, "dtype": _BF16},),

@@ -1,10 +1,23 @@
-"""Sixteen-bit logits as integers that order as they do, with room below for a place. Source: see `top_k`."""
+"""What the two kernels of `top_k` share: keys, and where the first leaves what the second reads.
+
+A key is a sixteen-bit logit as an integer that orders as it does, with room below for a place. Source: see `top_k`.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+
+GROUP = 256  # columns whose best the first pass gives: one 16-byte load a lane
+SEEKERS = 16  # warps of the second pass that seek the best
+LOWEST = -3e38  # below every finite logit, and finite: a piece of nothing but -inf has the sum 0, not NaN
+LOG2_E = 1.4426950408889634
+
+
+def per_seeker(groups: int) -> int:
+    """Groups that a lane of a seeker holds: group (p * 32 + lane) * 16 + warp is its p-th."""
+    return -(-groups // (32 * SEEKERS))
 
 
 def make_value_key(isa: Any, dtype: str) -> Any:

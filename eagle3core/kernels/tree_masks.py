@@ -100,15 +100,16 @@ def tree_masks_variant(arch: str, nodes: int, path_len: int) -> Variant:
             f"{nodes} nodes with paths of {path_len}", f"1..{MOST_NODES} nodes and paths no longer than the tree",
             "lower max_decoding_tokens or max_path_len",
         )  # fmt: skip
+    threads = block_threads(nodes, path_len)
     return Variant(
         name=f"tree_masks_{nodes}_{path_len}",
         make=make_tree_masks,
-        constants={"nodes": nodes, "path_len": path_len, "overlap": overlaps(arch)},
+        constants={"nodes": nodes, "path_len": path_len, "threads": threads, "overlap": overlaps(arch)},
         parameters=parameters(
             "parents:in lengths:in mask:out depths:out positions:out leaves:out paths:out first_child:out "
             "next_sibling:out"
         ),
-        threads=block_threads(nodes, path_len),
+        threads=threads,
         max_registers=96,
         instructions={"VOTE": 1},
         dependent=overlaps(arch),

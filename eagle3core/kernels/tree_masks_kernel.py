@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from eagle3core.kernels.early import make_early
+
 
 def block_threads(nodes: int, path_len: int) -> int:
-    """Threads of a tree's block: a thread a node, and up to 256 to write the paths."""
-    return max(-(-nodes // 32) * 32, min(256, -(-nodes * path_len // 64) * 32))
+    """Threads of a tree's block: two a node, and up to 576 to write the paths, an entry each."""
+    return max(-(-nodes // 32) * 64, min(576, -(-nodes * path_len // 32) * 32))
 
 
 def make_relatives(isa: Any, nodes: int) -> Any:
@@ -73,35 +75,41 @@ def make_nth_bit(isa: Any, words: int) -> Any:
     return isa.inlined(nth_bit)
 
 
-def make_tree_masks(isa: Any, *, nodes: int, path_len: int, overlap: bool) -> Any:
-    """A block a tree, a thread a node: it walks to the root; then all threads write the paths, an entry each."""
+def make_tree_masks(isa: Any, *, nodes: int, path_len: int, threads: int, overlap: bool) -> Any:
+    """A block a tree. A thread a node walks to the root, another finds its relatives; then all write paths."""
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
-    words, threads, pitch = -(-nodes // 32), block_threads(nodes, path_len), plane_pitch(nodes)
+    words, pitch = -(-nodes // 32), plane_pitch(nodes)
     node_threads, quads, cells = words * 32, -(-nodes // 4), nodes * path_len
     plane_words, mask_words, reciprocal = words * pitch, nodes * words, (1 << 24) // path_len + 1
-    relatives, nth_bit = make_relatives(isa, nodes), make_nth_bit(isa, words)
+    relatives, nth_bit, early = make_relatives(isa, nodes), make_nth_bit(isa, words), make_early(isa, threads)
 
     def kernel(
         parents: Any, lengths: Any, mask: Any, depths: Any, positions: Any, leaves: Any, paths: Any, first_child: Any,
         next_sibling: Any,
     ) -> None:  # fmt: skip
-        me, tree = i32(cuda.threadIdx.x), i64(cuda.blockIdx.x)
-        lane, warp = i32(me & 31), i32(me >> 5)
+        tid, tree = i32(cuda.threadIdx.x), i64(cuda.blockIdx.x)
+        lane, warp = i32(tid & 31), i32(tid >> 5)
         above = isa.shared_address(cuda.shared.array(node_threads, i32))
         planes = isa.shared_address(cuda.shared.array(plane_words, i32))
         leaf_bits = isa.shared_address(cuda.shared.array(words, i32))
         leaf_masks = isa.shared_address(cuda.shared.array(mask_words, i32))
-        own = cuda.local.array(words, i32)
+        own, me, parent, length = cuda.local.array(words, i32), tid, i32(-2), i32(0)
+        if warp >= words:
+            me = i32(tid - node_threads)
+        at = (tree * nodes + me) * 4
+        early((parents + at) ^ (lengths + tree * 4))
         if overlap:
             isa.let_next_start()
             isa.wait_previous()
-        length, parent = isa.load_u32(lengths + tree * 4), i32(-2)
-        if me < nodes:
-            parent = isa.load_u32(parents + (tree * nodes + me) * 4)
-        if length < 0:
-            parent = i32(-2)
+        if warp < 2 * words:
+            length = isa.load_u32(lengths + tree * 4)
+            if me < nodes:
+                parent = isa.load_u32(parents + at)
+            if length < 0:
+                parent = i32(-2)
         if warp < words:
             isa.shared_store_u32(above + me * 4, parent)
+        elif warp < 2 * words:
             kept = i32(0)
             for b in range(pitch):
                 bit = i32((parent >> b) & 1)
@@ -111,17 +119,12 @@ def make_tree_masks(isa: Any, *, nodes: int, path_len: int, overlap: bool) -> An
                 if lane == b:
                     kept = plane
             if lane < pitch:
-                isa.shared_store_u32(planes + (warp * pitch + lane) * 4, kept)
+                isa.shared_store_u32(planes + ((me >> 5) * pitch + lane) * 4, kept)
         cuda.syncthreads()
-        is_leaf = i32(0)
         for w in range(words):
             own[w] = i32(0)
         if warp < words:
-            child, sibling = relatives(planes, parent, me)
-            is_leaf = i32(parent >= -1 and child < 0)
-            votes, depth, node = isa.ballot(is_leaf), i32(-1), me
-            if lane == 0:
-                isa.shared_store_u32(leaf_bits + warp * 4, votes)
+            depth, node, position = i32(-1), me, i32(0)
             while parent >= -1 and node >= 0:
                 depth = i32(depth + 1)
                 for w in range(words):
@@ -129,31 +132,37 @@ def make_tree_masks(isa: Any, *, nodes: int, path_len: int, overlap: bool) -> An
                         own[w] = i32(own[w] | (1 << (node & 31)))
                 node = isa.shared_load_u32(above + node * 4)
             if me < nodes:
-                at, position = (tree * nodes + me) * 4, i32(0)
                 if depth >= 0:
                     position = i32(length + depth)
                 for w in range(words):
                     isa.store_u32(mask + at * words + w * 4, own[w])
                 isa.store_u32(depths + at, max(depth, 0))
                 isa.store_u32(positions + at, position)
+        elif warp < 2 * words:
+            child, sibling = relatives(planes, parent, me)
+            votes = isa.ballot(i32(parent >= -1 and child < 0))
+            if lane == 0:
+                isa.shared_store_u32(leaf_bits + (me >> 5) * 4, votes)
+            if me < nodes:
                 isa.store_u32(first_child + at, child)
                 isa.store_u32(next_sibling + at, sibling)
         cuda.syncthreads()
-        n_leaves, path_row = i32(0), i32(0)
+        n_leaves, path_row, is_leaf = i32(0), i32(0), i32(0)
         for w in range(words):
             votes = isa.shared_load_u32(leaf_bits + w * 4)
             if w == warp:
                 path_row = i32(n_leaves + isa.popcount(i32(votes & ((1 << lane) - 1))))
+                is_leaf = i32((votes >> lane) & 1)
             n_leaves = i32(n_leaves + isa.popcount(votes))
         if is_leaf == 1:
             for w in range(words):
                 isa.shared_store_u32(leaf_masks + (path_row * words + w) * 4, own[w])
-        if me < quads:
-            votes = i32(isa.shared_load_u32(leaf_bits + (me >> 3) * 4) >> ((me & 7) * 4))
+        if tid < quads:
+            votes = i32(isa.shared_load_u32(leaf_bits + (tid >> 3) * 4) >> ((tid & 7) * 4))
             spread = (votes & 1) | ((votes & 2) << 7) | ((votes & 4) << 14) | ((votes & 8) << 21)
-            isa.store_u32(leaves + (tree * quads + me) * 4, spread)
+            isa.store_u32(leaves + (tree * quads + tid) * 4, spread)
         cuda.syncthreads()
-        cell = me
+        cell = tid
         while cell < cells:
             row, node = i32((i64(cell) * reciprocal) >> 24), i32(-1)
             if row < n_leaves:

@@ -95,6 +95,7 @@ def test_a_ratio_needs_every_library_of_the_row_and_not_those_that_saw_no_mask()
 def test_a_shape_is_the_same_text_before_and_after_json() -> None:
     torch = pytest.importorskip("torch")
     assert shape_text({"rows": 1, "dtype": torch.bfloat16}) == shape_text({"dtype": "torch.bfloat16", "rows": 1})
+    assert shape_text({"rows": (1, 2)}) == shape_text({"rows": [1, 2]})
     assert shape_text({"rows": 1}) != shape_text({"rows": 2})
 
 

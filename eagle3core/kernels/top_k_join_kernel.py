@@ -1,8 +1,8 @@
-"""The two kernels of `top_k`: warps give the best value of each 256 columns, a block a row finds the k best in those.
+"""The second kernel of `top_k`: a block a row finds the k best in the few groups that can hold them.
 
 A logit has sixteen bits, so its value and its place fit one integer that orders as top-k does: the larger value, then
 the lower place. The k best elements of a row lie in its k best groups of columns, equal groups being ordered by their
-columns, and are no less than the k-th group's best. So the second pass reads only those few groups again, from L2.
+columns, and are no less than the k-th group's best. So only those few groups are read again, from L2.
 Source: see `top_k`.
 """
 
@@ -12,72 +12,15 @@ from typing import Any
 
 import numpy as np
 
+from eagle3core.kernels.early import make_early
 from eagle3core.kernels.reductions import make_log, make_warp_sum
-from eagle3core.kernels.top_k_keys import make_key_value, make_value_key
+from eagle3core.kernels.top_k_keys import GROUP, LOG2_E, LOWEST, SEEKERS, make_key_value, make_value_key
 
-GROUP = 256  # columns whose best the first pass gives: one 16-byte load a lane
-SEEKERS = 16  # warps of the second pass that seek the best
-SUMMERS = 4  # its warps that add up the sums
+SUMMERS = 4  # warps that add up the sums
 JOIN_THREADS = 32 * (SEEKERS + SUMMERS)
 _SEEK, _SUM = 1, 2  # the seekers' barrier, the summers'
-_LOWEST = -3e38  # below every finite logit, and finite: a piece of nothing but -inf has the sum 0, not NaN
-_LOG2_E = 1.4426950408889634
 _NOTHING = -(1 << 31)  # below every key
 _LAST = 0xFFFF  # the lower half of a key is this less the place
-
-
-def per_seeker(groups: int) -> int:
-    """Groups that a lane of a seeker holds: group (p * 32 + lane) * 16 + warp is its p-th."""
-    return -(-groups // (32 * SEEKERS))
-
-
-def make_top_k_groups(isa: Any, *, dtype: str, loads: int, warps: int, held: int, overlap: bool) -> Any:
-    """Grid (groups / loads / warps, rows): the best of every group of columns, and the sum of e^(x - best).
-
-    A warp has `loads` groups under way. `held` groups lie in a lane of the second pass; results stand where its warps
-    read them side by side.
-    """
-    cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
-    low, high, warp_sum, value_key = isa.LOW[dtype], isa.HIGH[dtype], make_warp_sum(isa), make_value_key(isa, dtype)
-    key_value, n_words, stride = make_key_value(isa, dtype), 4 * loads, 32 * held
-    zero, lowest, log2_e, minus_infinity = np.float32(0), np.float32(_LOWEST), np.float32(_LOG2_E), np.float32(-np.inf)
-    nothing = {"bf16": -0x7F0080, "f16": -0x3FF0400}[dtype]  # a pair of -inf
-
-    def kernel(logits: Any, tops: Any, n_columns: Any, groups: Any) -> None:
-        tid, row = i32(cuda.threadIdx.x), i64(cuda.blockIdx.y)
-        lane, first = i32(tid & 31), i32((cuda.blockIdx.x * warps + (tid >> 5)) * loads)
-        words = cuda.local.array(n_words, i32)
-        if overlap:
-            isa.wait_previous()
-            isa.let_next_start()  # only now: blocks of kernels further on would crowd this one's multiprocessors
-        column = i32(first * GROUP + lane * 8)
-        start = logits + (row * n_columns + column) * 2
-        for p in range(loads):
-            for i in range(4):
-                words[4 * p + i] = i32(nothing)
-            if column + p * GROUP < n_columns:
-                loaded = isa.load_u32x4(start + p * (2 * GROUP))
-                for i in range(4):
-                    words[4 * p + i] = loaded[i]
-        own_top, own_total = lowest, zero
-        for p in range(loads):
-            best, total = minus_infinity, zero
-            for i in range(4):
-                best = isa.maximum(best, isa.maximum(low(words[4 * p + i]), high(words[4 * p + i])))
-            top = key_value(isa.warp_max_i32(value_key(best)))
-            reference = isa.maximum(top, lowest)
-            for i in range(4):
-                total = total + isa.exp2((low(words[4 * p + i]) - reference) * log2_e)
-                total = total + isa.exp2((high(words[4 * p + i]) - reference) * log2_e)
-            total = warp_sum(total)
-            if lane == p:
-                own_top, own_total = top, total
-        group = i32(first + lane)
-        if lane < loads and group < groups:
-            slot = i32((group & (SEEKERS - 1)) * stride + (group >> 4))
-            isa.store_f32x2(tops + (row * (SEEKERS * stride) + slot) * 8, own_top, own_total)
-
-    return kernel
 
 
 def make_join_sums(isa: Any, *, groups: int, held: int) -> Any:
@@ -86,7 +29,7 @@ def make_join_sums(isa: Any, *, groups: int, held: int) -> Any:
     Lane l of part s adds up groups (p * 4 + s) * 32 + l; the parts are added in order. `scratch` holds eight words.
     """
     log, warp_sum, per_lane, stride = make_log(isa), make_warp_sum(isa), -(-groups // (32 * SUMMERS)), 32 * held
-    zero, lowest, log2_e = np.float32(0), np.float32(_LOWEST), np.float32(_LOG2_E)
+    zero, lowest, log2_e = np.float32(0), np.float32(LOWEST), np.float32(LOG2_E)
 
     def join_sums(tops: Any, scratch: Any, part: Any, lane: Any) -> Any:
         i32, i64, f32 = isa.i32, isa.i64, isa.f32
@@ -183,17 +126,17 @@ def make_choose_groups(isa: Any, *, k: int, held: int) -> Any:
 
 
 def make_read_group(isa: Any, *, dtype: str, k: int) -> Any:
-    """`read_group(row_start, n_columns, group, floor, lane)`: a group's k best, none below `floor`; and how many.
+    """`read_group(row_start, n_columns, group, base, floor, lane)`: a group's k best, none below `floor`; how many.
 
-    Lane r gets the r-th best as a value key that holds the place in the group.
+    Lane r gets the r-th best as a value key that holds `base` + the place in the group.
     """
     i32, i64, low, high, value_key = isa.i32, isa.i64, isa.LOW[dtype], isa.HIGH[dtype], make_value_key(isa, dtype)
 
-    def read_group(row_start: Any, n_columns: Any, group: Any, floor: Any, lane: Any) -> Any:
-        found, place = isa.cuda.local.array(8, i32), i32(lane * 8)
+    def read_group(row_start: Any, n_columns: Any, group: Any, base: Any, floor: Any, lane: Any) -> Any:
+        found, place = isa.cuda.local.array(8, i32), i32(base + lane * 8)
         for i in range(8):
             found[i] = i32(_NOTHING)
-        column = i32(group * GROUP + place)
+        column = i32(group * GROUP + lane * 8)
         if column < n_columns:
             words = isa.load_u32x4(row_start + i64(column) * 2)
             for i in range(4):
@@ -218,11 +161,15 @@ def make_read_group(isa: Any, *, dtype: str, k: int) -> Any:
 
 
 def make_top_k_join(isa: Any, *, dtype: str, k: int, groups: int, held: int, overlap: bool) -> Any:
-    """A block a row: its warps choose the best groups, read one each and rank what they find; four add up the sums."""
+    """A block a row: its warps choose the best groups, read one each and rank what they find; four add up the sums.
+
+    Where a row's columns fit the lower half of a key, keys hold them, so no two are equal; else columns lie beside.
+    """
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
     choose_groups, read_group = make_choose_groups(isa, k=k, held=held), make_read_group(isa, dtype=dtype, k=k)
     value_key, key_value = make_value_key(isa, dtype), make_key_value(isa, dtype)
-    join_sums, per_lane = make_join_sums(isa, groups=groups, held=held), -(-k * k // 32)
+    early, join_sums = make_early(isa, JOIN_THREADS), make_join_sums(isa, groups=groups, held=held)
+    per_lane, is_whole = -(-k * k // 32), groups * GROUP <= _LAST + 1
     zero, stride, seekers = np.float32(0), 32 * held, 32 * SEEKERS
     board_words, listed_words, found_words, part_words = SEEKERS + 1, SEEKERS * k, k * k, 2 * SUMMERS
 
@@ -238,28 +185,35 @@ def make_top_k_join(isa: Any, *, dtype: str, k: int, groups: int, held: int, ove
         columns = isa.shared_address(cuda.shared.array(found_words, i32))
         parts = isa.shared_address(cuda.shared.array(part_words, isa.f32, alignment=8))
         whole = isa.shared_address(cuda.shared.array(1, isa.f32))
+        tops += row * (SEEKERS * stride * 8)
+        first = tops + i64(i32(warp * stride + lane)) * 8
+        early(first ^ (logits + row * n_columns))
         if overlap:
             isa.let_next_start()
             isa.wait_previous()
-        tops += row * (SEEKERS * stride * 8)
         count, value, column = i32(0), i32(_NOTHING), i32(0)
         if warp < SEEKERS:
             for p in range(held):
                 group = i32((p * 32 + lane) * SEEKERS + warp)
                 own[p] = i32(_NOTHING + (_LAST - group))
                 if group < groups:
-                    top = isa.load_f32(tops + i64(i32(warp * stride + p * 32 + lane)) * 8)
+                    top = isa.load_f32(first + p * 256)
                     own[p] = i32(value_key(top) + (_LAST - group))
             choose_groups(own, board, listed, chosen, warp, lane)
             isa.named_barrier(_SEEK, seekers)
             if warp < k:
                 group = i32(_LAST - (isa.shared_load_u32(chosen + warp * 4) & _LAST))
                 floor = i32(isa.shared_load_u32(chosen + (k - 1) * 4) & -65536)
-                kept, count = read_group(logits + row * n_columns * 2, n_columns, group, floor, lane)
-                value, column = i32(kept & -65536), i32(group * GROUP + (_LAST - (kept & _LAST)))
+                base, row_start = i32(0), logits + row * n_columns * 2
+                if is_whole:
+                    base = i32(group * GROUP)
+                value, count = read_group(row_start, n_columns, group, base, floor, lane)
+                if not is_whole:
+                    value, column = i32(value & -65536), i32(group * GROUP + (_LAST - (value & _LAST)))
                 if lane < k:
                     isa.shared_store_u32(values + (warp * k + lane) * 4, value)
-                    isa.shared_store_u32(columns + (warp * k + lane) * 4, column)
+                    if not is_whole:
+                        isa.shared_store_u32(columns + (warp * k + lane) * 4, column)
         else:
             normaliser = join_sums(tops, parts, i32(warp - SEEKERS), lane)
             if tid == seekers:
@@ -272,12 +226,18 @@ def make_top_k_join(isa: Any, *, dtype: str, k: int, groups: int, held: int, ove
                 others[e], others_at[e] = i32(_NOTHING), i32(0)
                 if e * 32 + lane < found_words:
                     others[e] = isa.shared_load_u32(values + (e * 32 + lane) * 4)
-                    others_at[e] = isa.shared_load_u32(columns + (e * 32 + lane) * 4)
+                    if not is_whole:
+                        others_at[e] = isa.shared_load_u32(columns + (e * 32 + lane) * 4)
             for n in range(count):
-                mine, mine_at, ahead = isa.shuffle_i32(value, n), isa.shuffle_i32(column, n), i32(0)
+                mine, ahead = isa.shuffle_i32(value, n), i32(0)
+                mine_at = i32(_LAST - (mine & _LAST))
+                if not is_whole:
+                    mine_at = isa.shuffle_i32(column, n)
                 for e in range(per_lane):
-                    is_tied = i32(others[e] == mine) & i32(others_at[e] < mine_at)
-                    ahead = i32(ahead + isa.popcount(isa.ballot(i32(others[e] > mine) | is_tied)))
+                    is_ahead = i32(others[e] > mine)
+                    if not is_whole:
+                        is_ahead = is_ahead | (i32(others[e] == mine) & i32(others_at[e] < mine_at))
+                    ahead = i32(ahead + isa.popcount(isa.ballot(is_ahead)))
                 if lane == 0 and ahead < k:
                     at = (row * k + ahead) * 4
                     isa.store_f32(log_probs + at, isa.minimum(key_value(mine) - normaliser, zero))
