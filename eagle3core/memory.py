@@ -100,7 +100,7 @@ def _scratch_bytes(
     """What the device's state takes beside the caches, with the workspace of its GEMMs; 0 in plain torch."""
     if backend.path != "kernels":
         return 0
-    sizes = device_sizes(config, target, drafts=draft is not None)
+    sizes = device_sizes(config, drafts=draft is not None)
     shape = StateShape(target, draft, dtype, backend.device)
     return state_bytes(device_arch(backend.device), shape, sizes)[1] + WORKSPACE_BYTES
 

@@ -54,6 +54,16 @@ class Trace:
         """
 
 
+class StagedTrace(Trace):
+    """Runs every stage by itself, so that its ranges bracket the GPU's work: for Nsight and other profilers.
+
+    On the kernels' path a step is one CUDA graph, which its ranges only enqueue; under this trace it is one graph a
+    stage. Tokens are the same, the step takes longer. Source: docs/requirements.md R-118..R-120.
+    """
+
+    is_detailed = True
+
+
 class RecordingTrace(Trace):
     """Keeps every tapped tensor as `[rows, ...]` under "<scope>/<stage>", padding removed, in order of appearance."""
 

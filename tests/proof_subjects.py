@@ -14,6 +14,7 @@ from eagle3core.geometry import BlockGeometry, DraftGeometry, RopeGeometry, Targ
 from eagle3core.model.packed import PackedDraft, PackedTarget, pack_draft, pack_target
 from lab.pairs.planted import PlantedGeometry, PlantedPair, TokenMap
 from lab.parity.recording import PairUnderTest
+from lab.proofs.check import Check, Verdict
 from lab.proofs.plans import packed
 from lab.proofs.subject import Subject
 
@@ -45,3 +46,9 @@ def planted_subject(share: float = 0.7, dtype: torch.dtype = torch.bfloat16) -> 
     pair.draft_weights.share_table(made.embedding)
     head = pack_draft(draft, pair.draft_weights.tensor, pair.tokens.draft_to_target, made, block=64)
     return subject_of("planted small", made, head, pair.tokens)
+
+
+def verdicts(checks: list[Check]) -> dict[str, Verdict]:
+    """What each check found, by name."""
+    with torch.no_grad():
+        return {check.name: check.judge() for check in checks}

@@ -22,14 +22,7 @@ from eagle3core.kernels.slot_state import LIMIT, MOST_ENDS, N_FIELDS, N_REQUEST,
 from eagle3core.model.packed import HEAD_STEP
 from eagle3core.tree.flatten import FlatTree
 
-SPAN = 64  # tokens of a prompt that attention treats as one sequence, at most
-SPAN_ROWS = 32  # rows of q a key head up to which attention keeps every stream's sums in registers
-
-
-def span_of(block: BlockGeometry) -> int:
-    """Tokens of a prompt that attention treats as one sequence: a power of two, so that spans fill a chunk."""
-    group = block.n_heads // block.n_kv_heads
-    return min(SPAN, 1 << (max(SPAN_ROWS // group, 1).bit_length() - 1))
+SPAN = 64  # tokens of a prompt that attention treats as one sequence: as many as it takes at once
 
 
 @dataclass(frozen=True)
@@ -49,7 +42,7 @@ class DeviceSizes:
     max_tokens: int
     tree: FlatTree
     chunk: int = 512
-    span: int = 8
+    span: int = SPAN
     block: int = 64
 
     @property

@@ -20,7 +20,7 @@ from eagle3core.checkpoint.draft import DraftCheckpoint, draft_shapes
 from eagle3core.checkpoint.target import TargetCheckpoint, target_shapes
 from eagle3core.config import EngineConfig
 from eagle3core.decode.device_runner import DeviceRunner
-from eagle3core.decode.device_state import DeviceSizes, span_of
+from eagle3core.decode.device_state import DeviceSizes
 from eagle3core.decode.kernel_limits import why_plain_torch
 from eagle3core.decode.replay import GraphReplayer
 from eagle3core.decode.runner import Runner, TorchRunner
@@ -82,7 +82,7 @@ class TensorSource:
     draft_to_target: Tensor | None = None
 
 
-def device_sizes(config: EngineConfig, target: TargetGeometry, *, drafts: bool) -> DeviceSizes:
+def device_sizes(config: EngineConfig, *, drafts: bool) -> DeviceSizes:
     """What the device's state is made for."""
     spec = config.speculative_config if drafts else None
     return DeviceSizes(
@@ -91,7 +91,6 @@ def device_sizes(config: EngineConfig, target: TargetGeometry, *, drafts: bool) 
         max_tokens=config.session_len + (spec.decoding_tokens if spec else 1),
         tree=chain_tree(spec.num_speculative_tokens if spec else 0),
         chunk=config.prefill_chunk,
-        span=span_of(target.block),
         block=config.block_size,
     )
 
@@ -104,7 +103,7 @@ def new_runner(
         assert draft is None or isinstance(draft, DraftModel), "both models in plain torch"
         return TorchRunner(target, draft, config)
     assert draft is None or isinstance(draft, PackedDraft), "both models packed"
-    sizes = device_sizes(config, target.geometry, drafts=draft is not None)
+    sizes = device_sizes(config, drafts=draft is not None)
     runner = DeviceRunner(target, draft, sizes, arch=device_arch(target.device), replayer=GraphReplayer())
     runner.prepare()
     return runner

@@ -31,16 +31,19 @@ from lab.proofs.check import Check
 from lab.proofs.identity import Identity, IdentityPlan
 from lab.proofs.kernel_parity import KernelParity, ParityPlan
 from lab.proofs.long import LongPlan, LongRuns
+from lab.proofs.memory_access import MemoryAccess
 from lab.proofs.quiet import Quiet, QuietPlan
 from lab.proofs.slots import FinishedSlots, SlotsPlan
 from lab.proofs.subject import Setting, Subject, open_subject
+from lab.proofs.watched_run import WatchedPlan
 
-PARTS = ("identity", "parity", "quiet", "slots", "long")
+PARTS = ("identity", "parity", "quiet", "slots", "long", "memory")
 SHIPPED = "shipped"
 SHIPPED_IDENTITY = IdentityPlan(
     tuple(range(8)), (1, 3, 8, 64), 256, 768, shuffled=8, logit_slots=(1, 3), logit_tokens=48
 )
-PLANTED_IDENTITY = IdentityPlan((0, 1, 3, 7), (1,), 512, 32768 + 512 + 8)
+PLANTED_IDENTITY = IdentityPlan(tuple(range(8)), (1,), 512, 32768 + 512 + 8)
+PLANTED_COMPANY = IdentityPlan((0, 3, 7), (3,), 128, 4096 + 128 + 8, logit_slots=(1,), logit_tokens=32)
 LAYERS = 2  # of the wide random target: its widths are what a stage's error depends on
 
 
@@ -51,13 +54,16 @@ class Plans:
     Attributes:
         geometry: of the planted pair.
         shipped, planted: identity over trained prompts, and over one long planted prompt of `context` tokens.
+        company: identity over four planted prompts of `company_context` tokens.
         n_prompts, prompt_tokens: of the trained ones.
     """
 
     geometry: str = "llama-3.1-8b"
     shipped: IdentityPlan = field(default_factory=lambda: SHIPPED_IDENTITY)
     planted: IdentityPlan = field(default_factory=lambda: PLANTED_IDENTITY)
+    company: IdentityPlan = field(default_factory=lambda: PLANTED_COMPANY)
     context: int = 32768
+    company_context: int = 4096
     n_prompts: int = 64
     prompt_tokens: int = 256
     parity: ParityPlan = field(default_factory=ParityPlan)
@@ -70,11 +76,15 @@ class Plans:
         """Engines that a part makes, by pair: "shipped", or the geometry's name."""
         parity = [self.parity.setting(self.parity_prompt_tokens)]
         return {
-            "identity": {SHIPPED: self.shipped.settings(), self.geometry: self.planted.settings()},
+            "identity": {
+                SHIPPED: self.shipped.settings(),
+                self.geometry: [*self.planted.settings(), *self.company.settings()],
+            },
             "parity": {SHIPPED: parity, self.geometry: parity},
             "quiet": {self.geometry: [self.quiet.setting()]},
             "slots": {self.geometry: [self.slots.setting()]},
             "long": {self.geometry: self.long.settings()},
+            "memory": {SHIPPED: WatchedPlan().settings()},
         }[part]
 
 
@@ -95,7 +105,7 @@ class Proofs:
         """Checks of a part, in the order to run them."""
         yield from {
             "identity": self._identity, "parity": self._parity, "quiet": self._quiet, "slots": self._slots,
-            "long": self._long,
+            "long": self._long, "memory": self._memory,
         }[part]()  # fmt: skip
 
     def close(self) -> None:
@@ -112,7 +122,10 @@ class Proofs:
         plans = self.plans
         prompts = self._trained_prompts(plans.n_prompts, plans.prompt_tokens)
         yield from Identity(self.pair(SHIPPED), prompts, plans.shipped).checks()
-        yield from Identity(self.pair(plans.geometry), self._planted_prompts(1, plans.context), plans.planted).checks()
+        wide = self.pair(plans.geometry)
+        yield from Identity(wide, self._planted_prompts(1, plans.context), plans.planted).checks()
+        together = replace(wide, name=f"{wide.name} x 4 prompts")
+        yield from Identity(together, self._planted_prompts(4, plans.company_context), plans.company).checks()
 
     def _parity(self) -> Iterator[Check]:
         plans, shipped = self.plans, shipped_pair()
@@ -140,6 +153,9 @@ class Proofs:
     def _long(self) -> Iterator[Check]:
         [prompt] = self._planted_prompts(1, self.plans.long.context)
         yield from LongRuns(self.pair(self.plans.geometry), prompt, self.plans.long).checks()
+
+    def _memory(self) -> Iterator[Check]:
+        yield from MemoryAccess().checks()
 
     def _trained_prompts(self, n: int, most: int) -> list[list[int]]:
         return [list(prompt.ids) for prompt in prompts_for(shipped_pair().target, limit=n, max_tokens=most)[0]]

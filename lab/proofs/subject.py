@@ -97,7 +97,7 @@ class Subject:
 
     def runner(self, setting: Setting, through: Callable[[Replayer], Replayer] | None = None) -> DeviceRunner:
         """A runner for a setting; a plain one captures no taps, as a plain engine's target does not."""
-        sizes = device_sizes(self.config(setting), self.target.geometry, drafts=setting.k > 0)
+        sizes = device_sizes(self.config(setting), drafts=setting.k > 0)
         target = self.target if setting.k else replace(self.target, taps=())
         draft = self.draft if setting.k else None
         replayer = through(self.replayer) if through else self.replayer

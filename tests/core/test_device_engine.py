@@ -8,23 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from device_engines import NANO, device_engine, device_runner, packed_pair, write_nano_pair
-from random_pairs import write_random_pair
+from device_engines import device_engine, device_runner, write_nano_pair
 from tiny_engines import Pair, accepted_counts, letter_tokenizer, new_tokens, random_prompts, tokens_of
 from torch_launches import execute
-from torch_launches import unpacked as unpack
 
 from eagle3core import Engine, EngineConfig, GenerationConfig, InvariantViolated
-from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.decode.device_runner import DeviceRunner, buckets
-from eagle3core.decode.device_state import DeviceSizes, StateShape, new_device_state, state_bytes
+from eagle3core.decode.device_state import DeviceSizes
 from eagle3core.decode.program import Program, launches_of
 from eagle3core.decode.replay import EagerReplayer
 from eagle3core.decode.runner import RowOutcome, SlotRequest
 from eagle3core.engine import PERF_MODE_VARIABLE
 from eagle3core.kernels.slot_state import RUNNING
-from eagle3core.trace import RecordingTrace, Trace
+from eagle3core.trace import Trace
 from eagle3core.tree.flatten import FlatTree, chain_tree
 
 pytestmark = pytest.mark.reference
@@ -154,53 +150,6 @@ def _noting(used: list[int], batch: int, program: Program) -> Any:
     return run
 
 
-# ---- what may be read early
-
-
-@pytest.mark.parametrize("k", [None, 1, 3])
-def test_nothing_is_read_early_that_a_kernel_of_the_same_program_may_still_be_writing(
-    pair: Pair, k: int | None
-) -> None:
-    runner = device_runner(pair, k, REPLAYER)
-    assert hazards(runner.chunk, own_keys_are_early=False) == []
-    assert hazards(runner.finish, own_keys_are_early=False) == []
-    for program in runner.programs.values():
-        assert hazards(program, own_keys_are_early=True) == []
-
-
-def test_a_missing_wait_is_found(pair: Pair) -> None:
-    program = device_runner(pair, 3, REPLAYER).programs[2]
-    found = []
-    for s, stage in enumerate(program):
-        for at, launch in enumerate(stage.launches):
-            if not launch.overlap and s > 0:
-                launches = list(stage.launches)
-                launches[at] = dataclasses.replace(launch, overlap=True)
-                planted = (*program[:s], dataclasses.replace(stage, launches=tuple(launches)), *program[s + 1 :])
-                found.append(hazards(planted, own_keys_are_early=True) != [])
-    assert found == [True] * 3, "after the rows are opened, and before each chained pass"
-
-
-def hazards(program: Program, *, own_keys_are_early: bool) -> list[str]:
-    """Operands that are `const` to a kernel though one before it writes them and nothing waited in between."""
-    found, written, wait = [], [], -1
-    launches = launches_of(program)
-    for i, launch in enumerate(launches):
-        wait = wait if launch.overlap and launch.variant.dependent else i
-        operands = [
-            (p, v.data_ptr(), v.data_ptr() + v.nbytes)
-            for p, v in zip(launch.variant.parameters, launch.values, strict=True)
-            if isinstance(v, torch.Tensor) and v.nbytes
-        ]
-        for parameter, start, end in operands:
-            for writer, name, first, last in written:
-                is_own_key = own_keys_are_early and parameter.name in "kv" and writer == i - 1
-                if parameter.role == "const" and first < end and start < last and writer >= wait and not is_own_key:
-                    found.append(f"{launch.variant.name}.{parameter.name} after {launches[writer].variant.name}.{name}")
-        written += [(i, p.name, start, end) for p, start, end in operands if p.role in ("out", "inout")]
-    return found
-
-
 # ---- trees
 
 
@@ -295,72 +244,3 @@ def test_a_released_slot_takes_no_part(pair: Pair) -> None:
     [outcome] = runner.collect(everything=True)
     assert [row.slot for row in outcome.rows] == [1]
     assert isinstance(outcome.rows[0], RowOutcome)
-
-
-# ---- taps, weights, memory
-
-
-def test_stages_leave_the_reference_engines_taps(pair: Pair) -> None:
-    prompt = random_prompts([70], n_vocab=256)
-    ours, theirs = RecordingTrace(), RecordingTrace()
-    engine(pair, 3, trace=ours).generate(prompt, new_tokens(6))
-    config = dataclasses.replace(engine(pair, 3).config, dtype="float32")
-    Engine.from_pretrained(pair[0], config, trace=theirs).generate(prompt, new_tokens(6))
-    shared = [name for name in theirs.tensors if name in ours.tensors and not name.endswith("tokens")]
-    for prefix in ("prefill/target.1.mlp", "prefill/target.head", "prefill/draft.fc", "step0/extend/draft.feedback",
-                   "step0/chain1/draft.head", "step0/verify/target.0.attn", "step1/verify/target.head"):  # fmt: skip
-        assert prefix in shared
-    for name in shared:
-        exact, got = theirs.tensors[name].float(), ours.tensors[name].float()
-        assert got.shape == exact.shape, name
-        if got.is_floating_point():
-            assert (got - exact).abs().max() <= 0.05 * exact.abs().max(), name
-
-
-def test_packed_weights_are_the_checkpoints(pair: Pair) -> None:
-    plain = load_target(pair[0], dtype=torch.bfloat16)
-    weights = dict(plain.weights)
-    target, draft = packed_pair(pair)
-    assert draft is not None
-    layer = target.layers[1]
-    prefix = "model.layers.1."
-    for made, names in ((layer.qkv, "qkv"), (layer.o, "o")):
-        expected = torch.cat([weights[f"{prefix}self_attn.{name}_proj.weight"] for name in names])
-        assert torch.equal(unpack(made.weight, made.epilogue, made.rows, made.k), expected)
-    expected = torch.cat([weights[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")])
-    assert torch.equal(unpack(layer.gate_up.weight, layer.gate_up.epilogue, layer.gate_up.rows, 64), expected)
-    fc = load_draft(pair[1], plain.geometry, dtype=torch.bfloat16).weights["fc.weight"]
-    assert torch.equal(unpack(draft.fc.weight, draft.fc.epilogue, 64, 192), fc)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"tie": True}, {"vocab": 250, "draft_vocab": 60}, {"bias": True}, {"own_head": False, "draft_vocab": None},
-        {"draft_vocab": None},
-        {"draft_hidden": 128, "draft_heads": 4, "draft_kv_heads": 2}, {"taps": (0, 2)}, {"heads": 4, "kv_heads": 2},
-        {"tie": True, "vocab": 250, "draft_vocab": 60},
-    ],
-    ids=lambda changes: ", ".join(changes),
-)  # fmt: skip
-def test_other_geometries_give_the_baselines_tokens(tmp_path: Path, changes: dict[str, Any]) -> None:
-    pair = write_random_pair(tmp_path, **{**NANO, **changes, "seed": 5})
-    vocab = changes.get("vocab", 256)
-    prompts = random_prompts([4, 11, 1], n_vocab=vocab)
-    expected = tokens_of(engine(pair, None).generate(prompts, new_tokens(16)))
-    exact = EngineConfig(session_len=256, device="cpu", dtype="float32")
-    theirs = tokens_of(Engine.from_pretrained(pair[0], exact).generate(prompts, new_tokens(16)))
-    assert [tokens[:3] for tokens in theirs] == [tokens[:3] for tokens in expected]
-    assert tokens_of(engine(pair, 3).generate(prompts, new_tokens(16))) == expected
-
-
-def test_a_states_bytes_are_counted_without_allocating_it(pair: Pair) -> None:
-    target, draft = packed_pair(pair)
-    assert draft is not None
-    shape = StateShape(target.geometry, draft.geometry, torch.bfloat16, torch.device("cpu"))
-    sizes = DeviceSizes(2, 128, 140, chain_tree(3), chunk=64, span=8)
-    cached, others = state_bytes("sm_90a", shape, sizes)
-    assert cached == 2 * 3 * (2 * 3) * 64 * 1 * 64 * 2  # k and v, 2 + 1 layers, blocks, tokens, heads, size, bytes
-    state = new_device_state("sm_90a", shape, sizes)
-    assert state.k.nbytes + state.v.nbytes == cached * 2 // 3
-    assert others > state.act.partial.nbytes + state.head.logits.nbytes
