@@ -1,7 +1,7 @@
 """Result blocks on their way from the device to the host, read one step behind (docs/requirements.md R-90).
 
-Each block is one asynchronous copy to pinned memory and one event. Both go to the driver directly, since a tensor's
-`copy_` and an event's `record` cost the host several times what they do.
+Each block is one asynchronous copy to pinned memory and one event. The copy goes to the driver directly, since a
+tensor's `copy_` costs the host several times as much; events stay torch's, whose calls a profiler sees.
 """
 
 from __future__ import annotations
@@ -64,37 +64,31 @@ class ResultQueue:
 
 
 class _DriverCopies:
-    """Copies to fixed pinned blocks and the events behind them, by the CUDA driver."""
+    """Copies to fixed pinned blocks, by the CUDA driver, and the events behind them."""
 
     def __init__(self, blocks: list[Tensor]) -> None:
         from cuda.bindings import driver  # type: ignore[import-untyped]
 
-        torch.cuda.current_stream()  # a context must be current before an event is made
-        self._driver = driver
+        self._copy, self._success = driver.cuMemcpyDtoHAsync, driver.CUresult.CUDA_SUCCESS
         self._targets = [block.data_ptr() for block in blocks]
-        flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
-        self._events = [self._checked(driver.cuEventCreate(flags)) for _ in blocks]
-
-    def __del__(self) -> None:
-        for event in getattr(self, "_events", []):
-            self._driver.cuEventDestroy(event)
+        self._events = [torch.cuda.Event() for _ in blocks]  # type: ignore[no-untyped-call]
 
     def start(self, turn: int, source: int, n_bytes: int) -> None:
-        """Enqueue a copy and the event that follows it on torch's current stream."""
-        stream = torch.cuda.current_stream().cuda_stream
-        self._checked(self._driver.cuMemcpyDtoHAsync(self._targets[turn], source, n_bytes, stream))
-        self._checked(self._driver.cuEventRecord(self._events[turn], stream))
+        """Enqueue a copy and the event that follows it on torch's current stream.
 
-    def wait(self, turn: int) -> None:
-        """Block until the copy of `turn` has arrived."""
-        self._checked(self._driver.cuEventSynchronize(self._events[turn]))
-
-    def _checked(self, returned: tuple[Any, ...]) -> Any:
-        status, *values = returned
-        if status != self._driver.CUresult.CUDA_SUCCESS:
+        Raises:
+            BackendUnavailable: the driver refused; after an earlier kernel's error it refuses everything.
+        """
+        stream = torch.cuda.current_stream()
+        (status,) = self._copy(self._targets[turn], source, n_bytes, stream.cuda_stream)
+        if status != self._success:
             raise BackendUnavailable(
-                f"the CUDA driver answers {status.name} while results are read",
+                f"the CUDA driver answers {status.name} when results are copied",
                 "CUDA_SUCCESS; an error here is often an earlier kernel's",
                 "run again under compute-sanitizer to find the kernel",
             )
-        return values[0] if values else None
+        self._events[turn].record(stream)
+
+    def wait(self, turn: int) -> None:
+        """Block until the copy of `turn` has arrived."""
+        self._events[turn].synchronize()

@@ -177,7 +177,7 @@ def attention(
         partial=partial, tops_sums=tops_sums, counters=counters, tokens=tokens, table_width=block_tables.shape[1],
         run=plan.run, window=window, scale=scale,
     )  # fmt: skip
-    second = combine_variant(arch, shape).launch(
+    second = combine_variant(arch, shape, joined=plan.is_joined(shape)).launch(
         (-(-tokens * shape.group // combine_rows(dim)), n_kv_heads, batch),
         partial=partial, tops_sums=tops_sums, sinks=sinks, out=out, tokens=tokens, scale=scale,
     )  # fmt: skip

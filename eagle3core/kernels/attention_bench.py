@@ -10,18 +10,21 @@ Source: docs/requirements.md R-104, R-105; timing rules derived here.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from eagle3core.errors import BackendUnavailable
-from eagle3core.kernels import bench, launch
+from eagle3core.kernels import bench, launch, proof
 from eagle3core.kernels.attention_card import CARD
-from eagle3core.kernels.attention_peers import FLASHINFER_US
+from eagle3core.kernels.attention_peers import FLASHINFER_US, FLEX_TOKENS
 from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id
 
 # What the design should give on an H200, us, for 1, 4, 8, 16, 32 and 64 tokens, by (head size, batch); derived from
@@ -59,8 +62,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run.measure_ceiling()
         if not run.prove(CARD):
             return 1
-        run.sweep(CARD) if options.sweep else run.measure(CARD)
+        if options.sweep:
+            run.sweep(CARD)
+        else:
+            run.compile_peers(CARD)
+            run.measure(CARD)
     return 0
+
+
+def compile_flex(case: Case) -> None:
+    """Compiles FlexAttention for a case, which then lies in torch's cache on disk for every process."""
+    device = torch.device("cuda")
+    inputs = CARD.example(case, proof.generator(0, device), device)
+    CARD.peers["flex"](case, inputs)()
+    torch.cuda.synchronize()
 
 
 def needed(arch: str, *, sweep: bool) -> list[Variant]:
@@ -81,6 +96,17 @@ class AttentionRun(bench.Run):
     """A run whose peers may be missing for a case."""
 
     skipped: set[str]
+
+    def compile_peers(self, card: Card) -> None:
+        """Compiles FlexAttention for all shapes at once, a process each: one after the other takes minutes."""
+        cases = [case for case in self._shapes(card) if case["tokens"] in FLEX_TOKENS and "flex" not in self.skipped]
+        if not cases:
+            return
+        n, begun = min(len(cases), os.cpu_count() or 1), time.monotonic()
+        with ProcessPoolExecutor(n, get_context("spawn")) as pool:
+            made: list[Future[None]] = [pool.submit(compile_flex, case) for case in cases]
+        reasons = {str(each.exception()).split("\n")[0] for each in made if each.exception()}  # the rows will say more
+        print(f"FlexAttention for {len(cases)} shapes: {time.monotonic() - begun:.0f} s {sorted(reasons)}", flush=True)
 
     def measure(self, card: Card) -> None:
         """Times every shape and its peers in the same kind of graph over the same rotation."""

@@ -17,7 +17,7 @@ from eagle3core.kernels.attention import (
     visible_keys,
     within_window,
 )
-from eagle3core.kernels.attention_layout import BLOCK_SHIFT, UNIT, Shape
+from eagle3core.kernels.attention_layout import BLOCK_SHIFT, BUNDLE, UNIT, Shape
 from eagle3core.kernels.attention_peers import PEERS
 from eagle3core.kernels.attention_plan import Plan, attention_variant, choose_plan, combine_variant, order_of
 from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Tensors, Variant, poison
@@ -197,7 +197,8 @@ def attention_cost(case: Case) -> Cost:
 def attention_variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
     """The two variants that a case launches."""
     shape, plan = _shape(arch, case), _plan(arch, case, setting)
-    return [attention_variant(arch, shape, case["tokens"], plan), combine_variant(arch, shape)]
+    first = attention_variant(arch, shape, case["tokens"], plan)
+    return [first, combine_variant(arch, shape, joined=plan.is_joined(shape))]
 
 
 _KINDS = ((128, 32), (64, 64))  # head size, query heads; 8 key heads
@@ -244,7 +245,7 @@ def attention_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
     runs = sorted({max(1, plan.run // 2), plan.run, min(16, plan.run * 2)})
     if plan.row_warps == 0:
         return [{"stages": s * 128 // case["dim"], "run": r} for s in (2, 3) for r in runs]
-    depths = {(plan.units, plan.stages), (plan.units, 3), (1, min(8, plan.units * plan.stages))}
+    depths = {(plan.units, plan.stages), (plan.units, 3)}
     return [{"units": u, "stages": s, "run": r} for u, s in sorted(depths) for r in runs]
 
 
@@ -265,15 +266,15 @@ CARD = Card(
     slow_variants=attention_slow_variants,
     variants_of=attention_variants_of,
     sweep=attention_sweep,
-    order={"key unit": UNIT, "splits": 16, "streams": 8},
+    order={"key unit": UNIT, "splits": 16, "streams": 8, "bundle": BUNDLE},
     neutral={
         "row_warps": "0, 2, 4, 8 (which kernel, and rows of a block)",
         "groups": "1 to streams",
-        "units": "powers of two",
-        "stages": "2 or more",
+        "units": "1, 2, 4, from a quarter of row_warps",
+        "stages": "2 or more; with row_warps 3",
         "run": "1 to splits",
     },
-    settings=({}, {"row_warps": 2, "groups": 2, "units": 1, "stages": 2, "run": 2}, {"stages": 2, "run": 2}),
+    settings=({}, {"row_warps": 2, "groups": 2, "units": 1, "stages": 3, "run": 2}, {"stages": 3, "run": 2}),
     cases=(
         _tiny(prefix=(93, 14), tree="chain"),
         _tiny(prefix=(41,), dim=128, tokens=5, heads=8, kv_heads=2, tree="random", dtype="f16", counting=False),

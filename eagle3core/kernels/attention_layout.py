@@ -2,8 +2,8 @@
 
 Keys are cut into units of 16; unit u belongs to stream u mod (splits * streams), streams of one split being neighbours.
 A row walks the units of a stream in ascending order; the streams of a split are joined one after the other, then the
-splits by `attention_combine`. None of it depends on the number of keys, of queries or of sequences, nor on which kernel
-runs, so a row's bits do not either.
+splits of a bundle, then the bundles by `attention_combine`. None of it depends on the number of keys, of queries or of
+sequences, nor on which kernel runs, so a row's bits do not either.
 
 Source: splits after Flash-Decoding (Dao et al.); the fixed interleave is derived here.
 """
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 UNIT = 16  # keys
+BUNDLE = 4  # splits; where a block handles all of a bundle, a quarter of the sums leaves it
 BLOCK_SHIFT = 6  # keys of a cache block: 64
 FLOOR = np.float32(-1e30)  # the running maximum before any visible key; finite, so that differences are never NaN
 LOG2_E = 1.4426950408889634
@@ -39,6 +40,11 @@ class Shape:
     group: int
     splits: int
     streams: int
+
+    @property
+    def bundle(self) -> int:
+        """Splits that are joined with each other before they meet any other."""
+        return min(BUNDLE, self.splits)
 
     @property
     def pieces(self) -> int:

@@ -44,6 +44,10 @@ class Plan:
     units: int = 1
     counting: bool = False
 
+    def is_joined(self, shape: Shape) -> bool:
+        """Whether a block joins the splits of whole bundles."""
+        return self.row_warps > 0 and self.run % shape.bundle == 0
+
     def row_blocks(self, rows: int) -> int:
         """Blocks that share the rows of a key head."""
         return -(-rows // (ROWS * self.row_warps)) if self.row_warps else 1
@@ -81,24 +85,31 @@ def _streams_plan(arch: str, shape: Shape) -> Plan:
 
 def _rows_plan(arch: str, shape: Shape, rows: int) -> Plan:
     """As many rows a block as there are and fit; the other warps walk further streams."""
-    row_warps = next((n for n in (2, 4) if rows <= ROWS * n), 8)
+    # Scores of as many units as leave room in the registers for all else; on the others it was not to be had for more.
+    most_units = (256 if arch == "sm_90a" else 128) // shape.dim
+    row_warps = min(next((n for n in (2, 4) if rows <= ROWS * n), 8), 4 * most_units)
     groups = min(WARPS // row_warps, shape.streams)
-    while row_warps > 2 and _ring_units(arch, shape, row_warps, 1) < 3:
+    while row_warps > 2 and _ring_units(arch, shape, row_warps, 1) < 3 * max(1, row_warps // 4):
         row_warps //= 2
-    while groups > 1 and _ring_units(arch, shape, row_warps, groups) < 3:
+    while groups > 1 and _ring_units(arch, shape, row_warps, groups) < 3 * max(1, row_warps // 4):
         groups //= 2
     held = _ring_units(arch, shape, row_warps, groups)
-    # Two warps meet cheaply at every unit; for eight a set is what they compute in about 2 us.
-    units = {2: 1, 4: 2, 8: 256 // shape.dim}[row_warps]
-    while units > 1 and held < 3 * units:
+    units = min(most_units, row_warps)
+    while units > max(1, row_warps // 4) and held < 4 * units:
         units //= 2
-    stages = min(held // units, 16 // units + 1)  # deeper than 15 copies nothing waits for
-    return Plan(row_warps, stages, 1, groups, units)
+    return Plan(row_warps, min(held // units, 6), 1, groups, units)
+
+
+def held_pieces(arch: str, shape: Shape) -> int:
+    """Pieces of the queries that fit the registers beside the sums of two tiles and the scores of a set."""
+    return min(shape.pieces, 3 if arch == "sm_90a" else 2)
 
 
 def _ring_units(arch: str, shape: Shape, row_warps: int, groups: int) -> int:
     """Units for which each of `groups` rings has room."""
-    return (SHARED_BYTES[arch] - rows_shared_bytes(shape, row_warps, 0, 0, 0)) // (groups * shape.unit_bytes)
+    return (SHARED_BYTES[arch] - rows_shared_bytes(shape, row_warps, groups, 0, 0, held_pieces(arch, shape))) // (
+        groups * shape.unit_bytes
+    )
 
 
 def attention_variant(arch: str, shape: Shape, tokens: int, plan: Plan) -> Variant:
@@ -115,22 +126,30 @@ def attention_variant(arch: str, shape: Shape, tokens: int, plan: Plan) -> Varia
             shared_bytes=streams_shared_bytes(shape, tiles, plan.stages), dependent=overlaps(arch), rounds_itself=True,
             instructions={"HMMA": tiles * shape.dim // 4, "LDSM": shape.dim // 16, "LDGSTS": shape.dim // 8},
         )  # fmt: skip
-    layout = {"row_warps": plan.row_warps, "groups": plan.groups, "units": plan.units}
+    joined, held = plan.is_joined(shape), held_pieces(arch, shape)
+    layout = {"row_warps": plan.row_warps, "groups": plan.groups, "units": plan.units, "joined": joined, "held": held}
     return Variant(
-        name=f"attention_rows_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}", make=make_attention_rows,
+        name=f"attention_rows_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}{_joined(joined)}",
+        make=make_attention_rows,
         constants={**shared, **layout}, parameters=PARAMETERS, threads=32 * plan.row_warps * plan.groups,
-        shared_bytes=rows_shared_bytes(shape, plan.row_warps, plan.groups, plan.units, plan.stages),
+        shared_bytes=rows_shared_bytes(shape, plan.row_warps, plan.groups, plan.units, plan.stages, held),
         dependent=overlaps(arch), rounds_itself=True,
         instructions={"HMMA": shape.dim // 2, "LDSM": shape.dim // 16, "LDGSTS": shape.dim // 8 // plan.row_warps},
     )  # fmt: skip
 
 
-def combine_variant(arch: str, shape: Shape) -> Variant:
-    """The second kernel."""
+def combine_variant(arch: str, shape: Shape, *, joined: bool) -> Variant:
+    """The second kernel; `joined` if the first one joins the splits of bundles."""
+    order = f"{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}"
     return Variant(
-        name=f"attention_combine_{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}",
-        make=make_attention_combine, constants={"shape": shape, "overlap": overlaps(arch)},
-        parameters=COMBINE_PARAMETERS, threads=COMBINE_THREADS, instructions={"LDG": shape.splits},
+        name=f"attention_combine_{order}{_joined(joined)}",
+        make=make_attention_combine, constants={"shape": shape, "joined": joined, "overlap": overlaps(arch)},
+        parameters=COMBINE_PARAMETERS, threads=COMBINE_THREADS,
+        instructions={"LDG": shape.splits // (shape.bundle if joined else 1)},
         max_registers=128 if shape.splits <= 16 else 192,
         dependent=overlaps(arch),
     )  # fmt: skip
+
+
+def _joined(joined: bool) -> str:
+    return "_joined" if joined else ""

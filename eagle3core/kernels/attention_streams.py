@@ -55,7 +55,8 @@ def make_attention_streams(
     first_of, advance = make_walk(isa, shape)
     span, load_queries, weigh = make_span(isa), make_load_queries(isa, shape), make_join(isa)
     in_registers = tiles == 1
-    score, hide, raise_tops, add_values = make_steps(isa, shape, tiles=tiles, half=half, q_in_registers=in_registers)
+    steps = make_steps(isa, shape, tiles=tiles, half=half, held=shape.pieces if tiles == 1 else 0)
+    score, hide, raise_tops, add_values = steps.score, steps.hide, steps.raise_tops, steps.add_values
 
     group, dim, pieces, splits, streams = shape.group, shape.dim, shape.pieces, shape.splits, shape.streams
     zero, threads = np.float32(0), 32 * streams
@@ -222,7 +223,7 @@ def make_attention_streams(
                 if sees != 0:
                     raise_tops(scores, accumulators, tops, sums, scale)
                     values_even, values_odd = i32(reading + v_even), i32(reading + v_odd)
-                    add_values(scores, accumulators, tops, sums, values_even, values_odd, scale)
+                    add_values(0, scores, accumulators, tops, sums, values_even, values_odd, scale)
                 if counting:
                     executed = i32(executed + sees)
                     mask_empty = i32(mask_empty + 1 - sees)

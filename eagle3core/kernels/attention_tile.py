@@ -9,7 +9,7 @@ Source: online softmax after Milakov and Gimelshein, arXiv 1805.02867; the lazil
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -86,97 +86,78 @@ def make_hide(isa: Any, shape: Shape, tiles: int) -> Any:
     return isa.inlined(hide)
 
 
-def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, q_in_registers: bool) -> tuple[Any, Any, Any, Any]:
-    """The steps in which a warp adds one unit of keys to its 16 `tiles` rows.
+class Steps(NamedTuple):
+    """What a warp does with `units` units of keys for its 16 `tiles` rows.
 
-    `score(scores, queries, q_at, k_at)`: 8 `tiles` scores a lane; `hide` (see `make_hide`);
-    `raise_tops(scores, accumulators, tops, sums, scale)`: the running maxima, when one has grown enough;
-    `add_values(scores, accumulators, tops, sums, v_even, v_odd, scale)`: sums of probabilities, and of values by them.
+    Attributes:
+        score: `(scores, queries, q_at, k_at)`: 8 `tiles` scores a lane and unit.
+        hide: see `make_hide`; of one unit.
+        start_tops: `(scores, tops, scale)`: the first unit's maxima, where nothing has been summed yet.
+        grows: `(scores, tops, scale)`: whether a row's running maximum would move in any unit, in any lane.
+        raise_tops: `(scores, accumulators, tops, sums, scale)`: running maxima, if the first unit's have grown enough.
+        add_values: `(s, scores, accumulators, tops, sums, v_even, v_odd, scale)`: sums of probabilities, and of values
+            by them, of the unit whose scores begin at `s`.
+    """
+
+    score: Any
+    hide: Any
+    start_tops: Any
+    grows: Any
+    raise_tops: Any
+    add_values: Any
+
+
+def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, units: int = 1) -> Steps:
+    """The steps of one warp.
 
     Args:
         tiles: 16-row tiles of the warp.
         half: only the first 8 rows of the tile exist.
-        q_in_registers: queries are fragments in a register array; otherwise in shared memory at `q_at`.
+        held: 64-byte pieces of a query that are fragments in a register array; the others are in shared memory at
+            `q_at`, where a tile's pieces of 1024 bytes follow each other.
+        units: units scored at once.
     """
     cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
     mma, pack = isa.MMA[shape.dtype], isa.PACK[shape.dtype]
     hide = make_hide(isa, shape, tiles)
-    pieces = shape.pieces
-    n_scores, n_weights, n_tops = 8 * tiles, 4 * tiles, 2 * tiles
+    pieces, unit_bytes = shape.pieces, shape.unit_bytes
+    unit_scores, n_weights, n_tops, n_keys = 8 * tiles, 4 * tiles, 2 * tiles, 8 * units
+    n_scores = unit_scores * units
     halves, n_columns = 1 if half else 2, shape.dim // 8
     zero = np.float32(0)
 
-    def score_piece(j: Any, scores: Any, second: Any, keys: Any, queries: Any, q_at: Any, k_at: Any) -> None:
-        for h in range(2):
-            k = isa.shared_load_u32x4(i32(k_at + (h * pieces + j) * 512))
+    def score_piece(j: Any, scores: Any, keys: Any, queries: Any, q_at: Any, k_at: Any) -> None:
+        for i in range(2 * units):
+            k = isa.shared_load_u32x4(i32(k_at + (i >> 1) * unit_bytes + ((i & 1) * pieces + j) * 512))
             for c in range(4):
-                keys[h * 4 + c] = k[c]
-        for m in range(tiles):
-            o = (m * pieces + j) * 8
-            if q_in_registers:
-                a = (queries[o], queries[o + 1], queries[o + 2], queries[o + 3])
-                b = (queries[o + 4], queries[o + 5], queries[o + 6], queries[o + 7])
-            else:
-                a = isa.shared_load_u32x4(i32(q_at + (m * pieces + j) * 1024))
-                b = isa.shared_load_u32x4(i32(q_at + (m * pieces + j) * 1024 + 512))
-            for h in range(2):
-                s = m * 8 + h * 4
-                d = mma(
-                    a[0], a[1], a[2], a[3], keys[h * 4], keys[h * 4 + 1],
-                    scores[s], scores[s + 1], scores[s + 2], scores[s + 3],
-                )  # fmt: skip
-                e = mma(
-                    b[0], b[1], b[2], b[3], keys[h * 4 + 2], keys[h * 4 + 3],
-                    second[s], second[s + 1], second[s + 2], second[s + 3],
-                )  # fmt: skip
-                for c in range(4):
-                    scores[s + c], second[s + c] = d[c], e[c]
+                keys[i * 4 + c] = k[c]
+        for c in range(2):
+            for m in range(tiles):
+                if j < held:
+                    o = (m * held + j) * 8 + c * 4
+                    a = (queries[o], queries[o + 1], queries[o + 2], queries[o + 3])
+                else:
+                    a = isa.shared_load_u32x4(i32(q_at + (m * (pieces - held) + j - held) * 1024 + c * 512))
+                for i in range(2 * units):
+                    s, x = (i >> 1) * unit_scores + m * 8 + (i & 1) * 4, i * 4 + c * 2
+                    d = mma(
+                        a[0], a[1], a[2], a[3], keys[x], keys[x + 1],
+                        scores[s], scores[s + 1], scores[s + 2], scores[s + 3],
+                    )  # fmt: skip
+                    for e in range(4):
+                        scores[s + e] = d[e]
 
     score_piece = isa.inlined(score_piece)
 
-    def score_half(h: Any, scores: Any, queries: Any, k_at: Any) -> None:
-        # Eight keys at a time, so that few partial scores are held beside the queries of two tiles.
-        second = cuda.local.array(8, f32)
-        for m in range(2):
-            for c in range(4):
-                scores[m * 8 + h * 4 + c] = zero
-                second[m * 4 + c] = zero
-        for j in range(pieces):
-            k = isa.shared_load_u32x4(i32(k_at + (h * pieces + j) * 512))
-            for m in range(2):
-                o, s, e = (m * pieces + j) * 8, m * 8 + h * 4, m * 4
-                d = mma(
-                    queries[o], queries[o + 1], queries[o + 2], queries[o + 3], k[0], k[1],
-                    scores[s], scores[s + 1], scores[s + 2], scores[s + 3],
-                )  # fmt: skip
-                f = mma(
-                    queries[o + 4], queries[o + 5], queries[o + 6], queries[o + 7], k[2], k[3],
-                    second[e], second[e + 1], second[e + 2], second[e + 3],
-                )  # fmt: skip
-                for c in range(4):
-                    scores[s + c], second[e + c] = d[c], f[c]
-        for m in range(2):
-            for c in range(4):
-                scores[m * 8 + h * 4 + c] = scores[m * 8 + h * 4 + c] + second[m * 4 + c]
-
-    score_half = isa.inlined(score_half)
-
-    def score_by_halves(scores: Any, queries: Any, q_at: Any, k_at: Any) -> None:
-        score_half(0, scores, queries, k_at)
-        score_half(1, scores, queries, k_at)
-
     def score(scores: Any, queries: Any, q_at: Any, k_at: Any) -> None:
-        second, keys = cuda.local.array(n_scores, f32), cuda.local.array(8, i32)
+        keys = cuda.local.array(n_keys, i32)
         for i in range(n_scores):
             scores[i] = zero
-            second[i] = zero
-        score_piece(0, scores, second, keys, queries, q_at, k_at)
-        score_piece(1, scores, second, keys, queries, q_at, k_at)
+        score_piece(0, scores, keys, queries, q_at, k_at)
+        score_piece(1, scores, keys, queries, q_at, k_at)
         if pieces == 4:
-            score_piece(2, scores, second, keys, queries, q_at, k_at)
-            score_piece(3, scores, second, keys, queries, q_at, k_at)
-        for i in range(n_scores):
-            scores[i] = scores[i] + second[i]
+            score_piece(2, scores, keys, queries, q_at, k_at)
+            score_piece(3, scores, keys, queries, q_at, k_at)
 
     # Rows and steps are written out one by one below: loops around bodies of this size are not always unrolled, and
     # an index that is not constant would move the sums from registers to local memory.
@@ -184,13 +165,18 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, q_in_registers
     def own_highest(s: Any, scores: Any) -> Any:
         return isa.maximum(isa.maximum(scores[s], scores[s + 1]), isa.maximum(scores[s + 4], scores[s + 5]))
 
-    def raise_row(m: Any, far: Any, highest: Any, accumulators: Any, tops: Any, sums: Any, scale: Any) -> None:
-        r = m * 2 + far
-        top, high = highest[r], tops[r]
+    def raised(top: Any, high: Any, scale: Any) -> Any:
         top = isa.maximum(top, isa.shuffle_xor_f32(top, 1))
         top = isa.maximum(top, isa.shuffle_xor_f32(top, 2))
-        if (top - tops[r]) * scale > GROWTH:
+        if (top - high) * scale > GROWTH:
             high = top
+        return high
+
+    raised = isa.inlined(raised)
+
+    def raise_row(m: Any, far: Any, highest: Any, accumulators: Any, tops: Any, sums: Any, scale: Any) -> None:
+        r = m * 2 + far
+        high = raised(highest[r], tops[r], scale)
         shrink = isa.exp2((tops[r] - high) * scale)
         tops[r] = high
         sums[r] = isa.product(sums[r], shrink)
@@ -201,8 +187,36 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, q_in_registers
 
     own_highest, raise_row = isa.inlined(own_highest), isa.inlined(raise_row)
 
-    def raise_tops(scores: Any, accumulators: Any, tops: Any, sums: Any, scale: Any) -> None:
+    def own_highest_of_all(s: Any, scores: Any) -> Any:
+        high = own_highest(s, scores)
+        for u in range(units - 1):
+            high = isa.maximum(high, own_highest((u + 1) * unit_scores + s, scores))
+        return high
+
+    own_highest_of_all = isa.inlined(own_highest_of_all)
+
+    def grown(highest: Any, tops: Any, scale: Any) -> Any:
         # A row's maximum has grown enough exactly if that of one of its four lanes has: rounding keeps the order.
+        moves = i32(0)
+        for m in range(tiles):
+            for far in range(halves):
+                if (highest[m * 2 + far] - tops[m * 2 + far]) * scale > GROWTH:
+                    moves = i32(1)
+        return isa.any_lane(moves)
+
+    grown = isa.inlined(grown)
+
+    def grows(scores: Any, tops: Any, scale: Any) -> Any:
+        highest = cuda.local.array(n_tops, f32)
+        highest[0] = own_highest_of_all(0, scores)
+        if not half:
+            highest[1] = own_highest_of_all(2, scores)
+        if tiles == 2:
+            highest[2] = own_highest_of_all(8, scores)
+            highest[3] = own_highest_of_all(10, scores)
+        return grown(highest, tops, scale)
+
+    def raise_tops(scores: Any, accumulators: Any, tops: Any, sums: Any, scale: Any) -> None:
         highest = cuda.local.array(n_tops, f32)
         highest[0] = own_highest(0, scores)
         if not half:
@@ -210,12 +224,7 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, q_in_registers
         if tiles == 2:
             highest[2] = own_highest(8, scores)
             highest[3] = own_highest(10, scores)
-        grows = i32(0)
-        for m in range(tiles):
-            for far in range(halves):
-                if (highest[m * 2 + far] - tops[m * 2 + far]) * scale > GROWTH:
-                    grows = i32(1)
-        if isa.any_lane(grows) != 0:
+        if grown(highest, tops, scale) != 0:
             raise_row(0, 0, highest, accumulators, tops, sums, scale)
             if not half:
                 raise_row(0, 1, highest, accumulators, tops, sums, scale)
@@ -223,8 +232,16 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, q_in_registers
                 raise_row(1, 0, highest, accumulators, tops, sums, scale)
                 raise_row(1, 1, highest, accumulators, tops, sums, scale)
 
-    def weigh_row(m: Any, far: Any, scores: Any, weights: Any, tops: Any, sums: Any, scale: Any) -> None:
-        s, r = m * 8 + far * 2, m * 2 + far
+    def start_tops(scores: Any, tops: Any, scale: Any) -> None:
+        tops[0] = raised(own_highest(0, scores), tops[0], scale)
+        if not half:
+            tops[1] = raised(own_highest(2, scores), tops[1], scale)
+        if tiles == 2:
+            tops[2] = raised(own_highest(8, scores), tops[2], scale)
+            tops[3] = raised(own_highest(10, scores), tops[3], scale)
+
+    def weigh_row(m: Any, far: Any, at: Any, scores: Any, weights: Any, tops: Any, sums: Any, scale: Any) -> None:
+        s, r = at + m * 8 + far * 2, m * 2 + far
         base = -isa.product(tops[r], scale)
         p0, p1 = isa.exp2(isa.fused(scores[s], scale, base)), isa.exp2(isa.fused(scores[s + 1], scale, base))
         p2, p3 = isa.exp2(isa.fused(scores[s + 4], scale, base)), isa.exp2(isa.fused(scores[s + 5], scale, base))
@@ -246,16 +263,18 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, q_in_registers
 
     weigh_row, add_step = isa.inlined(weigh_row), isa.inlined(add_step)
 
-    def add_values(scores: Any, accumulators: Any, tops: Any, sums: Any, v_even: Any, v_odd: Any, scale: Any) -> None:
+    def add_values(
+        s: Any, scores: Any, accumulators: Any, tops: Any, sums: Any, v_even: Any, v_odd: Any, scale: Any
+    ) -> None:
         weights = cuda.local.array(n_weights, i32)
         for i in range(n_weights):
             weights[i] = i32(0)
-        weigh_row(0, 0, scores, weights, tops, sums, scale)
+        weigh_row(0, 0, s, scores, weights, tops, sums, scale)
         if not half:
-            weigh_row(0, 1, scores, weights, tops, sums, scale)
+            weigh_row(0, 1, s, scores, weights, tops, sums, scale)
         if tiles == 2:
-            weigh_row(1, 0, scores, weights, tops, sums, scale)
-            weigh_row(1, 1, scores, weights, tops, sums, scale)
+            weigh_row(1, 0, s, scores, weights, tops, sums, scale)
+            weigh_row(1, 1, s, scores, weights, tops, sums, scale)
         add_step(0, v_even, weights, accumulators)
         add_step(1, v_odd, weights, accumulators)
         add_step(2, v_even, weights, accumulators)
@@ -266,5 +285,7 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, q_in_registers
             add_step(6, v_even, weights, accumulators)
             add_step(7, v_odd, weights, accumulators)
 
-    scorer = score_by_halves if tiles == 2 and q_in_registers else score
-    return isa.inlined(scorer), hide, isa.inlined(raise_tops), isa.inlined(add_values)
+    return Steps(
+        isa.inlined(score), hide, isa.inlined(start_tops), isa.inlined(grows), isa.inlined(raise_tops),
+        isa.inlined(add_values),
+    )  # fmt: skip

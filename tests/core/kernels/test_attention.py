@@ -13,6 +13,7 @@ from eagle3core.kernels import (
     attention_rows,
     attention_streams,
     attention_tile,
+    attention_totals,
     emulator,
     proof,
 )
@@ -27,7 +28,8 @@ CHAIN = {
     "tree": "chain",
 }  # fmt: skip
 # The kernel for many rows, two streams at a time.
-SIDE_BY_SIDE = {"row_warps": 2, "groups": 2, "units": 1, "stages": 2}
+SIDE_BY_SIDE = {"row_warps": 2, "groups": 2, "units": 1, "stages": 3}
+BUNDLES = {**CHAIN, "order": (8, 2), "prefix": (200, 14)}
 WINDOW = {**CHAIN, "tokens": 2, "prefix": (75,), "window": 20, "tree": "random"}
 
 
@@ -77,10 +79,15 @@ PLANTED = {
     ),
     "splits merged with the wrong weight": (
         attention_combine, "make_attention_combine", r"isa\.fused\(tops\[i\], scale, -level\)",
-        "isa.fused(zero, scale, -level)", CHAIN, ({},),
+        "isa.fused(zero, scale, -level)", BUNDLES, ({},),
+    ),
+    "splits of a bundle merged with the wrong weight": (
+        attention_combine, "make_attention_combine", r"isa\.exp2\(\(before - high\) \* scale\)",
+        "isa.exp2((top - high) * scale)", CHAIN, ({},),
     ),
     "splits merged with a neighbour's weight": (
-        attention_combine, "make_attention_combine", r"\(lane & 16\) \+ s\)", "(lane & 16) + (s ^ 1))", CHAIN, ({},),
+        attention_combine, "make_attention_combine", r"\(lane & 16\) \+ s \+ j\)",
+        "(lane & 16) + ((s + j) ^ 1))", CHAIN, ({},),
     ),
     "values swizzled otherwise than they are read": (
         attention_streams, "make_attention_streams", r"\(t \^ \(g >> 1\)\)", "(t ^ (g & 3))", CHAIN, ({},),
@@ -94,24 +101,32 @@ PLANTED = {
         CHAIN, ({"stages": 2},),
     ),
     "a copy too few waited for, shared ring": (
-        attention_rows, "make_attention_rows", r"isa\.COPY_WAIT\[\(stages - 2\) \* units\]",
-        "isa.COPY_WAIT[(stages - 1) * units]", CHAIN, (SIDE_BY_SIDE,),
+        attention_rows, "make_attention_rows", r"isa\.COPY_WAIT\[stages - 3\]", "isa.COPY_WAIT[stages - 2]", CHAIN,
+        (SIDE_BY_SIDE,),
     ),
     "no barrier before the shared ring is read": (
-        attention_rows, "make_attention_rows", r"wait_set\(\)\n +isa\.named_barrier\(.*\)", "wait_set()",
-        CHAIN, (SIDE_BY_SIDE,),
+        attention_rows, "make_attention_rows", r"wait_others\(barrier, parity\)", "isa.fence_gpu()", CHAIN,
+        (SIDE_BY_SIDE,),
+    ),
+    "a slot of the shared ring written while others read it": (
+        attention_rows, "make_attention_rows", r"ahead, step = units \* unit_bytes, stages - 2,",
+        "ahead, step = units * unit_bytes, stages - 1,", {**CHAIN, "prefix": (250,)}, (SIDE_BY_SIDE,),
     ),
     "a stream joined before its turn": (
-        attention_rows, "make_attention_rows", r"isa\.named_barrier\(turn, turn_threads\)", "isa.fence_gpu()",
-        CHAIN, (SIDE_BY_SIDE,),
+        attention_rows, "make_attention_rows", r"wait_others\(i32\(turns.*\), turn_parity\)",
+        "isa.fence_gpu()", CHAIN, (SIDE_BY_SIDE,),
     ),
     "turns not handed on": (
-        attention_rows, "make_attention_rows", r"isa\.named_arrive\(next_turn, turn_threads\)", "isa.fence_gpu()",
+        attention_rows, "make_attention_rows", r"isa\.mbarrier_arrive\(i32\(turns.*\)", "isa.fence_gpu()",
         CHAIN, (SIDE_BY_SIDE,),
     ),
     "streams joined without their maxima, side by side": (
-        attention_rows, "make_attention_rows", r"isa\.product\(accumulators\[i\], take\[r\]\)", "accumulators[i]",
-        CHAIN, (SIDE_BY_SIDE,),
+        attention_totals, "make_totals", r"isa\.product\(accumulators\[i\], take\[r\]\)", "accumulators[i]", CHAIN,
+        (SIDE_BY_SIDE,),
+    ),
+    "splits of a bundle joined without their maxima": (
+        attention_totals, "make_totals", r"isa\.product\(t\[0\], take\[2 \* m\]\)", "t[0]", CHAIN,
+        ({**SIDE_BY_SIDE, "run": 2},),
     ),
     "no barrier before the streams are joined": (
         attention_streams, "make_attention_streams",
@@ -174,13 +189,10 @@ def early_reads_of_new_keys():
         variant = launch.variant
         kernel = variant.make(emulator, **variant.constants)
         machine = Machine(kernel, arguments, regions, variant.threads, variant.shared_bytes, variant.dependent)
-        emulator._machine = machine
         try:
-            machine.run(launch.grid)
+            emulator.run(machine, launch.grid)
         except EmulationError as error:
             found.append(str(error))
-        finally:
-            emulator._machine = None
     return found
 
 
@@ -230,3 +242,17 @@ def test_later_tokens_do_not_change_a_bit_of_earlier_rows():
         less |= {"words": mask_words(less["mask"]), "positions": inputs["positions"][:, :kept].clone()}
         out = proof.run(CARD, "sm_90a", {**case, "tokens": kept}, less, emulator.execute)["out"]
         assert proof.differing(out, whole[:, :kept]) == 0
+
+
+@pytest.mark.parametrize("tokens", [3, 17])
+def test_splits_of_a_bundle_give_the_same_bits_whoever_joins_them(tokens):
+    """One split a block, pairs, whole bundles, all of them; by streams side by side and one after the other."""
+    case = {**BUNDLES, "tokens": tokens}
+    inputs = CARD.example(case, proof.generator(9, CPU), CPU)
+    outs = [
+        proof.run(CARD, "sm_90a", case, inputs, emulator.execute, {**setting, "run": run})["out"]
+        for setting, runs in (({}, (1,)), (SIDE_BY_SIDE, (1, 2, 4)), ({**SIDE_BY_SIDE, "groups": 1}, (8,)))
+        for run in runs
+    ]
+    assert torch.isfinite(outs[0]).all()
+    assert all(proof.differing(out, outs[0]) == 0 for out in outs[1:])
