@@ -34,6 +34,7 @@ from eagle3core.trace import Trace
 log = logging.getLogger("eagle3core")
 
 PERF_MODE_VARIABLE = "EAGLE3_PERF_MODE"  # set: a broken invariant ends the run
+ACTIVE_DEBUG_VARIABLE = "EAGLE3_ACTIVE_DEBUG"  # set: a line a step with the slots that take part
 
 
 class Engine:
@@ -170,6 +171,10 @@ class Engine:
             with self.trace.scope(f"step{self._n_steps}"):
                 self.runner.enqueue(self.trace)
             self._in_flight.append(dict(self._running))
+            if os.environ.get(ACTIVE_DEBUG_VARIABLE):
+                active = sorted(self._running)
+                log.info("[EAGLE][Active] step %d: %d of %d slots, %s", self._n_steps, len(active),
+                         self.runner.n_slots, active)  # fmt: skip
             self._n_steps += 1
         self._collect(everything=False)
 

@@ -18,7 +18,7 @@ from eagle3core.decode.device_state import DeviceSizes
 from eagle3core.decode.program import Program, launches_of
 from eagle3core.decode.replay import EagerReplayer
 from eagle3core.decode.runner import RowOutcome, SlotRequest
-from eagle3core.engine import PERF_MODE_VARIABLE
+from eagle3core.engine import ACTIVE_DEBUG_VARIABLE, PERF_MODE_VARIABLE
 from eagle3core.kernels.slot_state import RUNNING
 from eagle3core.trace import Trace
 from eagle3core.tree.flatten import FlatTree, chain_tree
@@ -148,6 +148,21 @@ def _noting(used: list[int], batch: int, program: Program) -> Any:
         execute(launches_of(program))
 
     return run
+
+
+def test_active_slots_are_logged_every_step_when_asked_for(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = engine(pair, None, n_slots=2)
+    prompts, limits = random_prompts([3, 9], n_vocab=256), [new_tokens(2), new_tokens(4)]
+    with caplog.at_level(logging.INFO, "eagle3core"):
+        made.generate(prompts, limits)
+        assert "[Active]" not in caplog.text
+        monkeypatch.setenv(ACTIVE_DEBUG_VARIABLE, "1")
+        made.generate(prompts, limits)
+    lines = [record.message for record in caplog.records if "[Active]" in record.message]
+    assert lines[0] == "[EAGLE][Active] step 0: 2 of 2 slots, [0, 1]"
+    assert lines[-1].endswith(": 1 of 2 slots, [1]")
 
 
 # ---- trees
