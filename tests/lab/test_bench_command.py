@@ -10,21 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from eagle3core.metrics import RequestMetrics, StepRecord
-from eagle3core.request import Response
 from lab import cli
 from lab.bench import memory
 from lab.bench import run as bench_run
-from lab.bench.floors import step_floor
-from lab.bench.fused import fuse_draft, fuse_target
-from lab.bench.hf_static import HFStatic
-from lab.bench.plain_torch import PlainTorch
 from lab.bench.record import record_of
 from lab.bench.results import agreement, line_of, wrong_tokens
-from lab.bench.rounds import WARM_STEPS, full_window, interleave
-from lab.bench.run import Bench, Contender
+from lab.bench.run import Bench
 from lab.bench.scenario import Point, Scenario, read_depths, read_points
-from lab.bench.sdpa import folded, grouped
 from lab.errors import ExperimentError
 from lab.history import metrics_of
 from lab.pairs.planted import GEOMETRIES, PlantedPair, share_for_length
@@ -61,167 +53,6 @@ def by_name(rows: list[Row]) -> dict[str, Row]:
 
 
 # -- floors
-
-
-def test_floors_of_the_8b_geometry_are_those_counted_by_hand() -> None:
-    geometry = GEOMETRIES["llama-3.1-8b"]
-    # Bytes in bf16: weights without the table 15.009 GB, cache 131072 a token; head 849 MB first, 749 MB later.
-    for context, batch, base_gb, step_gb, ratio in (
-        (512, 1, 15.08, 17.43, 1.156),
-        (2048, 1, 15.28, 17.65, 1.155),
-        (32768, 1, 19.30, 22.05, 1.142),
-        (16384, 4, 23.60, 26.75, 1.134),
-    ):
-        floor = step_floor(geometry.target, geometry.draft, k=3, batch=batch, cached=context, itemsize=2)
-        assert floor.base_bytes / 1e9 == pytest.approx(base_gb, abs=0.005)
-        assert floor.step_bytes / 1e9 == pytest.approx(step_gb, abs=0.01)
-        assert floor.step_over_base == pytest.approx(ratio, abs=0.001)
-        assert floor.largest_speedup(3.0) == pytest.approx(3 / ratio, abs=0.01)
-    plain = step_floor(geometry.target, geometry.draft, k=0, batch=1, cached=512, itemsize=2)
-    assert plain.draft_bytes == 0
-    assert plain.ms(4578.0) == pytest.approx(3.29, abs=0.01)
-
-
-def test_a_tied_table_is_read_as_the_head_and_a_shared_head_by_the_draft() -> None:
-    geometry = GEOMETRIES["nano"]
-    target, draft = geometry.target, geometry.draft
-    floor = step_floor(target, draft, k=2, batch=1, cached=10, itemsize=2)
-    tied = step_floor(replace(target, tie_word_embeddings=True), draft, k=2, batch=1, cached=10, itemsize=2)
-    assert tied.base_bytes == floor.base_bytes
-    shared = step_floor(target, replace(draft, has_head=False), k=2, batch=1, cached=10, itemsize=2)
-    assert shared.draft_bytes == floor.draft_bytes
-
-
-# -- rounds
-
-
-def test_modes_take_turns_and_the_order_turns_around() -> None:
-    seen: list[str] = []
-    runs = {name: (lambda name=name: seen.append(name) or len(seen)) for name in "ab"}
-    told: list[int] = []
-    found = interleave(runs, rounds=2, warmup=1, on_round=told.append)
-    assert seen == ["b", "a", "a", "b", "b", "a"]
-    assert found == {"a": [3, 6], "b": [4, 5]}
-    assert told == [-1, 0, 1]
-
-
-def response(*committed: int) -> Response:
-    """A request whose steps committed so many tokens each."""
-    steps = tuple(StepRecord(0, K, n - 1, n, False) for n in committed)
-    return Response("", [0] * (1 + sum(committed)), 4, "length", RequestMetrics(None, steps))
-
-
-def test_the_full_window_ends_before_the_first_request_does() -> None:
-    ends = [float(i * i) for i in range(20)]
-    window = full_window([response(*[2] * 10), response(*[3] * 7)], ends, 2)
-    assert window is not None
-    assert window.n_steps == 6 - WARM_STEPS
-    assert window.seconds == ends[5] - ends[WARM_STEPS - 1]
-    assert window.n_tokens == window.n_steps * 5
-    assert full_window([response(*[2] * 10)] * 3, ends, 2) is None, "one waited for a slot"
-    assert full_window([response(2, 2, 2)], ends, 1) is None, "too short to tell"
-    plain = Response("", [0] * 9, 4, "length", RequestMetrics())
-    counted = full_window([plain], ends, 1)
-    assert counted is not None
-    assert counted.n_tokens == counted.n_steps == 8 - 1 - WARM_STEPS
-
-
-# -- peers
-
-
-@pytest.mark.parametrize("k", [0, 1, 3, 7])
-def test_the_plain_torch_step_commits_the_planted_tokens_as_often_as_the_dial_says(nano: PlantedPair, k: int) -> None:
-    target = fuse_target(nano.target_weights, nano.geometry.target.n_layers)
-    draft = fuse_draft(nano.draft_weights, target, nano.tokens.draft_to_target)
-    first = torch.tensor([prompt[-1] for prompt in nano.prompts(8, 2)])
-    peer = PlainTorch(
-        target, draft, nano.geometry.target, nano.geometry.draft, k=k, context=24, first=first,
-        successor=nano.tokens.successor, n_steps=25,
-    )  # fmt: skip
-    for _ in range(2):
-        found = peer.run()
-        assert found.n_wrong == 0
-        assert found.step_ms > 0
-    expected = sum(nano.tokens.share**i for i in range(k + 1))
-    assert found.tokens_per_step == pytest.approx(expected, rel=0.1)
-    assert peer.facts()["attention"]
-
-
-def test_a_peer_that_decodes_other_tokens_is_found_out(nano: PlantedPair) -> None:
-    target = fuse_target(nano.target_weights, nano.geometry.target.n_layers)
-    other = PlantedPair("nano", share=0.5, seed=9, dtype=torch.float32)
-    first = torch.tensor([prompt[-1] for prompt in nano.prompts(3, 2)])
-    given: dict[str, Any] = {"context": 8, "first": first, "n_steps": 4}
-    geometry = nano.geometry.target
-    wrong = HFStatic(target, geometry, successor=other.tokens.successor, **given)
-    assert wrong.run().n_wrong == 3
-    unknown = HFStatic(target, geometry, successor=None, **given)
-    assert unknown.run().n_wrong is None
-
-
-def test_hugging_face_reads_the_same_weights_and_turns_by_the_same_angles(nano: PlantedPair) -> None:
-    geometry = GEOMETRIES["nano"].target
-    target = fuse_target(nano.target_weights, geometry.n_layers)
-    first = torch.tensor([prompt[-1] for prompt in nano.prompts(2, 2)])
-    peer = HFStatic(target, geometry, context=16, first=first, successor=nano.tokens.successor, n_steps=6)
-    assert peer.run().n_wrong == 0
-    assert peer.run().n_wrong == 0, "a second round starts where the first did"
-    layer = peer.model.model.layers[1]
-    assert (
-        layer.self_attn.k_proj.weight.data_ptr()
-        == target.layers[1].parts(geometry.block)["self_attn.k_proj.weight"].data_ptr()
-    )
-    plain = PlainTorch(
-        target, None, geometry, nano.geometry.draft, k=0, context=16, first=first, successor=None, n_steps=1
-    )
-    assert torch.equal(peer.model.model.rotary_emb.inv_freq, plain.stack.frequencies)
-
-
-def test_plain_torch_and_hugging_face_give_the_same_logits_over_the_same_cache(nano: PlantedPair) -> None:
-    geometry = GEOMETRIES["nano"].target
-    target = fuse_target(nano.target_weights, geometry.n_layers)
-    first = torch.tensor([prompt[-1] for prompt in nano.prompts(2, 2)])
-    given: dict[str, Any] = {"context": 16, "first": first, "successor": None, "n_steps": 1}
-    theirs = HFStatic(target, geometry, **given)
-    ours = PlainTorch(target, None, geometry, nano.geometry.draft, k=0, **given)
-    for i, layer in enumerate(theirs.cache.layers):
-        ours.stack.k[i][:, :, :16] = layer.keys[:, :, :16]
-        ours.stack.v[i][:, :, :16] = layer.values[:, :, :16]
-    theirs.run()
-    ours.run()
-    for i, layer in enumerate(theirs.cache.layers):  # what the step wrote went through every layer below
-        assert torch.allclose(ours.stack.k[i][:, :, 16], layer.keys[:, :, 16], atol=1e-4)
-        assert torch.allclose(ours.stack.v[i][:, :, 16], layer.values[:, :, 16], atol=1e-4)
-
-
-def test_both_forms_of_attention_agree() -> None:
-    random = torch.Generator().manual_seed(0)
-    q = torch.randn(2, 3, 8, 16, generator=random)
-    k, v = (torch.randn(2, 2, 11, 16, generator=random) for _ in range(2))
-    assert torch.allclose(grouped(q, k, v), folded(q, k, v), atol=1e-5)
-
-
-def test_a_peer_that_fails_gives_its_reason_and_is_not_asked_again() -> None:
-    class Failing:
-        name = "failing"
-        n_calls = 0
-
-        def run(self) -> Any:
-            self.n_calls += 1
-            raise RuntimeError("no kernel image\nand a long story")
-
-        def facts(self) -> dict[str, Any]:
-            return {}
-
-    peer = Failing()
-    contender = Contender(lambda: peer)
-    assert contender.once() is None
-    assert contender.once() is None
-    assert contender.reason == "RuntimeError: no kernel image"
-    assert peer.n_calls == 1
-
-
-# -- rows
 
 
 def test_a_bench_writes_a_row_for_every_depth_and_every_peer(rows: list[Row]) -> None:
