@@ -213,30 +213,32 @@ def _measured() -> tuple[Case, ...]:
     )
 
 
-def _variants(arch: str, wanted: Sequence[tuple[str, int, int, int]]) -> list[Variant]:
+def _variants(arch: str, wanted: Sequence[tuple[str, int, int]], batches: Sequence[int]) -> list[Variant]:
+    """What (dtype, head size, tokens) launch; the largest batch lets a block join the splits of a bundle."""
     made: dict[str, Variant] = {}
-    for dtype, dim, heads, tokens in wanted:
-        about = {"dtype": dtype, "dim": dim, "heads": heads, "kv_heads": 8, "kv": 1024, "tokens": tokens}
-        for batch in (1, 4):
+    for dtype, dim, tokens in wanted:
+        about = {"dtype": dtype, "dim": dim, "heads": dict(_KINDS)[dim], "kv_heads": 8, "kv": 1024, "tokens": tokens}
+        for batch in batches:
             made |= {v.name: v for v in attention_variants_of(arch, {**about, "batch": batch})}
     return list(made.values())
 
 
 def attention_variants(arch: str) -> list[Variant]:
-    """The variants with the most registers: two tiles a warp, and sixteen rows a warp with two sets of sums."""
-    wanted = [("bf16", 128, 32, 64)]
-    if arch == "sm_90a":  # elsewhere in the slow ring: these take longest to compile
-        wanted.append(("bf16", 128, 32, 8))
-    return _variants(arch, wanted)
+    """The variants with the most registers on one architecture, a small one on the others: most take half a minute."""
+    if arch == "sm_90a":
+        return _variants(arch, [("bf16", 128, 8), ("bf16", 128, 64)], batches=(4,))
+    return _variants(arch, [("bf16", 64, 1)], batches=(1,))
 
 
 def attention_slow_variants(arch: str) -> list[Variant]:
-    """What the measured shapes launch, and fp16."""
-    wanted = [(dtype, dim, heads, t) for dtype, (dim, heads) in zip(("bf16", "bf16"), _KINDS, strict=True)
-              for t in (1, 2, 4, 8, 16, 64)]  # fmt: skip
-    wanted += [("f16", 128, 32, 8), ("f16", 64, 64, 16)]
+    """What the measured shapes launch, and fp16; of the other architectures, every kernel once a head size."""
+    made = _variants(arch, [("bf16", dim, tokens) for dim, _ in _KINDS for tokens in (1, 8, 64)], batches=(4,))
+    if arch == "sm_90a":
+        made += _variants(arch, [("bf16", dim, tokens) for dim, _ in _KINDS for tokens in (4, 16)], batches=(4,))
+        made += _variants(arch, [("bf16", 128, 64)], batches=(1,))  # whose splits are all left apart
+        made += _variants(arch, [("f16", 128, 8), ("f16", 64, 8)], batches=(4,))
     fast = {v.name for v in attention_variants(arch)}
-    return [v for v in _variants(arch, wanted) if v.name not in fast]
+    return list({v.name: v for v in made if v.name not in fast}.values())
 
 
 def attention_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:

@@ -146,7 +146,8 @@ def combine_variant(arch: str, shape: Shape, *, joined: bool) -> Variant:
         make=make_attention_combine, constants={"shape": shape, "joined": joined, "overlap": overlaps(arch)},
         parameters=COMBINE_PARAMETERS, threads=COMBINE_THREADS,
         instructions={"LDG": shape.splits // (shape.bundle if joined else 1)},
-        max_registers=128 if shape.splits <= 16 else 192,
+        # Of more splits a lane asks for two batches; without a limit the compiler holds both at once.
+        max_registers=128 if shape.splits <= 16 else 168, blocks_per_sm=1 if shape.splits <= 16 else 3,
         dependent=overlaps(arch),
     )  # fmt: skip
 
