@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch starts its threads
 
@@ -11,6 +13,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from rings import ring_counts
+
+if TYPE_CHECKING:
+    from lab.proofs.subject import Subject
 
 torch.set_num_threads(1)
 # Shared cores make single examples slow at random, so time is bounded by the number of examples instead.
@@ -45,3 +50,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """One line that says how much of each ring ran, and why the rest did not."""
     terminalreporter.write_line(f"rings: {'; '.join(ring_counts(terminalreporter.stats)) or 'none'}")
+
+
+@pytest.fixture(scope="module")
+def nano_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A pair on disk that the kernels take: two layers of head size 64, its draft right about half the time."""
+    from device_engines import write_nano_pair  # not every test needs the engine
+
+    return write_nano_pair(tmp_path_factory.mktemp("nano"), seed=5)
+
+
+@pytest.fixture(scope="module")
+def nano_kernels(nano_pair: tuple[Path, Path]) -> Subject:
+    """That pair on the kernels' path, as proofs take it."""
+    from proof_subjects import nano_subject
+
+    return nano_subject(nano_pair)

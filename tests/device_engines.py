@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from agreeing_pairs import write_agreeing_pair
 from tiny_engines import Pair
+from torch_launches import execute
 
 from eagle3core import Engine, EngineConfig, SpeculativeConfig
 from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.decode.device_runner import DeviceRunner
 from eagle3core.decode.device_state import DeviceSizes
-from eagle3core.decode.replay import Replayer
+from eagle3core.decode.replay import EagerReplayer, Replayer
 from eagle3core.model.packed import PackedDraft, PackedTarget, pack_checkpoints
 from eagle3core.trace import Trace
 from eagle3core.tree.flatten import FlatTree, chain_tree
@@ -23,6 +24,7 @@ NANO: dict[str, Any] = {
     "taps": (0, 1, 2), "convention": "input", "eos": [], "dtype": torch.bfloat16,
 }  # fmt: skip
 CPU = torch.device("cpu")
+BY_MEANING = EagerReplayer(execute)  # every launch computed by its reference
 ORDER = (2, 2)  # splits and streams of attention: few, for the emulator's sake
 
 
@@ -74,3 +76,8 @@ def device_engine(
     config = EngineConfig(session_len=session_len, max_batch_size=n_slots, dtype="bfloat16", device="cpu",
                           prefill_chunk=64, speculative_config=spec)  # fmt: skip
     return Engine(runner.target, runner.draft, config, trace=trace, runner=runner, tokenizer=tokenizer)
+
+
+def engine_by_meaning(pair: Pair, k: int | None, **changes: Any) -> Engine:
+    """An engine for sessions of 256 tokens, every launch computed by its reference."""
+    return device_engine(pair, k, BY_MEANING, **{"session_len": 256, **changes})

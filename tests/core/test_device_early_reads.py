@@ -3,45 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
-from device_engines import device_engine, device_runner, write_nano_pair
+from device_engines import BY_MEANING, device_runner
 from tiny_engines import Pair
-from torch_launches import execute
 
-from eagle3core import Engine
 from eagle3core.decode.program import Program, launches_of
-from eagle3core.decode.replay import EagerReplayer
 
 pytestmark = pytest.mark.reference
-
-REPLAYER = EagerReplayer(execute)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return write_nano_pair(tmp_path_factory.mktemp("nano"), seed=5)
-
-
-def engine(pair: Pair, k: int | None, **changes: Any) -> Engine:
-    return device_engine(pair, k, REPLAYER, **{"session_len": 256, **changes})
 
 
 @pytest.mark.parametrize("k", [None, 1, 3])
 def test_nothing_is_read_early_that_a_kernel_of_the_same_program_may_still_be_writing(
-    pair: Pair, k: int | None
+    nano_pair: Pair, k: int | None
 ) -> None:
-    runner = device_runner(pair, k, REPLAYER)
+    runner = device_runner(nano_pair, k, BY_MEANING)
     assert hazards(runner.chunk, own_keys_are_early=False) == []
     assert hazards(runner.finish, own_keys_are_early=False) == []
     for program in runner.programs.values():
         assert hazards(program, own_keys_are_early=True) == []
 
 
-def test_a_missing_wait_is_found(pair: Pair) -> None:
-    program = device_runner(pair, 3, REPLAYER).programs[2]
+def test_a_missing_wait_is_found(nano_pair: Pair) -> None:
+    program = device_runner(nano_pair, 3, BY_MEANING).programs[2]
     found = []
     for s, stage in enumerate(program):
         for at, launch in enumerate(stage.launches):

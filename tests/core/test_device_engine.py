@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from device_engines import device_engine, device_runner, write_nano_pair
+from device_engines import BY_MEANING, device_runner, engine_by_meaning, write_nano_pair
 from tiny_engines import Pair, accepted_counts, letter_tokenizer, new_tokens, random_prompts, tokens_of
 from torch_launches import execute
 
@@ -16,7 +16,6 @@ from eagle3core import Engine, EngineConfig, GenerationConfig, InvariantViolated
 from eagle3core.decode.device_runner import DeviceRunner, buckets
 from eagle3core.decode.device_state import DeviceSizes
 from eagle3core.decode.program import Program, launches_of
-from eagle3core.decode.replay import EagerReplayer
 from eagle3core.decode.runner import RowOutcome, SlotRequest
 from eagle3core.engine import ACTIVE_DEBUG_VARIABLE, PERF_MODE_VARIABLE
 from eagle3core.kernels.slot_state import RUNNING
@@ -26,17 +25,7 @@ from eagle3core.tree.flatten import FlatTree, chain_tree
 pytestmark = pytest.mark.reference
 
 LENGTHS = [3, 9, 1, 17, 70, 130]  # the last two take two and three chunks
-REPLAYER = EagerReplayer(execute)
 QUIET = Trace()
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return write_nano_pair(tmp_path_factory.mktemp("nano"), seed=5)
-
-
-def engine(pair: Pair, k: int | None, **changes: Any) -> Engine:
-    return device_engine(pair, k, REPLAYER, **{"session_len": 256, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +34,15 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def baseline(pair: Pair, prompts: list[list[int]]) -> list[list[int]]:
-    return tokens_of(engine(pair, None, n_slots=3).generate(prompts, new_tokens(24)))
+def baseline(nano_pair: Pair, prompts: list[list[int]]) -> list[list[int]]:
+    return tokens_of(engine_by_meaning(nano_pair, None, n_slots=3).generate(prompts, new_tokens(24)))
 
 
 def test_plain_decoding_gives_the_reference_engines_tokens(
-    pair: Pair, prompts: list[list[int]], baseline: list[list[int]]
+    nano_pair: Pair, prompts: list[list[int]], baseline: list[list[int]]
 ) -> None:
     config = EngineConfig(session_len=256, device="cpu", dtype="float32")
-    exact = tokens_of(Engine.from_pretrained(pair[0], config).generate(prompts, new_tokens(24)))
+    exact = tokens_of(Engine.from_pretrained(nano_pair[0], config).generate(prompts, new_tokens(24)))
     agree = [next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), 24)
              for ours, theirs in zip(baseline, exact, strict=True)]  # fmt: skip
     assert sum(n == 24 for n in agree) >= 5, "sixteen-bit weights may turn a near-tie, once"
@@ -63,17 +52,17 @@ def test_plain_decoding_gives_the_reference_engines_tokens(
 @pytest.mark.parametrize("k", [1, 2, 3, 7, 8])
 @pytest.mark.parametrize("n_slots", [1, 3, 5])
 def test_any_depth_and_company_give_the_baselines_tokens(
-    pair: Pair, prompts: list[list[int]], baseline: list[list[int]], k: int, n_slots: int
+    nano_pair: Pair, prompts: list[list[int]], baseline: list[list[int]], k: int, n_slots: int
 ) -> None:
-    responses = engine(pair, k, n_slots=n_slots).generate(prompts, new_tokens(24))
+    responses = engine_by_meaning(nano_pair, k, n_slots=n_slots).generate(prompts, new_tokens(24))
     assert tokens_of(responses) == baseline
     assert set(range(min(k, 2) + 1)) <= accepted_counts(responses)
 
 
-def test_drafts_and_acceptances_are_the_reference_engines(pair: Pair, prompts: list[list[int]]) -> None:
-    ours = engine(pair, 3).generate(prompts, new_tokens(16))
-    config = dataclasses.replace(engine(pair, 3).config, dtype="float32")
-    theirs = Engine.from_pretrained(pair[0], config).generate(prompts, new_tokens(16))
+def test_drafts_and_acceptances_are_the_reference_engines(nano_pair: Pair, prompts: list[list[int]]) -> None:
+    ours = engine_by_meaning(nano_pair, 3).generate(prompts, new_tokens(16))
+    config = dataclasses.replace(engine_by_meaning(nano_pair, 3).config, dtype="float32")
+    theirs = Engine.from_pretrained(nano_pair[0], config).generate(prompts, new_tokens(16))
     same = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.token_ids == b.token_ids]
     assert len(same) >= 4, "a near-tie may turn in sixteen bits, seldom"
     assert sum(a.req_metrics == b.req_metrics for a, b in same) >= len(same) - 1
@@ -81,20 +70,20 @@ def test_drafts_and_acceptances_are_the_reference_engines(pair: Pair, prompts: l
 
 
 def test_slots_that_fill_and_empty_in_the_middle_of_a_run_change_no_token(
-    pair: Pair, prompts: list[list[int]], baseline: list[list[int]]
+    nano_pair: Pair, prompts: list[list[int]], baseline: list[list[int]]
 ) -> None:
     limits = [new_tokens(n) for n in (1, 24, 2, 5, 1, 13)]
     for k in (None, 3):
-        responses = engine(pair, k, n_slots=2).generate(prompts, limits)
+        responses = engine_by_meaning(nano_pair, k, n_slots=2).generate(prompts, limits)
         expected = [tokens[: limit.max_new_tokens] for tokens, limit in zip(baseline, limits, strict=True)]
         assert tokens_of(responses) == expected
         assert {response.finish_reason for response in responses} == {"length"}
 
 
 def test_an_engine_gives_the_same_again_and_is_empty_between(
-    pair: Pair, prompts: list[list[int]], baseline: list[list[int]]
+    nano_pair: Pair, prompts: list[list[int]], baseline: list[list[int]]
 ) -> None:
-    made = engine(pair, 3)
+    made = engine_by_meaning(nano_pair, 3)
     for _ in range(2):
         assert tokens_of(made.generate(prompts, new_tokens(24))) == baseline
         assert made.state.state[RUNNING].tolist() == [0, 0]
@@ -102,11 +91,11 @@ def test_an_engine_gives_the_same_again_and_is_empty_between(
 
 @pytest.mark.parametrize("k", [None, 3])
 def test_end_tokens_stop_the_slot_on_the_device(
-    pair: Pair, prompts: list[list[int]], baseline: list[list[int]], k: int | None
+    nano_pair: Pair, prompts: list[list[int]], baseline: list[list[int]], k: int | None
 ) -> None:
     ends = tuple(dict.fromkeys(tokens[7] for tokens in baseline))
     expected = [tokens[: next(i for i, t in enumerate(tokens) if t in ends) + 1] for tokens in baseline]
-    made = engine(pair, k)
+    made = engine_by_meaning(nano_pair, k)
     responses = made.generate(prompts, GenerationConfig(max_new_tokens=24, stop_token_ids=ends))
     assert tokens_of(responses) == expected
     assert {response.finish_reason for response in responses} == {"stop"}
@@ -118,9 +107,9 @@ def test_stop_words_are_found_by_the_host_a_step_late_and_later_tokens_thrown_aw
     words = GenerationConfig(max_new_tokens=24, stop_words=("a", "b", "c", "d", "e"))
     got = {}
     for k in (None, 3):
-        made = engine(pair, k, tokenizer=letter_tokenizer())
+        made = engine_by_meaning(pair, k, tokenizer=letter_tokenizer())
         got[k] = tokens_of(made.generate(prompts, words))
-        plain = tokens_of(engine(pair, k).generate(prompts, new_tokens(24)))
+        plain = tokens_of(engine_by_meaning(pair, k).generate(prompts, new_tokens(24)))
         assert [full[: len(cut)] for full, cut in zip(plain, got[k], strict=True)] == got[k]
         assert made.state.state[RUNNING].tolist() == [0, 0]
     assert got[None] == got[3]
@@ -132,8 +121,8 @@ def test_buckets_are_one_to_four_then_powers_of_two_and_the_most() -> None:
     assert sizes == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4, 8], [1, 2, 3, 4, 8, 12]]
 
 
-def test_the_batch_shrinks_with_the_slots_that_run(pair: Pair) -> None:
-    made = engine(pair, None, n_slots=4)
+def test_the_batch_shrinks_with_the_slots_that_run(nano_pair: Pair) -> None:
+    made = engine_by_meaning(nano_pair, None, n_slots=4)
     used: list[int] = []
     for batch, program in made.runner.programs.items():
         made.runner._whole[id(program)] = _noting(used, batch, program)
@@ -151,9 +140,9 @@ def _noting(used: list[int], batch: int, program: Program) -> Any:
 
 
 def test_active_slots_are_logged_every_step_when_asked_for(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    nano_pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = engine(pair, None, n_slots=2)
+    made = engine_by_meaning(nano_pair, None, n_slots=2)
     prompts, limits = random_prompts([3, 9], n_vocab=256), [new_tokens(2), new_tokens(4)]
     with caplog.at_level(logging.INFO, "eagle3core"):
         made.generate(prompts, limits)
@@ -168,12 +157,14 @@ def test_active_slots_are_logged_every_step_when_asked_for(
 # ---- trees
 
 
-def test_a_tree_given_by_hand_is_verified_in_one_pass_and_its_path_kept(pair: Pair, baseline: list[list[int]]) -> None:
+def test_a_tree_given_by_hand_is_verified_in_one_pass_and_its_path_kept(
+    nano_pair: Pair, baseline: list[list[int]]
+) -> None:
     """Thirteen nodes, the accepted path not the first: its keys have to move."""
     tree = FlatTree((-1, 0, 0, 0, 1, 2, 2, 3, 6, 6, 8, 9, 9))
     path = [2, 6, 9, 12]
     prompt = random_prompts(LENGTHS, n_vocab=256)[0]
-    runner = device_runner(pair, None, REPLAYER, n_slots=2, tree=tree, drafts=False)
+    runner = device_runner(nano_pair, None, BY_MEANING, n_slots=2, tree=tree, drafts=False)
     runner.admit(1, SlotRequest(prompt, 24, ()), QUIET)
     [first] = runner.collect(everything=True)
     tokens = list(first.rows[0].tokens)
@@ -207,12 +198,12 @@ def broken(runner: DeviceRunner, name: str, value: int) -> None:
 
 @pytest.mark.parametrize(("what", "value"), [("n_accepted", 9), ("n_accepted", -3), ("tables", 1)])
 def test_a_broken_invariant_gives_the_baselines_tokens_and_a_clear_message(
-    pair: Pair, caplog: pytest.LogCaptureFixture, what: str, value: int
+    nano_pair: Pair, caplog: pytest.LogCaptureFixture, what: str, value: int
 ) -> None:
     prompt = random_prompts([62], n_vocab=256)
     n = 4 if what == "n_accepted" else 1  # with one block alone, only the rows of this one fit
-    expected = tokens_of(engine(pair, None, n_slots=1).generate(prompt, new_tokens(n)))
-    made = engine(pair, 3, n_slots=1)
+    expected = tokens_of(engine_by_meaning(nano_pair, None, n_slots=1).generate(prompt, new_tokens(n)))
+    made = engine_by_meaning(nano_pair, 3, n_slots=1)
     broken(made.runner, what, value)
     assert tokens_of(made.generate(prompt, new_tokens(n))) == expected
     if n > 1:
@@ -221,23 +212,23 @@ def test_a_broken_invariant_gives_the_baselines_tokens_and_a_clear_message(
         assert errors[0].startswith("[EAGLE] slot 0 goes on without its drafts: slot 0 reports fault 1")
 
 
-def test_a_row_without_a_block_stops_the_run_rather_than_giving_wrong_tokens(pair: Pair) -> None:
-    made = engine(pair, 3, n_slots=1)
+def test_a_row_without_a_block_stops_the_run_rather_than_giving_wrong_tokens(nano_pair: Pair) -> None:
+    made = engine_by_meaning(nano_pair, 3, n_slots=1)
     broken(made.runner, "tables", 1)
     with pytest.raises(InvariantViolated, match="fault 6"):
         made.generate(random_prompts([64], n_vocab=256), new_tokens(9))
 
 
-def test_a_broken_invariant_is_fatal_in_performance_mode(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_invariant_is_fatal_in_performance_mode(nano_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PERF_MODE_VARIABLE, "1")
-    made = engine(pair, 3, n_slots=1)
+    made = engine_by_meaning(nano_pair, 3, n_slots=1)
     broken(made.runner, "n_accepted", 9)
     with pytest.raises(InvariantViolated, match="slot 0 reports fault 1"):
         made.generate(random_prompts([5], n_vocab=256), new_tokens(9))
 
 
-def test_results_are_read_one_step_behind(pair: Pair) -> None:
-    runner = device_runner(pair, None, REPLAYER, n_slots=1)
+def test_results_are_read_one_step_behind(nano_pair: Pair) -> None:
+    runner = device_runner(nano_pair, None, BY_MEANING, n_slots=1)
     runner.admit(0, SlotRequest([1, 2, 3], 9, ()), QUIET)
     assert runner.collect(everything=False) == []
     runner.enqueue(QUIET)
@@ -249,8 +240,8 @@ def test_results_are_read_one_step_behind(pair: Pair) -> None:
     assert [outcome.is_admission for outcome in runner.collect(everything=True)] == [False, False]
 
 
-def test_a_released_slot_takes_no_part(pair: Pair) -> None:
-    runner = device_runner(pair, 2, REPLAYER)
+def test_a_released_slot_takes_no_part(nano_pair: Pair) -> None:
+    runner = device_runner(nano_pair, 2, BY_MEANING)
     for slot in (0, 1):
         runner.admit(slot, SlotRequest([1, 2, slot], 99, ()), QUIET)
         runner.collect(everything=True)

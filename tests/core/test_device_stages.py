@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_engines import NANO, device_engine, packed_pair, write_nano_pair
+from device_engines import NANO, device_engine, engine_by_meaning, packed_pair
 from random_pairs import write_random_pair
 from tiny_engines import Pair, new_tokens, random_prompts, tokens_of
 from torch_launches import execute
@@ -24,17 +24,6 @@ from eagle3core.trace import RecordingTrace, StagedTrace
 from eagle3core.tree.flatten import chain_tree
 
 pytestmark = pytest.mark.reference
-
-REPLAYER = EagerReplayer(execute)
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return write_nano_pair(tmp_path_factory.mktemp("nano"), seed=5)
-
-
-def engine(pair: Pair, k: int | None, **changes: Any) -> Engine:
-    return device_engine(pair, k, REPLAYER, **{"session_len": 256, **changes})
 
 
 PUBLIC = {
@@ -58,7 +47,7 @@ class Ranges(StagedTrace):
         self.open.pop()
 
 
-def test_staged_steps_bracket_every_launch_by_the_public_ranges_and_change_no_token(pair: Pair) -> None:
+def test_staged_steps_bracket_every_launch_by_the_public_ranges_and_change_no_token(nano_pair: Pair) -> None:
     prompts = random_prompts([9, 70], n_vocab=256)
     trace, unbracketed = Ranges(), []
 
@@ -69,9 +58,9 @@ def test_staged_steps_bracket_every_launch_by_the_public_ranges_and_change_no_to
             trace.launches[name] += len(launches)
         execute(launches)
 
-    made = device_engine(pair, 2, EagerReplayer(noted), session_len=256, trace=trace)
+    made = device_engine(nano_pair, 2, EagerReplayer(noted), session_len=256, trace=trace)
     assert tokens_of(made.generate(prompts, new_tokens(8))) == tokens_of(
-        engine(pair, 2).generate(prompts, new_tokens(8))
+        engine_by_meaning(nano_pair, 2).generate(prompts, new_tokens(8))
     )
     assert unbracketed == []
     assert set(trace.launches) >= PUBLIC
@@ -79,12 +68,12 @@ def test_staged_steps_bracket_every_launch_by_the_public_ranges_and_change_no_to
     assert {name for name in PUBLIC if trace.launches[name] == 0} == {"EAGLE::KVCacheRewind"}
 
 
-def test_stages_leave_the_reference_engines_taps(pair: Pair) -> None:
+def test_stages_leave_the_reference_engines_taps(nano_pair: Pair) -> None:
     prompt = random_prompts([70], n_vocab=256)
     ours, theirs = RecordingTrace(), RecordingTrace()
-    engine(pair, 3, trace=ours).generate(prompt, new_tokens(6))
-    config = dataclasses.replace(engine(pair, 3).config, dtype="float32")
-    Engine.from_pretrained(pair[0], config, trace=theirs).generate(prompt, new_tokens(6))
+    engine_by_meaning(nano_pair, 3, trace=ours).generate(prompt, new_tokens(6))
+    config = dataclasses.replace(engine_by_meaning(nano_pair, 3).config, dtype="float32")
+    Engine.from_pretrained(nano_pair[0], config, trace=theirs).generate(prompt, new_tokens(6))
     shared = [name for name in theirs.tensors if name in ours.tensors and not name.endswith("tokens")]
     for prefix in ("prefill/target.1.mlp", "prefill/target.head", "prefill/draft.fc", "step0/extend/draft.feedback",
                    "step0/chain1/draft.head", "step0/verify/target.0.attn", "step1/verify/target.head"):  # fmt: skip
@@ -96,10 +85,10 @@ def test_stages_leave_the_reference_engines_taps(pair: Pair) -> None:
             assert (got - exact).abs().max() <= 0.05 * exact.abs().max(), name
 
 
-def test_packed_weights_are_the_checkpoints(pair: Pair) -> None:
-    plain = load_target(pair[0], dtype=torch.bfloat16)
+def test_packed_weights_are_the_checkpoints(nano_pair: Pair) -> None:
+    plain = load_target(nano_pair[0], dtype=torch.bfloat16)
     weights = dict(plain.weights)
-    target, draft = packed_pair(pair)
+    target, draft = packed_pair(nano_pair)
     assert draft is not None
     layer = target.layers[1]
     prefix = "model.layers.1."
@@ -108,7 +97,7 @@ def test_packed_weights_are_the_checkpoints(pair: Pair) -> None:
         assert torch.equal(unpack(made.weight, made.epilogue, made.rows, made.k), expected)
     expected = torch.cat([weights[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")])
     assert torch.equal(unpack(layer.gate_up.weight, layer.gate_up.epilogue, layer.gate_up.rows, 64), expected)
-    fc = load_draft(pair[1], plain.geometry, dtype=torch.bfloat16).weights["fc.weight"]
+    fc = load_draft(nano_pair[1], plain.geometry, dtype=torch.bfloat16).weights["fc.weight"]
     assert torch.equal(unpack(draft.fc.weight, draft.fc.epilogue, 64, 192), fc)
 
 
@@ -126,15 +115,15 @@ def test_other_geometries_give_the_baselines_tokens(tmp_path: Path, changes: dic
     pair = write_random_pair(tmp_path, **{**NANO, **changes, "seed": 5})
     vocab = changes.get("vocab", 256)
     prompts = random_prompts([4, 11, 1], n_vocab=vocab)
-    expected = tokens_of(engine(pair, None).generate(prompts, new_tokens(16)))
+    expected = tokens_of(engine_by_meaning(pair, None).generate(prompts, new_tokens(16)))
     exact = EngineConfig(session_len=256, device="cpu", dtype="float32")
     theirs = tokens_of(Engine.from_pretrained(pair[0], exact).generate(prompts, new_tokens(16)))
     assert [tokens[:3] for tokens in theirs] == [tokens[:3] for tokens in expected]
-    assert tokens_of(engine(pair, 3).generate(prompts, new_tokens(16))) == expected
+    assert tokens_of(engine_by_meaning(pair, 3).generate(prompts, new_tokens(16))) == expected
 
 
-def test_a_states_bytes_are_counted_without_allocating_it(pair: Pair) -> None:
-    target, draft = packed_pair(pair)
+def test_a_states_bytes_are_counted_without_allocating_it(nano_pair: Pair) -> None:
+    target, draft = packed_pair(nano_pair)
     assert draft is not None
     shape = StateShape(target.geometry, draft.geometry, torch.bfloat16, torch.device("cpu"))
     sizes = DeviceSizes(2, 128, 140, chain_tree(3), chunk=64, span=8)

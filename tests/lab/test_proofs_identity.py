@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from device_engines import write_nano_pair
-from proof_subjects import nano_subject, planted_subject, verdicts
-from tiny_engines import Pair, random_prompts
+from proof_subjects import planted_subject, verdicts
+from tiny_engines import random_prompts
 
 from eagle3core.decode.replay import EagerReplayer
 from lab.proofs.identity import Identity, IdentityPlan, compare_bits, compare_tokens
@@ -20,16 +19,6 @@ pytestmark = pytest.mark.reference
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return write_nano_pair(tmp_path_factory.mktemp("nano"), seed=5)
-
-
-@pytest.fixture(scope="module")
-def nano(pair: Pair) -> Subject:
-    return nano_subject(pair)
-
-
-@pytest.fixture(scope="module")
 def planted() -> Subject:
     return planted_subject()
 
@@ -37,8 +26,8 @@ def planted() -> Subject:
 PLAN = IdentityPlan((0, 1, 3), (1, 3), 16, 128, shuffled=2, logit_slots=(1, 2), logit_tokens=8)
 
 
-def test_depth_company_and_order_change_neither_tokens_nor_logits(nano: Subject) -> None:
-    found = verdicts(Identity(nano, random_prompts([3, 70, 9, 5], n_vocab=256), PLAN).checks())
+def test_depth_company_and_order_change_neither_tokens_nor_logits(nano_kernels: Subject) -> None:
+    found = verdicts(Identity(nano_kernels, random_prompts([3, 70, 9, 5], n_vocab=256), PLAN).checks())
     assert {name: one.detail for name, one in found.items() if not one.held} == {}
     assert set(found) == {
         *(f"nano spec-{k} x {n}" for k in (0, 1, 3) for n in (1, 3) if (k, n) != (0, 1)),
@@ -60,8 +49,8 @@ def test_a_planted_pair_is_also_held_against_its_map(planted: Subject) -> None:
     assert verdicts(identity.checks())["planted small the map"].values["first_token"] == 5
 
 
-def test_a_row_whose_bits_depend_on_the_depth_is_found(nano: Subject) -> None:
-    inner = nano.replayer
+def test_a_row_whose_bits_depend_on_the_depth_is_found(nano_kernels: Subject) -> None:
+    inner = nano_kernels.replayer
     assert isinstance(inner, EagerReplayer)
     execute = inner.execute
 
@@ -72,7 +61,7 @@ def test_a_row_whose_bits_depend_on_the_depth_is_found(nano: Subject) -> None:
             if "tiles" in values and values["third"] is not None and values["y"].shape == (4, 256):
                 values["y"][1:, 3] += 0.5  # of logits of a step of four nodes alone
 
-    wrong = dataclasses.replace(nano, replayer=EagerReplayer(spoiled))
+    wrong = dataclasses.replace(nano_kernels, replayer=EagerReplayer(spoiled))
     found = verdicts(Identity(wrong, random_prompts([3, 9], n_vocab=256), PLAN).checks())
     assert found["nano logits spec-1 x 1"].held
     broken = found["nano logits spec-3 x 1"]

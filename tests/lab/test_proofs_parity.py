@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_engines import write_nano_pair
-from proof_subjects import nano_subject, subject_on_disk, verdicts
+from proof_subjects import subject_on_disk, verdicts
 from tiny_engines import Pair, random_prompts
 
 from lab.pairs.planted import find_geometry
@@ -20,26 +19,16 @@ from lab.proofs.subject import Subject
 pytestmark = pytest.mark.reference
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return write_nano_pair(tmp_path_factory.mktemp("nano"), seed=5)
-
-
-@pytest.fixture(scope="module")
-def nano(pair: Pair) -> Subject:
-    return nano_subject(pair)
-
-
 PARITY = ParityPlan(k=3, steps=2)
 
 
-def parity_of(pair: Pair, subject: Subject) -> KernelParity:
+def parity_of(nano_pair: Pair, subject: Subject) -> KernelParity:
     prompts = random_prompts([9, 70], n_vocab=256)
-    return KernelParity(PairUnderTest(*pair, "bfloat16", "cpu"), subject, prompts, PARITY)
+    return KernelParity(PairUnderTest(*nano_pair, "bfloat16", "cpu"), subject, prompts, PARITY)
 
 
-def test_every_stage_of_the_kernels_agrees_with_hugging_face(pair: Pair, nano: Subject) -> None:
-    proof = parity_of(pair, nano)
+def test_every_stage_of_the_kernels_agrees_with_hugging_face(nano_pair: Pair, nano_kernels: Subject) -> None:
+    proof = parity_of(nano_pair, nano_kernels)
     found = verdicts(proof.checks())
     assert {name: one.detail for name, one in found.items() if not one.held} == {}
     assert len(found) == len(STAGES)
@@ -80,8 +69,10 @@ def scaled(subject: Subject, name: str) -> Subject:
         ("final_gain", "draft.norm"),
     ],
 )
-def test_a_mistake_in_a_stage_is_named_at_that_stage(pair: Pair, nano: Subject, name: str, stage: str) -> None:
-    proof = parity_of(pair, scaled(nano, name))
+def test_a_mistake_in_a_stage_is_named_at_that_stage(
+    nano_pair: Pair, nano_kernels: Subject, name: str, stage: str
+) -> None:
+    proof = parity_of(nano_pair, scaled(nano_kernels, name))
     found = verdicts(proof.checks())
     assert found[f"nano {stage}"].held is False
     first = proof.report.first_divergent
@@ -91,8 +82,8 @@ def test_a_mistake_in_a_stage_is_named_at_that_stage(pair: Pair, nano: Subject, 
         assert found[f"nano {untouched}"].held
 
 
-def test_a_stage_that_nothing_recorded_is_missing(pair: Pair, nano: Subject) -> None:
-    proof = parity_of(pair, nano)
+def test_a_stage_that_nothing_recorded_is_missing(nano_pair: Pair, nano_kernels: Subject) -> None:
+    proof = parity_of(nano_pair, nano_kernels)
     report = proof.report
     proof._report = dataclasses.replace(report, cells=[cell for cell in report.cells if cell.stage != "draft.rope"])
     found = verdicts(proof.checks())
