@@ -156,8 +156,8 @@ def _gather_rows(v: Values, launch: Launch) -> None:
 
 
 def _active_slots(v: Values, launch: Launch) -> None:
-    made = active_slots_reference(*(v[name] for name in ("occupied", "lengths", "limits", "tokens", "ends")))
-    for name, value in zip(("active", "inverse", "count"), made, strict=True):
+    made = active_slots_reference(*(v[name] for name in ("occupied", "lengths", "limits", "tokens", "ends", "turn")))
+    for name, value in zip(("active", "inverse", "count", "turn"), made, strict=True):
         v[name].copy_(value)
 
 

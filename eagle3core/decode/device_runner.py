@@ -1,7 +1,7 @@
 """The device's runner: programs replayed, results read one step behind, nothing allocated on the way.
 
-A step is one graph replay, one asynchronous copy of the result block to pinned memory and one event; the host waits for
-the event of the step before. The device stops a slot by itself at an end token or at the budget; whatever else ends a
+A step is one graph replay, which writes its results to the host's memory, and one event; the host waits for the event
+of the step before. The device stops a slot by itself at an end token or at the budget; whatever else ends a
 request is found by the host a step late, and tokens made meanwhile are thrown away with the outcome.
 Source: docs/requirements.md R-25, R-26, R-86..R-92, R-113(6).
 """
@@ -56,7 +56,7 @@ class DeviceRunner:
         self._whole: dict[int, Enqueue] = {}
         self._staged: dict[int, Staged] = {}
         self._running: set[int] = set()
-        self._results = ResultQueue(sizes.n_slots, self.state.result_width, target.device)
+        self._results = ResultQueue(self.state.results, target.device)
 
     def prepare(self) -> None:
         """Capture every program now, so that no step has to."""
@@ -75,12 +75,12 @@ class DeviceRunner:
                 self._run(self.chunk, trace)
             self._run(self.finish, trace)
         self._running.add(slot)
-        self._results.send(state.first_result, 1, is_admission=True)
+        self._results.send(1, is_admission=True)
 
     def enqueue(self, trace: Trace) -> None:
         batch = next(n for n in self.programs if n >= len(self._running))
         self._run(self.programs[batch], trace)
-        self._results.send(self.state.step.results, batch, is_admission=False)
+        self._results.send(batch, is_admission=False)
 
     def collect(self, *, everything: bool) -> list[Outcome]:
         outcomes = []

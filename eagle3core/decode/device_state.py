@@ -18,7 +18,7 @@ from eagle3core.decode.kvcache import blocks_for
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.mask_words import pack_words
 from eagle3core.kernels.open_chunk import ChunkRows, new_chunk_rows
-from eagle3core.kernels.slot_state import LIMIT, MOST_ENDS, N_FIELDS, N_REQUEST, result_width
+from eagle3core.kernels.slot_state import LIMIT, MOST_ENDS, N_FIELDS, N_REQUEST, RESULT_BLOCKS, result_width
 from eagle3core.model.packed import HEAD_STEP
 from eagle3core.tree.flatten import FlatTree
 
@@ -102,7 +102,6 @@ class StepTensors:
     choices: Tensor
     accepted: dict[str, Tensor]
     kept: Tensor
-    results: Tensor
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,8 @@ class DeviceState:
         act, head: of the target. step, draft: scratch.
         request, prompt, start, starts: what prefill works on; `starts` holds every chunk's first token.
         chunk: rows of the chunk in work. chunk_masks: `[chunk / span, span, W]`.
-        first: `[1]` first token. first_result: `[1, W]`.
+        first: `[1]` first token.
+        turn: `[1]` newest of `results: [RESULT_BLOCKS, S, W]`, which lie in the host's memory: see `ResultQueue`.
         last_scaled, last_sums: what the head reads of a prompt's last row.
     """
 
@@ -160,7 +160,8 @@ class DeviceState:
     chunk: ChunkRows
     chunk_masks: Tensor
     first: Tensor
-    first_result: Tensor
+    turn: Tensor
+    results: Tensor
     last_scaled: Tensor
     last_sums: Tensor
 
@@ -168,9 +169,10 @@ class DeviceState:
     def tree(self) -> FlatTree:
         return self.sizes.tree
 
-    @property
-    def result_width(self) -> int:
-        return result_width(self.sizes.path_len, self.sizes.nodes)
+    def last_results(self) -> list[list[int]]:
+        """Rows of the newest result block, after waiting for the device; dead rows are older ones' or start with -1."""
+        rows: list[list[int]] = self.results[int(self.turn)].tolist()
+        return rows
 
 
 def state_bytes(arch: str, shape: StateShape, sizes: DeviceSizes) -> tuple[int, int]:
@@ -240,10 +242,18 @@ def new_device_state(
         chunk=new_chunk_rows(sizes.chunk, spans, sizes.entries, device),
         chunk_masks=pack_words(triangle).expand(spans, -1, -1).contiguous(),
         first=integers(1),
-        first_result=integers(1, result_width(sizes.path_len, sizes.nodes)),
+        turn=integers(1),
+        results=_host_blocks((RESULT_BLOCKS, slots, result_width(sizes.path_len, sizes.nodes)), device),
         last_scaled=rows(1, hidden),
         last_sums=torch.zeros(1, act.sums.shape[1], dtype=torch.float32, device=device),
     )
+
+
+def _host_blocks(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Zeros that the device can write and the host read without a copy; on the CPU there is one memory."""
+    if device.type == "cuda":
+        return torch.zeros(shape, dtype=torch.int32, pin_memory=True)
+    return torch.zeros(shape, dtype=torch.int32, device=device)
 
 
 def _pages(
@@ -270,7 +280,7 @@ def _step_tensors(sizes: DeviceSizes, pending: int, make: Callable[..., Tensor])
         active=make(slots), inverse=make(slots), count=make(1), no_ends=make(0),
         opened=opened, drafted=make(nodes * slots),
         node_tokens=make(slots, nodes), ids=make(max(slots * nodes, sizes.chunk)), choices=make(slots, nodes),
-        accepted=accepted, kept=make(slots), results=make(slots, result_width(path, nodes)),
+        accepted=accepted, kept=make(slots),
     )  # fmt: skip
 
 

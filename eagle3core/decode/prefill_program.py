@@ -62,6 +62,6 @@ def finish_program(emit: Emitter, target: PackedTarget, draft: PackedDraft | Non
     seed = []
     if draft is not None:
         seed = take_rows(emit.arch, state.chunk_captured, chunk.last, state.captured, into=chunk.seed)
-    changed = Admitted(state.state, state.ends, state.pending_tokens, state.pending_rows, state.first_result)
+    changed = Admitted(state.state, state.ends, state.pending_tokens, state.pending_rows, state.turn, state.results)
     seed += admit(emit.arch, state.request, state.first, changed, state.sizes.seed_row)
     return (*stages, Stage("commit", tuple(seed), ("EAGLE_TAIL_COMMIT",)))

@@ -100,7 +100,7 @@ class StepBuilder:
         )
         launches = active_slots(
             self.emit.arch, table[RUNNING], table[LENGTH], table[LIMIT], table[ROOT], step.no_ends, step.active,
-            step.inverse, step.count,
+            step.inverse, step.count, state.turn,
         )  # fmt: skip
         launches += open_step(self.emit.arch, read, self.opened, self.sizes.block)
         return Stage("tree.masks", tuple(after_all(launches)), TREE)
@@ -199,11 +199,11 @@ class StepBuilder:
             arch, tokens, self.choices, self.parents, self.row_depths, self.opened.masks, self.step.no_ends, got
         )
         stages = [Stage("accept", tuple(launches), ("EAGLE_ACCEPT",), {"accept.tokens": Tap(got.tokens.view(-1))})]
-        kept, results = rows_of(self.step.kept, batch), rows_of(self.step.results, batch, state.result_width)
+        kept = rows_of(self.step.kept, batch)
         decided = Decided(
             self.step.active, got.n_accepted, got.path, got.tokens, self.choices, tokens, self.opened.slots, state.ends
         )
-        committed = Committed(state.state, state.pending_tokens, state.pending_rows, kept, results)
+        committed = Committed(state.state, state.pending_tokens, state.pending_rows, kept, state.turn, state.results)
         stages.append(Stage("commit", tuple(commit(arch, decided, committed)), ("EAGLE_TAIL_COMMIT",)))
         moves = []
         if not self.sizes.is_chain:  # a chain's path lies where it belongs: taking back its rest is a shorter length

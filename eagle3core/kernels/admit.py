@@ -22,6 +22,7 @@ from eagle3core.kernels.slot_state import (
     N_REQUEST,
     N_RESULT,
     PLAIN,
+    RESULT_BLOCKS,
     ROOT,
     RUNNING,
     SPENT_BUDGET,
@@ -32,13 +33,14 @@ THREADS = 32
 
 class Admitted(NamedTuple):
     """What changes, int32: `state: [N_FIELDS, S]`, `ends: [S, MOST_ENDS]`, `pending_tokens, pending_rows: [S, P]`,
-    `result: [1, W]` a result row."""
+    `turn: [1]` becomes the other of `results: [RESULT_BLOCKS, S, W]`, whose first row is written."""
 
     state: Tensor
     ends: Tensor
     pending_tokens: Tensor
     pending_rows: Tensor
-    result: Tensor
+    turn: Tensor
+    results: Tensor
 
 
 def admit_reference(request: Tensor, first: Tensor, before: Admitted, seed_row: int) -> Admitted:
@@ -56,8 +58,10 @@ def admit_reference(request: Tensor, first: Tensor, before: Admitted, seed_row: 
     made.ends[slot] = ends
     if made.pending_tokens.shape[1]:
         made.pending_tokens[slot, 0], made.pending_rows[slot, 0] = token, seed_row + slot
-    made.result[0] = -1
-    made.result[0, : N_RESULT + 1] = torch.tensor([slot, 0, 1, finish, 0, token], dtype=torch.int32)
+    made.turn[0] = (made.turn[0] + 1) % RESULT_BLOCKS
+    row = made.results[int(made.turn), 0]
+    row[:] = -1
+    row[: N_RESULT + 1] = torch.tensor([slot, 0, 1, finish, 0, token], dtype=torch.int32)
     return made
 
 
@@ -66,8 +70,8 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
 
     def kernel(
-        request: Any, first: Any, state: Any, ends: Any, pending_tokens: Any, pending_rows: Any, result: Any,
-        n_slots: Any, pending: Any, width: Any, seed_row: Any,
+        request: Any, first: Any, state: Any, ends: Any, pending_tokens: Any, pending_rows: Any, turn: Any,
+        results: Any, n_slots: Any, pending: Any, width: Any, seed_row: Any,
     ) -> None:  # fmt: skip
         lane = i32(cuda.threadIdx.x)
         if overlap:
@@ -76,6 +80,8 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
         slot, n_prompt = isa.load_u32(request), isa.load_u32(request + 4)
         budget, plain = isa.load_u32(request + 8), isa.load_u32(request + 12)
         token, end = isa.load_u32(first), isa.load_u32(request + (N_REQUEST + lane) * 4)
+        block = i32((isa.load_u32(turn) + 1) & (RESULT_BLOCKS - 1))
+        result = results + i64(i32(block * n_slots)) * width * 4
         is_end = i32(0)
         if end == token and token >= 0:
             is_end = i32(1)
@@ -104,6 +110,7 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
             if pending > 0:
                 isa.store_u32(pending_tokens + i64(slot) * pending * 4, token)
                 isa.store_u32(pending_rows + i64(slot) * pending * 4, seed_row + slot)
+            isa.store_u32(turn, block)
             isa.store_u32(result, slot)
             isa.store_u32(result + 4, 0)
             isa.store_u32(result + 8, 1)
@@ -121,7 +128,7 @@ def admit_variant(arch: str) -> Variant:
         make=make_admit,
         constants={"overlap": overlaps(arch)},
         parameters=parameters(
-            "request:in first:in state:inout ends:inout pending_tokens:inout pending_rows:inout result:out "
+            "request:in first:in state:inout ends:inout pending_tokens:inout pending_rows:inout turn:inout results:out "
             "n_slots:i32 pending:i32 width:i32 seed_row:i32"
         ),
         threads=THREADS,
@@ -136,14 +143,14 @@ def admit(arch: str, request: Tensor, first: Tensor, out: Admitted, seed_row: in
     return [
         admit_variant(arch).launch(
             (1,), request=request, first=first, **out._asdict(), n_slots=out.state.shape[1],
-            pending=out.pending_tokens.shape[1], width=out.result.shape[1], seed_row=seed_row,
+            pending=out.pending_tokens.shape[1], width=out.results.shape[2], seed_row=seed_row,
         )
     ]  # fmt: skip
 
 
 def admit_cost(width: int, pending: int) -> Cost:
-    """The request and its token in; seven fields, the ends, a pending entry and the result row out."""
-    return Cost(4 * (N_REQUEST + MOST_ENDS + 1 + 7 + MOST_ENDS + width) + (8 if pending else 0))
+    """The request, its token and the turn in; seven fields, the ends, a pending entry, the turn and a row out."""
+    return Cost(4 * (N_REQUEST + MOST_ENDS + 1 + 1 + 7 + 1 + MOST_ENDS + width) + (8 if pending else 0))
 
 
 def _example(case: Case, generator: torch.Generator, device: torch.device) -> Tensors:
@@ -158,13 +165,14 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
         "request": request, "first": torch.tensor([case["first"]], dtype=torch.int32, device=device),
         "state": integers(0, 9, N_FIELDS, n_slots), "ends": integers(0, 9, n_slots, MOST_ENDS),
         "pending_tokens": integers(0, 9, n_slots, case["pending"]),
-        "pending_rows": integers(0, 9, n_slots, case["pending"]),
+        "pending_rows": integers(0, 9, n_slots, case["pending"]), "turn": integers(0, RESULT_BLOCKS, 1),
     }  # fmt: skip
 
 
 def _outputs(case: Case, inputs: Tensors) -> Tensors:
     made = {name: inputs[name].clone() for name in Admitted._fields[:-1]}
-    return {**made, "result": poison(1, case["width"], dtype=torch.int32, device=inputs["state"].device)}
+    size = (RESULT_BLOCKS, case["slots"], case["width"])
+    return {**made, "results": poison(*size, dtype=torch.int32, device=inputs["state"].device)}
 
 
 CARD = Card(
@@ -189,5 +197,5 @@ CARD = Card(
         {"slots": 2, "budget": 1, "first": 9, "pending": 1, "width": 70, "seed_row": 3},
     ),
     shapes=({"slots": 4, "budget": 7, "first": 4, "pending": 4, "width": 12, "seed_row": 12},),
-    hand_counts=(({"width": 12, "pending": 4}, Cost(4 * (36 + 1 + 7 + 32 + 12) + 8)),),
+    hand_counts=(({"width": 12, "pending": 4}, Cost(4 * (36 + 1 + 1 + 7 + 1 + 32 + 12) + 8)),),
 )

@@ -29,6 +29,7 @@ from eagle3core.kernels.slot_state import (
     N_PENDING,
     NO_ROOM,
     PLAIN,
+    RESULT_BLOCKS,
     ROOT,
     RUNNING,
     SPENT_BUDGET,
@@ -59,24 +60,26 @@ class Decided(NamedTuple):
 
 
 class Committed(NamedTuple):
-    """What changes, int32: `state: [N_FIELDS, S]`, `pending_tokens, pending_rows: [S, P]`, `kept: [B]` nodes kept,
-    `results: [B, result_width(P, N)]`."""
+    """What changes, int32: `state: [N_FIELDS, S]`, `pending_tokens, pending_rows: [S, P]`, `kept: [B]` nodes kept;
+    `turn: [1]` says which block of `results: [RESULT_BLOCKS, S, result_width(P, N)]` gets the rows."""
 
     state: Tensor
     pending_tokens: Tensor
     pending_rows: Tensor
     kept: Tensor
+    turn: Tensor
     results: Tensor
 
 
 def commit_reference(decided: Decided, before: Committed) -> Committed:
-    """The state after the commit; `before.kept` and `before.results` give sizes only."""
+    """The state after the commit."""
     made = Committed(*(tensor.clone() for tensor in before))
+    results = made.results[int(before.turn)]
     path_len, nodes, pending = decided.path.shape[1], decided.choices.shape[1], before.pending_tokens.shape[1]
     for b in range(len(decided.n_accepted)):
         slot = int(decided.active[b])
         if slot < 0:
-            made.kept[b], made.results[b] = 0, -1
+            made.kept[b], results[b] = 0, -1
             continue
         field = made.state[:, slot]
         n, places = int(decided.n_accepted[b]), decided.places[b]
@@ -107,7 +110,7 @@ def commit_reference(decided: Decided, before: Committed) -> Committed:
         made.kept[b] = n + 1
         shown = [token if t <= n else -1 for t, token in enumerate(tokens)]
         numbers = [slot, n, cut, finish, fault, *shown, *decided.node_tokens[b, 1:].tolist()]
-        made.results[b] = torch.tensor(numbers, dtype=torch.int32)
+        results[b] = torch.tensor(numbers, dtype=torch.int32)
     return made
 
 
@@ -121,7 +124,7 @@ def commit_variant(arch: str, nodes: int, path_len: int, pending: int) -> Varian
         constants={"nodes": nodes, "path_len": path_len, "pending": pending, "overlap": overlaps(arch)},
         parameters=parameters(
             "active:in n_accepted:in path:in tokens:in choices:in node_tokens:in places:in ends:in state:inout "
-            "pending_tokens:inout pending_rows:inout kept:out results:out n_slots:i32"
+            "pending_tokens:inout pending_rows:inout kept:out turn:in results:out n_slots:i32"
         ),
         threads=THREADS,
         max_registers=96,  # the loop over a path is unrolled
@@ -141,9 +144,9 @@ def commit(arch: str, decided: Decided, out: Committed) -> list[Launch]:
 
 
 def commit_cost(batch: int, nodes: int, path_len: int, pending: int) -> Cost:
-    """Slot, acceptance, path, tokens, choice, nodes and places, ends, five fields in; seven fields, pending entries,
-    kept and the result row out."""
-    read = 4 + 4 + 8 * path_len + 4 + 8 * nodes - 4 + 4 * MOST_ENDS + 5 * 4
+    """Slot, turn, acceptance, path, tokens, choice, nodes and places, ends, five fields in; seven fields, pending
+    entries, kept and the result row out."""
+    read = 4 + 4 + 4 + 8 * path_len + 4 + 8 * nodes - 4 + 4 * MOST_ENDS + 5 * 4
     return Cost(batch * (read + 7 * 4 + 8 * min(pending, path_len) + 4 + 4 * result_width(path_len, nodes)))
 
 
@@ -169,15 +172,16 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
         "tokens": integers(0, 12, batch, path_len), "choices": integers(0, 12, batch, nodes),
         "node_tokens": integers(0, 12, batch, nodes), "places": places, "ends": ends, "state": state,
         "pending_tokens": integers(0, 12, n_slots, case["pending"]),
-        "pending_rows": integers(0, 12, n_slots, case["pending"]),
+        "pending_rows": integers(0, 12, n_slots, case["pending"]), "turn": integers(0, RESULT_BLOCKS, 1),
     }  # fmt: skip
 
 
 def _outputs(case: Case, inputs: Tensors) -> Tensors:
-    made = {name: inputs[name].clone() for name in ("state", "pending_tokens", "pending_rows")}
+    made = {name: inputs[name].clone() for name in ("state", "pending_tokens", "pending_rows", "turn")}
     device, width = inputs["state"].device, result_width(case["path_len"], case["nodes"])
     made["kept"] = poison(case["batch"], dtype=torch.int32, device=device)
-    return {**made, "results": poison(case["batch"], width, dtype=torch.int32, device=device)}
+    results = poison(RESULT_BLOCKS, case["slots"], width, dtype=torch.int32, device=device)
+    return {**made, "results": results}
 
 
 def _decided(inputs: Tensors) -> Decided:
@@ -209,8 +213,8 @@ CARD = Card(
     hand_counts=(
         (
             {"batch": 2, "nodes": 4, "path_len": 3, "pending": 3},
-            # in: 8 + 24 + 4 + 28 + 128 + 20; out: 28 + 24 + 4 + 4 * 11
-            Cost(2 * (212 + 100)),
+            # in: 12 + 24 + 4 + 28 + 128 + 20; out: 28 + 24 + 4 + 4 * 11
+            Cost(2 * (216 + 100)),
         ),
     ),
 )  # fmt: skip

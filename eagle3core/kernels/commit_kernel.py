@@ -33,14 +33,14 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: b
 
     def kernel(
         active: Any, n_accepted: Any, path: Any, tokens: Any, choices: Any, node_tokens: Any, places: Any, ends: Any,
-        state: Any, pending_tokens: Any, pending_rows: Any, kept: Any, results: Any, n_slots: Any,
+        state: Any, pending_tokens: Any, pending_rows: Any, kept: Any, turn: Any, results: Any, n_slots: Any,
     ) -> None:  # fmt: skip
         lane, row = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)
         if overlap:
             isa.let_next_start()
             isa.wait_previous()
-        slot = isa.load_u32(active + row * 4)
-        out = results + i64(row) * (width * 4)
+        slot, block = isa.load_u32(active + row * 4), isa.load_u32(turn)
+        out = results + i64(i32(block * n_slots) + row) * (width * 4)
         if slot < 0:
             at = lane
             while at < width:

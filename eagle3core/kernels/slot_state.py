@@ -22,6 +22,8 @@ MOST_ENDS = 32  # end tokens of a request that the device looks for, a lane each
 RESULT = ("slot", "n_accepted", "n_committed", "finish", "fault")
 N_RESULT = len(RESULT)
 
+RESULT_BLOCKS = 2  # the newest step's, and the one being read: programs take them in turn
+
 GOES_ON, FOUND_END, SPENT_BUDGET, STOPPED = range(4)  # finish
 NO_FAULT, BAD_ACCEPTANCE, MISSING_BLOCKS, NO_ROOM = 0, 1, 2, 4  # fault bits
 

@@ -37,7 +37,7 @@ class LogitBits(Trace):
         elif name.startswith("step"):
             nodes = self._state.sizes.nodes
             by_row = self._last.view(-1, nodes, self._last.shape[1])
-            for logits, (slot, n_accepted, *_) in zip(by_row, self._state.step.results.tolist(), strict=False):
+            for logits, (slot, n_accepted, *_) in zip(by_row, self._state.last_results(), strict=False):
                 if slot >= 0:
                     self._keep(slot, logits[: n_accepted + 1])
 

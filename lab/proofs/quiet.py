@@ -1,4 +1,4 @@
-"""A step waits for nothing: at most one copy of the result block and one wait for the step before, and a busy GPU.
+"""A step waits for nothing: no copy to the host, at most one wait for the step before, and a busy GPU.
 
 The audit has to find a planted `.item()`, event synchronise, stream synchronise and copy first; what it cannot see it
 must not vouch for. Source: docs/requirements.md R-90, R-113(6).
@@ -56,7 +56,7 @@ class QuietPlan:
 
 def plants_for(state: DeviceState) -> dict[str, tuple[str, Plant]]:
     """Mistakes to put into a step of a runner with `state`, each with the count that must show it."""
-    result = state.step.results[:1]
+    result = state.state[:1]
     pinned = torch.empty(result.shape, dtype=result.dtype, pin_memory=result.is_cuda)
 
     def item() -> None:
@@ -80,7 +80,7 @@ def plants_for(state: DeviceState) -> dict[str, tuple[str, Plant]]:
 
 def faults_of(counts: StepCounts) -> list[str]:
     """What a step did that it must not, in words; nothing for a quiet one."""
-    allowed = StepCounts(copies=1, event_waits=1)
+    allowed = StepCounts(event_waits=1)
     return [
         f"{value} {name} where {most} may be"
         for (name, value), most in zip(asdict(counts).items(), asdict(allowed).values(), strict=True)
@@ -92,14 +92,16 @@ def judge_quiet(steps: Sequence[StepCounts]) -> Verdict:
     """Whether every step was quiet."""
     if not steps:
         return Verdict(None, "the profile holds no steps")
-    if not any(step.copies for step in steps):
-        return Verdict(None, "the profile shows no copy to the host, not even that of the results: it cannot see them")
+    if not any(step.event_waits for step in steps):
+        return Verdict(
+            None, "the profile shows no wait for an event, not even that for the results: it cannot see them"
+        )
     bad = [(i, faults_of(step)) for i, step in enumerate(steps) if faults_of(step)]
     most = {f"most_{name}": max(getattr(step, name) for step in steps) for name in asdict(steps[0])}
     values = {"n_steps": len(steps), "n_loud_steps": len(bad), **most}
     if not bad:
-        return Verdict(True, f"{len(steps)} steps, at most {most['most_copies']} copy and {most['most_event_waits']} "
-                       "wait on an event, nothing else", values)  # fmt: skip
+        detail = f"{len(steps)} steps, at most {most['most_event_waits']} wait on an event, nothing else"
+        return Verdict(True, detail, values)
     i, words = bad[0]
     return Verdict(False, f"{len(bad)} of {len(steps)} steps are loud, step {i} with {', '.join(words)}", values)
 

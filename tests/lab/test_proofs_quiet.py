@@ -27,19 +27,17 @@ def event(cat: str, name: str, ts: float, dur: float = 1.0, correlation: int | N
 
 
 def profile(n_steps: int, *extra: tuple[str, str], gap: float = 0.0) -> list[dict[str, Any]]:
-    """Steps of 100 us: a graph launch, a copy of the results to pinned memory, a wait; then `extra` calls or copies."""
+    """Steps of 100 us: a graph launch, a wait; then `extra` calls or copies."""
     events = []
     for i in range(n_steps):
         at = 100.0 * i
         events.append(event("user_annotation", WINDOW, at, 50))
         events.append(event("cuda_runtime", "cudaGraphLaunch", at + 1, correlation=10 * i + 1))
-        events.append(event("cuda_runtime", "cudaMemcpyAsync", at + 2, correlation=10 * i + 2))
         events.append(event("cuda_runtime", "cudaEventRecord", at + 3))
         events.append(event("cuda_runtime", "cudaEventSynchronize", at + 4))
         # The GPU runs a step and a half behind.
         events.append(event(KERNELS[0], "gemm", at + 150, 60))
         events.append(event(KERNELS[0], "attention", at + 205, 45 - gap))
-        events.append(event(COPIES[0], "Memcpy DtoH (Device -> Pinned)", at + 250, 2, correlation=10 * i + 2))
         for j, (cat, name) in enumerate(extra):
             number = 10 * i + 3 + j if cat == COPIES[0] else None
             if number is not None:
@@ -50,7 +48,7 @@ def profile(n_steps: int, *extra: tuple[str, str], gap: float = 0.0) -> list[dic
 
 def test_a_profile_is_counted_by_the_step_that_asked() -> None:
     steps = steps_of(trace_of(profile(5)))
-    assert steps == [StepCounts(copies=1, event_waits=1)] * 5
+    assert steps == [StepCounts(event_waits=1)] * 5
     assert judge_quiet(steps).held
 
 
@@ -88,8 +86,8 @@ def test_copies_to_the_device_and_on_it_are_quiet() -> None:
     assert judge_quiet(steps_of(trace_of(profile(4, *extra)))).held
 
 
-def test_a_profile_that_shows_no_copy_at_all_proves_nothing() -> None:
-    blind = [one for one in profile(5) if one["cat"] not in COPIES]
+def test_a_profile_that_shows_no_wait_at_all_proves_nothing() -> None:
+    blind = [one for one in profile(5) if one["name"] != "cudaEventSynchronize"]
     assert judge_quiet(steps_of(trace_of(blind))).held is None
     assert judge_quiet([]).held is None
 
@@ -130,7 +128,7 @@ def test_steps_of_the_real_engine_are_profiled_and_their_host_time_taken(planted
     tried = []
     trace = quiet.profile(3, lambda: tried.append(1))
     assert (len(trace.windows), len(tried)) == (3, 3)
-    assert judge_quiet(steps_of(trace)).held is None, "a CPU copies nothing"
+    assert judge_quiet(steps_of(trace)).held is None, "a CPU waits for no event"
     slow = quiet._host_time()
     assert slow.held is False, "the references of a step take milliseconds"
     assert len(slow.values["host_us_samples"]) == 3
@@ -140,8 +138,8 @@ def test_steps_of_the_real_engine_are_profiled_and_their_host_time_taken(planted
 
 
 def test_faults_are_named_with_what_may_be() -> None:
-    assert faults_of(StepCounts(copies=1, event_waits=1)) == []
+    assert faults_of(StepCounts(event_waits=1)) == []
     assert faults_of(StepCounts(copies=2, synchronises=1)) == [
-        "2 copies where 1 may be",
+        "2 copies where 0 may be",
         "1 synchronises where 0 may be",
     ]

@@ -80,7 +80,9 @@ def test_compaction_is_the_move_of_the_engines_cache(data: st.DataObject) -> Non
 def test_active_slots_are_the_engines_and_the_inverse_undoes_them(flags: list[bool]) -> None:
     n = len(flags)
     zeros, ones = torch.zeros(n, dtype=torch.int32), torch.ones(n, dtype=torch.int32)
-    active, inverse, count = active_slots_reference(int32([int(f) for f in flags]), zeros, ones, zeros, int32([9]))
+    active, inverse, count, _ = active_slots_reference(
+        int32([int(f) for f in flags]), zeros, ones, zeros, int32([9]), int32([0])
+    )
     kept = engine_active_slots(torch.tensor(flags))
     assert active[: int(count)].tolist() == kept.tolist()
     assert inverse[kept].tolist() == list(range(len(kept)))
@@ -88,8 +90,8 @@ def test_active_slots_are_the_engines_and_the_inverse_undoes_them(flags: list[bo
 
 
 def test_a_slot_at_its_limit_or_on_an_end_token_is_not_active() -> None:
-    active, _, count = active_slots_reference(
-        int32([1, 1, 1]), int32([4, 5, 4]), int32([5, 5, 5]), int32([1, 1, 2]), int32([2])
+    active, _, count, _ = active_slots_reference(
+        int32([1, 1, 1]), int32([4, 5, 4]), int32([5, 5, 5]), int32([1, 1, 2]), int32([2]), int32([0])
     )
     assert (active.tolist(), count.tolist()) == ([0, -1, -1], [1])
 
@@ -98,7 +100,9 @@ def test_a_slot_at_its_limit_or_on_an_end_token_is_not_active() -> None:
 def test_scattering_by_the_inverse_map_undoes_the_gather_and_fills_dead_slots(flags: list[bool]) -> None:
     n = len(flags)
     zeros, ones = torch.zeros(n, dtype=torch.int32), torch.ones(n, dtype=torch.int32)
-    active, inverse, _ = active_slots_reference(int32([int(f) for f in flags]), zeros, ones, zeros, int32([9]))
+    active, inverse, *_ = active_slots_reference(
+        int32([int(f) for f in flags]), zeros, ones, zeros, int32([9]), int32([0])
+    )
     rows = torch.arange(3 * n, dtype=torch.int32).view(n, 3)
     back = gather_rows_reference(gather_rows_reference(rows, active, 0), inverse, -1)
     assert torch.equal(back, torch.where(torch.tensor(flags)[:, None], rows, -1))

@@ -19,9 +19,9 @@ BENCHMARKS = (
 )
 
 
-@pytest.mark.parametrize("benchmark", BENCHMARKS)
-def test_a_microbenchmark_gives_time_per_call_and_calls_per_second(benchmark) -> None:
-    result = benchmark(batch=3, device="cpu", calls=4)
+@pytest.mark.parametrize("measure", BENCHMARKS)
+def test_a_microbenchmark_gives_time_per_call_and_calls_per_second(measure) -> None:
+    result = measure(batch=3, device="cpu", calls=4)
     assert (result.batch, result.device, result.calls) == (3, "cpu", 4)
     assert result.avg_ms_per_call > 0
     assert result.ops_per_second == pytest.approx(1e3 / result.avg_ms_per_call)
@@ -33,12 +33,12 @@ def test_the_command_prints_one_json_line_an_op(capsys: pytest.CaptureFixture[st
     assert [row["op"] for row in rows] == ["block_table", "accept", "pack_paths"]
 
 
-@pytest.mark.parametrize("benchmark", BENCHMARKS)
-def test_a_device_without_a_name_or_a_batch_without_sequences_is_refused(benchmark) -> None:
+@pytest.mark.parametrize("measure", BENCHMARKS)
+def test_a_device_without_a_name_or_a_batch_without_sequences_is_refused(measure) -> None:
     with pytest.raises(ConfigError, match="'cpu' or 'cuda'"):
-        benchmark(device="tpu")
+        measure(device="tpu")
     with pytest.raises(ConfigError, match="batch is 0"):
-        benchmark(batch=0)
+        measure(batch=0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
@@ -53,13 +53,13 @@ def test_a_longer_rewind_than_the_sequence_is_refused() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("benchmark", BENCHMARKS)
-def test_on_cuda_a_microbenchmark_launches_the_kernel_and_times_it_on_the_device(benchmark, gpu, monkeypatch) -> None:
+@pytest.mark.parametrize("measure", BENCHMARKS)
+def test_on_cuda_a_microbenchmark_launches_the_kernel_and_times_it_on_the_device(measure, gpu, monkeypatch) -> None:
     from eagle3core.kernels import launch
 
     bound, bind = [], launch.bind
     monkeypatch.setattr(launch, "bind", lambda launches: bound.append([*launches]) or bind(launches))
-    result = benchmark(batch=5, device="cuda", calls=200)
+    result = measure(batch=5, device="cuda", calls=200)
     names = {item.variant.name for launches in bound for item in launches}
     assert names
     assert all(name.startswith(result.op) for name in names)
