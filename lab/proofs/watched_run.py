@@ -1,6 +1,7 @@
 """What runs under a sanitizer: a few requests of the shipped pair through the whole engine, with its tokens checked.
 
-`python3 -m lab.proofs.watched_run --result FILE` needs a GPU; `--plant` first sends one slot's cache outside the pool.
+`python3 -m lab.proofs.watched_run --result FILE` needs a GPU; `--plant` only reads a prompt into a slot
+whose cache lies outside the pool.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 
 from eagle3core.config import GenerationConfig
 from eagle3core.decode.program import launches_of
+from eagle3core.decode.runner import SlotRequest
+from eagle3core.trace import Trace
 from lab.pairs import shipped_pair
 from lab.prompts import prompts_for
 from lab.proofs.subject import Setting, Subject, WatchedEngine, open_subject
@@ -51,13 +54,11 @@ class Watched:
     faults: list[str] = field(default_factory=list)
 
 
-def watched(subject: Subject, prompts: Sequence[list[int]], plan: WatchedPlan, *, plant: bool) -> Watched:
+def watched(subject: Subject, prompts: Sequence[list[int]], plan: WatchedPlan) -> Watched:
     """Tokens of every setting, which must be the plain engine's."""
     found, plain = Watched(), None
     for setting in plan.settings():
         engine = subject.engine(setting)
-        if plant:
-            engine.device_runner.state.tables[0].fill_(FAR_BLOCK)
         responses = engine.generate(prompts, GenerationConfig(plan.n_tokens, ignore_eos=True))
         tokens = [list(response.token_ids) for response in responses]
         plain = plain or tokens
@@ -66,6 +67,19 @@ def watched(subject: Subject, prompts: Sequence[list[int]], plan: WatchedPlan, *
         found.cases += 1
         found.launches += _kernels(engine, plan)
     return found
+
+
+def stray(subject: Subject, prompt: list[int], plan: WatchedPlan) -> Watched:
+    """Read a prompt into a slot whose blocks lie outside the pool.
+
+    No more than that: once the tool has stopped a kernel, a request may never end.
+    """
+    engine = subject.engine(plan.settings()[0])
+    engine.device_runner.state.tables[0].fill_(FAR_BLOCK)
+    engine.device_runner.admit(0, SlotRequest(prompt, plan.n_tokens, ()), Trace())
+    if subject.on_gpu:
+        torch.cuda.synchronize()
+    return Watched(cases=1, launches=_kernels(engine, plan))
 
 
 def _kernels(engine: WatchedEngine, plan: WatchedPlan) -> int:
@@ -79,12 +93,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and write what was found to --result; 0 whatever it is, since the tool's verdict is wanted."""
     parser = argparse.ArgumentParser(prog="lab.proofs.watched_run", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--result", type=Path, required=True, help="JSON file for the counts and faults")
-    parser.add_argument("--plant", action="store_true", help="send a slot's cache outside the pool first")
+    parser.add_argument("--plant", action="store_true", help="only read a prompt, into a slot outside the pool")
     given = parser.parse_args(arguments)
     plan = WatchedPlan()
     prompts, _ = prompts_for(shipped_pair().target, limit=plan.n_prompts, max_tokens=plan.prompt_tokens)
     with torch.no_grad():
-        found = watched(open_subject("shipped"), [list(p.ids) for p in prompts], plan, plant=given.plant)
+        subject, ids = open_subject("shipped"), [list(p.ids) for p in prompts]
+        found = stray(subject, ids[0], plan) if given.plant else watched(subject, ids, plan)
     given.result.write_text(json.dumps(asdict(found)), encoding="utf-8")
     return 0
 

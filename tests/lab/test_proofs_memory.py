@@ -16,7 +16,7 @@ from lab.proofs.check import Check, TimeLimit, run_checks
 from lab.proofs.memory_access import MemoryAccess
 from lab.proofs.plans import planted_prompts
 from lab.proofs.subject import Subject
-from lab.proofs.watched_run import FAR_BLOCK, Watched, WatchedPlan, watched
+from lab.proofs.watched_run import FAR_BLOCK, Watched, WatchedPlan, stray, watched
 
 pytestmark = pytest.mark.reference
 PLAN = WatchedPlan(k=2, slots=2, n_prompts=3, prompt_tokens=9, n_tokens=5)
@@ -27,10 +27,14 @@ def planted() -> Subject:
     return planted_subject()
 
 
-def run(subject: Subject, *, plant: bool = False) -> Watched:
+def prompts_of(subject: Subject) -> list[list[int]]:
     assert subject.tokens is not None
+    return planted_prompts(subject.tokens, PLAN.n_prompts, PLAN.prompt_tokens)
+
+
+def run(subject: Subject) -> Watched:
     with torch.no_grad():
-        return watched(subject, planted_prompts(subject.tokens, PLAN.n_prompts, PLAN.prompt_tokens), PLAN, plant=plant)
+        return watched(subject, prompts_of(subject), PLAN)
 
 
 def test_both_engines_run_and_agree(planted: Subject) -> None:
@@ -57,7 +61,7 @@ def test_a_depth_that_changes_tokens_is_a_fault(planted: Subject) -> None:
 
 def test_the_plant_points_a_slot_outside_the_pool(planted: Subject) -> None:
     with pytest.raises(IndexError, match=str(FAR_BLOCK)):
-        run(planted, plant=True)
+        stray(planted, prompts_of(planted)[0], PLAN)
 
 
 def outcome(verdict: str, errors: int = 0) -> Outcome:
