@@ -92,7 +92,7 @@ class Block:
         """What each of `group` wrote so far becomes visible to all of it."""
         self.clock += 1
         distinct = list({id(lane.seen): lane.seen for lane in group}.values())
-        seen = list(distinct[0]) if len(distinct) == 1 else [max(times) for times in zip(*distinct, strict=True)]
+        seen = list(distinct[0]) if len(distinct) == 1 else list(map(max, *distinct))
         for lane in group:
             seen[lane.index] = self.clock
         for lane in group:
@@ -171,10 +171,11 @@ class Block:
                 raise EmulationError(f"named barrier {barrier[0]}: more than {barrier[1]} lanes")
             if len(group) + len(early) == barrier[1]:
                 self.synchronise(group)
-                seen = [max(times) for times in zip(group[0].seen, *early, strict=True)]
-                for lane in group:
-                    lane.seen = seen
-                self.arrived.pop(barrier, None)
+                if early:
+                    seen = list(map(max, group[0].seen, *early))
+                    for lane in group:
+                        lane.seen = seen
+                    del self.arrived[barrier]
                 progress = True
         return progress
 
@@ -204,6 +205,9 @@ class Machine:
         self.n_threads, self.shared_bytes, self.is_dependent = n_threads, shared_bytes, is_dependent
         self.grid = (1, 1, 1)
         self.current: Lane
+        # The operands no other shares bytes with, by address: most accesses are to the one found last.
+        self._own = [r for r in regions if not any(r is not o and o.start < r.end and r.start < o.end for o in regions)]
+        self._last = self._own[0] if self._own else None
 
     def lane_body(self) -> None:
         # Each greenlet has its own context, hence its own numpy error state.
@@ -231,6 +235,16 @@ class Machine:
         """The operand that holds these bytes, after all checks."""
         if address % n_bytes:
             raise EmulationError(f"global address {address:#x} is not aligned to {n_bytes} bytes")
+        region = self._last
+        if region is None or not (region.start <= address and address + n_bytes <= region.end):
+            region = self._holding(address, n_bytes, writes=writes)
+        if writes and not region.is_writable:
+            raise EmulationError(f"{region.name} is written, but it is not an output")
+        if self.is_dependent and not self.current.has_waited and (writes or not region.is_early):
+            raise EmulationError(f"{region.name} is touched before wait_previous")
+        return region
+
+    def _holding(self, address: int, n_bytes: int, *, writes: bool) -> Region:
         holding = [r for r in self.regions if r.start <= address and address + n_bytes <= r.end]
         if not holding:
             near = min(self.regions, key=lambda r: min(abs(address - r.start), abs(address - r.end)))
@@ -240,10 +254,8 @@ class Machine:
             )
         # One tensor may stand behind two parameters, e.g. read as `in` and updated as `inout`.
         region = max(holding, key=lambda r: r.is_writable if writes else r.is_early)
-        if writes and not region.is_writable:
-            raise EmulationError(f"{region.name} is written, but it is not an output")
-        if self.is_dependent and not self.current.has_waited and (writes or not region.is_early):
-            raise EmulationError(f"{region.name} is touched before wait_previous")
+        if region in self._own:
+            self._last = region
         return region
 
     def load(self, address: int, n_bytes: int) -> bytes:

@@ -66,26 +66,28 @@ class Shared:
     def words(self, address: int, n_bytes: int) -> range:
         if address % n_bytes and not (n_bytes > 16 and address % 16 == 0):
             raise EmulationError(f"shared address {address} is not aligned to {n_bytes} bytes")
-        if not any(start <= address and address + n_bytes <= end for start, end in self.limits):
-            raise EmulationError(f"shared access of {n_bytes} bytes at {address} is out of bounds {self.limits}")
-        return range(address >> 2, (address + n_bytes + 3) >> 2)
+        past = address + n_bytes
+        for start, end in self.limits:
+            if start <= address and past <= end:
+                return range(address >> 2, (past + 3) >> 2)
+        raise EmulationError(f"shared access of {n_bytes} bytes at {address} is out of bounds {self.limits}")
 
     def read(self, lane: Lane, address: int, n_bytes: int) -> bytes:
+        me, clock, seen = lane.index, lane.block.clock, lane.seen
         for word in self.words(address, n_bytes):
             stamp = self.written[word]
             if stamp is None:
-                raise EmulationError(f"lane {lane.index} reads shared byte {word * 4}, which nobody has written")
+                raise EmulationError(f"lane {me} reads shared byte {word * 4}, which nobody has written")
             if stamp is IN_FLIGHT:
-                raise EmulationError(
-                    f"lane {lane.index} reads shared byte {word * 4} while a copy into it is under way"
-                )
-            if stamp.lane != lane.index and stamp.time >= lane.seen[stamp.lane]:
-                raise EmulationError(f"race: lane {lane.index} reads shared byte {word * 4} of lane {stamp.lane}")
+                raise EmulationError(f"lane {me} reads shared byte {word * 4} while a copy into it is under way")
+            writer, time = stamp
+            if writer != me and time >= seen[writer]:
+                raise EmulationError(f"race: lane {me} reads shared byte {word * 4} of lane {writer}")
             readers = self.readers[word]
             if readers is None:
-                self.readers[word] = {lane.index: lane.block.clock}
+                self.readers[word] = {me: clock}
             else:
-                readers[lane.index] = lane.block.clock
+                readers[me] = clock
         return bytes(self.bytes[address : address + n_bytes])
 
     def write(self, lane: Lane, address: int, data: bytes, stamp: Stamp | None = None) -> None:
@@ -94,24 +96,28 @@ class Shared:
 
     def claim(self, lane: Lane, address: int, n_bytes: int, stamp: Stamp) -> None:
         """Mark bytes as written by `stamp`, after checking that nobody else may still use what they held."""
+        me, seen = lane.index, lane.seen
         for word in self.words(address, n_bytes):
             before = self.written[word]
             if before is IN_FLIGHT:
-                raise EmulationError(f"lane {lane.index} writes shared byte {word * 4} while a copy is under way")
-            if before is not None and before.lane != lane.index and before.time >= lane.seen[before.lane]:
-                raise EmulationError(f"race: lanes {lane.index} and {before.lane} both write shared byte {word * 4}")
-            for reader, time in (self.readers[word] or {}).items():
-                if reader != lane.index and time >= lane.seen[reader]:
-                    raise EmulationError(
-                        f"race: lane {lane.index} overwrites shared byte {word * 4} that lane {reader} reads"
-                    )
+                raise EmulationError(f"lane {me} writes shared byte {word * 4} while a copy is under way")
+            if before is not None and before.lane != me and before.time >= seen[before.lane]:
+                raise EmulationError(f"race: lanes {me} and {before.lane} both write shared byte {word * 4}")
+            readers = self.readers[word]
+            if readers is not None:
+                for reader, time in readers.items():
+                    if reader != me and time >= seen[reader]:
+                        raise EmulationError(
+                            f"race: lane {me} overwrites shared byte {word * 4} that lane {reader} reads"
+                        )
+                self.readers[word] = None
             self.written[word] = stamp
-            self.readers[word] = None
 
     def land(self, lane: Lane, address: int, data: bytes) -> None:
         """An asynchronous copy of this lane arrives."""
+        stamp = lane.stamp()
         for word in self.words(address, len(data)):
-            self.written[word] = lane.stamp()
+            self.written[word] = stamp
         self.bytes[address : address + len(data)] = data
 
 
