@@ -128,6 +128,9 @@ def _nightly(made: argparse.ArgumentParser) -> None:
         "--strict-undecided", action="store_true", help="exit 4 when a compared number is unsure or missing"
     )
     made.add_argument("--dry-run", action="store_true", help="show the jobs and the time; start nothing")
+    made.add_argument("--part", metavar="I/N", help="only the jobs of this part; the last part judges the night")
+    made.add_argument("--pack", metavar="OUT.tar", type=Path, help="write the run folder to one archive at the end")
+    made.add_argument("--resume-from", metavar="IN.tar", type=Path, help="begin from a packed run; --out must be new")
 
 
 def _run(made: argparse.ArgumentParser) -> None:
@@ -164,6 +167,9 @@ def _do_nightly(given: argparse.Namespace) -> int:
             given.require_gpu,
             given.strict_undecided,
             given.dry_run,
+            given.part,
+            given.pack,
+            given.resume_from,
         )
     )
 

@@ -62,6 +62,8 @@ class JobConfig(BaseModel):
     timeout_s: float = Field(default=900.0, gt=0)
     # A notebook that reads what the jobs before it wrote runs again whenever one of them did.
     reads_run: bool = False
+    # Of a night that is run in parts, see `lab.parts`.
+    part: int = Field(default=1, ge=1)
 
 
 class NightConfig(BaseModel):
@@ -86,6 +88,7 @@ class Job:
     timeout_s: float
     reads_run: bool
     hash: str
+    part: int = 1
 
     def folder(self, run_dir: Path) -> Path:
         """Where its results lie."""
@@ -163,7 +166,7 @@ def _job(entry: JobConfig, source: Path, point: dict[str, Plain], filled: dict[s
     job_id = "-".join([slugged(notebook), *(slugged(str(value)) for value in point.values())])
     identity = json.dumps([notebook, given, state], sort_keys=True)
     digest = hashlib.sha256(source.read_bytes() + identity.encode()).hexdigest()[:16]
-    return Job(job_id, notebook, source, parameters, entry.timeout_s, entry.reads_run, digest)
+    return Job(job_id, notebook, source, parameters, entry.timeout_s, entry.reads_run, digest, entry.part)
 
 
 def record(job: Job, run_dir: Path, outcome: NotebookOutcome) -> None:

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from lab import environment, history, jobs, report
-from lab.errors import EXIT_PASSED, RunFailed
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError, RunFailed
 from lab.experiment import ENVIRONMENT_FILE
 from lab.jobs import Job, NightConfig
 from lab.notebook import NotebookOutcome, run_notebook
+from lab.parts import pack, unpack
 from lab.plan import NightOptions, Plan, one_notebook, prepare, show_plan
 from lab.progress import NightProgress
 from lab.store import ROWS_FILE, Row, RowWriter, utc_now
@@ -39,6 +40,8 @@ def run_night(options: NightOptions, config: NightConfig | None = None, *, gate_
         ExperimentError: the configuration or an option cannot be used; nothing was started.
         RunFailed: no GPU though one is required, another night is running, or the disk refused the rows.
     """
+    if options.resume_from is not None:
+        unpack_into(options)
     plan = prepare(options, config, gate_required=gate_required)
     if options.dry_run:
         show_plan(plan)
@@ -46,12 +49,26 @@ def run_night(options: NightOptions, config: NightConfig | None = None, *, gate_
     with only_night(plan.run_dir):
         begin(plan)
         run_jobs(plan)
-        summary = conclude(plan.run_dir, now=utc_now())
-        write_json(plan.run_dir / history.SUMMARY_FILE, summary)
-        page = report.render(plan.run_dir)
-    print(f"{summary['sentence']}\nReport: {page}", file=sys.stderr)
-    print(last_line(summary, page), flush=True)
-    return int(summary["exit_code"])
+        code = conclude_night(plan) if plan.part.is_last else conclude_part(plan)
+        if options.pack is not None:
+            pack(plan.run_dir, options.pack)
+    return code
+
+
+def unpack_into(options: NightOptions) -> None:
+    """Lays a packed run into the folder of `--out`.
+
+    Raises:
+        ExperimentError: no such folder was named, nothing may be written (--dry-run), or the archive is not a run.
+    """
+    if options.out is None or options.dry_run or options.resume_from is None:
+        raise ExperimentError(
+            "--resume-from was given with --dry-run or without --out",
+            "--resume-from FILE.tar --out DIR",
+            "name a new folder for the run",
+        )
+    with only_night(options.out):
+        unpack(options.resume_from, options.out)
 
 
 def run_one(notebook: str, settings: list[str], options: NightOptions, timeout_s: float) -> int:
@@ -138,10 +155,10 @@ def environment_row(plan: Plan) -> Row:
 
 
 def run_jobs(plan: Plan) -> None:
-    """Runs every job that has not finished under the same hash; records each outcome."""
-    with NightProgress([job.id for job in plan.jobs], history.job_seconds(plan.earlier)) as progress:
+    """Runs every job of the part that has not finished under the same hash; records each outcome."""
+    with NightProgress([job.id for job in plan.due], history.job_seconds(plan.earlier)) as progress:
         any_ran = False
-        for job in plan.jobs:
+        for job in plan.due:
             done = jobs.finished_outcome(job, plan.run_dir)
             if done is not None and not (job.reads_run and any_ran):
                 progress.ended(job.id, f"{outcome_words(done)}, finished before", 0.0)
@@ -204,6 +221,27 @@ def outcome_words(outcome: NotebookOutcome) -> str:
 
 
 # ---- The end.
+
+
+def conclude_night(plan: Plan) -> int:
+    """Judges the whole run, writes summary and page, and tells them; the exit code."""
+    summary = conclude(plan.run_dir, now=utc_now())
+    write_json(plan.run_dir / history.SUMMARY_FILE, summary)
+    page = report.render(plan.run_dir)
+    print(f"{summary['sentence']}\nReport: {page}", file=sys.stderr)
+    print(last_line(summary, page), flush=True)
+    return int(summary["exit_code"])
+
+
+def conclude_part(plan: Plan) -> int:
+    """Tells what a part's jobs came to; the night is judged after the last part."""
+    outcomes = {job.id: jobs.finished_outcome(job, plan.run_dir) for job in plan.due}
+    unfinished = [job for job, outcome in outcomes.items() if outcome is None]
+    failed = [job for job, outcome in outcomes.items() if outcome is not None and not outcome.passed]
+    code = EXIT_COULD_NOT_RUN if unfinished else EXIT_GATE_FAILED if failed else EXIT_PASSED
+    brief = {"run": plan.run_dir.name, "part": str(plan.part), "exit_code": code, "n_jobs": len(outcomes)}
+    print(json.dumps({**brief, "unfinished": unfinished, "failed": failed}), flush=True)
+    return code
 
 
 def write_json(path: Path, content: Any) -> None:

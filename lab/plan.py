@@ -10,11 +10,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lab import environment, history, jobs
+from lab import environment, history, jobs, parts
 from lab.errors import ExperimentError, RunFailed
 from lab.jobs import Job, NightConfig
 from lab.notebook import declared
 from lab.parameters import check_parameters, find_notebook, parse_value, read_parameters
+from lab.parts import Part
 from lab.progress import duration
 from lab.store import JOBS_FOLDER, utc_now
 from lab.summary import RUN_FILE, read_plan
@@ -34,6 +35,9 @@ class NightOptions:
     require_gpu: bool = False
     strict_undecided: bool = False
     dry_run: bool = False
+    part: str | None = None
+    pack: Path | None = None
+    resume_from: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,12 @@ class Plan:
     earlier: list[Path]
     strict_undecided: bool
     gate_required: bool
+    part: Part
+
+    @property
+    def due(self) -> list[Job]:
+        """The jobs of this part."""
+        return self.jobs if self.part.of == 1 else self.part.jobs_of(self.jobs)
 
 
 def prepare(options: NightOptions, config: NightConfig | None = None, *, gate_required: bool = True) -> Plan:
@@ -70,9 +80,12 @@ def prepare(options: NightOptions, config: NightConfig | None = None, *, gate_re
     planned = jobs.expand(config, filled, state)
     digest = config_hash(planned, content)
     check_resumable(run_dir, digest, machine.fingerprint)
+    part = parts.read_part(options.part or "1/1")
+    if part.of > 1:
+        part.jobs_of(planned)
     started = str(read_plan(run_dir)["started_at"]) if (run_dir / RUN_FILE).exists() else utc_now()
     earlier = history.comparable_runs(run_dir, machine.fingerprint, digest, started)
-    return Plan(run_dir, planned, machine, config, digest, earlier, options.strict_undecided, gate_required)
+    return Plan(run_dir, planned, machine, config, digest, earlier, options.strict_undecided, gate_required, part)
 
 
 def one_notebook(notebook: str, settings: list[str], timeout_s: float) -> NightConfig:
@@ -183,9 +196,10 @@ def check_resumable(run_dir: Path, digest: str, fingerprint: str) -> None:
 def show_plan(plan: Plan) -> None:
     """Prints the jobs, which of them are done already, and how long the rest took before."""
     seconds = history.job_seconds(plan.earlier)
-    for index, job in enumerate(plan.jobs, start=1):
+    for index, job in enumerate(plan.due, start=1):
         done = jobs.finished_outcome(job, plan.run_dir) is not None
         about = duration(seconds[job.id]) if job.id in seconds else "time not known yet"
         shown = {name: value for name, value in job.parameters.items() if name not in jobs.PAIR_PARAMETERS}
         print(f"{index:3}. {job.id}: {'already finished' if done else about}; {json.dumps(shown)}")
-    print(f"{len(plan.jobs)} jobs, into {plan.run_dir.name}/; nothing was started (--dry-run)")
+    of = f" of part {plan.part}" if plan.part.of > 1 else ""
+    print(f"{len(plan.due)} jobs{of}, into {plan.run_dir.name}/; nothing was started (--dry-run)")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_notebooks import FAIL, KILL, PASS, START, write_config, write_notebook
+from small_notebooks import FAIL, KILL, PASS, RAISE, START, write_config, write_notebook
 
 from lab import environment, history
 from lab.errors import ExperimentError, RunFailed
@@ -23,7 +23,6 @@ from lab.summary import conclude
 
 pytestmark = pytest.mark.reference
 
-RAISE = "raise ValueError('the reason it gave')"
 FILL_THE_DISK = """\
 import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write then fails with an OSError, as on a full disk
