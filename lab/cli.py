@@ -45,6 +45,8 @@ def parser() -> argparse.ArgumentParser:
     _kernels(_command(commands, "kernels", _do_kernels, "list the GPU kernels, their proofs and their thresholds"))
     _passed_on(commands, "bench", _do_bench, "time decoding with and without drafts, beside other engines")
     _passed_on(commands, "prove", _do_prove, "prove the GPU engine: identity, parity, quiet steps, slots, long runs")
+    _passed_on(commands, "speed", _do_speed, "time every depth of speculation and take its step apart")
+    _passed_on(commands, "gates", _do_gates, "judge speed: micro runs, full ones after three green, stored records")
     _passed_on(commands, "planted", _do_planted, "check a planted pair's margin and acceptance, or write it to disk")
     _passed_on(commands, "train", _do_train, "train a small (target, draft) pair from scratch")
     _passed_on(commands, "taps", _do_taps, "write the engine's recorded stages to a safetensors file")
@@ -228,6 +230,18 @@ def _do_bench(given: argparse.Namespace) -> int:
     from lab.bench.command import main as bench_main
 
     return bench_main(given.rest)
+
+
+def _do_speed(given: argparse.Namespace) -> int:
+    from lab.speed.command import main as speed_main
+
+    return speed_main(given.rest)
+
+
+def _do_gates(given: argparse.Namespace) -> int:
+    from lab.perf_gates.command import main as gates_main
+
+    return gates_main(given.rest)
 
 
 def _do_prove(given: argparse.Namespace) -> int:

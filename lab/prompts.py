@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +94,29 @@ def prompts_for(target: str | Path, file: str = "", *, limit: int, max_tokens: i
     lengths = [len(prompt.ids) for prompt in prompts]
     cut = f", {n_cut} cut to their last {max_tokens}" if n_cut else ""
     return prompts, f"{len(prompts)} prompts of {path.name}, {min(lengths)} to {max(lengths)} tokens{cut}"
+
+
+def joined_prompts(target: str | Path, n_prompts: int, n_tokens: int) -> list[list[int]]:
+    """`n_prompts` prompts of exactly `n_tokens` tokens of the shipped prompts' text, none of it twice in a prompt.
+
+    Each begins with another text and goes on with those after it, so a context of so many tokens is as varied as real
+    text is (docs/requirements.md 1.X-10).
+
+    Raises:
+        ExperimentError: the texts together have fewer tokens.
+    """
+    from eagle3core.pipeline import load_tokenizer
+
+    texts = [list(prompt.ids) for prompt in load_prompts(_shipped_file(), load_tokenizer(target))]
+    n_all = sum(map(len, texts))
+    if n_tokens > n_all:
+        raise ExperimentError(
+            f"a prompt of {n_tokens} tokens",
+            f"at most {n_all}, the tokens of all texts together",
+            "shorten the context",
+        )
+    starts = [i * len(texts) // n_prompts for i in range(n_prompts)]
+    return [list(chain.from_iterable(texts[start:] + texts[:start]))[:n_tokens] for start in starts]
 
 
 def _shipped_file() -> Path:

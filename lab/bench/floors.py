@@ -1,11 +1,13 @@
 """The bytes a decode step cannot avoid, and what follows from them: floors, and limits of a speed-up.
 
 A step reads every weight but the token table once, and the whole cache; a draft pass reads the head's layer, its output
-head and its cache, the first one fc as well. Activations and logits (megabytes) are left out. Derived here.
+head and its cache, the first one fc as well. Each byte belongs to the stage that reads it, so the parts sum to all.
+Activations and logits (megabytes) are left out. Derived here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torch import Size
@@ -22,17 +24,26 @@ class Floor:
     """Necessary bytes of one step over a batch.
 
     Attributes:
-        base_bytes: a plain step; a verify pass reads the same.
-        draft_bytes: all draft passes of a speculative step; 0 without a draft.
+        stages: bytes by stage: `target.*` of a plain step (a verify pass reads the same), `draft.*` of all draft
+            passes of a speculative one.
     """
 
-    base_bytes: int
-    draft_bytes: int
+    stages: Mapping[str, int]
+
+    @property
+    def base_bytes(self) -> int:
+        """A plain step."""
+        return sum(n for stage, n in self.stages.items() if stage.startswith("target."))
+
+    @property
+    def draft_bytes(self) -> int:
+        """All draft passes; 0 without a draft."""
+        return self.step_bytes - self.base_bytes
 
     @property
     def step_bytes(self) -> int:
         """A whole step."""
-        return self.base_bytes + self.draft_bytes
+        return sum(self.stages.values())
 
     @property
     def step_over_base(self) -> float:
@@ -42,6 +53,10 @@ class Floor:
     def ms(self, gb_per_s: float) -> float:
         """Least time of a step at a read ceiling, milliseconds."""
         return self.step_bytes / gb_per_s / 1e6
+
+    def stage_us(self, stage: str, gb_per_s: float) -> float:
+        """Least time of a stage in a step at a read ceiling, microseconds; 0 for one that reads next to nothing."""
+        return self.stages.get(stage, 0) / gb_per_s / 1e3
 
     def largest_speedup(self, length: float) -> float:
         """What `length` committed tokens a step can bring at most."""
@@ -53,15 +68,40 @@ def step_floor(
 ) -> Floor:
     """The floor of a step with `k` draft passes (0: plain) and `cached` tokens a sequence in the cache."""
     sequences = batch * cached
-    base = weight_bytes(target, itemsize) - table_bytes(target, itemsize)
-    base += int(sequences * token_bytes(target.block, target.n_layers, itemsize))
+    weights = _by_stage(target_shapes(target), _TARGET_STAGES, itemsize)
+    hidden = target.block.hidden_size * itemsize
+    stages = {f"target.{stage}": weights[stage] for stage in ("attn", "mlp", "head")}
+    stages["target.attn"] += int(sequences * token_bytes(target.block, target.n_layers, itemsize))
+    stages["target.head"] += target.vocab_size * hidden if target.tie_word_embeddings else 0
     if k == 0 or draft is None:
-        return Floor(base, 0)
-    fusion = draft.block.hidden_size * len(draft.taps) * draft.target_hidden_size * itemsize
-    later = draft_weight_bytes(draft, itemsize) - fusion + int(sequences * token_bytes(draft.block, 1, itemsize))
-    if draft.has_embedding:
-        later -= draft.vocab_size * draft.block.hidden_size * itemsize
-    return Floor(base, fusion + k * later)
+        return Floor(stages)
+    weights = _by_stage(draft_shapes(draft), _DRAFT_STAGES, itemsize)
+    weights["attn"] += int(sequences * token_bytes(draft.block, 1, itemsize))
+    weights["head"] += 0 if draft.has_head else draft.draft_vocab_size * draft.block.hidden_size * itemsize
+    stages["draft.fc"] = weights["fc"]
+    return Floor(stages | {f"draft.{stage}": k * weights[stage] for stage in ("qkv", "attn", "mlp", "head")})
+
+
+# What a weight's name contains, and the stage that reads it; the first that fits. The draft's q, k and v are a stage.
+_TARGET_STAGES = {
+    "embed_tokens": "table", "self_attn": "attn", "input_layernorm": "attn", "mlp": "mlp",
+    "post_attention_layernorm": "mlp", "norm": "head", "lm_head": "head",
+}  # fmt: skip
+_DRAFT_STAGES = {
+    "embed_tokens": "table", "fc.": "fc", "o_proj": "attn", "self_attn": "qkv", "input_layernorm": "qkv",
+    "hidden_norm": "qkv", "mlp": "mlp", "post_attention_layernorm": "mlp", "norm": "head", "lm_head": "head",
+}  # fmt: skip
+
+
+def _by_stage(
+    shapes: Iterable[tuple[str, tuple[int, ...]]], stages: Mapping[str, str], itemsize: int
+) -> dict[str, int]:
+    """Bytes of weights by the stage that reads them, every stage named; a weight that none reads is a KeyError."""
+    found = dict.fromkeys(stages.values(), 0)
+    for name, shape in shapes:
+        part = next((part for part in stages if part in name), name)
+        found[stages[part]] += Size(shape).numel() * itemsize
+    return found
 
 
 def weight_bytes(target: TargetGeometry, itemsize: int) -> int:

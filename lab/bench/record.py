@@ -5,12 +5,14 @@ A row is flat; a name with a dot, such as `latency_ms_per_token.mean`, is a valu
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from eagle3core.engine import PERF_MODE_VARIABLE
 from eagle3core.metrics import EagleMetricsSummary, SpeculativeDecodingStats
 from eagle3core.request import Response
 from lab.bench.memory import device_bytes
@@ -30,34 +32,48 @@ class Rows:
         run: name of the run.
         environment: the machine.
         rows: made so far.
+        job: the command that makes them.
+        shared: parameters of every row.
     """
 
     run: str
     environment: Environment
     rows: list[Row]
+    job: str = NAME
+    shared: dict[str, Any] = field(default_factory=dict)
 
-    def measured(self, name: str, values: dict[str, Any], parameters: dict[str, Any], scenario: Scenario) -> Row:
+    def measured(
+        self,
+        name: str,
+        values: dict[str, Any],
+        parameters: dict[str, Any],
+        scenario: Scenario,
+        *,
+        kind: str = NAME,
+        timer: str = "perf_counter",
+    ) -> Row:
         """A measured row."""
         row = Row(
-            **self._common(name, parameters),
+            **self._common(kind, name, parameters),
             values=values,
-            timer="perf_counter",
+            timer=timer,
             warmup=scenario.warmup,
             repeats=scenario.rounds,
         )
         self.rows.append(row)
         return row
 
-    def missing(self, name: str, reason: str, parameters: dict[str, Any]) -> Row:
+    def missing(self, name: str, reason: str, parameters: dict[str, Any], *, kind: str = NAME) -> Row:
         """A row that says why there is no measurement."""
-        row = Row(**self._common(name, parameters), status="missing", reason=reason)
+        row = Row(**self._common(kind, name, parameters), status="missing", reason=reason)
         self.rows.append(row)
         return row
 
-    def _common(self, name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    def _common(self, kind: str, name: str, parameters: dict[str, Any]) -> dict[str, Any]:
         return {
-            "run": self.run, "job": NAME, "notebook": NAME, "kind": NAME, "name": name, "parameters": parameters,
-            "environment": self.environment.fingerprint, "recorded_at": utc_now(),
+            "run": self.run, "job": self.job, "notebook": self.job, "kind": kind, "name": name,
+            "parameters": parameters | self.shared, "environment": self.environment.fingerprint,
+            "recorded_at": utc_now(),
         }  # fmt: skip
 
 
@@ -91,10 +107,15 @@ def scenario_block(scenario: Scenario, point: Point, k: int) -> dict[str, Value]
             "max_new_tokens": scenario.tokens,
             "use_speculation": k > 0,
             "num_spec_tokens": k,
-            "perf_mode": False,
+            "perf_mode": is_perf_mode(),
             "micro_run": True,
         },
     )
+
+
+def is_perf_mode() -> bool:
+    """Whether a broken invariant ends the run."""
+    return bool(os.environ.get(PERF_MODE_VARIABLE))
 
 
 def system_block(environment: Environment, device: torch.device) -> dict[str, Value]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +46,7 @@ class PointResult:
         rounds: of each depth, in the order measured.
         peers: by name and depth.
         gb_per_s: read ceiling.
+        spans: depths whose steps are taken apart, in one more pass; None: all.
     """
 
     scenario: Scenario
@@ -55,6 +56,7 @@ class PointResult:
     rounds: dict[int, list[Round]]
     peers: dict[Key, PeerResult]
     gb_per_s: float
+    spans: Collection[int] | None = None
 
     def full(self, k: int) -> list[FullWindow]:
         """The full part of every round at depth `k`.
@@ -83,6 +85,7 @@ class PointResult:
         steps = Spread(tuple(window.step_ms for window in windows))
         speed = Spread(tuple(window.tokens_per_s for window in windows))
         floor_ms = self.floor(k).ms(self.gb_per_s)
+        is_spanned = self.spans is None or k in self.spans
         missing = [f"{name} at {depth} drafts: {one.reason}" for (name, depth), one in self.peers.items() if one.reason]
         return {
             **speed.values("decode_tokens_per_s"),
@@ -103,7 +106,7 @@ class PointResult:
             **spread_block("latency_ms_per_token", [1e3 * self.point.batch / one.tokens_per_s for one in windows]),
             **spread_block("throughput_tokens_per_sec", speed.samples),
             **speculation_block(work.responses, k),
-            **{f"stage_ms.{name}": ms for name, ms in stage_ms(work).items()},
+            **({f"stage_ms.{name}": ms for name, ms in stage_ms(work).items()} if is_spanned else {}),
         }
 
     def _speculative_values(self, k: int, steps: Spread) -> dict[str, Any]:

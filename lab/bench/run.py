@@ -7,18 +7,20 @@ incomplete, with its reason. Tokens are checked: a mode that does not decode the
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from eagle3core.config import GenerationConfig
+from eagle3core.decode.device_runner import DeviceRunner
 from eagle3core.geometry import DraftGeometry, TargetGeometry
 from lab.bench import memory
 from lab.bench.floors import H200_GB_PER_S
-from lab.bench.fused import FusedDraft, FusedTarget, fuse_draft, fuse_target
 from lab.bench.hf_static import HFStatic
+from lab.bench.invariants import invariants_block
 from lab.bench.peers import Peer, PeerRound
 from lab.bench.plain_torch import PlainTorch
 from lab.bench.record import Rows, memory_block, system_block
@@ -32,6 +34,7 @@ from lab.pairs.planted import find_geometry
 
 Tell = Callable[[str], None]
 PEER_STEPS = 64  # of a round, at most
+SPAN_TOKENS = 128  # of the pass that takes steps apart, at most: it waits for the device many times a step
 
 
 class Contender:
@@ -62,19 +65,28 @@ class Bench:
         scenario: what to measure.
         run: name of the run, in every row.
         tell: gets a line at every milestone.
+        rows: takes the rows; None begins a run's.
+        spans: depths whose steps are taken apart in one more pass, for `stage_ms.*`; None: all.
     """
 
-    def __init__(self, scenario: Scenario, *, run: str = "bench", tell: Tell = print) -> None:
-        self.scenario, self.tell = scenario, tell
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        run: str = "bench",
+        tell: Tell = print,
+        rows: Rows | None = None,
+        spans: Collection[int] | None = None,
+    ) -> None:
+        self.scenario, self.tell, self.spans = scenario, tell, spans
         self.device = torch.device(scenario.device)
-        self.rows = Rows(run, collect(), [])
-        self._fused: tuple[FusedTarget, FusedDraft] | None = None
+        self.rows = rows or Rows(run, collect(), [])
 
     def run(self) -> Rows:
         """Rows of every point."""
         if self.scenario.pair == "planted":
             geometry = find_geometry(self.scenario.geometry)
-            plans = {point: self._plan(geometry.target, geometry.draft, point) for point in self.scenario.points}
+            plans = {point: self.plan(geometry.target, geometry.draft, point) for point in self.scenario.points}
             if not any(plan.engine_fits for plan in plans.values()):  # then the weights need not be made
                 for point, plan in plans.items():
                     self._all_missing(point, f"does not fit: {plan}")
@@ -84,12 +96,13 @@ class Bench:
         self.tell(f"{source.card}; read ceiling {gb_per_s:.0f} GB/s")
         for point in self.scenario.points:
             with torch.no_grad():
-                self._measure(source, point, gb_per_s)
-            _free(self.device)
+                self.measure(source, point, gb_per_s)
+            free(self.device)
         return self.rows
 
-    def _measure(self, source: PairSource, point: Point, gb_per_s: float) -> None:
-        plan = self._plan(source.target_geometry, source.draft_geometry, point)
+    def measure(self, source: PairSource, point: Point, gb_per_s: float) -> None:
+        """Rows of one point."""
+        plan = self.plan(source.target_geometry, source.draft_geometry, point)
         self.tell(f"{point}: {plan}")
         if not plan.engine_fits:
             self._all_missing(point, f"does not fit: {plan}")
@@ -112,17 +125,18 @@ class Bench:
             for key, one in contenders.items()
         }
         rounds = {k: measured["engine", k] for k in works}
-        self._write(PointResult(scenario, source, point, works, rounds, peers, gb_per_s), used)
+        self._write(PointResult(scenario, source, point, works, rounds, peers, gb_per_s, self.spans), used)
 
     def _write(self, result: PointResult, used: list[int]) -> None:
         point = result.point
         shared = {**system_block(self.rows.environment, self.device), **memory_block(used[1:], self.device)}
-        for k in result.works:
-            values = {**result.engine_values(k), **shared}
-            self.rows.measured(point.name(k), values, self._parameters(point, k, "engine"), self.scenario)
+        for k, work in result.works.items():
+            work.generation = replace(work.generation, max_new_tokens=min(self.scenario.tokens, SPAN_TOKENS))
+            values = {**result.engine_values(k), **invariants_block(work, k), **shared}
+            self.rows.measured(point.name(k), values, self.parameters(point, k, "engine"), self.scenario)
             self.tell("  " + line_of(point.name(k), values))
         for (name, k), one in result.peers.items():
-            label, parameters = f"{point.name(k)}/{name}", self._parameters(point, k, name)
+            label, parameters = f"{point.name(k)}/{name}", self.parameters(point, k, name)
             if one.reason:
                 self.rows.missing(label, one.reason, parameters)
                 self.tell(f"  {label}: missing: {one.reason}")
@@ -133,12 +147,13 @@ class Bench:
 
     def _all_missing(self, point: Point, reason: str) -> None:
         for k in self.scenario.ks:
-            self.rows.missing(point.name(k), reason, self._parameters(point, k, "engine"))
+            self.rows.missing(point.name(k), reason, self.parameters(point, k, "engine"))
         for name, k in self._peer_keys():
-            self.rows.missing(f"{point.name(k)}/{name}", reason, self._parameters(point, k, name))
+            self.rows.missing(f"{point.name(k)}/{name}", reason, self.parameters(point, k, name))
         self.tell(f"{point}: missing: {reason}")
 
-    def _parameters(self, point: Point, k: int, who: str) -> dict[str, Any]:
+    def parameters(self, point: Point, k: int, who: str) -> dict[str, Any]:
+        """Where a row stands in the grid."""
         scenario = self.scenario
         return {
             "who": who, "geometry": scenario.geometry, "pair": scenario.pair, "context": point.context,
@@ -148,12 +163,14 @@ class Bench:
 
     # -- what runs
 
-    def _session(self, point: Point) -> int:
+    def session_len(self, point: Point) -> int:
+        """Tokens a sequence may come to."""
         return point.context + self.scenario.tokens + HEADROOM
 
-    def _plan(self, target: TargetGeometry, draft: DraftGeometry, point: Point) -> memory.Plan:
+    def plan(self, target: TargetGeometry, draft: DraftGeometry, point: Point) -> memory.Plan:
+        """What the point asks of the device's memory."""
         return memory.plan(
-            target, draft, ks=self.scenario.ks, batch=point.batch, session_len=self._session(point),
+            target, draft, ks=self.scenario.ks, batch=point.batch, session_len=self.session_len(point),
             itemsize=getattr(torch, self.scenario.dtype).itemsize, n_peers=len(self._peer_keys()), device=self.device,
         )  # fmt: skip
 
@@ -165,11 +182,12 @@ class Bench:
     def _engines(self, source: PairSource, point: Point) -> dict[int, Work]:
         prompts = source.prompts(point.batch, point.context, self.scenario.seed)
         generation = GenerationConfig(self.scenario.tokens, ignore_eos=True)
-        session = self._session(point)
-        return {
-            k: Work(source.engine(k, batch=point.batch, session_len=session), prompts, generation)
-            for k in self.scenario.ks
-        }
+        session = self.session_len(point)
+        engines = {k: source.engine(k, batch=point.batch, session_len=session) for k in self.scenario.ks}
+        for engine in engines.values() if not self.scenario.warmup else ():
+            if isinstance(engine.runner, DeviceRunner):
+                engine.runner.prepare()  # or the first round would pay for it
+        return {k: Work(engine, prompts, generation) for k, engine in engines.items()}
 
     def _contenders(self, source: PairSource, point: Point, reason: str | None) -> dict[Key, Contender]:
         def build(name: str, k: int) -> Peer:
@@ -180,10 +198,7 @@ class Bench:
         return {(name, k): Contender(partial(build, name, k)) for name, k in self._peer_keys()}
 
     def _peer(self, source: PairSource, point: Point, name: str, k: int) -> Peer:
-        if self._fused is None:
-            fused = fuse_target(source.target_weights, source.target_geometry.n_layers)
-            self._fused = fused, fuse_draft(source.draft_weights, fused, source.draft_to_target)
-        target, draft = self._fused
+        target, draft = source.fused()
         first = torch.tensor([prompt[-1] for prompt in source.prompts(point.batch, 2, self.scenario.seed)])
         common: dict[str, Any] = {
             # In the middle of what the engine generates, so that both read as many keys on average.
@@ -205,7 +220,7 @@ def read_ceiling(device: torch.device) -> float:
     return max(found.gb_per_s for found in memory_ceilings(device.type, [size], repeats=9) if found.way == "read")
 
 
-def _free(device: torch.device) -> None:
+def free(device: torch.device) -> None:
     """Give the memory of a finished point back, compiled graphs included."""
     gc.collect()
     if device.type == "cuda":

@@ -6,7 +6,7 @@ Weights are made or read once for all points; the peers' copies are made from th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,12 +19,13 @@ from eagle3core.geometry import DraftGeometry, TargetGeometry
 from eagle3core.model.draft import DraftModel
 from eagle3core.model.packed import PackedDraft, PackedTarget, pack_draft, pack_target
 from eagle3core.model.target import TargetModel
+from lab.bench.fused import FusedDraft, FusedTarget, fuse_draft, fuse_target
 from lab.bench.rounds import without_taps
 from lab.bench.scenario import Scenario
 from lab.errors import ExperimentError
 from lab.pairs import shipped_pair
 from lab.pairs.planted import PlantedPair
-from lab.prompts import prompts_for
+from lab.prompts import joined_prompts
 
 HEADROOM = 64  # tokens of a session beyond prompt and generation: a last step's drafts
 
@@ -39,6 +40,7 @@ class PairSource:
         draft_to_target: `[Vd]` int64, None when both vocabularies are one.
         planted: the planted pair, whose next tokens are known; None for a trained one.
         card: what the pair is, for the record.
+        ends: tokens that a planted pair's prompts end in, one a prompt; empty leaves them evenly spaced.
     """
 
     target: TargetModel | PackedTarget
@@ -48,6 +50,9 @@ class PairSource:
     draft_to_target: Tensor | None
     planted: PlantedPair | None
     card: dict[str, Any]
+    ends: tuple[int, ...] = ()
+    _fused_target: FusedTarget | None = None
+    _fused_draft: FusedDraft | None = None
 
     @property
     def target_geometry(self) -> TargetGeometry:
@@ -60,15 +65,43 @@ class PairSource:
         return self.draft.geometry
 
     def prompts(self, n_prompts: int, context: int, seed: int) -> list[list[int]]:
-        """`n_prompts` prompts of `context` tokens.
+        """`n_prompts` prompts of `context` tokens; a trained pair's are real text (docs/requirements.md 1.X-10)."""
+        if self.planted is None:
+            return joined_prompts(shipped_pair().target, n_prompts, context)
+        prompts = self.planted.prompts(n_prompts, context, seed=seed)
+        for prompt, end in zip(prompts, self.ends, strict=False):
+            prompt[-1] = end
+        return prompts
 
-        A trained pair's are its own, each begun again until it is long enough.
-        """
-        if self.planted is not None:
-            return self.planted.prompts(n_prompts, context, seed=seed)
-        given, _ = prompts_for(shipped_pair().target, limit=n_prompts, max_tokens=context)
-        whole = [list(prompt.ids) for prompt in given]
-        return [(ids * -(-context // len(ids)))[:context] for ids in (whole[i % len(whole)] for i in range(n_prompts))]
+    def fused(self) -> tuple[FusedTarget, FusedDraft]:
+        """Both models as peers take them, made when first asked for and kept."""
+        if self._fused_target is None:
+            self._fused_target = fuse_target(self.target_weights, self.target_geometry.n_layers)
+        if self._fused_draft is None:
+            self._fused_draft = fuse_draft(self.draft_weights, self._fused_target, self.draft_to_target)
+        return self._fused_target, self._fused_draft
+
+    def redialled(self, share: float) -> PairSource:
+        """The planted pair at another dial: the same target, and copies of it, with a draft of its own."""
+        assert self.planted is not None, "a trained pair has no dial"
+        was = self.planted
+        pair = PlantedPair(was.geometry, share=share, seed=was.seed, dtype=was.dtype, device=was.device)
+        mapping = pair.tokens.draft_to_target.to(pair.device)
+        if isinstance(self.target, PackedTarget):
+            pair.draft_weights.share_table(self.target.embedding)
+            draft: DraftModel | PackedDraft = pack_draft(
+                pair.geometry.draft,
+                pair.draft_weights.tensor,
+                pair.tokens.draft_to_target,
+                self.target,
+                block=EngineConfig().block_size,
+            )
+        else:
+            draft = DraftModel(pair.draft_checkpoint(), self.target)
+        return replace(
+            self, draft=draft, draft_weights=pair.draft_weights, draft_to_target=mapping, planted=pair,
+            card=pair.card(), ends=(), _fused_draft=None,
+        )  # fmt: skip
 
     def n_wrong(self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> int | None:
         """Outputs that are not the planted ones; None where no output is known beforehand."""

@@ -38,6 +38,9 @@ parameters = { ks = [2], spec_k = 2, n_prompts = 1, max_new_tokens = 8, rounds =
 notebook = "31_acceptance"
 parameters = { ks = [2], spec_k = 2, n_prompts = 2, max_new_tokens = 12, n_reference_prompts = 1 }
 [[job]]
+notebook = "40_speed"
+parameters = { measure = true, points = "16x1", ks = [0, 2], spec_k = 2, tokens = 24, rounds = 1, device = "cpu" }
+[[job]]
 notebook = "90_nightly"
 reads_run = true
 """
