@@ -39,17 +39,23 @@ from eagle3core.kernels.gemm_tiling import Tiling, choose_tiling
 WORKSPACE_BYTES = 80 << 20  # enough for every tiling below, with 512 rows of 14336; see `workspace`
 COUNTERS = 4096
 
-_KERNELS: dict[str, Callable[..., Any]] = {"ring": make_gemm_ring, "tile": make_gemm_tile, "group": make_gemm_group}
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "ring": make_gemm_ring, "bulk": make_gemm_ring, "tile": make_gemm_tile, "group": make_gemm_group
+}  # fmt: skip
 
 
 def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, packed: bool, ragged: bool) -> Variant:
-    """The compiled form of one GEMM configuration; `group` takes packed weights."""
+    """The compiled form of one GEMM configuration; `bulk` and `group` take packed weights."""
     constants: dict[str, Any] = {
         "dtype": dtype, "epilogue": epilogue, "x_tiles": tiling.x_tiles, "w_tiles": tiling.w_tiles,
         "units": tiling.units, "stages": tiling.stages, "packed": packed, "ragged": ragged, "overlap": overlaps(arch),
     }  # fmt: skip
     products = 2 * tiling.x_tiles * tiling.w_tiles * tiling.units  # of a stage
     registers, most, expected = 128, 128, {"HMMA": products, "LDGSTS": 3}
+    if tiling.kernel in ("ring", "bulk"):
+        constants["bulk"] = tiling.kernel == "bulk"
+    if tiling.kernel == "bulk":
+        expected = {"HMMA": products, "UBLKCP": 1}
     if tiling.kernel == "tile":
         warps = tiling.warps_x * tiling.warps_w
         constants |= {"warps_x": tiling.warps_x, "warps_w": tiling.warps_w, "split": tiling.split}
@@ -141,7 +147,7 @@ def gemm(
     tiling = tiling or choose_tiling(arch, rows, n_tiles, k, packed and scratch is not None)
     if tiling.split > 1 and scratch is None:
         tiling = replace(tiling, split=1, together=False)
-    _check_tiling(tiling, n_tiles, k, packed)
+    _check_tiling(tiling, arch, n_tiles, k, packed)
     blocks_x, blocks_w = -(-rows // (8 * tiling.x_tiles)), -(-n_tiles // tiling.w_tiles)
     if tiling.together and blocks_x * blocks_w * tiling.split > _multiprocessors(x.device):
         tiling = replace(tiling, together=False)  # some might wait for a block that has no place
@@ -158,6 +164,7 @@ def gemm(
     variant = gemm_variant(arch, DTYPES[w.dtype], epilogue, tiling, packed, k % UNIT != 0)
     grid = {
         "ring": (blocks_w, blocks_x, 1),
+        "bulk": (blocks_w, blocks_x, 1),
         "tile": (blocks_x, blocks_w, tiling.split),
         "group": (tiling.split, blocks_x, blocks_w),
     }[tiling.kernel]
@@ -200,7 +207,7 @@ def scratch_words(tiling: Tiling, rows: int, n_tiles: int, k: int) -> tuple[int,
     return sums, packed_words(rows, k, tiling.x_tiles, tiling.units) if tiling.kernel == "group" else 0
 
 
-def _check_tiling(tiling: Tiling, n_tiles: int, k: int, packed: bool) -> None:
+def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) -> None:
     units = -(-k // UNIT)
     if tiling.kernel == "group" and (not packed or tiling.units > units):
         raise KernelLimit(
@@ -208,11 +215,17 @@ def _check_tiling(tiling: Tiling, n_tiles: int, k: int, packed: bool) -> None:
             f"packed W, and at most {units} units a stage",
             "pack the weight, or pass no tiling",
         )
-    if tiling.kernel == "ring" and (
+    if tiling.kernel in ("ring", "bulk") and (
         n_tiles % tiling.w_tiles or (tiling.units > 1 and units % (STREAMS * tiling.units))
     ):
         raise KernelLimit(
             f"{tiling} for {n_tiles} tiles of {units} units", "whole blocks and stages", "use w_tiles=1 and units=1"
+        )
+    if tiling.kernel == "bulk" and (arch == "sm_80" or not packed or k % UNIT or tiling.x_tiles > 1):
+        raise KernelLimit(
+            f"{tiling} on {arch} for k {k} and W {'packed' if packed else 'by rows'}",
+            f"bulk copies, packed W, whole units of {UNIT}, x_tiles 1",
+            "use `ring`, or pass no tiling",
         )
 
 

@@ -41,10 +41,11 @@ def gemm_launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **se
 
 
 def _tiling(arch: str, case: Case, setting: Mapping[str, Any]) -> Tiling:
-    """The chosen tiling with `setting` in it; a setting that asks for `group` where it does not exist is left out."""
+    """The chosen tiling with `setting` in it; a setting that asks for a kernel that there is not is left out."""
     packed = bool(case.get("packed"))
     tiling = choose_tiling(arch, case["m"], n_weight_rows(case) // 16, case["k"], packed)
-    if not setting or (setting.get("kernel") == "group" and not (packed and arch == "sm_90a")):
+    exists = {"group": packed and arch == "sm_90a", "bulk": packed and arch != "sm_80" and case["k"] % UNIT == 0}
+    if not setting or not exists.get(setting.get("kernel", ""), True):
         return tiling
     return fitted(arch, replace(tiling, **setting))
 
@@ -180,7 +181,7 @@ CARD = Card(
     invariants=gemm_invariants,
     order={"streams": STREAMS, "unit": UNIT},
     neutral={
-        "kernel": "ring, tile, or group (sm_90a, packed W)",
+        "kernel": "ring, bulk (packed W, not sm_80), tile, or group (sm_90a, packed W)",
         "x_tiles": "rows of x a block",
         "w_tiles": "rows of W a block",
         "units": "units of 32 k a stage",
@@ -207,6 +208,7 @@ CARD = Card(
     settings=(
         {},
         {"kernel": "ring", "x_tiles": 1, "w_tiles": 1, "units": 1, "stages": 3},
+        {"kernel": "bulk", "x_tiles": 1, "w_tiles": 1, "units": 1, "stages": 3},
         {"kernel": "tile", "x_tiles": 2, "w_tiles": 2, "warps_x": 2, "warps_w": 1, "units": 1, "stages": 3},
         {"kernel": "tile", "x_tiles": 1, "w_tiles": 4, "warps_x": 1, "warps_w": 2, "units": 1, "stages": 2, "split": 4},
         {"kernel": "group", "x_tiles": 2, "w_tiles": 4, "units": 1, "stages": 3, "split": 1},

@@ -2,7 +2,8 @@
 
 Weight rows are the m16 operand of mma.m16n8k16, x rows the n8 operand. The k order inside 32 is permuted so that the 16
 bytes which a lane copies are the operands of that same lane: no ldmatrix, no transposition, and each warp's ring of
-stages needs no barrier, only its own wait for copies. Four warps divide K.
+stages needs no barrier, only its own wait for copies. Four warps divide K. Where bulk copies exist and stages are
+whole, one copy brings a warp's stage of W instead (`gemm_bulk`): a third of the instructions less.
 
 The order in which a result is summed, the same for every kernel of the GEMM: K is cut into `STREAMS` contiguous ranges
 of units of 32, stream s from unit s n / STREAMS; within a stream units ascend, two mma each (elements 8t..8t+3 of lane
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from eagle3core.kernels.gemm_bulk import make_bulk_ring
 from eagle3core.kernels.gemm_epilogue import Epilogue, make_fetch, make_pairing
 from eagle3core.kernels.gemm_finish import make_finish
 from eagle3core.kernels.gemm_products import FRAGMENT as FRAGMENT
@@ -28,9 +30,10 @@ STREAMS = 4
 UNIT = 32  # k of one unit
 
 
-def ring_shared_bytes(x_tiles: int, w_tiles: int, units: int, stages: int) -> int:
-    """Dynamic shared memory of a block, bytes: the rings, which the last reduction reuses."""
-    rings = STREAMS * stages * (2 * w_tiles + x_tiles) * units * FRAGMENT
+def ring_shared_bytes(x_tiles: int, w_tiles: int, units: int, stages: int, bulk: bool = False) -> int:
+    """Dynamic shared memory of a block, bytes: the rings, which the last reduction reuses; barriers of bulk copies."""
+    fragments = (2 * w_tiles + (0 if bulk else x_tiles)) * units
+    rings = STREAMS * stages * (fragments * FRAGMENT + (8 if bulk else 0))
     sums = STREAMS * 128 * x_tiles * w_tiles + 8 * x_tiles
     return max(rings, 4 * sums)
 
@@ -47,15 +50,17 @@ def make_gemm_ring(
     packed: bool,
     ragged: bool,
     overlap: bool,
+    bulk: bool = False,
 ) -> Any:
     """The kernel for blocks of 8 `x_tiles` rows of x and 16 `w_tiles` rows of W; grid (tiles of W, blocks of x rows).
 
     Args:
-        units: units of 32 k of one stage; every stream's length must be a multiple.
+        units: units of 32 k of one stage, 1, 2, 4, and 8 with `bulk`; every stream's length must be a multiple.
         stages: depth of each warp's ring, 2..16.
         packed: W comes in the order of `gemm.pack_weight`.
         ragged: K is 16 more than a multiple of 32.
         overlap: wait for the kernel before (programmatic dependent launch).
+        bulk: W, packed, comes by bulk copies; `x_tiles` is 1 and K not ragged.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     wait_stage, wait_all = isa.COPY_WAIT[stages - 2], isa.COPY_WAIT[0]
@@ -65,7 +70,7 @@ def make_gemm_ring(
     scaled = epilogue.quads > 0
 
     threads, zero = 32 * STREAMS, np.float32(0)
-    stage_bytes = (2 * w_tiles + x_tiles) * units * FRAGMENT
+    stage_bytes = (2 * w_tiles + (0 if bulk else x_tiles)) * units * FRAGMENT
     x_offset = 2 * w_tiles * units * FRAGMENT  # x comes after W in a stage
     ring_bytes = stages * stage_bytes
     unit_bytes = 2 * FRAGMENT if packed else 2 * UNIT  # from one unit of W to the next
@@ -77,6 +82,7 @@ def make_gemm_ring(
     n_held = 6 * items
     scale_rows = x_rows // STREAMS
     scale_at = STREAMS * block_sums * 4
+    n_operands = 8 * units
     unit_shift, tile_shift = units.bit_length() - 1, (64 * x_tiles).bit_length() - 1
 
     def copy_w(target: Any, sources: Any, partner: Any, offset: Any, unit: Any, n_units: Any, t: Any) -> None:
@@ -103,6 +109,7 @@ def make_gemm_ring(
                 isa.copy16_cached_fill(at, source + m * tile_bytes + u * (2 * UNIT), size)
 
     copy_w, copy_x = isa.inlined(copy_w), isa.inlined(copy_x)
+    start_w, start_x, multiply_all = make_bulk_ring(isa, dtype=dtype, w_tiles=w_tiles, units=units, stages=stages)
     multiply = make_multiply(
         isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units,
         pitches=(units * FRAGMENT, units * 2 * FRAGMENT), steps=(FRAGMENT, 2 * FRAGMENT),
@@ -118,7 +125,10 @@ def make_gemm_ring(
         g, t = i32(lane >> 2), i32(lane & 3)
         tile0, row0 = i32(cuda.blockIdx.x * w_tiles), i32(cuda.blockIdx.y * x_rows)
         base = isa.shared_address(cuda.shared.array(0, f32, alignment=128))
-        ring = i32(base + warp * ring_bytes + lane * 16)
+        if bulk:
+            warp = isa.shuffle_i32(warp, 0)  # so that the compiler knows it is one number for all lanes
+        ring, full = i32(base + warp * ring_bytes), i32(base + STREAMS * ring_bytes + warp * (8 * stages))
+        own = i32(ring + lane * 16)
         n_units = i32((k + (UNIT - 1)) >> 5)
         unit = i32((warp * n_units) >> 2)
         n_steps = i32(((((warp + 1) * n_units) >> 2) - unit) >> unit_shift)
@@ -137,11 +147,16 @@ def make_gemm_ring(
         if overlap:
             isa.let_next_start()
         loading = unit
-        for stage in range(ahead):
-            if stage < n_steps:
-                copy_w(i32(ring + stage * stage_bytes), sources, partner, offset, loading, n_units, t)
-                offset += units * unit_bytes
-                loading = i32(loading + units)
+        if bulk:
+            pitch = i64(n_units) * (2 * FRAGMENT)
+            source_w = w + (i64(tile0) * n_units + unit) * (2 * FRAGMENT)
+            start_w(ring, full, source_w, pitch, n_steps, lane)
+        else:
+            for stage in range(ahead):
+                if stage < n_steps:
+                    copy_w(i32(own + stage * stage_bytes), sources, partner, offset, loading, n_units, t)
+                    offset += units * unit_bytes
+                    loading = i32(loading + units)
         if overlap:
             isa.wait_previous()  # only weights, which no kernel writes, were read before
 
@@ -152,13 +167,17 @@ def make_gemm_ring(
                 sizes[m] = i32(0)
         source_x = x + i64(row0 + g) * row_bytes + unit * (2 * UNIT) + t * 16
         tile_bytes = row_bytes * 8
-        loading = unit
-        for stage in range(ahead):
-            if stage < n_steps:
-                copy_x(i32(ring + stage * stage_bytes), source_x, tile_bytes, sizes, loading, n_units, t)
-                source_x += units * (2 * UNIT)
-                loading = i32(loading + units)
-            isa.copy_commit()
+        loading, has_row = unit, row0 + g < rows
+        operands_x = cuda.local.array(n_operands, i32)
+        if bulk:
+            start_x(operands_x, source_x, has_row, n_steps)
+        else:
+            for stage in range(ahead):
+                if stage < n_steps:
+                    copy_x(i32(own + stage * stage_bytes), source_x, tile_bytes, sizes, loading, n_units, t)
+                    source_x += units * (2 * UNIT)
+                    loading = i32(loading + units)
+                isa.copy_commit()
 
         # Operands of the epilogue are asked for now, so that they have arrived when the sums are ready.
         held = cuda.local.array(n_held, f32)
@@ -180,24 +199,27 @@ def make_gemm_ring(
         accumulators = cuda.local.array(n_accumulators, f32)
         for i in range(n_accumulators):
             accumulators[i] = zero
-        reading, writing = i32(0), i32(ahead * stage_bytes)
-        for step in range(n_steps):
-            wait_stage()
-            if step + ahead < n_steps:
-                copy_w(i32(ring + writing), sources, partner, offset, loading, n_units, t)
-                copy_x(i32(ring + writing), source_x, tile_bytes, sizes, loading, n_units, t)
-                offset += units * unit_bytes
-                source_x += units * (2 * UNIT)
-                loading = i32(loading + units)
-            isa.copy_commit()
-            multiply(accumulators, ring + x_offset, ring, reading)
-            reading = i32(reading + stage_bytes)
-            if reading == ring_bytes:
-                reading = i32(0)
-            writing = i32(writing + stage_bytes)
-            if writing == ring_bytes:
-                writing = i32(0)
-        wait_all()
+        if bulk:
+            multiply_all(accumulators, operands_x, ring, full, source_w, pitch, source_x, has_row, n_steps, lane)
+        else:
+            reading, writing = i32(0), i32(ahead * stage_bytes)
+            for step in range(n_steps):
+                wait_stage()
+                if step + ahead < n_steps:
+                    copy_w(i32(own + writing), sources, partner, offset, loading, n_units, t)
+                    copy_x(i32(own + writing), source_x, tile_bytes, sizes, loading, n_units, t)
+                    offset += units * unit_bytes
+                    source_x += units * (2 * UNIT)
+                    loading = i32(loading + units)
+                isa.copy_commit()
+                multiply(accumulators, own + x_offset, own, reading)
+                reading = i32(reading + stage_bytes)
+                if reading == ring_bytes:
+                    reading = i32(0)
+                writing = i32(writing + stage_bytes)
+                if writing == ring_bytes:
+                    writing = i32(0)
+            wait_all()
 
         # The warps' sums meet in shared memory: [stream][tile][x row][16 rows of W], the lower rows of pairs first.
         cuda.syncthreads()

@@ -23,14 +23,15 @@ class Tiling:
     """Order-neutral parameters of one GEMM launch; every value gives the same bits.
 
     Attributes:
-        kernel: `ring` (warps divide K), `tile` (warps divide the block) or `group` (warpgroups do; sm_90a only).
+        kernel: `ring` (warps divide K), `bulk` (the same, W packed and by bulk copies, which compute capability 8 does
+            not have), `tile` (warps divide the block) or `group` (warpgroups do; sm_90a only).
         x_tiles, w_tiles: rows of a block: 8 x_tiles of x, 16 w_tiles of W.
         units, stages: units of 32 k of a stage, and stages of the ring.
         warps_x, warps_w: of `tile`; see `make_gemm_tile`.
         split: of `tile` and `group`. together: of a split `group`; see `gemm_sums`.
     """
 
-    kernel: Literal["ring", "tile", "group"]
+    kernel: Literal["ring", "bulk", "tile", "group"]
     x_tiles: int
     w_tiles: int
     units: int
@@ -42,14 +43,14 @@ class Tiling:
 
     @property
     def threads(self) -> int:
-        warps = {"ring": STREAMS, "tile": self.warps_x * self.warps_w, "group": self.w_tiles}
+        warps = {"ring": STREAMS, "bulk": STREAMS, "tile": self.warps_x * self.warps_w, "group": self.w_tiles}
         return 32 * warps[self.kernel] + (FETCHING if self.kernel == "group" else 0)
 
     @property
     def shared_bytes(self) -> int:
         sizes = self.x_tiles, self.w_tiles, self.units, self.stages
-        if self.kernel == "ring":
-            return ring_shared_bytes(*sizes)
+        if self.kernel in ("ring", "bulk"):
+            return ring_shared_bytes(*sizes, bulk=self.kernel == "bulk")
         if self.kernel == "group":
             return group_shared_bytes(*sizes, self.split)
         return tile_shared_bytes(*sizes, self.warps_x * self.warps_w, self.split)
@@ -58,6 +59,7 @@ class Tiling:
     def name(self) -> str:
         more = {
             "ring": "",
+            "bulk": "",
             "tile": f"_{self.warps_x}x{self.warps_w}_s{self.split}",
             "group": f"_{'t' if self.together else 's'}{self.split}",
         }
@@ -75,6 +77,9 @@ def choose_tiling(arch: str, rows: int, n_tiles: int, k: int, packed: bool = Tru
     units = 2 if whole % (2 * STREAMS) == 0 else 1
     share = -(-n_tiles // _MULTIPROCESSORS)  # tiles a multiprocessor has to read
     if rows <= 8:
+        # One copy a stage of a warp, and large stages: few instructions a byte, which is power. Source: docs/log.md.
+        if arch != "sm_80" and packed and k % (8 * STREAMS * UNIT) == 0:
+            return fitted(arch, Tiling("bulk", 1, 1, 8, 3 if share <= 2 else 2))
         if whole % (4 * STREAMS) == 0:  # fewer turns of the loop a byte: less time, and less power where that binds
             return fitted(arch, Tiling("ring", 1, 1, 4, 4 if share <= 2 else 3))
         return fitted(arch, Tiling("ring", 1, 1, 1, 16 if share <= 2 else 12 if share == 3 else 8))
