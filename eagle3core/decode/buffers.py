@@ -84,7 +84,7 @@ class Sizes:
 
 def attention_order(arch: str, block: BlockGeometry, order: tuple[int, int] | None) -> tuple[int, int]:
     """(splits, streams) of an engine: one value for all its passes, since it sets the bits."""
-    return order or order_of(arch, block.n_kv_heads)
+    return order or order_of(arch, block.n_kv_heads, block.head_dim)
 
 
 def new_activations(

@@ -165,7 +165,7 @@ def attention(
     batch, tokens, n_heads, dim = q.shape
     n_kv_heads = k_blocks.shape[1]
     check_limits(q.dtype, dim, n_heads, n_kv_heads, tokens, k_blocks.shape[2])
-    splits, streams = order or order_of(arch, n_kv_heads)
+    splits, streams = order or order_of(arch, n_kv_heads, dim)
     shape = Shape(DTYPES[q.dtype], dim, n_heads // n_kv_heads, splits, streams)
     plan = plan or choose_plan(arch, shape, tokens, batch, n_kv_heads)
     plan = replace(plan, counting=counters is not None)

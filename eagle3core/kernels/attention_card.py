@@ -32,7 +32,7 @@ def _prefixes(case: Case) -> tuple[int, ...]:
 
 
 def _shape(arch: str, case: Case) -> Shape:
-    splits, streams = case.get("order") or order_of(arch, case["kv_heads"])
+    splits, streams = case.get("order") or order_of(arch, case["kv_heads"], case["dim"])
     return Shape(case["dtype"], case["dim"], case["heads"] // case["kv_heads"], splits, streams)
 
 
@@ -246,7 +246,7 @@ def attention_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
     plan = _plan(arch, case, {})
     runs = sorted({max(1, plan.run // 2), plan.run, min(16, plan.run * 2)})
     if plan.row_warps == 0:
-        return [{"stages": s * 128 // case["dim"], "run": r} for s in (2, 3) for r in runs]
+        return [{"stages": s, "run": r} for s in (2, 3) for r in runs]
     depths = {(plan.units, plan.stages), (plan.units, 3)}
     return [{"units": u, "stages": s, "run": r} for u, s in sorted(depths) for r in runs]
 
@@ -268,11 +268,11 @@ CARD = Card(
     slow_variants=attention_slow_variants,
     variants_of=attention_variants_of,
     sweep=attention_sweep,
-    order={"key unit": UNIT, "splits": 16, "streams": 8, "bundle": BUNDLE},
+    order={"key unit": UNIT, "splits": 16, "streams": "4, or 8 at head size 64", "bundle": BUNDLE},
     neutral={
         "row_warps": "0, 2, 4, 8 (which kernel, and rows of a block)",
         "groups": "1 to streams",
-        "units": "1, 2, 4, from a quarter of row_warps",
+        "units": "1, 2; with row_warps also 4, from a quarter of row_warps",
         "stages": "2 or more; with row_warps 3",
         "run": "1 to splits",
     },

@@ -31,7 +31,7 @@ class Plan:
     Attributes:
         row_warps: 0 for `attention_streams`, else warps of `attention_rows` that own 32 rows each.
         groups: streams that `attention_rows` walks side by side.
-        units: units between two barriers of a group.
+        units: units scored at once; those between two barriers of a group.
         stages: depth of a ring, in sets of `units`.
         run: splits a block handles one after the other.
         counting: add up the tile counters of R-109.
@@ -46,21 +46,22 @@ class Plan:
 
     def is_joined(self, shape: Shape) -> bool:
         """Whether a block joins the splits of whole bundles."""
-        return self.row_warps > 0 and self.run % shape.bundle == 0
+        return self.run % shape.bundle == 0
 
     def row_blocks(self, rows: int) -> int:
         """Blocks that share the rows of a key head."""
         return -(-rows // (ROWS * self.row_warps)) if self.row_warps else 1
 
 
-def order_of(arch: str, n_kv_heads: int) -> tuple[int, int]:
+def order_of(arch: str, n_kv_heads: int, dim: int) -> tuple[int, int]:
     """(splits, streams): what sets the order of sums, one value for all of an engine's launches.
 
-    Splits * key heads is about one block a processor at batch 1. Eight warps' rings do not fit sm_120's shared memory.
+    Splits * key heads is about one block a processor at batch 1. Few streams are long, and fewer are joined; more warps
+    hide more latency, which units of head size 64, half as large, need. Eight rings do not fit sm_120's shared memory.
     """
     if arch == "sm_120":
         return 32, 4
-    return (16, 8) if n_kv_heads >= 8 else (32, 8)
+    return (16 if n_kv_heads >= 8 else 32), (8 if dim == 64 else 4)
 
 
 def choose_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int) -> Plan:
@@ -79,8 +80,10 @@ def choose_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: in
 
 
 def _streams_plan(arch: str, shape: Shape) -> Plan:
-    deep = 128 // shape.dim  # a unit of head size 64 is half as large
-    return Plan(0, {"sm_80": 2, "sm_90a": 3, "sm_100": 3, "sm_120": 2}[arch] * deep, 1)
+    """Two units at a time where a ring holds two such sets."""
+    held = {"sm_80": 16, "sm_90a": 24, "sm_100": 24, "sm_120": 8}[arch] * 128 // (shape.dim * shape.streams)
+    units = 2 if held >= 4 else 1
+    return Plan(0, min(held // units, 6), 1, units=units)
 
 
 def _rows_plan(arch: str, shape: Shape, rows: int) -> Plan:
@@ -118,15 +121,21 @@ def attention_variant(arch: str, shape: Shape, tokens: int, plan: Plan) -> Varia
     order += "_counting" if plan.counting else ""
     shared: dict[str, Any] = {"shape": shape, "stages": plan.stages, "counting": plan.counting}
     shared["overlap"] = overlaps(arch)
-    if plan.row_warps == 0:
-        tiles, half = -(-tokens * shape.group // 16), tokens * shape.group <= 8
-        return Variant(
-            name=f"attention_streams_{order}_t{tiles}{'h' if half else ''}", make=make_attention_streams,
-            constants={**shared, "tiles": tiles, "half": half}, parameters=PARAMETERS, threads=32 * shape.streams,
-            shared_bytes=streams_shared_bytes(shape, tiles, plan.stages), dependent=overlaps(arch), rounds_itself=True,
-            instructions={"HMMA": tiles * shape.dim // 4, "LDSM": shape.dim // 16, "LDGSTS": shape.dim // 8},
-        )  # fmt: skip
     joined, held = plan.is_joined(shape), held_pieces(arch, shape)
+    if plan.row_warps == 0:
+        tiles, half, units = -(-tokens * shape.group // 16), tokens * shape.group <= 8, plan.units
+        return Variant(
+            name=f"attention_streams_{order}_u{units}_t{tiles}{'h' if half else ''}{_joined(joined)}",
+            make=make_attention_streams,
+            constants={**shared, "tiles": tiles, "half": half, "units": units, "joined": joined},
+            parameters=PARAMETERS, threads=32 * shape.streams,
+            shared_bytes=streams_shared_bytes(shape, tiles, half, units, plan.stages, joined),
+            dependent=overlaps(arch), rounds_itself=True,
+            instructions={
+                "HMMA": tiles * units * shape.dim * (3 if half else 4) // 16, "LDSM": units * shape.dim // 16,
+                "LDGSTS": units * shape.dim // 8,
+            },
+        )  # fmt: skip
     layout = {"row_warps": plan.row_warps, "groups": plan.groups, "units": plan.units, "joined": joined, "held": held}
     return Variant(
         name=f"attention_rows_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}{_joined(joined)}",

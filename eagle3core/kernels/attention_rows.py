@@ -249,7 +249,7 @@ def make_attention_rows(
                             positions = all_positions + i64(token0) * 4
                             sees = isa.any_lane(hide(one, first, row0, tokens, ctx, end, window, mask, positions, here))
                         if sees != 0:
-                            raise_tops(one, accumulators, tops, sums, scale)
+                            raise_tops(one, accumulators, tops, sums, scale, lane)
                             add_values(0, one, accumulators, tops, sums, values, i32(values ^ 32), scale)
                         if counting:
                             executed = i32(executed + sees)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from eagle3core.kernels.attention_layout import UNIT, Shape, make_token_of
+from eagle3core.kernels.attention_layout import Shape
+from eagle3core.kernels.attention_mask import make_hide
 
-HIDDEN = np.float32("-inf")  # the score of a key that a row may not see
 GROWTH = np.float32(8.0)  # log2 by which the maximum must grow to be moved; probabilities stay below 2^8
 
 
@@ -29,63 +29,6 @@ def make_join(isa: Any) -> Any:
     return isa.inlined(weigh)
 
 
-def make_hide(isa: Any, shape: Shape, tiles: int) -> Any:
-    """`hide(scores, ...)` sets the scores of keys that a row may not see to `HIDDEN`; 1 if this lane sees any key."""
-    i32, i64 = isa.i32, isa.i64
-    token_of = make_token_of(isa, shape.group)
-
-    def hide_row(
-        s: Any, row: Any, scores: Any, first: Any, tokens: Any, ctx: Any, end: Any, window: Any, mask: Any,
-        positions: Any, lane: Any,
-    ) -> Any:  # fmt: skip
-        words, token, column = i32((tokens + 31) >> 5), token_of(row), i32((lane & 3) * 2)
-        if token >= tokens:
-            token = i32(tokens - 1)  # a row that does not exist; nobody reads its result
-        new = i64(isa.load_u32(mask + token * words * 4)) & 0xFFFFFFFF  # bit i: sees new key i
-        if words > 1:
-            new = new | (i64(isa.load_u32(mask + (token * words + 1) * 4)) << 32)
-        offset, left = i32(first - ctx), i32(end - first)
-        if offset >= 0:
-            seen = new >> offset
-        else:
-            before = i32(min(-offset, UNIT))
-            seen = (new << before) | ((i64(1) << before) - 1)
-        if left < UNIT:
-            seen = seen & ((i64(1) << left) - 1)
-        sees = i32(seen & 0xFFFF) >> column  # bit 8 h + e: sees this lane's key e of half h
-        if window > 0:
-            position = isa.load_u32(positions + token * 4)
-            for h in range(2):
-                for e in range(2):
-                    key = i32(first + column + h * 8 + e)
-                    stands = key
-                    if key >= ctx and key < end:
-                        stands = isa.load_u32(positions + i32(key - ctx) * 4)
-                    if position - stands >= window:
-                        sees = i32(sees & ~(1 << (h * 8 + e)))
-        for h in range(2):
-            for e in range(2):
-                if (sees >> (h * 8 + e)) & 1 == 0:
-                    scores[s + h * 4 + e] = HIDDEN
-        return i32(sees & 0x303)
-
-    hide_row = isa.inlined(hide_row)
-
-    def hide(
-        scores: Any, first: Any, row0: Any, tokens: Any, ctx: Any, end: Any, window: Any, mask: Any, positions: Any,
-        lane: Any,
-    ) -> Any:  # fmt: skip
-        row = i32(row0 + (lane >> 2))
-        sees = hide_row(0, row, scores, first, tokens, ctx, end, window, mask, positions, lane)
-        sees |= hide_row(2, i32(row + 8), scores, first, tokens, ctx, end, window, mask, positions, lane)
-        if tiles == 2:
-            sees |= hide_row(8, i32(row + 16), scores, first, tokens, ctx, end, window, mask, positions, lane)
-            sees |= hide_row(10, i32(row + 24), scores, first, tokens, ctx, end, window, mask, positions, lane)
-        return i32(sees)
-
-    return isa.inlined(hide)
-
-
 class Steps(NamedTuple):
     """What a warp does with `units` units of keys for its 16 `tiles` rows.
 
@@ -94,7 +37,8 @@ class Steps(NamedTuple):
         hide: see `make_hide`; of one unit.
         start_tops: `(scores, tops, scale)`: the first unit's maxima, where nothing has been summed yet.
         grows: `(scores, tops, scale)`: whether a row's running maximum would move in any unit, in any lane.
-        raise_tops: `(scores, accumulators, tops, sums, scale)`: running maxima, if the first unit's have grown enough.
+        raise_tops: `(scores, accumulators, tops, sums, scale, lane)`: running maxima, if the first unit's have grown
+            enough.
         add_values: `(s, scores, accumulators, tops, sums, v_even, v_odd, scale)`: sums of probabilities, and of values
             by them, of the unit whose scores begin at `s`.
     """
@@ -124,6 +68,7 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
     unit_scores, n_weights, n_tops, n_keys = 8 * tiles, 4 * tiles, 2 * tiles, 8 * units
     n_scores = unit_scores * units
     halves, n_columns = 1 if half else 2, shape.dim // 8
+    n_tall = shape.dim // 16 if half else 0
     zero = np.float32(0)
 
     def score_piece(j: Any, scores: Any, keys: Any, queries: Any, q_at: Any, k_at: Any) -> None:
@@ -174,16 +119,26 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
 
     raised = isa.inlined(raised)
 
-    def raise_row(m: Any, far: Any, highest: Any, accumulators: Any, tops: Any, sums: Any, scale: Any) -> None:
+    def raise_row(
+        m: Any, far: Any, highest: Any, accumulators: Any, tops: Any, sums: Any, scale: Any, lane: Any
+    ) -> None:
         r = m * 2 + far
         high = raised(highest[r], tops[r], scale)
         shrink = isa.exp2((tops[r] - high) * scale)
         tops[r] = high
         sums[r] = isa.product(sums[r], shrink)
-        for n in range(n_columns):
-            o = (m * n_columns + n) * 4 + far * 2
-            accumulators[o] = accumulators[o] * shrink
-            accumulators[o + 1] = accumulators[o + 1] * shrink
+        if half:
+            own = isa.bits_of_f32(shrink)
+            even = isa.f32_of_bits(isa.shuffle_i32(own, i32((lane & 3) * 8)))
+            odd = isa.f32_of_bits(isa.shuffle_i32(own, i32((lane & 3) * 8 + 4)))
+            for n in range(2 * n_tall):
+                accumulators[2 * n] = accumulators[2 * n] * even
+                accumulators[2 * n + 1] = accumulators[2 * n + 1] * odd
+        else:
+            for n in range(n_columns):
+                o = (m * n_columns + n) * 4 + far * 2
+                accumulators[o] = accumulators[o] * shrink
+                accumulators[o + 1] = accumulators[o + 1] * shrink
 
     own_highest, raise_row = isa.inlined(own_highest), isa.inlined(raise_row)
 
@@ -216,7 +171,7 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
             highest[3] = own_highest_of_all(10, scores)
         return grown(highest, tops, scale)
 
-    def raise_tops(scores: Any, accumulators: Any, tops: Any, sums: Any, scale: Any) -> None:
+    def raise_tops(scores: Any, accumulators: Any, tops: Any, sums: Any, scale: Any, lane: Any) -> None:
         highest = cuda.local.array(n_tops, f32)
         highest[0] = own_highest(0, scores)
         if not half:
@@ -225,12 +180,12 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
             highest[2] = own_highest(8, scores)
             highest[3] = own_highest(10, scores)
         if grown(highest, tops, scale) != 0:
-            raise_row(0, 0, highest, accumulators, tops, sums, scale)
+            raise_row(0, 0, highest, accumulators, tops, sums, scale, lane)
             if not half:
-                raise_row(0, 1, highest, accumulators, tops, sums, scale)
+                raise_row(0, 1, highest, accumulators, tops, sums, scale, lane)
             if tiles == 2:
-                raise_row(1, 0, highest, accumulators, tops, sums, scale)
-                raise_row(1, 1, highest, accumulators, tops, sums, scale)
+                raise_row(1, 0, highest, accumulators, tops, sums, scale, lane)
+                raise_row(1, 1, highest, accumulators, tops, sums, scale, lane)
 
     def start_tops(scores: Any, tops: Any, scale: Any) -> None:
         tops[0] = raised(own_highest(0, scores), tops[0], scale)
@@ -251,15 +206,24 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
 
     def add_step(step: Any, v_at: Any, weights: Any, accumulators: Any) -> None:
         v = isa.ldmatrix_x4_trans(i32(v_at + (step >> 1) * 512))
-        for m in range(tiles):
-            for c in range(2):
-                o = (m * n_columns + step * 2 + c) * 4
-                d = mma(
-                    weights[m * 4], weights[m * 4 + 1], weights[m * 4 + 2], weights[m * 4 + 3], v[2 * c], v[2 * c + 1],
-                    accumulators[o], accumulators[o + 1], accumulators[o + 2], accumulators[o + 3],
-                )  # fmt: skip
-                for i in range(4):
-                    accumulators[o + i] = d[i]
+        if half:
+            o = step * 4
+            d = mma(
+                v[0], v[1], v[2], v[3], weights[0], weights[2],
+                accumulators[o], accumulators[o + 1], accumulators[o + 2], accumulators[o + 3],
+            )  # fmt: skip
+            for i in range(4):
+                accumulators[o + i] = d[i]
+        else:
+            for m in range(tiles):
+                for c in range(2):
+                    o, w = (m * n_columns + step * 2 + c) * 4, m * 4
+                    d = mma(
+                        weights[w], weights[w + 1], weights[w + 2], weights[w + 3], v[2 * c], v[2 * c + 1],
+                        accumulators[o], accumulators[o + 1], accumulators[o + 2], accumulators[o + 3],
+                    )  # fmt: skip
+                    for i in range(4):
+                        accumulators[o + i] = d[i]
 
     weigh_row, add_step = isa.inlined(weigh_row), isa.inlined(add_step)
 

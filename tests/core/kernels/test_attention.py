@@ -8,9 +8,12 @@ import torch
 
 from eagle3core.kernels import (
     attention_combine,
+    attention_fetch,
     attention_layout,
+    attention_mask,
     attention_plan,
     attention_rows,
+    attention_split,
     attention_streams,
     attention_tile,
     attention_totals,
@@ -29,6 +32,7 @@ CHAIN = {
 }  # fmt: skip
 # The kernel for many rows, two streams at a time.
 SIDE_BY_SIDE = {"row_warps": 2, "groups": 2, "units": 1, "stages": 3}
+PAIRS = {"units": 2, "stages": 2}  # the kernel for few rows, two units at a time
 BUNDLES = {**CHAIN, "order": (8, 2), "prefix": (200, 14)}
 WINDOW = {**CHAIN, "tokens": 2, "prefix": (75,), "window": 20, "tree": "random"}
 
@@ -54,7 +58,7 @@ def rebuilt(module, pattern, replacement, monkeypatch, factory):
     assert n == 1, f"{pattern!r} occurs {n} times"
     scope = {"__name__": module.__name__}
     exec(compile(changed, module.__file__, "exec"), scope)
-    for user in (module, attention_streams, attention_rows, attention_plan):
+    for user in (module, attention_tile, attention_streams, attention_rows, attention_plan):
         if hasattr(user, factory):
             monkeypatch.setattr(user, factory, scope[factory])
 
@@ -62,20 +66,20 @@ def rebuilt(module, pattern, replacement, monkeypatch, factory):
 PLANTED = {
     # name: (module, factory, pattern, replacement, case, settings)
     "mask off by one": (
-        attention_tile, "make_steps", r"offset, left = i32\(first - ctx\)", "offset, left = i32(first - ctx + 1)",
+        attention_mask, "make_hide", r"offset, left = i32\(first - ctx\)", "offset, left = i32(first - ctx + 1)",
         CHAIN, ({},),
     ),
     "new keys one place too early": (
-        attention_tile, "make_steps", r"i32\(min\(-offset, UNIT\)\)", "i32(min(-offset, UNIT) - 1)", CHAIN, ({},),
+        attention_mask, "make_hide", r"i32\(min\(-offset, UNIT\)\)", "i32(min(-offset, UNIT) - 1)", CHAIN, ({},),
     ),
     "window one too wide": (
-        attention_tile, "make_steps", r"position - stands >= window", "position - stands > window", WINDOW, ({},),
+        attention_mask, "make_hide", r"position - stands >= window", "position - stands > window", WINDOW, ({},),
     ),
     "window's first unit too late": (
         attention_layout, "make_span", r"\(ctx \+ 1 - window\) >> 4", "(ctx + 16 - window) >> 4", WINDOW, ({},),
     ),
     "streams joined without their maxima": (
-        attention_streams, "make_attention_streams", r"isa\.product\(a\[0\], take\)", "a[0]", CHAIN, ({},),
+        attention_split, "make_split", r"isa\.product\(a\[0\], take\)", "a[0]", CHAIN, ({},),
     ),
     "splits merged with the wrong weight": (
         attention_combine, "make_attention_combine", r"isa\.fused\(tops\[i\], scale, -level\)",
@@ -90,10 +94,11 @@ PLANTED = {
         "(lane & 16) + ((s + j) ^ 1))", CHAIN, ({},),
     ),
     "values swizzled otherwise than they are read": (
-        attention_streams, "make_attention_streams", r"\(t \^ \(g >> 1\)\)", "(t ^ (g & 3))", CHAIN, ({},),
+        attention_fetch, "make_fetch", r"\(t \^ \(g >> 1\)\)", "(t ^ (g & 3))", CHAIN, ({},),
     ),
     "sums swizzled otherwise than they are read": (
-        attention_streams, "make_attention_streams", r"\(chunk \^ \(2 \* \(row & 3\)\)\)", "(chunk ^ (2 * (row & 1)))",
+        attention_split, "make_split", r"\(chunk \^ \(2 \* \(tile_row & 3\)\)\)",
+        "(chunk ^ (2 * (tile_row & 1)))",
         CHAIN, ({},),
     ),
     "a copy too few waited for": (
@@ -128,29 +133,40 @@ PLANTED = {
         attention_totals, "make_totals", r"isa\.product\(t\[0\], take\[2 \* m\]\)", "t[0]", CHAIN,
         ({**SIDE_BY_SIDE, "run": 2},),
     ),
+    "splits of a bundle joined without their maxima, in streams": (
+        attention_split, "make_split", r"isa\.product\(o\[0\], take\)", "o[0]", CHAIN, ({"run": 2},),
+    ),
+    "a unit's second half of a set taken for its first": (
+        attention_streams, "make_attention_streams", r"one\[i\] = scores\[unit_scores \* \(units - 1\) \+ i\]",
+        "one[i] = scores[i]", CHAIN, ({"units": 2},),
+    ),
+    "a set's second block looked up in the place of its first": (
+        attention_fetch, "make_fetch", r"i32\(place \+ u\)", "i32(place)", {**CHAIN, "prefix": (250,)}, ({"units": 2},),
+    ),
     "no barrier before the streams are joined": (
         attention_streams, "make_attention_streams",
         r"cuda\.syncthreads\(\)\n( +)join_tile\(0", r"cuda.syncwarp()\n\1join_tile(0", CHAIN, ({},),
     ),
     "no barrier after the streams were joined": (
         attention_streams, "make_attention_streams",
-        r"(join_tile\(0.*\n +)cuda\.syncthreads\(\)", r"\1cuda.syncwarp()", {**CHAIN, "prefix": (150,)},
-        ({"stages": 2, "run": 2},),
+        r"(join_tile\(0.*\n +if both_tiles:\n.*\n +)cuda\.syncthreads\(\)", r"\1cuda.syncwarp()",
+        {**CHAIN, "prefix": (150,)}, ({"stages": 2, "run": 2},),
     ),
     "lanes of a warp not waited for": (
-        attention_streams, "make_attention_streams", r"wait_stage\(\)\n +cuda\.syncwarp\(\)", "wait_stage()", CHAIN,
+        attention_streams, "make_attention_streams", r"wait_set\(\)\n +cuda\.syncwarp\(\)", "wait_set()", CHAIN,
         ({},),
     ),
     "keys past the end copied": (
-        attention_streams, "make_attention_streams", r"if first \+ g < end:", "if first + g <= end:",
+        attention_fetch, "make_fetch", r"if first \+ g < end:", "if first + g <= end:",
         {**CHAIN, "prefix": (94,)}, ({},),
     ),
     "queries beyond the last row read": (
-        attention_layout, "make_load_queries", r"if row < tokens \* group:", "if row <= tokens * group:",
+        attention_fetch, "make_queries", r"if row < tokens \* group:", "if row <= tokens * group:",
         {**CHAIN, "prefix": (20,)}, ({},),
     ),
     "new keys read before their kernel has finished": (
-        attention_streams, "make_attention_streams", r"next_unit \* UNIT \+ UNIT > ctx", "next_unit * UNIT > end",
+        attention_streams, "make_attention_streams",
+        r"i32\(\(next_unit \+ \(step - interleave\)\) \* UNIT \+ UNIT\) > ctx", "i32(next_unit * UNIT) > end",
         None, ({},),
     ),
 }  # fmt: skip
@@ -244,15 +260,21 @@ def test_later_tokens_do_not_change_a_bit_of_earlier_rows():
         assert proof.differing(out, whole[:, :kept]) == 0
 
 
-@pytest.mark.parametrize("tokens", [3, 17])
+@pytest.mark.parametrize("tokens", [3, 16, 17])
 def test_splits_of_a_bundle_give_the_same_bits_whoever_joins_them(tokens):
     """One split a block, pairs, whole bundles, all of them; by streams side by side and one after the other."""
     case = {**BUNDLES, "tokens": tokens}
     inputs = CARD.example(case, proof.generator(9, CPU), CPU)
+    few = (({"units": 1}, (1, 4)), (PAIRS, (1, 8))) if tokens <= 16 else (({}, (1,)),)
     outs = [
         proof.run(CARD, "sm_90a", case, inputs, emulator.execute, {**setting, "run": run})["out"]
-        for setting, runs in (({}, (1,)), (SIDE_BY_SIDE, (1, 2, 4)), ({**SIDE_BY_SIDE, "groups": 1}, (8,)))
+        for setting, runs in (*few, (SIDE_BY_SIDE, (1, 2, 4)), ({**SIDE_BY_SIDE, "groups": 1}, (8,)))
         for run in runs
     ]
     assert torch.isfinite(outs[0]).all()
     assert all(proof.differing(out, outs[0]) == 0 for out in outs[1:])
+
+
+def test_a_stream_longer_than_the_entries_looked_up_at_once_finds_its_blocks():
+    case = {**CHAIN, "tokens": 1, "prefix": (2200,), "order": (2, 2), "heads": 1}
+    assert faults(case, settings=({"units": 1, "run": 1}, {**PAIRS, "run": 2})) == []

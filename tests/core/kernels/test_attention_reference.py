@@ -45,7 +45,7 @@ def test_plans_fit_every_architecture():
         for dim, group in ((64, 1), (64, 8), (64, 16), (128, 1), (128, 4), (128, 16)):
             for tokens in (1, 2, 8, 16, 33, 64):
                 for batch in (1, 3, 4, 64):
-                    shape = Shape("bf16", dim, group, *order_of(arch, 8))
+                    shape = Shape("bf16", dim, group, *order_of(arch, 8, dim))
                     plan = choose_plan(arch, shape, tokens, batch, 8)
                     assert 1 <= plan.run <= shape.splits
                     assert attention_variant(arch, shape, tokens, plan).shared_bytes <= SHARED_BYTES[arch]
