@@ -19,7 +19,7 @@ from eagle3core.kernels.sanitize_report import CLEAN, FOUND, INCOMPLETE, Outcome
 from lab.proofs.check import Check, Verdict
 
 PART = "memory"
-LIMIT_S = 200.0
+LIMIT_S = 90.0
 _PROGRAM = "lab.proofs.watched_run"
 
 

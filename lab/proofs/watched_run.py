@@ -10,14 +10,17 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from eagle3core.config import GenerationConfig
 from eagle3core.decode.program import launches_of
+from eagle3core.decode.replay import EagerReplayer
 from eagle3core.decode.runner import SlotRequest
+from eagle3core.kernels import launch
+from eagle3core.kernels.card import Launch
 from eagle3core.trace import Trace
 from lab.pairs import shipped_pair
 from lab.prompts import prompts_for
@@ -70,16 +73,29 @@ def watched(subject: Subject, prompts: Sequence[list[int]], plan: WatchedPlan) -
 
 
 def stray(subject: Subject, prompt: list[int], plan: WatchedPlan) -> Watched:
-    """Read a prompt into a slot whose blocks lie outside the pool.
+    """Read a prompt into a slot whose blocks lie outside the pool, kernel by kernel.
 
-    No more than that: once the tool has stopped a kernel, a request may never end.
+    Neither a whole request nor a graph: where the tool stops a kernel, those that wait for it never end.
     """
-    engine = subject.engine(plan.settings()[0])
-    engine.device_runner.state.tables[0].fill_(FAR_BLOCK)
-    engine.device_runner.admit(0, SlotRequest(prompt, plan.n_tokens, ()), Trace())
-    if subject.on_gpu:
-        torch.cuda.synchronize()
-    return Watched(cases=1, launches=_kernels(engine, plan))
+    ran = 0
+
+    def one_by_one(launches: Sequence[Launch]) -> None:
+        nonlocal ran
+        for item in launches:
+            execute([replace(item, overlap=False)])
+            ran += 1
+
+    plain = subject.replayer
+    execute = plain.execute if isinstance(plain, EagerReplayer) else _alone
+    runner = subject.runner(plan.settings()[0], lambda _: EagerReplayer(one_by_one))
+    runner.state.tables[0].fill_(FAR_BLOCK)
+    runner.admit(0, SlotRequest(prompt, plan.n_tokens, ()), Trace())
+    return Watched(cases=1, launches=ran)
+
+
+def _alone(launches: Sequence[Launch]) -> None:
+    launch.execute(launches)
+    torch.cuda.synchronize()
 
 
 def _kernels(engine: WatchedEngine, plan: WatchedPlan) -> int:
