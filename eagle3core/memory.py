@@ -23,6 +23,8 @@ from eagle3core.model.draft import DraftModel
 from eagle3core.model.packed import PackedDraft, PackedTarget
 from eagle3core.model.target import TargetModel
 
+GRAPH_BYTES = 80 << 20  # 76 MiB seen on an H200 for a first engine, up to 4 MiB for each further one (docs/log.md)
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -34,6 +36,7 @@ class MemoryPlan:
         blocks_per_sequence: cache blocks a slot may hold, in each cache.
         allowed_kv_bytes: the share of free memory that the caches may take.
         scratch_bytes: everything else that is allocated once: activations, logits, attention's partial sums, states.
+        graph_bytes: captured graphs and the machine code of their kernels, about.
     """
 
     weight_bytes: int
@@ -42,6 +45,7 @@ class MemoryPlan:
     blocks_per_sequence: int
     allowed_kv_bytes: int
     scratch_bytes: int = 0
+    graph_bytes: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -50,11 +54,12 @@ class MemoryPlan:
 
     def __str__(self) -> str:
         mib = 2**20
-        scratch = f", scratch {self.scratch_bytes / mib:.1f} MiB" if self.scratch_bytes else ""
+        once = (("scratch", self.scratch_bytes), ("graphs", self.graph_bytes))
+        further = "".join(f", {name} {n_bytes / mib:.1f} MiB" for name, n_bytes in once if n_bytes)
         return (
             f"weights {self.weight_bytes / mib:.1f} MiB, target KV {self.target_kv_bytes / mib:.1f} MiB, "
             f"draft KV {self.draft_kv_bytes / mib:.1f} MiB ({self.blocks_per_sequence} blocks a sequence in each), "
-            f"KV limit {self.allowed_kv_bytes / mib:.1f} MiB{scratch}"
+            f"KV limit {self.allowed_kv_bytes / mib:.1f} MiB{further}"
         )
 
 
@@ -136,16 +141,17 @@ def plan_memory(
     target_slot = slot_bytes(target.block, target.n_layers)
     draft_slot = slot_bytes(draft.block, 1) if draft else 0
     slots = config.max_batch_size
-    left = backend.free_bytes - unloaded_bytes - scratch_bytes
+    graphs = GRAPH_BYTES if backend.path == "kernels" else 0
+    left = backend.free_bytes - unloaded_bytes - scratch_bytes - graphs
     if left <= 0:
         raise ConfigError(
-            f"weights of {weight_bytes} bytes and scratch of {scratch_bytes} bytes on a device with "
-            f"{backend.free_bytes} bytes free",
+            f"weights of {weight_bytes} bytes, scratch of {scratch_bytes} bytes and graphs of {graphs} bytes on a "
+            f"device with {backend.free_bytes} bytes free",
             f"{-left} bytes less",
             "use a smaller model, a smaller max_batch_size or prefill_chunk, or a device with more memory",
         )
     allowed = int(left * config.cache_max_entry_count)
-    plan = MemoryPlan(weight_bytes, slots * target_slot, slots * draft_slot, blocks, allowed, scratch_bytes)
+    plan = MemoryPlan(weight_bytes, slots * target_slot, slots * draft_slot, blocks, allowed, scratch_bytes, graphs)
     if plan.kv_bytes > allowed:
         fits = allowed // (target_slot + draft_slot)
         raise ConfigError(

@@ -11,7 +11,7 @@ from tiny_engines import Pair, engine_config, new_tokens, tiny_engine
 from eagle3core import ConfigError, EngineConfig, SpeculativeConfig
 from eagle3core.backend import Backend, choose_backend
 from eagle3core.geometry import BlockGeometry, DraftGeometry, RopeGeometry, TargetGeometry
-from eagle3core.memory import MemoryPlan, plan_memory
+from eagle3core.memory import GRAPH_BYTES, MemoryPlan, plan_memory
 
 pytestmark = pytest.mark.reference
 
@@ -71,6 +71,15 @@ def test_the_plan_is_told_in_mebibytes() -> None:
     assert str(plan(speculate=True)) == (
         "weights 0.0 MiB, target KV 0.2 MiB, draft KV 0.1 MiB (7 blocks a sequence in each), KV limit 7.2 MiB"
     )
+
+
+def test_the_kernels_path_leaves_room_for_its_graphs() -> None:
+    """More than this device has, so the refusal shows what was counted."""
+    backend = FixedBackend(torch.device("cpu"), "test", "kernels", "sm_90a")
+    with pytest.raises(ConfigError, match=f"graphs of {GRAPH_BYTES} bytes"):
+        plan_memory(TARGET, None, EngineConfig(), backend, dtype=torch.bfloat16, weight_bytes=12345)
+    made = MemoryPlan(0, 0, 0, 1, 0, scratch_bytes=2**20, graph_bytes=GRAPH_BYTES)
+    assert str(made).endswith("scratch 1.0 MiB, graphs 80.0 MiB")
 
 
 def test_too_large_a_batch_is_refused_with_the_largest_that_fits() -> None:
