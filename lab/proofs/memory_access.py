@@ -1,6 +1,6 @@
 """No kernel of the engine touches memory that is not its own: a short run of the whole engine under memcheck.
 
-A planted block outside the pool comes first; where memcheck does not see that, it must not vouch for the rest.
+A planted slot past the last comes first; where memcheck does not see that, it must not vouch for the rest.
 Source: Compute Sanitizer documentation.
 """
 
@@ -37,7 +37,7 @@ class MemoryAccess:
     def checks(self) -> list[Check]:
         """The plant first."""
         judged = {
-            "finds a planted block outside the pool": self._finds,
+            "finds a planted slot past the last": self._finds,
             "short run of the whole engine": self._is_clean,
         }
         return [Check(PART, f"shipped {name}", {"pair": "shipped"}, partial(judge)) for name, judge in judged.items()]
@@ -51,7 +51,7 @@ class MemoryAccess:
 
     def _is_clean(self) -> Verdict:
         if not self._plant_found:
-            return Verdict(None, "memcheck did not find the planted block")
+            return Verdict(None, "memcheck did not find the planted slot")
         outcome = self.watch(())
         values = {"engines": outcome.cases, "kernels": outcome.launches, "verdict": outcome.verdict}
         if outcome.verdict == CLEAN:

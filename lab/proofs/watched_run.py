@@ -1,7 +1,7 @@
 """What runs under a sanitizer: a few requests of the shipped pair through the whole engine, with its tokens checked.
 
-`python3 -m lab.proofs.watched_run --result FILE` needs a GPU; `--plant` only reads a prompt into a slot
-whose cache lies outside the pool.
+`python3 -m lab.proofs.watched_run --result FILE` needs a GPU; `--plant` only puts a request into a slot
+that does not exist.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -18,15 +18,10 @@ import torch
 from eagle3core.config import GenerationConfig
 from eagle3core.decode.program import launches_of
 from eagle3core.decode.replay import EagerReplayer
-from eagle3core.decode.runner import SlotRequest
 from eagle3core.kernels import launch
-from eagle3core.kernels.card import Launch
-from eagle3core.trace import Trace
 from lab.pairs import shipped_pair
 from lab.prompts import prompts_for
 from lab.proofs.subject import Setting, Subject, WatchedEngine, open_subject
-
-FAR_BLOCK = 1 << 20  # of a table entry: gigabytes past the end of the pool
 
 
 @dataclass(frozen=True)
@@ -72,30 +67,20 @@ def watched(subject: Subject, prompts: Sequence[list[int]], plan: WatchedPlan) -
     return found
 
 
-def stray(subject: Subject, prompt: list[int], plan: WatchedPlan) -> Watched:
-    """Read a prompt into a slot whose blocks lie outside the pool, kernel by kernel.
+def stray(subject: Subject, plan: WatchedPlan) -> Watched:
+    """The last kernel of a prefill, with a slot one past the last, so that it writes outside the state's tensors.
 
-    Neither a whole request nor a graph: where the tool stops a kernel, those that wait for it never end.
+    That kernel alone: after one that the tool stopped, those of a graph that wait for it never end.
     """
-    ran = 0
-
-    def one_by_one(launches: Sequence[Launch]) -> None:
-        nonlocal ran
-        for item in launches:
-            execute([replace(item, overlap=False)])
-            ran += 1
-
-    plain = subject.replayer
-    execute = plain.execute if isinstance(plain, EagerReplayer) else _alone
-    runner = subject.runner(plan.settings()[0], lambda _: EagerReplayer(one_by_one))
-    runner.state.tables[0].fill_(FAR_BLOCK)
-    runner.admit(0, SlotRequest(prompt, plan.n_tokens, ()), Trace())
-    return Watched(cases=1, launches=ran)
-
-
-def _alone(launches: Sequence[Launch]) -> None:
-    launch.execute(launches)
-    torch.cuda.synchronize()
+    runner = subject.runner(plan.settings()[0])
+    runner.state.request[0] = plan.slots
+    admission = launches_of(runner.finish)[-1:]
+    if isinstance(subject.replayer, EagerReplayer):
+        subject.replayer.execute(admission)
+    else:
+        launch.execute(admission)
+        torch.cuda.synchronize()
+    return Watched(cases=1, launches=len(admission))
 
 
 def _kernels(engine: WatchedEngine, plan: WatchedPlan) -> int:
@@ -109,13 +94,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run, and write what was found to --result; 0 whatever it is, since the tool's verdict is wanted."""
     parser = argparse.ArgumentParser(prog="lab.proofs.watched_run", description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--result", type=Path, required=True, help="JSON file for the counts and faults")
-    parser.add_argument("--plant", action="store_true", help="only read a prompt, into a slot outside the pool")
+    parser.add_argument("--plant", action="store_true", help="only put a request into a slot past the last")
     given = parser.parse_args(arguments)
     plan = WatchedPlan()
     prompts, _ = prompts_for(shipped_pair().target, limit=plan.n_prompts, max_tokens=plan.prompt_tokens)
     with torch.no_grad():
         subject, ids = open_subject("shipped"), [list(p.ids) for p in prompts]
-        found = stray(subject, ids[0], plan) if given.plant else watched(subject, ids, plan)
+        found = stray(subject, plan) if given.plant else watched(subject, ids, plan)
     given.result.write_text(json.dumps(asdict(found)), encoding="utf-8")
     return 0
 
