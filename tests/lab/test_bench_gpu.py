@@ -12,7 +12,8 @@ from lab.pairs.planted import PlantedPair, share_for_length
 from lab.pairs.planted.check import check_dial, measure_margin
 from lab.store import Row
 
-pytestmark = pytest.mark.gpu
+# What torch's compiler warns of while it compiles a peer is not ours.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")]
 
 SCENARIO = Scenario(
     geometry="nano", pair="planted", points=(Point(100, 2),), ks=(0, 3), share=0.8, tokens=48, rounds=2, warmup=1,

