@@ -44,10 +44,10 @@ def parser() -> argparse.ArgumentParser:
     _command(commands, "doctor", _do_doctor, "say what this machine can run, and why not the rest")
     _kernels(_command(commands, "kernels", _do_kernels, "list the GPU kernels, their proofs and their thresholds"))
     _passed_on(commands, "bench", _do_bench, "time decoding with and without drafts, beside other engines")
-    _passed_on(commands, "prove", _do_prove, "prove the GPU engine: identity, parity, quiet steps, slots, long runs")
+    _passed_on(commands, "prove", _do_prove, "prove the GPU engine: bits, parity, quiet steps, long runs, memory")
     _passed_on(commands, "speed", _do_speed, "time every depth of speculation and take its step apart")
-    _passed_on(commands, "gates", _do_gates, "judge speed: micro runs, full ones after three green, stored records")
-    _passed_on(commands, "planted", _do_planted, "check a planted pair's margin and acceptance, or write it to disk")
+    _passed_on(commands, "gates", _do_gates, "judge speed: micro runs, and full ones after three green")
+    _passed_on(commands, "planted", _do_planted, "check a planted pair: margin, acceptance; or write it to disk")
     _passed_on(commands, "train", _do_train, "train a small (target, draft) pair from scratch")
     _passed_on(commands, "taps", _do_taps, "write the engine's recorded stages to a safetensors file")
     return top

@@ -43,10 +43,7 @@ def scenario_of(given: argparse.Namespace) -> scenarios.Scenario:
         ExperimentError: options that contradict, or name what is not there.
     """
     ks = scenarios.read_depths(given.spec)
-    if given.share is not None and given.acceptance_length is not None:
-        raise ExperimentError(
-            "--share was given together with --acceptance-length", "one of the two", "leave one of them out"
-        )
+    one_dial(given)
     deepest = max(ks)
     share = given.share if given.share is not None else 1.0
     if given.share is None and deepest:
@@ -61,11 +58,28 @@ def scenario_of(given: argparse.Namespace) -> scenarios.Scenario:
         tokens=given.tokens,
         rounds=given.rounds,
         warmup=given.warmup,
-        dtype=given.dtype or ("bfloat16" if device == "cuda" else "float32"),
+        dtype=chosen_dtype(given, device),
         device=device,
         peers=() if given.peers == "none" else tuple(given.peers.split(",")),
         seed=given.seed,
     )
+
+
+def one_dial(given: argparse.Namespace) -> None:
+    """Refuse the dial of a planted pair named twice.
+
+    Raises:
+        ExperimentError: --share beside --acceptance-length.
+    """
+    if given.share is not None and given.acceptance_length is not None:
+        raise ExperimentError(
+            "--share was given together with --acceptance-length", "one of the two", "leave one of them out"
+        )
+
+
+def chosen_dtype(given: argparse.Namespace, device: str) -> str:
+    """The dtype named, or the device's own."""
+    return str(given.dtype or ("bfloat16" if device == "cuda" else "float32"))
 
 
 def resolved_device(name: str) -> str:

@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from lab.bench.command import add_pair_options, resolved_device
+from lab.bench.command import add_pair_options, chosen_dtype, one_dial, resolved_device
 from lab.bench.record import Rows
 from lab.bench.scenario import Scenario, read_points
 from lab.bench.source import open_pair
 from lab.environment import collect
-from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError
+from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED
 from lab.pairs.planted import PlantedPair, share_for_length
 from lab.pairs.planted.check import DialCheck, Margin, check_dial, measure_margin, tokens_for
 from lab.pairs.planted.disk import write_pair
@@ -55,10 +55,7 @@ def scenario_of(given: argparse.Namespace) -> Scenario:
     Raises:
         ExperimentError: options that contradict, or name what is not there.
     """
-    if given.share is not None and given.acceptance_length is not None:
-        raise ExperimentError(
-            "--share was given together with --acceptance-length", "one of the two", "leave one of them out"
-        )
+    one_dial(given)
     length = given.acceptance_length if given.acceptance_length is not None else DEFAULT_LENGTH
     device = resolved_device(given.device)
     return Scenario(
@@ -67,7 +64,7 @@ def scenario_of(given: argparse.Namespace) -> Scenario:
         points=read_points(given.at),
         ks=(0, given.spec),
         share=given.share if given.share is not None else share_for_length(length, given.spec),
-        dtype=given.dtype or ("bfloat16" if device == "cuda" else "float32"),
+        dtype=chosen_dtype(given, device),
         device=device,
         peers=(),
         seed=given.seed,

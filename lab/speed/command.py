@@ -10,7 +10,7 @@ from pathlib import Path
 
 from eagle3core.kernels.card import ARCHES
 from lab.bench import scenario as scenarios
-from lab.bench.command import add_pair_options, resolved_device
+from lab.bench.command import add_pair_options, chosen_dtype, one_dial, resolved_device
 from lab.bench.results import wrong_tokens
 from lab.bench.run import Tell
 from lab.bench.scenario import Point, Scenario
@@ -88,10 +88,7 @@ def scenario_of(given: argparse.Namespace) -> Scenario:
     Raises:
         ExperimentError: options that contradict, or name what is not there.
     """
-    if given.share is not None and given.acceptance_length is not None:
-        raise ExperimentError(
-            "--share was given together with --acceptance-length", "one of the two", "leave one of them out"
-        )
+    one_dial(given)
     ks = scenarios.read_depths(given.spec)
     device = "cuda" if given.build is not None else resolved_device(given.device)
     return Scenario(
@@ -103,7 +100,7 @@ def scenario_of(given: argparse.Namespace) -> Scenario:
         tokens=given.tokens,
         rounds=given.rounds,
         warmup=given.warmup,
-        dtype=given.dtype or ("bfloat16" if device == "cuda" else "float32"),
+        dtype=chosen_dtype(given, device),
         device=device,
         peers=() if given.peers == "none" else tuple(given.peers.split(",")),
         seed=given.seed,

@@ -6,6 +6,8 @@ import contextlib
 import io
 import json
 import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,11 @@ from lab.plan import NightOptions
 pytestmark = pytest.mark.reference
 
 
-@pytest.fixture(autouse=True)
-def _one_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "source_hash", lambda: "one source")
+@pytest.fixture(scope="module", autouse=True)
+def _one_source() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "source_hash", lambda: "one source")
+        yield
 
 
 def config_of(folder: Path, *, second: str = PASS) -> Path:
@@ -41,15 +45,31 @@ def run(config: Path, out: Path | None, **options: Any) -> tuple[int, dict[str, 
     return code, json.loads(printed.getvalue().splitlines()[-1])
 
 
-def test_two_parts_in_two_folders_are_one_night_and_no_job_runs_twice(tmp_path: Path) -> None:
-    config, archive = config_of(tmp_path), tmp_path / "packed" / "one.tar"
-    code, line = run(config, tmp_path / "here" / "night", part="1/2", pack=archive)
-    assert (code, line["part"], line["n_jobs"], line["unfinished"]) == (0, "1/2", 1, [])
-    assert not (tmp_path / "here" / "night" / history.SUMMARY_FILE).exists()
-    executed = (tmp_path / "here" / "night" / "jobs" / "first" / "executed.ipynb").read_bytes()
+@dataclass
+class FirstPart:
+    """A night whose first part ran, and what it said."""
+
+    config: Path
+    out: Path
+    archive: Path
+    code: int
+    line: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> FirstPart:
+    folder = tmp_path_factory.mktemp("first")
+    config, out, archive = config_of(folder), folder / "here" / "night", folder / "packed" / "one.tar"
+    return FirstPart(config, out, archive, *run(config, out, part="1/2", pack=archive))
+
+
+def test_two_parts_in_two_folders_are_one_night_and_no_job_runs_twice(first: FirstPart, tmp_path: Path) -> None:
+    assert (first.code, first.line["part"], first.line["n_jobs"], first.line["unfinished"]) == (0, "1/2", 1, [])
+    assert not (first.out / history.SUMMARY_FILE).exists()
+    executed = (first.out / "jobs" / "first" / "executed.ipynb").read_bytes()
 
     there = tmp_path / "there" / "night"
-    code, line = run(config, there, part="2/2", resume_from=archive)
+    code, line = run(first.config, there, part="2/2", resume_from=first.archive)
     assert (code, line["gates"]) == (0, {"pass": 2, "fail": 0, "missing": 0})
     assert (there / "jobs" / "first" / "executed.ipynb").read_bytes() == executed
     assert history.read_summary(there)["word"] == "passed"
@@ -85,13 +105,11 @@ def test_parts_that_leave_a_job_out_or_have_none_are_refused_before_anything_sta
     assert not (tmp_path / "night").exists()
 
 
-def test_an_archive_is_not_laid_over_a_run(tmp_path: Path) -> None:
-    config, archive = config_of(tmp_path), tmp_path / "one.tar"
-    run(config, tmp_path / "night", part="1/2", pack=archive)
+def test_an_archive_is_not_laid_over_a_run(first: FirstPart) -> None:
     with pytest.raises(ExperimentError, match="holds files"):
-        run(config, tmp_path / "night", part="2/2", resume_from=archive)
+        run(first.config, first.out, part="2/2", resume_from=first.archive)
     with pytest.raises(ExperimentError, match="--out"):
-        run(config, None, part="2/2", resume_from=archive)
+        run(first.config, None, part="2/2", resume_from=first.archive)
 
 
 def test_what_is_no_packed_run_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
