@@ -29,10 +29,10 @@ lint: install
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -n $(WORKERS) -m "not slow and not gpu"
+	$(BIN)/pytest -n $(WORKERS) --durations=15 -m "not slow and not gpu"
 
 test-slow: install
-	$(BIN)/pytest -n $(WORKERS) -m "slow and not gpu"
+	$(BIN)/pytest -n $(WORKERS) --durations=15 -m "slow and not gpu"
 
 test-gpu: install
 	$(BIN)/pytest -m gpu
