@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from lab.configuration import read_configuration
 from lab.errors import ExperimentError
 from lab.experiment import slugged
 from lab.gates import Threshold
@@ -101,26 +101,7 @@ def load_config(path: Path) -> NightConfig:
     Raises:
         ExperimentError: the file is absent, is not TOML, or holds an unknown key or a value of the wrong type.
     """
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ExperimentError(
-            f"{path.name} cannot be read: {error}", "a TOML file such as the packaged nightly.toml", "check the path"
-        ) from error
-    try:
-        return NightConfig.model_validate(content)
-    except ValidationError as error:
-        faults = [f"{'.'.join(str(part) for part in fault['loc'])}: {_said(fault)}" for fault in error.errors()]
-        raise ExperimentError(
-            f"{path.name}: {'; '.join(faults)}",
-            f"keys {', '.join(NightConfig.model_fields)}; in [[job]] {', '.join(JobConfig.model_fields)}; "
-            f"in [[gate]] {', '.join(Threshold.model_fields)}",
-            "correct the file; nothing was started",
-        ) from error
-
-
-def _said(fault: Any) -> str:
-    return "unknown key" if fault["type"] == "extra_forbidden" else str(fault["msg"])
+    return read_configuration(path, NightConfig, {"job": JobConfig, "gate": Threshold}, like="nightly.toml")
 
 
 def expand(config: NightConfig, filled: dict[str, str], state: str) -> list[Job]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lab import environment, history, jobs, parts
+from lab.configuration import packaged
 from lab.errors import ExperimentError, RunFailed
 from lab.jobs import Job, NightConfig
 from lab.notebook import declared
@@ -107,9 +108,8 @@ def one_notebook(notebook: str, settings: list[str], timeout_s: float) -> NightC
 
 
 def packaged_config() -> Path:
-    """The configuration that is used when none is named: the checkout's, else the installed package's."""
-    root = environment.checkout()
-    return root / PACKAGED_CONFIG if root else Path(__file__).resolve().parent / "_config" / PACKAGED_CONFIG
+    """The configuration that is used when none is named."""
+    return packaged(PACKAGED_CONFIG)
 
 
 def with_options(config: NightConfig, options: NightOptions) -> NightConfig:

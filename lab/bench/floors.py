@@ -109,11 +109,6 @@ def weight_bytes(target: TargetGeometry, itemsize: int) -> int:
     return sum(Size(shape).numel() for _, shape in target_shapes(target)) * itemsize
 
 
-def table_bytes(target: TargetGeometry, itemsize: int) -> int:
-    """The token table, of which a step reads a row a token; 0 where it is the output head as well."""
-    return 0 if target.tie_word_embeddings else target.vocab_size * target.block.hidden_size * itemsize
-
-
 def draft_weight_bytes(draft: DraftGeometry, itemsize: int) -> int:
     """All weights of a draft; a head shared with the target is read by it all the same."""
     own = sum(Size(shape).numel() for _, shape in draft_shapes(draft)) * itemsize

@@ -5,16 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tomllib
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from lab import environment
 from lab.bench.invariants import INVARIANTS
 from lab.bench.rounds import WARM_STEPS
 from lab.bench.scenario import MOST_DRAFTS, PEERS, Point
+from lab.configuration import packaged, read_configuration
 from lab.errors import ExperimentError
 from lab.gates import Threshold
 
@@ -165,9 +164,8 @@ def _always(invariants: tuple[str, ...]) -> list[Gate]:
 
 
 def packaged_gates() -> Path:
-    """The configuration that is used when none is named: the checkout's, else the installed package's."""
-    root = environment.checkout()
-    return root / CONFIG if root else Path(__file__).resolve().parents[1] / "_config" / CONFIG
+    """The configuration that is used when none is named."""
+    return packaged(CONFIG)
 
 
 def load_gates(path: Path, geometry: str | None = None) -> GatesConfig:
@@ -176,19 +174,5 @@ def load_gates(path: Path, geometry: str | None = None) -> GatesConfig:
     Raises:
         ExperimentError: the file is absent, is not TOML, or holds an unknown key or a value of the wrong type.
     """
-    try:
-        content: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ExperimentError(
-            f"{path.name} cannot be read: {error}", "a TOML file such as the packaged gates.toml", "check the path"
-        ) from error
-    try:
-        return GatesConfig.model_validate(content | ({"geometry": geometry} if geometry else {}))
-    except ValidationError as error:
-        faults = [f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors()]
-        raise ExperimentError(
-            f"{path.name}: {'; '.join(faults)}",
-            f"keys {', '.join(GatesConfig.model_fields)}; in [[mode]] {', '.join(Mode.model_fields)}; "
-            f"in [[mode.gate]] {', '.join(Gate.model_fields)}",
-            "correct the file; nothing was started",
-        ) from error
+    instead = {"geometry": geometry} if geometry else {}
+    return read_configuration(path, GatesConfig, {"mode": Mode, "mode.gate": Gate}, like=CONFIG, **instead)

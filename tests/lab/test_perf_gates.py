@@ -159,7 +159,7 @@ def test_the_hash_is_of_the_settings_and_not_of_their_looks(tmp_path: Path) -> N
         ('device = "cpu"', 'device = "tpu"', "device"),
         ('invariants = ["single', 'invariants = ["every', "no invariant 'every"),
         ('name = "batch4"', 'name = "single"', "two modes of one name"),
-        ("at_least = 0.1", "above = 0.1", "Extra inputs"),
+        ("at_least = 0.1", "above = 0.1", "unknown key"),
         (", at_least = 0.1", "", "needs at_least or at_most"),
         ("batch = 4", "batch = 0", "batch"),
         ("steps = 6", "steps = 3", "steps"),
