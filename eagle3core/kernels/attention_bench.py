@@ -13,8 +13,9 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from eagle3core.errors import BackendUnavailable
 from eagle3core.kernels import bench, launch, proof
 from eagle3core.kernels.attention_card import CARD
 from eagle3core.kernels.attention_peers import FLASHINFER_US, FLEX_TOKENS
+from eagle3core.kernels.bench_timing import Captured, capture, time_captured
 from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id
 
 # What the design should give on an H200, us, for 1, 4, 8, 16, 32 and 64 tokens, by (head size, batch); derived from
@@ -92,6 +94,15 @@ def needed(arch: str, *, sweep: bool) -> list[Variant]:
     return [*bench.read_variants(), *found.values()]
 
 
+@contextmanager
+def _noted(missing: dict[str, str], name: str) -> Iterator[None]:
+    """A library's refusal is recorded, with its words."""
+    try:
+        yield
+    except (BackendUnavailable, RuntimeError) as error:
+        missing[name] = str(error).strip().split("\n")[0][:200] or type(error).__name__
+
+
 class AttentionRun(bench.Run):
     """A run whose peers may be missing for a case."""
 
@@ -112,23 +123,32 @@ class AttentionRun(bench.Run):
         """Times every shape and its peers in the same kind of graph over the same rotation."""
         for case in self._shapes(card):
             rotation = self._rotation(card, case)
-            ours = bench.time_graph([bound for _, bound in rotation])
-            times, missing = self._peers(card, case, [inputs for inputs, _ in rotation])
+            graphs, missing = self._peers(card, case, [inputs for inputs, _ in rotation])
+            ours, *theirs = time_captured([capture([bound for _, bound in rotation]), *graphs.values()])
+            times = {name: timing.median_us for name, timing in zip(graphs, theirs, strict=True)}
             self._row(card, case, ours, times, missing)
-            del rotation
+            del rotation, graphs
             torch.cuda.empty_cache()
 
-    def _peers(self, card: Card, case: Case, inputs: list[Any]) -> tuple[dict[str, float], dict[str, str]]:
-        times, missing = {}, {}
+    def _peers(self, card: Card, case: Case, inputs: list[Any]) -> tuple[dict[str, Captured], dict[str, str]]:
+        """The peers' graphs, and why others are missing.
+
+        All run once before any is captured: torch's compiler frees cuBLAS's workspaces, which a graph would still use.
+        """
+        calls, graphs, missing = {}, {}, {}
         for name, peer in card.peers.items():
             if name in self.skipped or self.is_over():
                 missing[name] = "left out of this run"
                 continue
-            try:
-                times[name] = bench.time_graph([peer(case, one) for one in inputs]).median_us
-            except (BackendUnavailable, RuntimeError) as error:  # a library's refusal is recorded, with its words
-                missing[name] = str(error).strip().split("\n")[0][:200] or type(error).__name__
-        return times, missing
+            with _noted(missing, name):
+                made = [peer(case, one) for one in inputs]
+                for call in made:
+                    call()
+                calls[name] = made
+        for name, made in calls.items():
+            with _noted(missing, name):
+                graphs[name] = capture(made)
+        return graphs, missing
 
     def _row(
         self, card: Card, case: Case, ours: bench.Timing, times: dict[str, float], missing: dict[str, str]

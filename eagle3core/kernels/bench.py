@@ -26,9 +26,11 @@ import torch
 from eagle3core.kernels import launch, proof, registry
 from eagle3core.kernels.bench_machine import clocks as clocks
 from eagle3core.kernels.bench_machine import environment as environment
+from eagle3core.kernels.bench_timing import TIMER
 from eagle3core.kernels.bench_timing import Timing as Timing
 from eagle3core.kernels.bench_timing import read_variants as read_variants
 from eagle3core.kernels.bench_timing import time_graph as time_graph
+from eagle3core.kernels.bench_timing import time_graphs as time_graphs
 from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id
 
 ROTATED_BYTES = 1_200_000_000  # a rotation's operands; 20 times an H200's L2 cache
@@ -103,7 +105,7 @@ class Run:
         self.out, self.arch, self.deadline, self.only = out, arch, deadline, only
         self.device = torch.device("cuda")
         self.gb_per_s = KNOWN_GB_PER_S
-        self.about = environment()
+        self.about = environment() | {"timer": TIMER}
 
     def write(self, kind: str, **values: Any) -> None:
         row = {"kind": kind, **values, **self.about}
@@ -145,11 +147,9 @@ class Run:
         ratios: dict[Any, list[tuple[float, float]]] = {}
         for case in self._shapes(card):
             rotation = self._rotation(card, case)
-            ours = time_graph([bound for _, bound in rotation])
-            peers = {
-                name: time_graph([peer(case, inputs) for inputs, _ in rotation]).median_us
-                for name, peer in card.peers.items()
-            }
+            calls = [[peer(case, inputs) for inputs, _ in rotation] for peer in card.peers.values()]
+            ours, *theirs = time_graphs([[bound for _, bound in rotation], *calls])
+            peers = {name: timing.median_us for name, timing in zip(card.peers, theirs, strict=True)}
             self._report(card, case, ours, peers)
             if peers:
                 share = card.cost(case).floor_us(self.gb_per_s) / ours.median_us
@@ -166,12 +166,11 @@ class Run:
         for case in self._shapes(card):
             tried = []
             rotation = self._rotation(card, case)
-            for setting in [{}, *card.sweep(self.arch, case)]:
-                if not self.is_over():
-                    bound = [self._bound(card, case, inputs, setting) for inputs, _ in rotation]
-                    us = time_graph(bound).median_us
-                    self.write("sweep", op=card.name, shape=dict(case), setting=dict(setting), us=us)
-                    tried.append((us, setting))
+            settings = [{}, *card.sweep(self.arch, case)]
+            calls = [[self._bound(card, case, inputs, setting) for inputs, _ in rotation] for setting in settings]
+            for setting, timing in zip(settings, time_graphs(calls), strict=True):
+                self.write("sweep", op=card.name, shape=dict(case), setting=dict(setting), us=timing.median_us)
+                tried.append((timing.median_us, setting))
             floor = card.cost(case).floor_us(self.gb_per_s)
             print(f"{card.name} {case_id(case)} floor {floor:.2f}", flush=True)
             for us, setting in sorted(tried, key=lambda pair: pair[0])[:4]:

@@ -6,6 +6,7 @@ Source: docs/requirements.md R-129; timing rules derived here.
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,10 @@ import torch
 
 from eagle3core.kernels.card import Variant, parameters
 
-_WARM, _REPLAYS, _LEAST_CALLS = 2, 9, 8
+TIMER = "CUDA events around graph replays, interleaved, warm"  # named in rows; times of another timer are not compared
+
+_REPLAYS, _LEAST_CALLS = 11, 8
+_WARM_S = 0.05  # an idle GPU takes some milliseconds of work to reach its clocks
 
 
 @dataclass
@@ -26,8 +30,25 @@ class Timing:
     p90_us: float
 
 
-def time_graph(calls: Sequence[Callable[[], Any]]) -> Timing:
-    """Time of one call when all are captured into one CUDA graph, repeated to at least `_LEAST_CALLS` calls."""
+@dataclass
+class Captured:
+    """Calls as one CUDA graph."""
+
+    graph: torch.cuda.CUDAGraph
+    n_calls: int
+
+    def replay_us(self) -> float:
+        """Time of one call in one replay, us."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        self.graph.replay()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3 / self.n_calls
+
+
+def capture(calls: Sequence[Callable[[], Any]]) -> Captured:
+    """All calls in one CUDA graph, repeated to at least `_LEAST_CALLS` calls; two run before, outside of it."""
     calls = list(calls) * max(1, -(-_LEAST_CALLS // len(calls)))
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
@@ -39,17 +60,28 @@ def time_graph(calls: Sequence[Callable[[], Any]]) -> Timing:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    times = []
-    for replay in range(_WARM + _REPLAYS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if replay >= _WARM:
-            times.append(start.elapsed_time(end) * 1e3 / len(calls))
-    deciles = statistics.quantiles(times, n=10)
-    return Timing(statistics.median(times), deciles[0], deciles[-1])
+    return Captured(graph, len(calls))
+
+
+def time_captured(graphs: Sequence[Captured]) -> list[Timing]:
+    """Times of graphs that are compared: after a warm-up of all, a replay of each in turn, again and again."""
+    until = time.monotonic() + _WARM_S
+    while time.monotonic() < until:
+        for one in graphs:
+            one.replay_us()
+    rounds = [[one.replay_us() for one in graphs] for _ in range(_REPLAYS)]
+    deciles = [statistics.quantiles(times, n=10) for times in zip(*rounds, strict=True)]
+    return [Timing(at[4], at[0], at[-1]) for at in deciles]
+
+
+def time_graphs(alternatives: Sequence[Sequence[Callable[[], Any]]]) -> list[Timing]:
+    """Times of one call of each alternative, each captured into one CUDA graph; see `time_captured`."""
+    return time_captured([capture(calls) for calls in alternatives])
+
+
+def time_graph(calls: Sequence[Callable[[], Any]]) -> Timing:
+    """Time of one call when all are captured into one CUDA graph."""
+    return time_graphs([calls])[0]
 
 
 def make_read(isa: Any, *, loads: int) -> Any:

@@ -151,10 +151,11 @@ class _Typed:
 def _library(typed: _Typed) -> Any:
     """The typed and lowered kernel, from which PTX of any target is quickly made."""
     from eagle3core.kernels import ptx as isa
+    from eagle3core.kernels.ptx_inlined import CAPABILITY
 
     variant = typed.variant
     library, _ = _compiler()._compile_pyfunc_with_fixup(
-        variant.make(isa, **variant.constants), _signature(variant), device=False, abi="numba", cc=(9, 0),
+        variant.make(isa, **variant.constants), _signature(variant), device=False, abi="numba", cc=CAPABILITY,
         launch_bounds=_bounds(variant),
     )  # fmt: skip
     return library

@@ -14,7 +14,6 @@ Source: PTX ISA 9.0, the instruction named in each text.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir  # type: ignore[import-untyped]
@@ -23,12 +22,8 @@ from numba.cuda.extending import intrinsic
 
 from eagle3core.kernels.ptx_group import group_mma as group_mma
 from eagle3core.kernels.ptx_group import group_settle as group_settle
+from eagle3core.kernels.ptx_inlined import inlined as inlined
 from eagle3core.kernels.ptx_instruction import f32, i32, i64, instruction
-
-
-def inlined(function: Callable[..., Any]) -> Any:
-    """`function` as a device function that is merged into its caller while typing, so no device is asked for."""
-    return cuda.jit(device=True, inline="always")(function)  # type: ignore[no-untyped-call]
 
 
 def _mma(kind: str) -> Any:

@@ -121,6 +121,16 @@ def test_the_engine_chooses_the_gpu_by_itself_and_says_which(pair: Pair) -> None
     assert 0 < backend.free_bytes <= torch.cuda.get_device_properties(0).total_memory
 
 
+def test_memory_that_torch_keeps_for_later_counts_as_free(pair: Pair) -> None:
+    backend, n_bytes = tiny_engine(pair, 2, device="auto").backend, 1 << 30
+    before = backend.free_bytes
+    held = torch.empty(n_bytes, dtype=torch.uint8, device="cuda")
+    assert before - 2 * n_bytes < backend.free_bytes <= before - n_bytes
+    del held  # to torch's allocator, not to the driver
+    assert torch.cuda.mem_get_info()[0] < before - n_bytes // 2
+    assert abs(backend.free_bytes - before) < n_bytes // 8
+
+
 @pytest.mark.skipif(
     not (shipped_folder() / "target" / "model.safetensors").is_file(), reason="this checkout has no shipped pair"
 )
