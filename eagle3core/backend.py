@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -30,18 +29,11 @@ class Backend:
 
     @property
     def free_bytes(self) -> int:
-        """Memory that is free on the device now, bytes: with what torch keeps for later and would give back."""
+        """Memory that is free on the device now, bytes; torch first gives back what it kept for later."""
         if self.device.type == "cuda":
-            return int(torch.cuda.mem_get_info(self.device)[0]) + _kept_bytes(torch.cuda.memory_stats(self.device))
+            torch.cuda.empty_cache()
+            return int(torch.cuda.mem_get_info(self.device)[0])
         return _available_host_bytes()
-
-
-def _kept_bytes(stats: Mapping[str, int]) -> int:
-    """Of torch's allocator: segments in which nothing lives, which it frees before it is out of memory."""
-    reserved, active, split = (
-        stats.get(f"{name}_bytes.all.current", 0) for name in ("reserved", "active", "inactive_split")
-    )
-    return max(0, reserved - active - split)
 
 
 def choose_backend(config: EngineConfig) -> Backend:

@@ -18,10 +18,11 @@ import torch
 
 from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig, GenerationConfig
+from eagle3core.decode import performance_mode
 from eagle3core.decode.loading import Reading, TensorSource, new_runner, read_models, read_sources
 from eagle3core.decode.loading import SpeculationState as SpeculationState
 from eagle3core.decode.runner import Outcome, RowOutcome, Runner, SlotRequest
-from eagle3core.errors import ConfigError, InvariantViolated
+from eagle3core.errors import ConfigError
 from eagle3core.kernels.slot_state import NO_ROOM
 from eagle3core.memory import MemoryPlan, plan_loaded, plan_reading
 from eagle3core.metrics import StepRecord
@@ -33,7 +34,7 @@ from eagle3core.trace import Trace
 
 log = logging.getLogger("eagle3core")
 
-PERF_MODE_VARIABLE = "EAGLE3_PERF_MODE"  # set: a broken invariant ends the run
+PERF_MODE_VARIABLE = performance_mode.VARIABLE
 ACTIVE_DEBUG_VARIABLE = "EAGLE3_ACTIVE_DEBUG"  # set: a line a step with the slots that take part
 
 
@@ -75,6 +76,7 @@ class Engine:
         _check_fit(target, draft, config)
         self.memory_plan = memory_plan or plan_loaded(target, draft, config, self.backend)
         self.runner = runner or new_runner(target, draft, config)
+        self.promises = performance_mode.Watch(config, self.backend, self.runner, self.speculation)
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
         self._in_flight: deque[dict[int, Request]] = deque()
@@ -141,6 +143,7 @@ class Engine:
         Raises:
             ConfigError: an empty prompt, one longer than the session, a token outside the vocabulary, or stop words
                 without a tokenizer. Nothing has been decoded then.
+            InvariantViolated: in performance mode, a promise of it that does not hold (docs/performance_mode.md).
         """
         settings = [generation] * len(prompts) if isinstance(generation, GenerationConfig) else list(generation)
         if len(settings) != len(prompts):
@@ -154,6 +157,7 @@ class Engine:
             new_request(i, list(prompt), limits, target=geometry, session_len=length, tokenizer=self.tokenizer)
             for i, (prompt, limits) in enumerate(zip(prompts, settings, strict=True))
         ]
+        self.promises.begin(self.trace)
         self._waiting.extend(requests)
         try:
             while self._waiting or self._running:
@@ -162,13 +166,14 @@ class Engine:
         except BaseException:
             self._abandon()
             raise
+        self.promises.end(self.target.embedding, prompts, [request.token_ids for request in requests])
         return [request.response(self.tokenizer, self.runner.depth) for request in requests]
 
     def step(self) -> None:
         """Admit what fits, decode one step, read what is known, retire what is finished."""
         self._admit()
         if self._running:
-            with self.trace.scope(f"step{self._n_steps}"):
+            with self.trace.scope(f"step{self._n_steps}"), self.promises.step():
                 self.runner.enqueue(self.trace)
             self._in_flight.append(dict(self._running))
             if os.environ.get(ACTIVE_DEBUG_VARIABLE):
@@ -206,6 +211,8 @@ class Engine:
                 continue  # made before the host knew: text that does not exist
             if row.fault:
                 self._report(row)
+            elif not outcome.is_admission:
+                self.promises.row(row)
             start = len(request.token_ids)
             n_committed = request.take(row.tokens)
             if outcome.is_admission:
@@ -226,12 +233,8 @@ class Engine:
         Raises:
             InvariantViolated: in performance mode (docs/requirements.md R-62), or when the slot has no room left.
         """
-        broken = InvariantViolated(
-            f"slot {row.slot} reports fault {row.fault} in step {self._n_steps}",
-            "acceptance inside the tree (1), a block for every row (2), room for the root (4)",
-            "report this with the configuration; the slot's tokens are the baseline's",
-        )
-        if row.fault & NO_ROOM or os.environ.get(PERF_MODE_VARIABLE):
+        broken = performance_mode.broken_by_fault(row.slot, row.fault, self._n_steps)
+        if row.fault & NO_ROOM or performance_mode.is_on():
             raise broken
         log.error("[EAGLE] slot %d goes on without its drafts: %s", row.slot, broken)
 

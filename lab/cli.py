@@ -41,12 +41,18 @@ def parser() -> argparse.ArgumentParser:
     pair = _command(commands, "compare", _do_compare, "compare two runs of one machine; exit 1 if anything is slower")
     pair.add_argument("before", metavar="A", type=Path, help="the earlier run folder")
     pair.add_argument("after", metavar="B", type=Path, help="the later run folder")
+    pair.add_argument("--markdown", action="store_true", help="as tables for a pull request")
     _command(commands, "doctor", _do_doctor, "say what this machine can run, and why not the rest")
     _kernels(_command(commands, "kernels", _do_kernels, "list the GPU kernels, their proofs and their thresholds"))
     _passed_on(commands, "bench", _do_bench, "time decoding with and without drafts, beside other engines")
+    _passed_on(commands, "scenarios", _do_scenarios, "run the bench over named contexts, batches and depths")
+    _passed_on(commands, "ab", _do_ab, "compare two commits or settings, measured in turns")
+    _passed_on(commands, "import", _do_import, "hold acceptance that vLLM or SGLang reported against ours")
     _passed_on(commands, "prove", _do_prove, "prove the GPU engine: bits, parity, quiet steps, long runs, memory")
     _passed_on(commands, "speed", _do_speed, "time every depth of speculation and take its step apart")
+    _passed_on(commands, "sweep", _do_sweep, "time settings of the kernels and keep the best")
     _passed_on(commands, "gates", _do_gates, "judge speed: micro runs, and full ones after three green")
+    _passed_on(commands, "profile", _do_profile, "profile a step by NVTX range, or a stored capture")
     _passed_on(commands, "planted", _do_planted, "check a planted pair: margin, acceptance; or write it to disk")
     _passed_on(commands, "train", _do_train, "train a small (target, draft) pair from scratch")
     _passed_on(commands, "taps", _do_taps, "write the engine's recorded stages to a safetensors file")
@@ -130,9 +136,14 @@ def _nightly(made: argparse.ArgumentParser) -> None:
         "--strict-undecided", action="store_true", help="exit 4 when a compared number is unsure or missing"
     )
     made.add_argument("--dry-run", action="store_true", help="show the jobs and the time; start nothing")
+    made.add_argument(
+        "-p", metavar="[NOTEBOOK.]NAME=VALUE", dest="settings", action="append", default=[],
+        help="a parameter, for every notebook that has it, or for one",
+    )  # fmt: skip
     made.add_argument("--part", metavar="I/N", help="only the jobs of this part; the last part judges the night")
     made.add_argument("--pack", metavar="OUT.tar", type=Path, help="write the run folder to one archive at the end")
-    made.add_argument("--resume-from", metavar="IN.tar", type=Path, help="begin from a packed run; --out must be new")
+    made.add_argument("--resume-from", metavar="IN.tar", type=Path, action="append", default=[],
+                      help="begin from a packed run, or from several parts of it; --out must be new")  # fmt: skip
 
 
 def _run(made: argparse.ArgumentParser) -> None:
@@ -171,7 +182,8 @@ def _do_nightly(given: argparse.Namespace) -> int:
             given.dry_run,
             given.part,
             given.pack,
-            given.resume_from,
+            tuple(given.resume_from),
+            tuple(given.settings),
         )
     )
 
@@ -199,9 +211,9 @@ def _do_report(given: argparse.Namespace) -> int:
 
 
 def _do_compare(given: argparse.Namespace) -> int:
-    from lab.history import comparison
+    from lab.comparison import comparison
 
-    text, any_slower = comparison(given.before, given.after)
+    text, any_slower = comparison(given.before, given.after, markdown=given.markdown)
     print(text)
     return EXIT_GATE_FAILED if any_slower else EXIT_PASSED
 
@@ -232,16 +244,46 @@ def _do_bench(given: argparse.Namespace) -> int:
     return bench_main(given.rest)
 
 
+def _do_scenarios(given: argparse.Namespace) -> int:
+    from lab.bench.suite import main as scenarios_main
+
+    return scenarios_main(given.rest)
+
+
+def _do_ab(given: argparse.Namespace) -> int:
+    from lab.ab.command import main as ab_main
+
+    return ab_main(given.rest)
+
+
+def _do_import(given: argparse.Namespace) -> int:
+    from lab.acceptance_import import main as import_main
+
+    return import_main(given.rest)
+
+
 def _do_speed(given: argparse.Namespace) -> int:
     from lab.speed.command import main as speed_main
 
     return speed_main(given.rest)
 
 
+def _do_sweep(given: argparse.Namespace) -> int:
+    from lab.sweeps.command import main as sweep_main
+
+    return sweep_main(given.rest)
+
+
 def _do_gates(given: argparse.Namespace) -> int:
     from lab.perf_gates.command import main as gates_main
 
     return gates_main(given.rest)
+
+
+def _do_profile(given: argparse.Namespace) -> int:
+    from lab.profiles.command import main as profile_main
+
+    return profile_main(given.rest)
 
 
 def _do_prove(given: argparse.Namespace) -> int:

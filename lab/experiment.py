@@ -179,6 +179,18 @@ class Experiment:
         self._writer.write(row)
         return row
 
+    def carry(self, row: Row, **more: Any) -> Row:
+        """Appends a row that a command of the lab made, as this notebook's; it keeps its machine, timer and moment.
+
+        Args:
+            more: parameters beside its own.
+        """
+        parameters = {**row.parameters, **{key: _plain(key, value) for key, value in more.items()}}
+        place = {"run": self.run, "job": self.job, "notebook": self.notebook, "parameters": parameters}
+        mine = row.model_copy(update=place)
+        self._writer.write(mine)
+        return mine
+
     def missing(self, kind: str, name: str, reason: str, **parameters: Any) -> Row:
         """Appends a row that says `name` was not measured, and why. Missing never counts as passed."""
         row = Row(

@@ -1,8 +1,8 @@
 """What earlier runs say: which may be compared with this one, what moved since, and how long its jobs took.
 
 Rows name their units, and the name decides the comparison: times (`_us`, `_ms`, `_s`) and `_bytes` are better lower;
-rates (`_per_s`), `acceptance_length` and `speedup` are better higher. Other values (errors, shares, counts) are shown,
-not compared. Only runs with the same machine fingerprint and the same configuration are compared.
+rates (`_per_s`), `acceptance_length` and `speedup` are better higher. Other values (errors, shares, counts, floors) are
+shown, not compared. Only runs with the same machine fingerprint and the same configuration are compared.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from lab.errors import ExperimentError, NotComparable
 from lab.store import Row, read_run
+from lab.throttle import VALUE
 from lab.verdict import Better, Sample, Verdict, compare
 
 SUMMARY_FILE = "summary.json"
@@ -23,6 +24,7 @@ ENVIRONMENT_FILE = "environment.json"
 MAX_NIGHTS = 20
 _NOT_COMPARED = ("environment", "gate", "parity", "tokens", "warning")
 _SPREAD = re.compile(r"(^|_)(samples|p10|p90|min|max|std|low|high|threshold)(_|$)")
+_NOT_MEASURED = re.compile(r"^(floor|ceiling)_")  # what a number is held against, not a number of its own
 _LOWER = re.compile(r"_(us|ms|s|seconds|bytes)$")
 _HIGHER = re.compile(r"(_per_s|_per_second|^acceptance_length(_outside_loops)?|(^|_)speedup(_ratio)?)$")
 _COUNTED = re.compile(r"(^acceptance_length(_outside_loops)?|_bytes)$")
@@ -55,10 +57,21 @@ class Change:
         """JSON-ready values."""
         return asdict(self)
 
+    @property
+    def what(self) -> str:
+        """Row, grid point and value in words."""
+        point = " ".join(f"{key}={value}" for key, value in self.parameters.items())
+        return " ".join(filter(None, (self.row, point, self.metric)))
+
+    @property
+    def move(self) -> str:
+        """The change in per cent, signed; empty where there is none."""
+        return f"{(self.verdict.ratio - 1) * 100:+.1f}%" if self.verdict.ratio is not None else ""
+
 
 def better_of(metric: str) -> Better | None:
     """Which direction of a value is the faster one, by its name; None when it is not compared."""
-    if _SPREAD.search(metric):
+    if _SPREAD.search(metric) or _NOT_MEASURED.search(metric):
         return None
     if _HIGHER.search(metric):
         return "higher"
@@ -119,7 +132,9 @@ def _row_changes(old: Row | None, new: Row | None, series: list[Row]) -> list[Ch
     now = {metric.name: metric for metric in metrics_of(new)} if new else {}
     result = []
     for name in dict.fromkeys([*now, *was]):
-        verdict = _verdict(old, new, was.get(name), now.get(name), _earlier(series, name))
+        # Another way to measure begins another series: what was measured the old way says nothing about its spread.
+        alike = [row for row in series if new is None or row.timer == new.timer]
+        verdict = _verdict(old, new, was.get(name), now.get(name), _earlier(alike, name))
         before, after = (side[name].sample.centre if name in side else None for side in (was, now))
         result.append(
             Change(known.notebook, known.kind, known.name, dict(known.parameters), name, before, after, verdict)
@@ -139,8 +154,15 @@ def _verdict(old: Row | None, new: Row | None, was: Metric | None, now: Metric |
     assert old is not None, "a metric comes from its row"
     assert new is not None, "a metric comes from its row"
     if old.timer != new.timer:
-        return Verdict("unsure", f"the measuring method changed from {old.timer} to {new.timer}")
+        return Verdict("unsure", f"a new series: the measuring method changed from {old.timer} to {new.timer}")
+    if held := throttled(old) or throttled(new):
+        return Verdict("unsure", f"the clocks were held back while it was measured: {held}")
     return compare(was.sample, now.sample, now.better, nights, counted=now.counted)
+
+
+def throttled(row: Row) -> str:
+    """Why the GPU's clocks were held back while the row was measured; empty if they were not, as far as it says."""
+    return str(row.values.get(VALUE) or row.values.get(f"system.{VALUE}") or "")
 
 
 # ---- Runs on disk.
@@ -170,8 +192,10 @@ def runs_under(reports: Path) -> list[tuple[Path, dict[str, Any]]]:
     return sorted(found, key=lambda pair: (str(pair[1].get("started_at")), pair[0].name))
 
 
-def comparable_runs(run_dir: Path, fingerprint: str, config_hash: str, started_at: str) -> list[Path]:
-    """Earlier runs beside `run_dir` on the same machine with the same configuration, oldest first."""
+def comparable_runs(
+    run_dir: Path, fingerprint: str, config_hash: str, started_at: str, most: int = MAX_NIGHTS
+) -> list[Path]:
+    """The latest `most` runs beside `run_dir`, earlier, on the same machine, equally configured; oldest first."""
     return [
         path
         for path, summary in runs_under(run_dir.parent)
@@ -179,7 +203,7 @@ def comparable_runs(run_dir: Path, fingerprint: str, config_hash: str, started_a
         and summary.get("fingerprint") == fingerprint
         and summary.get("config_hash") == config_hash
         and str(summary.get("started_at")) < started_at
-    ][-MAX_NIGHTS:]
+    ][-most:]
 
 
 def job_seconds(runs: list[Path]) -> dict[str, float]:
@@ -248,24 +272,3 @@ def flipped_gates(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         if (job, name) in old and old[job, name] != word
     ]
     return flipped + [f"gate {name} ({job}) is gone" for job, name in old if (job, name) not in new]
-
-
-def comparison(before: Path, after: Path) -> tuple[str, bool]:
-    """The comparison of two runs as text, worst first, and whether anything is slower.
-
-    Raises:
-        NotComparable: they ran on machines with different fingerprints.
-    """
-    order = ("slower", "missing", "unsure", "faster", "same")
-    found = sorted(compare_runs(before, after), key=lambda change: order.index(change.verdict.word))
-    lines = [f"{before.name} -> {after.name}", *moved_environment(before, after)]
-    for change in found:
-        move = f" {(change.verdict.ratio - 1) * 100:+.1f}%" if change.verdict.ratio is not None else ""
-        point = " ".join(f"{key}={value}" for key, value in change.parameters.items())
-        what = " ".join(filter(None, (change.notebook, change.row, point, change.metric)))
-        lines.append(
-            f"{change.verdict.word:8}{move:>8}  {what}: {change.before} -> {change.after} ({change.verdict.reason})"
-        )
-    if not found:
-        lines.append("the two runs have no comparable number in common")
-    return "\n".join(lines), any(change.verdict.word == "slower" for change in found)

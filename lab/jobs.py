@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,8 @@ class JobConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     notebook: str
+    # Tells two jobs of one notebook apart.
+    name: str = ""
     parameters: dict[str, Plain] = {}
     grid: dict[str, list[Plain]] = {}
     timeout_s: float = Field(default=900.0, gt=0)
@@ -64,6 +67,17 @@ class JobConfig(BaseModel):
     reads_run: bool = False
     # Of a night that is run in parts, see `lab.parts`.
     part: int = Field(default=1, ge=1)
+    # What it is expected to take, until earlier nights say better.
+    estimate_s: float | None = Field(default=None, gt=0)
+
+
+class Budget(BaseModel):
+    """How long a night may take, seconds: each of its parts, and all of them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    part_s: float = Field(gt=0)
+    night_s: float = Field(gt=0)
 
 
 class NightConfig(BaseModel):
@@ -72,9 +86,25 @@ class NightConfig(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     pair: PairConfig = PairConfig(name="shipped")
+    budget: Budget | None = None
     prompts: str | None = None
     job: list[JobConfig] = Field(min_length=1)
     gate: list[Threshold] = []
+
+    @model_validator(mode="after")
+    def _fits_its_budget(self) -> NightConfig:
+        if self.budget is None:
+            return self
+        parts: dict[int, float] = {}
+        for job in self.job:
+            n_points = math.prod(len(values) for values in job.grid.values())
+            parts[job.part] = parts.get(job.part, 0.0) + n_points * (job.estimate_s or 0.0)
+        for part, seconds in parts.items():
+            if seconds > self.budget.part_s:
+                raise ValueError(f"part {part} is expected to take {seconds:g} s of {self.budget.part_s:g}")
+        if sum(parts.values()) > self.budget.night_s:
+            raise ValueError(f"the night is expected to take {sum(parts.values()):g} s of {self.budget.night_s:g}")
+        return self
 
 
 @dataclass(frozen=True)
@@ -89,6 +119,7 @@ class Job:
     reads_run: bool
     hash: str
     part: int = 1
+    estimate_s: float | None = None
 
     def folder(self, run_dir: Path) -> Path:
         """Where its results lie."""
@@ -101,7 +132,9 @@ def load_config(path: Path) -> NightConfig:
     Raises:
         ExperimentError: the file is absent, is not TOML, or holds an unknown key or a value of the wrong type.
     """
-    return read_configuration(path, NightConfig, {"job": JobConfig, "gate": Threshold}, like="nightly.toml")
+    return read_configuration(
+        path, NightConfig, {"job": JobConfig, "gate": Threshold, "budget": Budget}, like="nightly.toml"
+    )
 
 
 def expand(config: NightConfig, filled: dict[str, str], state: str) -> list[Job]:
@@ -123,7 +156,9 @@ def expand(config: NightConfig, filled: dict[str, str], state: str) -> list[Job]
     for job in jobs:
         if job.id in seen:
             raise ExperimentError(
-                f"two jobs are called {job.id!r}", "every notebook and grid point once", "remove one, or use a grid"
+                f"two jobs are called {job.id!r}",
+                "every notebook, name and grid point once",
+                "remove one, use a grid, or give it a name",
             )
         seen.add(job.id)
     return jobs
@@ -144,10 +179,12 @@ def _job(entry: JobConfig, source: Path, point: dict[str, Plain], filled: dict[s
     parameters = {name: value for name, value in filled.items() if name in names} | given
     check_parameters(read_parameters(source), parameters)
     notebook = source.stem
-    job_id = "-".join([slugged(notebook), *(slugged(str(value)) for value in point.values())])
+    words = [notebook, *([entry.name] if entry.name else []), *(str(value) for value in point.values())]
+    job_id = "-".join(map(slugged, words))
     identity = json.dumps([notebook, given, state], sort_keys=True)
     digest = hashlib.sha256(source.read_bytes() + identity.encode()).hexdigest()[:16]
-    return Job(job_id, notebook, source, parameters, entry.timeout_s, entry.reads_run, digest, entry.part)
+    shared = (entry.timeout_s, entry.reads_run, digest, entry.part, entry.estimate_s)
+    return Job(job_id, notebook, source, parameters, *shared)
 
 
 def record(job: Job, run_dir: Path, outcome: NotebookOutcome) -> None:

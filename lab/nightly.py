@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,7 +42,7 @@ def run_night(options: NightOptions, config: NightConfig | None = None, *, gate_
         ExperimentError: the configuration or an option cannot be used; nothing was started.
         RunFailed: no GPU though one is required, another night is running, or the disk refused the rows.
     """
-    if options.resume_from is not None:
+    if options.resume_from:
         unpack_into(options)
     plan = prepare(options, config, gate_required=gate_required)
     if options.dry_run:
@@ -56,12 +58,12 @@ def run_night(options: NightOptions, config: NightConfig | None = None, *, gate_
 
 
 def unpack_into(options: NightOptions) -> None:
-    """Lays a packed run into the folder of `--out`.
+    """Lays packed parts into the folder of `--out`.
 
     Raises:
         ExperimentError: no such folder was named, nothing may be written (--dry-run), or the archive is not a run.
     """
-    if options.out is None or options.dry_run or options.resume_from is None:
+    if options.out is None or options.dry_run:
         raise ExperimentError(
             "--resume-from was given with --dry-run or without --out",
             "--resume-from FILE.tar --out DIR",
@@ -156,7 +158,8 @@ def environment_row(plan: Plan) -> Row:
 
 def run_jobs(plan: Plan) -> None:
     """Runs every job of the part that has not finished under the same hash; records each outcome."""
-    with NightProgress([job.id for job in plan.due], history.job_seconds(plan.earlier)) as progress:
+    expected, budget, began = plan.expected_s(), plan.config.budget, time.monotonic()
+    with NightProgress([job.id for job in plan.due], expected) as progress:
         any_ran = False
         for job in plan.due:
             done = jobs.finished_outcome(job, plan.run_dir)
@@ -165,22 +168,35 @@ def run_jobs(plan: Plan) -> None:
                 continue
             any_ran = True
             progress.began(job.id)
-            outcome = run_job(plan, job, progress)
+            left_s = math.inf if budget is None or job.reads_run else budget.part_s - (time.monotonic() - began)
+            outcome = run_job(plan, job, progress, left_s, expected.get(job.id, 0.0))
             progress.ended(job.id, outcome_words(outcome), outcome.seconds)
 
 
-def run_job(plan: Plan, job: Job, progress: NightProgress) -> NotebookOutcome:
-    """One job into an empty folder; what an earlier attempt left there is kept under `attempts/`."""
+def run_job(
+    plan: Plan, job: Job, progress: NightProgress, left_s: float = math.inf, expected_s: float = 0.0
+) -> NotebookOutcome:
+    """One job into an empty folder; what an earlier attempt left there is kept under `attempts/`.
+
+    Args:
+        left_s: of the part's budget; a job that takes longer, as far as known, is not begun.
+    """
     folder = job.folder(plan.run_dir)
     set_aside(folder, plan.run_dir / ATTEMPTS_FOLDER)
     parameters = {**job.parameters, "run_dir": os.path.relpath(plan.run_dir, folder), "job": job.id}
-    outcome = run_notebook(
-        job.source,
-        folder,
-        parameters,
-        timeout_s=job.timeout_s,
-        on_progress=lambda event: progress.event(job.id, event),
-    )
+    if left_s <= expected_s:
+        why = (
+            f"not begun: it takes about {expected_s:.0f} s, and {max(left_s, 0.0):.0f} s of the part's budget are left"
+        )
+        outcome = NotebookOutcome("unusable", 0.0, error=why)
+    else:
+        outcome = run_notebook(
+            job.source,
+            folder,
+            parameters,
+            timeout_s=min(job.timeout_s, left_s),
+            on_progress=lambda event: progress.event(job.id, event),
+        )
     if outcome.status != "finished":
         with RowWriter(folder / ROWS_FILE) as writer:
             writer.write(unfinished_row(plan, job, outcome))

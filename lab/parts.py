@@ -1,7 +1,8 @@
 """A night in parts, for machines that are lent for minutes: which jobs run now, and the archive between two parts.
 
 A job belongs to one part and a ratio is measured within one job, so no ratio spans two parts. The archive holds the run
-folder as it is; unpacked anywhere, the next part goes on with it, and finished jobs are not run again.
+folder as it is; unpacked anywhere, the next part goes on with it, and finished jobs are not run again. Parts that need
+nothing of each other may run side by side on machines of one kind; their archives are laid together.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import re
 import tarfile
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lab.errors import ExperimentError, RunFailed
 from lab.jobs import Job
-from lab.summary import RUN_FILE
+from lab.store import JOBS_FOLDER, ROWS_FILE
+from lab.summary import RUN_FILE, read_plan
 
 
 @dataclass(frozen=True)
@@ -87,11 +90,11 @@ def pack(run_dir: Path, archive: Path) -> None:
         ) from error
 
 
-def unpack(archive: Path, run_dir: Path) -> None:
-    """A packed run as a new run folder.
+def unpack(archives: Sequence[Path], run_dir: Path) -> None:
+    """Packed runs as one new run folder: the first as it is, and of the others the jobs that it does not hold.
 
     Raises:
-        ExperimentError: the folder holds something, or the archive is not a run.
+        ExperimentError: the folder holds something, an archive is not a run, or they are not parts of one night.
     """
     if run_dir.exists() and any(run_dir.iterdir()):
         raise ExperimentError(
@@ -101,20 +104,47 @@ def unpack(archive: Path, run_dir: Path) -> None:
         )
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=run_dir.parent) as folder:
-        try:
-            with tarfile.open(archive) as tar:
-                tar.extractall(folder, filter="data")
-        except (OSError, tarfile.TarError) as error:
-            raise ExperimentError(
-                f"{archive.name} cannot be unpacked: {error}", "a file written by --pack", "check the path"
-            ) from error
-        if not Path(folder, RUN_FILE).exists():
-            raise ExperimentError(f"{archive.name} holds no {RUN_FILE}", "a file written by --pack", "check the path")
+        whole, *others = [_extracted(archive, Path(folder, str(i))) for i, archive in enumerate(archives)]
+        for archive, other in zip(archives[1:], others, strict=True):
+            _check_same_night(archive, other, whole)
+            _lay_beside(other, whole)
         if run_dir.exists():
             run_dir.rmdir()
-        whole = Path(folder, "run")
-        whole.mkdir()
-        for path in list(Path(folder).iterdir()):
-            if path != whole:
-                path.rename(whole / path.name)
         whole.rename(run_dir)
+
+
+def _extracted(archive: Path, folder: Path) -> Path:
+    try:
+        with tarfile.open(archive) as tar:
+            tar.extractall(folder, filter="data")
+    except (OSError, tarfile.TarError) as error:
+        raise ExperimentError(
+            f"{archive.name} cannot be unpacked: {error}", "a file written by --pack", "check the path"
+        ) from error
+    if not (folder / RUN_FILE).exists():
+        raise ExperimentError(f"{archive.name} holds no {RUN_FILE}", "a file written by --pack", "check the path")
+    return folder
+
+
+def _check_same_night(archive: Path, other: Path, whole: Path) -> None:
+    own, first = read_plan(other), read_plan(whole)
+    for what in ("run", "config_hash", "fingerprint"):
+        if own[what] != first[what]:
+            raise ExperimentError(
+                f"{archive.name} has {what} {own[what]}, the first archive {first[what]}",
+                "parts of one night: one configuration, one kind of machine, one name of --out",
+                "give the archives of that night, or run the part again",
+            )
+
+
+def _lay_beside(other: Path, whole: Path) -> None:
+    """Jobs that only `other` holds are moved, and lines that only its lists of lines hold are added."""
+    for job in sorted((other / JOBS_FOLDER).iterdir()):
+        if not (whole / JOBS_FOLDER / job.name).exists():
+            job.rename(whole / JOBS_FOLDER / job.name)
+    for path in sorted(other.glob("*.jsonl")):
+        if path.name == ROWS_FILE:
+            continue  # the night's own row says what machine it is, and both have it
+        known = (whole / path.name).read_text(encoding="utf-8") if (whole / path.name).exists() else ""
+        more = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line not in known]
+        (whole / path.name).write_text(known + "".join(more), encoding="utf-8")

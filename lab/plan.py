@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 from dataclasses import dataclass
@@ -38,7 +39,8 @@ class NightOptions:
     dry_run: bool = False
     part: str | None = None
     pack: Path | None = None
-    resume_from: Path | None = None
+    resume_from: tuple[Path, ...] = ()
+    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,15 @@ class Plan:
         """The jobs of this part."""
         return self.jobs if self.part.of == 1 else self.part.jobs_of(self.jobs)
 
+    def expected_s(self) -> dict[str, float]:
+        """Seconds a job takes, by id: as in the latest run that finished it, else as the configuration expects."""
+        expected = {job.id: job.estimate_s for job in self.jobs if job.estimate_s is not None}
+        return expected | history.job_seconds(self.earlier)
+
 
 def prepare(options: NightOptions, config: NightConfig | None = None, *, gate_required: bool = True) -> Plan:
     """Reads and checks everything; starts and writes nothing."""
-    config = with_options(config or jobs.load_config(options.config or packaged_config()), options)
+    config = with_options(config or jobs.load_config(config_path(options.config)), options)
     machine = environment.collect()
     if options.require_gpu and not machine.gpus:
         raise RunFailed(
@@ -98,13 +105,17 @@ def one_notebook(notebook: str, settings: list[str], timeout_s: float) -> NightC
     specs = {spec.name: spec for spec in read_parameters(find_notebook(notebook))}
     given: dict[str, Any] = {}
     for setting in settings:
-        name, equals, text = setting.partition("=")
-        if not equals:
-            raise ExperimentError(f"-p {setting!r} has no '='", "-p name=value", "write the name, =, and the value")
-        if name in jobs.PAIR_PARAMETERS:
-            raise ExperimentError(f"-p {name}=... was given", f"--{name} PATH", f"use --{name} instead")
+        name, text = split_setting(setting)
         given[name] = parse_value(specs[name], text) if name in specs else text
     return NightConfig(job=[jobs.JobConfig(notebook=notebook, parameters=given, timeout_s=timeout_s)])
+
+
+def config_path(given: Path | None) -> Path:
+    """The configuration named; a bare name that is no file here is the packaged one of that name, if there is one."""
+    if given is None:
+        return packaged_config()
+    is_bare = given.name == str(given) and not given.exists()
+    return packaged(given.name) if is_bare and packaged(given.name).exists() else given
 
 
 def packaged_config() -> Path:
@@ -126,7 +137,50 @@ def with_options(config: NightConfig, options: NightOptions) -> NightConfig:
         update["pair"] = jobs.PairConfig(target=str(options.target), draft=str(options.draft))
     if options.prompts:
         update["prompts"] = str(options.prompts)
+    if options.settings:
+        update["job"] = with_settings(config.job, options.settings)
     return config.model_copy(update=update)
+
+
+def with_settings(entries: list[jobs.JobConfig], settings: tuple[str, ...]) -> list[jobs.JobConfig]:
+    """The jobs, each `name=value` in the place of that parameter wherever a notebook declares it.
+
+    `notebook.name=value` is for the jobs of that notebook alone.
+
+    Raises:
+        ExperimentError: a setting that no notebook of the night declares, or that a job's grid already varies.
+    """
+    specs = [{spec.name: spec for spec in read_parameters(find_notebook(entry.notebook))} for entry in entries]
+    given: list[dict[str, Any]] = [{} for _ in entries]
+    for setting in settings:
+        where, dot, name = setting.partition("=")[0].rpartition(".")
+        name, text = split_setting(setting.removeprefix(where + dot))
+        takers = [i for i, known in enumerate(specs) if name in known and where in ("", entries[i].notebook)]
+        varied = [entries[i].notebook for i in takers if name in entries[i].grid]
+        if not takers or varied:
+            what = f"the grid of {varied[0]} varies it" if varied else "no notebook of this night has it"
+            known = ", ".join(sorted(set().union(*specs) - set(jobs.PLACE_PARAMETERS) - set(jobs.PAIR_PARAMETERS)))
+            raise ExperimentError(f"-p {setting}: {what}", known, "correct the name; nothing was started")
+        for i in takers:
+            given[i][name] = parse_value(specs[i][name], text)
+    return [
+        entry.model_copy(update={"parameters": {**entry.parameters, **own}})
+        for entry, own in zip(entries, given, strict=True)
+    ]
+
+
+def split_setting(setting: str) -> tuple[str, str]:
+    """Name and text of `name=value`.
+
+    Raises:
+        ExperimentError: another form, or one of the pair, which has options of its own.
+    """
+    name, equals, text = setting.partition("=")
+    if not equals:
+        raise ExperimentError(f"-p {setting!r} has no '='", "-p name=value", "write the name, =, and the value")
+    if name in jobs.PAIR_PARAMETERS:
+        raise ExperimentError(f"-p {name}=... was given", f"--{name} PATH", f"use --{name} instead")
+    return name, text
 
 
 def pair_paths(config: NightConfig) -> dict[str, Path]:
@@ -194,12 +248,27 @@ def check_resumable(run_dir: Path, digest: str, fingerprint: str) -> None:
 
 
 def show_plan(plan: Plan) -> None:
-    """Prints the jobs, which of them are done already, and how long the rest took before."""
-    seconds = history.job_seconds(plan.earlier)
-    for index, job in enumerate(plan.due, start=1):
-        done = jobs.finished_outcome(job, plan.run_dir) is not None
-        about = duration(seconds[job.id]) if job.id in seconds else "time not known yet"
-        shown = {name: value for name, value in job.parameters.items() if name not in jobs.PAIR_PARAMETERS}
-        print(f"{index:3}. {job.id}: {'already finished' if done else about}; {json.dumps(shown)}")
+    """Prints the jobs part by part, which of them are done already, how long each takes, and what that adds up to."""
+    seconds = plan.expected_s()
+    numbers = itertools.count(1)
+    for part in sorted({job.part for job in plan.due}):
+        own = [job for job in plan.due if job.part == part]
+        if plan.config.budget is not None or plan.part.of > 1:
+            print(f"part {part}: {_expected(own, seconds, plan.config.budget.part_s if plan.config.budget else None)}")
+        for job in own:
+            done = jobs.finished_outcome(job, plan.run_dir) is not None
+            about = duration(seconds[job.id]) if job.id in seconds else "time not known yet"
+            shown = {name: value for name, value in job.parameters.items() if name not in jobs.PAIR_PARAMETERS}
+            print(f"{next(numbers):3}. {job.id}: {'already finished' if done else about}; {json.dumps(shown)}")
+    if plan.config.budget is not None:
+        print(f"together {_expected(plan.due, seconds, plan.config.budget.night_s)}")
     of = f" of part {plan.part}" if plan.part.of > 1 else ""
     print(f"{len(plan.due)} jobs{of}, into {plan.run_dir.name}/; nothing was started (--dry-run)")
+
+
+def _expected(own: list[Job], seconds: dict[str, float], limit_s: float | None) -> str:
+    """What jobs take together, for people."""
+    unknown = sum(job.id not in seconds for job in own)
+    total = f"{duration(sum(seconds.get(job.id, 0.0) for job in own))} expected"
+    more = f", and {unknown} job{'' if unknown == 1 else 's'} of unknown time" if unknown else ""
+    return total + more + (f", at most {duration(limit_s)}" if limit_s is not None else "")

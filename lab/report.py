@@ -95,7 +95,13 @@ def render(run_dir: Path) -> Path:
             _render_notebook(run_dir, section)
     summary_ids = {job["id"] for job in plan["jobs"] if job.get("reads_run")}
     sections.sort(key=lambda section: section.id not in summary_ids)  # the summary's figures come first
-    page = _page("run.html", summary=summary, plan=plan, machine=machine, sections=sections)
+    content = {"plan": plan, "machine": machine, "sections": sections}
+    page = _page(
+        "run.html",
+        summary=summary,
+        telling=telling_parameters([*summary["since"]["changes"], *summary.get("nights", [])]),
+        **content,
+    )
     _write(run_dir / PAGE, page)
     render_index(run_dir.parent)
     return run_dir / PAGE
@@ -109,6 +115,16 @@ def render_index(reports: Path) -> Path:
     ]
     _write(reports / PAGE, _page("index.html", runs=runs))
     return reports / PAGE
+
+
+def telling_parameters(changes: list[dict[str, Any]]) -> dict[str, set[str]]:
+    """By notebook, the parameters that tell its rows apart: those that are not the same in all of them."""
+    seen: dict[str, dict[str, set[str]]] = {}
+    for change in changes:
+        own = seen.setdefault(change["notebook"], {})
+        for name, value in change["parameters"].items():
+            own.setdefault(name, set()).add(str(value))
+    return {book: {name for name, values in own.items() if len(values) > 1} for book, own in seen.items()}
 
 
 def _section(run_dir: Path, job: dict[str, Any], rows: list[Row]) -> Section:
@@ -178,6 +194,7 @@ def _page(template: str, **content: Any) -> str:
         "sign": lambda word: MARKS.get(word, "·"),
         "percent": percent,
         "numeric": is_numeric,
+        "sparkline": sparkline,
     }
     style = (folder / "style.css").read_text(encoding="utf-8")
     css = Markup(figures.colour_css() + style)
@@ -211,6 +228,27 @@ def is_numeric(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+SPARK_WIDTH, SPARK_HEIGHT, SPARK_ROOM = 160, 28, 3  # of a series in a table, pixels
+
+
+def sparkline(series: dict[str, Any]) -> Markup:
+    """A series over the nights as one small line, its steps as upright marks, with its words for those who hear it."""
+    values = [float(value) for value in series["values"]]
+    low, high = min(values), max(values)
+    across = (SPARK_WIDTH - 2 * SPARK_ROOM) / max(len(values) - 1, 1)
+    up = (SPARK_HEIGHT - 2 * SPARK_ROOM) / (high - low or 1.0)
+    points = [(SPARK_ROOM + i * across, SPARK_HEIGHT - SPARK_ROOM - (v - low) * up) for i, v in enumerate(values)]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    marks = [SPARK_ROOM + (step["at"] - 0.5) * across for step in series["steps"]]
+    uprights = "".join(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{SPARK_HEIGHT}" class="step"/>' for x in marks)
+    words = f"{len(values)} nights, from {shown(values[0])} to {shown(values[-1])}, {len(marks)} steps"
+    end = f'<circle cx="{points[-1][0]:.1f}" cy="{points[-1][1]:.1f}" r="2.5"/>'
+    return Markup(
+        f'<svg class="spark" role="img" aria-label="{words}" width="{SPARK_WIDTH}" height="{SPARK_HEIGHT}" '
+        f'viewBox="0 0 {SPARK_WIDTH} {SPARK_HEIGHT}">{uprights}<polyline points="{line}"/>{end}</svg>'
+    )
 
 
 def _write(path: Path, text: str) -> None:

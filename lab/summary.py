@@ -11,11 +11,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from lab import history
+from lab import history, trend
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, EXIT_UNDECIDED, ExperimentError
 from lab.gates import GateResult, Threshold, gates_of, judge
 from lab.jobs import recorded
-from lab.store import JOBS_FOLDER, read_run
+from lab.store import JOBS_FOLDER, Row, read_run
 
 RUN_FILE = "run.json"
 SUMMARY_SCHEMA = 1
@@ -50,8 +50,10 @@ def conclude(run_dir: Path, *, now: str, running: str = "") -> dict[str, Any]:
     jobs = [_job(run_dir, planned) for planned in plan["jobs"] if planned["id"] != running]
     thresholds = [Threshold.model_validate(gate) for gate in plan["gates"]]
     gates = gates_of(rows) + judge(thresholds, rows)
-    earlier = history.comparable_runs(run_dir, plan["fingerprint"], plan["config_hash"], plan["started_at"])
-    since = _since(run_dir, earlier)
+    keys = (plan["fingerprint"], plan["config_hash"], plan["started_at"])
+    earlier = history.comparable_runs(run_dir, *keys, most=trend.MOST_NIGHTS - 1)
+    nights = [(path, read_run(path)) for path in earlier]
+    since = _since(run_dir, rows, nights[-history.MAX_NIGHTS :])
     word, code = _word(gates, jobs, since, strict=plan["strict_undecided"], gate_required=plan["gate_required"])
     summary: dict[str, Any] = {
         "schema_version": SUMMARY_SCHEMA,
@@ -69,6 +71,7 @@ def conclude(run_dir: Path, *, now: str, running: str = "") -> dict[str, Any]:
         "n_rows": len(rows),
         "n_missing": sum(row.status == "missing" for row in rows),
         "since": since,
+        "nights": _series([*nights, (run_dir, rows)]),
     }
     if since["previous"] is not None:
         before = history.read_summary(earlier[-1])
@@ -86,21 +89,26 @@ def _job(run_dir: Path, planned: dict[str, Any]) -> dict[str, Any]:
     return {**base, **{key: outcome[key] for key in ("status", "seconds", "passed", "error", "cell")}}
 
 
-def _since(run_dir: Path, earlier: list[Path]) -> dict[str, Any]:
+def _since(run_dir: Path, rows: list[Row], earlier: list[tuple[Path, list[Row]]]) -> dict[str, Any]:
     """What moved since the latest comparable run; `previous` is None when there is none."""
     nothing: dict[str, Any] = {"previous": None, "n_earlier": 0, "words": {}, "changes": [], "moved": [], "flipped": []}
     if not earlier:
         return nothing
-    nights = [read_run(path) for path in earlier]
-    found = history.changes(nights[-1], read_run(run_dir), nights)
+    nights, previous = [own for _, own in earlier], earlier[-1][0]
+    found = history.changes(nights[-1], rows, nights)
     return {
-        "previous": earlier[-1].name,
+        "previous": previous.name,
         "n_earlier": len(earlier),
         "words": dict(Counter(change.verdict.word for change in found)),
         "changes": [change.as_dict() for change in sorted(found, key=_size, reverse=True)],
-        "moved": history.moved_environment(earlier[-1], run_dir),
+        "moved": history.moved_environment(previous, run_dir),
         "flipped": [],
     }
+
+
+def _series(nights: list[tuple[Path, list[Row]]]) -> list[dict[str, Any]]:
+    """What is drawn over the nights, this run the last one."""
+    return [series.as_dict() for series in trend.series_of([(path.name, rows) for path, rows in nights])]
 
 
 _ORDER = {"slower": 4, "faster": 3, "missing": 2, "unsure": 1, "same": 0}

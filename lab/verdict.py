@@ -17,7 +17,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, stdev
+from statistics import NormalDist, median, stdev
 from typing import Literal
 
 METHOD = 1
@@ -32,6 +32,12 @@ SAME_RATIO = 1.05
 WORTH_RATIO = 1.02
 # Medians of unchanged nights were seen to move by 10 to 13% on shared hosts; assumed until the history says better.
 UNKNOWN_NIGHT_RATIO = 1.15
+# Rounds in turns on one machine tell smaller moves than nights do, and a certain one of less than this says little.
+ROUNDS_WORTH_RATIO = 1.01
+ROUNDS_SAME_RATIO = 1.02
+MIN_ROUNDS = 11
+# Sums in another order may differ in the last bits of a double.
+_ROUNDING = 1e-9
 # With fewer earlier nights than this, their spread is itself too uncertain to be used.
 MIN_NIGHTS = 6
 # Below this many samples the order statistics are too coarse, and the normal formula with Student's t is used.
@@ -95,13 +101,60 @@ def compare(
     return _worded(move, half, better, basis)
 
 
+def compare_rounds(
+    before: Sequence[float],
+    after: Sequence[float],
+    better: Better,
+    *,
+    worth: float = ROUNDS_WORTH_RATIO,
+    same: float = ROUNDS_SAME_RATIO,
+) -> Verdict:
+    """The verdict on two sides measured in turns, A B A B, on one machine: round i of one beside round i of the other.
+
+    What drifts between rounds meets both sides, so only the moves within rounds count. Their median has an interval of
+    order statistics, which assumes nothing about the noise but that either side is as likely to be the slower one.
+
+    Args:
+        worth: a certain move below this ratio is "unsure": there, but too little to be blamed on anything.
+        same: an interval within this ratio of no change, and around it, is "same".
+    """
+    if len(before) != len(after) or len(before) < MIN_ROUNDS:
+        return Verdict("unsure", f"{len(before)} and {len(after)} rounds; a verdict takes {MIN_ROUNDS} of each")
+    if not all(map(_usable, (*before, *after))):
+        return Verdict("unsure", "not positive numbers")
+    moves = sorted(math.log(new / old) for old, new in zip(before, after, strict=True))
+    n, depth = len(moves), interval_depth(len(moves))
+    low, high, centre = moves[depth - 1], moves[n - depth], median(moves)
+    basis = f"{n} rounds in turns"
+    spread = {"ratio": math.exp(centre), "low": math.exp(low), "high": math.exp(high)}
+    if low > _ROUNDING or high < -_ROUNDING:
+        if abs(centre) >= math.log(worth):
+            return Verdict(_direction(centre, better), basis, **spread)
+        return Verdict("unsure", f"{basis}: a certain move, but below {worth - 1:.0%}", **spread)
+    is_same = -math.log(same) <= low and high <= math.log(same)
+    return Verdict("same" if is_same else "unsure", basis, **spread)
+
+
+def interval_depth(n: int) -> int:
+    """How many of `n` ordered values lie outside a sign-test interval for their median, one more, on either side.
+
+    The largest depth whose interval misses the median with a chance of at most `FALSE_ALARM`.
+    """
+    missed, depth = 2 / 2**n, 1
+    while depth < n // 2:
+        missed += 2 * math.comb(n, depth) / 2**n
+        if missed > FALSE_ALARM:
+            break
+        depth += 1
+    return depth
+
+
 def _usable(value: float) -> bool:
     return math.isfinite(value) and value > 0
 
 
 def _counted(move: float, ratio: float, better: Better) -> Verdict:
-    # Sums in another order may differ in the last bits of a double.
-    if abs(move) < 1e-9:
+    if abs(move) < _ROUNDING:
         return Verdict("same", "equal counts", ratio, ratio, ratio)
     return Verdict(_direction(move, better), "a repeatable count changed", ratio, ratio, ratio)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from eagle3core.decode.device_state import DeviceSizes, DeviceState, StateShape, new_device_state
+from eagle3core.decode.gemm_audit import audit
 from eagle3core.decode.passes import Emitter
 from eagle3core.decode.prefill_program import chunk_program, finish_program
 from eagle3core.decode.program import Program
@@ -53,6 +54,7 @@ class DeviceRunner:
         self.programs = {batch: step_program(self.emit, target, draft, self.state, batch) for batch in buckets(sizes)}
         self.chunk = chunk_program(self.emit, target, draft, self.state)
         self.finish = finish_program(self.emit, target, draft, self.state)
+        self.gemms = audit(arch, [self.chunk, self.finish, *self.programs.values()])
         self._whole: dict[int, Enqueue] = {}
         self._staged: dict[int, Staged] = {}
         self._running: set[int] = set()

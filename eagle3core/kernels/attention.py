@@ -167,7 +167,8 @@ def attention(
     check_limits(q.dtype, dim, n_heads, n_kv_heads, tokens, k_blocks.shape[2])
     splits, streams = order or order_of(arch, n_kv_heads, dim)
     shape = Shape(DTYPES[q.dtype], dim, n_heads // n_kv_heads, splits, streams)
-    plan = plan or choose_plan(arch, shape, tokens, batch, n_kv_heads)
+    room = block_tables.shape[1] * k_blocks.shape[2]
+    plan = plan or choose_plan(arch, shape, tokens, batch, n_kv_heads, room)
     plan = replace(plan, counting=counters is not None)
     partial, tops_sums = scratch
     scale = dim**-0.5 * LOG2_E

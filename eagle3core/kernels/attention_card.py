@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle3core.kernels import tuned
 from eagle3core.kernels.attention import (
     attention,
     attention_scratch,
@@ -20,7 +21,7 @@ from eagle3core.kernels.attention import (
 from eagle3core.kernels.attention_layout import BLOCK_SHIFT, BUNDLE, UNIT, Shape
 from eagle3core.kernels.attention_peers import PEERS
 from eagle3core.kernels.attention_plan import Plan, attention_variant, choose_plan, combine_variant, order_of
-from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Tensors, Variant, poison
+from eagle3core.kernels.card import DTYPES, SHARED_BYTES, Card, Case, Cost, Launch, Tensors, Variant, poison
 
 BLOCK = 1 << BLOCK_SHIFT
 _TORCH = {name: dtype for dtype, name in DTYPES.items()}
@@ -38,7 +39,8 @@ def _shape(arch: str, case: Case) -> Shape:
 
 def _plan(arch: str, case: Case, setting: Mapping[str, Any]) -> Plan:
     shape = _shape(arch, case)
-    plan = choose_plan(arch, shape, case["tokens"], len(_prefixes(case)), case["kv_heads"])
+    keys = max(_prefixes(case)) + case["tokens"]
+    plan = choose_plan(arch, shape, case["tokens"], len(_prefixes(case)), case["kv_heads"], keys)
     if "groups" in setting:
         setting = {**setting, "groups": min(setting["groups"], shape.streams)}
     return replace(plan, counting=bool(case.get("counting")), **setting)
@@ -243,13 +245,17 @@ def attention_slow_variants(arch: str) -> list[Variant]:
 
 
 def attention_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
-    """Depths and splits of a block around the chosen ones."""
-    plan = _plan(arch, case, {})
-    runs = sorted({max(1, plan.run // 2), plan.run, min(16, plan.run * 2)})
+    """Splits of a block, which need no kernel of their own beside the joined one, and units one at a time."""
+    plan, shape = _plan(arch, case, {}), _shape(arch, case)
+    chosen = {name: getattr(plan, name) for name in tuned.NEUTRAL["attention"]}
+    found = [{**chosen, "run": run} for run in (1, 2, 4, 8, 16) if run <= shape.splits]
     if plan.row_warps == 0:
-        return [{"stages": s, "run": r} for s in (2, 3) for r in runs]
-    depths = {(plan.units, plan.stages), (plan.units, 3)}
-    return [{"units": u, "stages": s, "run": r} for u, s in sorted(depths) for r in runs]
+        found += [{**chosen, "units": 1, "stages": 2 * plan.stages}] if plan.units > 1 else []
+    elif plan.units > 1 and plan.row_warps // 4 < plan.units:
+        found.append({**chosen, "units": plan.units // 2})
+    fitting = [one for one in found if attention_variant(arch, shape, case["tokens"], Plan(**one)).shared_bytes
+               <= SHARED_BYTES[arch]]  # fmt: skip
+    return list({tuple(sorted(one.items())): one for one in fitting}.values())
 
 
 def _tiny(**about: Any) -> Case:

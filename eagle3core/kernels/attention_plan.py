@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from eagle3core.kernels import tuned
 from eagle3core.kernels.attention_combine import COMBINE_THREADS, make_attention_combine
+from eagle3core.kernels.attention_knobs import knobs
 from eagle3core.kernels.attention_layout import Shape
 from eagle3core.kernels.attention_rows import ROWS, make_attention_rows, rows_shared_bytes
 from eagle3core.kernels.attention_streams import make_attention_streams, streams_shared_bytes
@@ -64,8 +66,26 @@ def order_of(arch: str, n_kv_heads: int, dim: int) -> tuple[int, int]:
     return (16 if n_kv_heads >= 8 else 32), (8 if dim == 64 else 4)
 
 
-def choose_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int) -> Plan:
-    """The layout for `tokens` queries of `batch` sequences."""
+def choose_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int = 0) -> Plan:
+    """The layout for `tokens` queries of `batch` sequences of at most `keys` keys: the tuned one, else the rule's.
+
+    Variables of `attention_knobs` replace parts of either.
+    """
+    setting = tuned.find(arch, "attention", plan_key(shape, tokens, batch, n_kv_heads, keys))
+    plan = Plan(**setting) if setting else ruled_plan(arch, shape, tokens, batch, n_kv_heads)
+    return replace(plan, **knobs(shape, plan.row_warps))
+
+
+def plan_key(shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int) -> tuned.AttentionKey:
+    """What a plan is tuned for."""
+    return tuned.AttentionKey(
+        shape.dtype, shape.dim, shape.group, shape.splits, shape.streams,
+        tuned.attention_rows_regime(tokens * shape.group), batch, n_kv_heads, tuned.keys_regime(keys),
+    )  # fmt: skip
+
+
+def ruled_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int) -> Plan:
+    """The layout where nothing was tuned."""
     rows = tokens * shape.group
     # Two tiles of a head of 128 in one warp take more registers on sm_100 than there are.
     most = ROWS // 2 if arch == "sm_100" and shape.dim == 128 else ROWS

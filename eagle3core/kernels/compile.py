@@ -7,6 +7,7 @@ Source: numba-cuda documentation (compile_ptx); CUDA binary utilities.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import re
@@ -15,6 +16,8 @@ import subprocess
 import sysconfig
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -120,6 +123,19 @@ def compute_capability(arch: str) -> tuple[int, int] | tuple[int, int, str]:
     return (int(major), int(minor), feature) if feature else (int(major), int(minor))
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """The front end makes millions of objects, most of which stay until it ends: looking for garbage takes a fifth."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@_uncollected()
 def _ptx(variant: Variant, arch: str) -> str:
     capability = compute_capability(arch)
     front_end = getattr(_compiler(), "_compile_pyfunc_with_fixup", None)

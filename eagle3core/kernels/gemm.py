@@ -144,7 +144,7 @@ def gemm(
     """
     _check(x, w, y, k, weight_rows)
     rows, n_tiles = x.shape[0], weight_rows // 16
-    tiling = tiling or choose_tiling(arch, rows, n_tiles, k, packed and scratch is not None)
+    tiling = tiling or choose_tiling(arch, rows, n_tiles, k, packed and scratch is not None, DTYPES[w.dtype])
     if tiling.split > 1 and scratch is None:
         tiling = replace(tiling, split=1, together=False)
     _check_tiling(tiling, arch, n_tiles, k, packed)

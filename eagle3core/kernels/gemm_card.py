@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3core.kernels.card import SHARED_BYTES, Card, Case, Cost, Launch, Tensors, Variant
+from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant
 from eagle3core.kernels.gemm import gemm, gemm_cost, gemm_variant, pack_weight, scratch_words
+from eagle3core.kernels.gemm_candidates import gemm_candidates
 from eagle3core.kernels.gemm_pack import pack_variant
 from eagle3core.kernels.gemm_reference import (
     epilogue_of,
@@ -43,7 +44,7 @@ def gemm_launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **se
 def _tiling(arch: str, case: Case, setting: Mapping[str, Any]) -> Tiling:
     """The chosen tiling with `setting` in it; a setting that asks for a kernel that there is not is left out."""
     packed = bool(case.get("packed"))
-    tiling = choose_tiling(arch, case["m"], n_weight_rows(case) // 16, case["k"], packed)
+    tiling = choose_tiling(arch, case["m"], n_weight_rows(case) // 16, case["k"], packed, case["dtype"])
     exists = {"group": packed and arch == "sm_90a", "bulk": packed and arch != "sm_80" and case["k"] % UNIT == 0}
     if not setting or not exists.get(setting.get("kernel", ""), True):
         return tiling
@@ -84,46 +85,10 @@ def gemm_variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
 
 
 def gemm_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
-    """Tilings to time for one case, at one m of every regime: depths and block sizes around the chosen one."""
-    m, k = case["m"], case["k"]
-    if m not in (4, 16, 32, 64, 240):
-        return []
-    wide = 2 if -(-k // UNIT) % (2 * STREAMS) == 0 else 1
-    if m <= 16:
-        x_tiles = 1 if m <= 8 else 2
-        found: list[Mapping[str, Any]] = [
-            {"kernel": "ring", "x_tiles": x_tiles, "w_tiles": w, "units": u, "stages": stages * (3 - u)}
-            for w in (1, 2)
-            for u in sorted({1, wide})
-            for stages in (3, 4, 6)
-        ]
-        if m > 8:
-            found += [_tile(2, 8, 1, 4, stages, split) for stages in (4, 8) for split in (1, STREAMS)]
-        return found
-    blocks: tuple[tuple[int, int, int, int], ...]
-    if m <= 32:
-        blocks = ((4, 8, 1, 4), (4, 4, 1, 4), (4, 8, 2, 4))
-    elif m <= 64:
-        blocks = ((8, 8, 2, 2), (8, 8, 2, 4), (8, 4, 2, 2), (8, 16, 2, 4))
-    else:
-        blocks = ((16, 8, 4, 2), (16, 16, 2, 4), (16, 8, 2, 2), (8, 8, 2, 2))
-    tilings = [_tile(*block, stages, split) for block in blocks for stages in (4, 8) for split in (1, STREAMS)]
-    if arch == "sm_90a" and case.get("packed"):
-        x_tiles = 4 if m <= 32 else 8 if m <= 64 else 15
-        tilings += [_group(x_tiles, w, units, stages, split) for w in (4, 8, 12) for units, stages in ((2, 3), (2, 6))
-                    for split in (1, STREAMS)]  # fmt: skip
-        tilings += [_group(30, 8, 1, 4, 1), _group(30, 8, 2, 4, STREAMS)] if m > 64 else []
-    return [tiling for tiling in tilings if Tiling(**tiling).shared_bytes <= SHARED_BYTES[arch]]
-
-
-def _tile(x_tiles: int, w_tiles: int, warps_x: int, warps_w: int, stages: int, split: int) -> Mapping[str, Any]:
-    return {"kernel": "tile", "x_tiles": x_tiles, "w_tiles": w_tiles, "warps_x": warps_x, "warps_w": warps_w,
-            "units": 1, "stages": stages, "split": split}  # fmt: skip
-
-
-def _group(x_tiles: int, w_tiles: int, units: int, stages: int, split: int) -> Mapping[str, Any]:
-    return {"kernel": "group", "x_tiles": x_tiles, "w_tiles": w_tiles, "units": units, "stages": stages,
-            "split": split, "together": split > 1}  # fmt: skip
+    """Tilings to time for one case."""
+    n_tiles = n_weight_rows(case) // 16
+    found = gemm_candidates(arch, case["m"], n_tiles, case["k"], bool(case.get("packed")))
+    return [asdict(tiling) for tiling in found]
 
 
 def gemm_variants(arch: str) -> list[Variant]:
@@ -148,7 +113,7 @@ def _engine_variants(
     found = []
     for case in LLAMA_8B:
         for m in rows.get(case["kind"], ()):
-            tiling = choose_tiling(arch, m, n_weight_rows(case) // 16, case["k"], packed)
+            tiling = choose_tiling(arch, m, n_weight_rows(case) // 16, case["k"], packed, dtype)
             found.append(gemm_variant(arch, dtype, epilogue_of(case), tiling, packed, False))
     return list({variant.name: variant for variant in found}.values())
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from eagle3core.errors import KernelLimit
+from eagle3core.kernels import tuned
 from eagle3core.kernels.card import SHARED_BYTES, SHARED_BYTES_SM
 from eagle3core.kernels.gemm_group import FETCHING, group_shared_bytes
 from eagle3core.kernels.gemm_ring import STREAMS, UNIT, ring_shared_bytes
 from eagle3core.kernels.gemm_tile import tile_shared_bytes
 
-_MULTIPROCESSORS = 132  # of the GPU the tilings were chosen on
+MULTIPROCESSORS = 132  # of the GPU the tilings were chosen on
 _MEETING = 2000 * 4096  # what blocks that share K pay for it: as many products a unit of k, times k
 
 
@@ -66,8 +67,14 @@ class Tiling:
         return f"{self.kernel}_{self.x_tiles}x{self.w_tiles}_u{self.units}_p{self.stages}{more[self.kernel]}"
 
 
-def choose_tiling(arch: str, rows: int, n_tiles: int, k: int, packed: bool = True) -> Tiling:
-    """The tiling for `rows` rows of x and `n_tiles` tiles of 16 weight rows; a pure function of its arguments.
+def choose_tiling(arch: str, rows: int, n_tiles: int, k: int, packed: bool = True, dtype: str = "bf16") -> Tiling:
+    """The tiling for `rows` rows of x and `n_tiles` tiles of 16 weight rows: the tuned one, else the rule's."""
+    setting = tuned.find(arch, "gemm", tuned.GemmKey(dtype, tuned.rows_regime(rows), 16 * n_tiles, k, packed))
+    return Tiling(**setting) if setting else ruled_tiling(arch, rows, n_tiles, k, packed)
+
+
+def ruled_tiling(arch: str, rows: int, n_tiles: int, k: int, packed: bool = True) -> Tiling:
+    """The tiling where nothing was tuned; a pure function of its arguments.
 
     Up to 16 rows the depth of the ring decides how many blocks fit a multiprocessor. With room for exactly its share of
     a small grid, every processor gets that share; with more room, blocks of the next launch that start early
@@ -75,7 +82,7 @@ def choose_tiling(arch: str, rows: int, n_tiles: int, k: int, packed: bool = Tru
     """
     whole = -(-k // UNIT)
     units = 2 if whole % (2 * STREAMS) == 0 else 1
-    share = -(-n_tiles // _MULTIPROCESSORS)  # tiles a multiprocessor has to read
+    share = -(-n_tiles // MULTIPROCESSORS)  # tiles a multiprocessor has to read
     if rows <= 8:
         # One copy a stage of a warp, and large stages: few instructions a byte, which is power. Source: docs/log.md.
         if arch != "sm_80" and packed and k % (8 * STREAMS * UNIT) == 0:
@@ -97,7 +104,7 @@ def choose_tiling(arch: str, rows: int, n_tiles: int, k: int, packed: bool = Tru
     else:
         x_tiles, w_tiles, stages, warps_x, warps_w = 16, 8, 8, 4, 2
     blocks = -(-n_tiles // w_tiles) * -(-rows // (8 * x_tiles))
-    split = STREAMS if blocks < 0.75 * _MULTIPROCESSORS and k >= 32 * UNIT * STREAMS else 1
+    split = STREAMS if blocks < 0.75 * MULTIPROCESSORS and k >= 32 * UNIT * STREAMS else 1
     return fitted(arch, Tiling("tile", x_tiles, w_tiles, 1, stages, warps_x, warps_w, split))
 
 
@@ -106,7 +113,7 @@ def _choose_narrow(arch: str, rows: int, n_tiles: int, k: int) -> Tiling:
 
     Small maps share K; where no block is left over after a round, the blocks are large.
     """
-    share, units = -(-n_tiles // _MULTIPROCESSORS), -(-k // UNIT)
+    share, units = -(-n_tiles // MULTIPROCESSORS), -(-k // UNIT)
     x_tiles = next(v for v in (3, 4, 6, 8) if 8 * v >= rows)
     if x_tiles <= 4 and share <= 8 and n_tiles % 2 == 0:
         if share > 2:
@@ -120,7 +127,7 @@ def _choose_narrow(arch: str, rows: int, n_tiles: int, k: int) -> Tiling:
         w_tiles = 4
     small = w_tiles == 4 and split == 1
     tiling = Tiling("group", x_tiles, w_tiles, 4 if x_tiles <= 4 or small else 2, 8, split=split, together=split > 1)
-    return _deepest(arch, tiling, units, blocks=(3 if x_tiles <= 4 else 2) if small else 1)
+    return deepest(arch, tiling, units, blocks=(3 if x_tiles <= 4 else 2) if small else 1)
 
 
 def _choose_wide(arch: str, rows: int, n_tiles: int, k: int) -> Tiling:
@@ -134,21 +141,21 @@ def _choose_wide(arch: str, rows: int, n_tiles: int, k: int) -> Tiling:
         blocks_x = -(-rows // (8 * most))
         x_tiles = -(-rows // (8 * blocks_x))
         blocks, products = blocks_x * -(-n_tiles // w_tiles), 128 * x_tiles * w_tiles
-        found.append((-(-blocks // _MULTIPROCESSORS) * products, x_tiles, w_tiles, 1))
-        if blocks * STREAMS <= _MULTIPROCESSORS:
+        found.append((-(-blocks // MULTIPROCESSORS) * products, x_tiles, w_tiles, 1))
+        if blocks * STREAMS <= MULTIPROCESSORS:
             found.append((products // STREAMS + _MEETING // k, x_tiles, w_tiles, STREAMS))
     _, x_tiles, w_tiles, split = min(found, key=lambda one: one[0])
-    return _deepest(
+    return deepest(
         arch, Tiling("group", x_tiles, w_tiles, 2, 16, split=split, together=split > 1), -(-k // UNIT), blocks=1
     )  # fmt: skip
 
 
 def _last_round(blocks: int) -> float:
     """Share of the processors' time that blocks of equal length use, one a processor."""
-    return blocks / _MULTIPROCESSORS / -(-blocks // _MULTIPROCESSORS)
+    return blocks / MULTIPROCESSORS / -(-blocks // MULTIPROCESSORS)
 
 
-def _deepest(arch: str, tiling: Tiling, units: int, blocks: int) -> Tiling:
+def deepest(arch: str, tiling: Tiling, units: int, blocks: int) -> Tiling:
     """`tiling` with as deep a ring as lets `blocks` of them on a processor; at least three stages, or shorter ones."""
     most = min(SHARED_BYTES[arch], SHARED_BYTES_SM[arch] // blocks - 1024)
     while tiling.units > units or (

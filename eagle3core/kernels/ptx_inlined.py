@@ -19,7 +19,7 @@ _OPTIONS = {
 }  # fmt: skip
 
 
-class _DeviceFunction(CUDADispatcher):  # type: ignore[misc]
+class _DeviceFunction(CUDADispatcher):
     """A device function that does not ask the present GPU for its capability, as the base class does."""
 
     def compile_device(self, args: Any, return_type: Any = None) -> Any:
@@ -36,4 +36,4 @@ class _DeviceFunction(CUDADispatcher):  # type: ignore[misc]
 
 def inlined(function: Callable[..., Any]) -> Any:
     """`function` as a device function that is always merged into its caller."""
-    return _DeviceFunction(function, targetoptions=dict(_OPTIONS))
+    return _DeviceFunction(function, targetoptions=dict(_OPTIONS))  # type: ignore[no-untyped-call]

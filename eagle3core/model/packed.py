@@ -143,7 +143,7 @@ class Packer:
         stacked = self._stack([f"{name}.weight" for name in names])
         bias = self._stack([f"{name}.bias" for name in names]) if epilogue.has_bias else None
         rows, k = stacked.shape
-        return PackedLinear(epilogue, pack_weight(stacked, epilogue), rows, k, True, bias)
+        return PackedLinear(epilogue, self._packed(stacked, epilogue), rows, k, True, bias)
 
     def layer(
         self, prefix: str, block: BlockGeometry, *, normed: bool, bias: tuple[bool, bool] = (False, False)
@@ -176,7 +176,12 @@ class Packer:
             weight = F.pad(weight, (0, 0, 0, padding))
             bias = torch.zeros(n + padding, dtype=self.dtype, device=self.device)
             bias[n:] = float("-inf")
-        return PackedLinear(epilogue, pack_weight(weight, epilogue), n + padding, k, True, bias)
+        return PackedLinear(epilogue, self._packed(weight, epilogue), n + padding, k, True, bias)
+
+    def _packed(self, weight: Tensor, epilogue: Epilogue) -> Tensor:
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what stays must not split a block that raw weights needed
+        return pack_weight(weight, epilogue)
 
     def _stack(self, names: Sequence[str]) -> Tensor:
         tensors = [self.get(name) for name in names]

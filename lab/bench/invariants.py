@@ -1,28 +1,22 @@
 """What performance mode promises of a run (docs/requirements.md R-113), counted: 0 is kept, None is not known.
 
-Of its seven invariants two hold by construction (layouts of outputs are types, never guessed from a shape; see also
-`eagle3lab prove quiet` for copies and waits inside steps), and tuned-only dispatch is not reported by the engine.
+Names and words are the engine's own (`eagle3core.decode.performance_mode`), which ends a run where one breaks. Counted
+here are those that an engine's row can tell; the rest is `n_divergent` and `n_wrong_requests` of the bench for the
+tokens, and `eagle3lab prove quiet` for copies and waits inside steps.
 """
 
 from __future__ import annotations
 
-import os
-
 from eagle3core.decode.device_runner import DeviceRunner
-from eagle3core.engine import ACTIVE_DEBUG_VARIABLE, Engine
+from eagle3core.decode.performance_mode import INVARIANTS as PROMISES
+from eagle3core.decode.performance_mode import debug_settings, debug_variables
+from eagle3core.engine import Engine
 from lab.bench.record import block, is_perf_mode
 from lab.bench.rounds import Work
 from lab.store import Value
 
-DEBUG_VARIABLES = ("EAGLE3_KV_DEBUG", ACTIVE_DEBUG_VARIABLE)
-
-# What each count is of, in words; (1), (3), (4) and (6) of the list. Determinism is `n_divergent`, `n_wrong_requests`.
-INVARIANTS = {
-    "gemm_fallbacks": "steps whose matrix products were not the engine's own kernels",
-    "single_token_steps": "steps that drafted fewer tokens than were asked for",
-    "faults": "faults that the device reported: acceptance outside the tree, a row without a block, no room",
-    "debug_switches": "switches that make a step log, copy or wait",
-}
+COUNTED = ("gemm_fallbacks", "untuned_products", "single_token_steps", "faults", "guessed_layouts", "debug_switches")
+INVARIANTS = {name: PROMISES[name].broken for name in COUNTED}
 
 
 def invariants_block(work: Work, k: int) -> dict[str, Value]:
@@ -32,8 +26,10 @@ def invariants_block(work: Work, k: int) -> dict[str, Value]:
     n_steps = len(steps) if k else sum(len(tokens) - 1 for tokens in work.tokens)
     counts: dict[str, int | None] = {
         "gemm_fallbacks": 0 if isinstance(engine.runner, DeviceRunner) else n_steps,
-        # In performance mode a fault ends the run, so a run that came this far had none.
+        "untuned_products": n_untuned(engine),
+        # In performance mode these end the run, so a run that came this far had none.
         "faults": 0 if is_perf_mode() else None,
+        "guessed_layouts": 0 if is_perf_mode() else None,
         "debug_switches": n_debug_switches(engine),
     }
     if k:
@@ -44,7 +40,11 @@ def invariants_block(work: Work, k: int) -> dict[str, Value]:
 
 
 def n_debug_switches(engine: Engine) -> int:
-    """Switches that are on."""
-    spec = engine.config.speculative_config
-    settings = [engine.config.collect_draft_ranks, *([spec.eagle_debug, spec.eagle_metrics_debug] if spec else [])]
-    return sum(settings) + sum(bool(os.environ.get(name)) for name in DEBUG_VARIABLES)
+    """Switches that are on, those included that a variable asks for."""
+    return len(debug_settings(engine.config)) + len(debug_variables())
+
+
+def n_untuned(engine: Engine) -> int | None:
+    """Launches of products that the tuned file of this kind of GPU does not know; None where there is no such file."""
+    audit = getattr(engine.runner, "gemms", None)
+    return audit.total - audit.hits if audit is not None and audit.is_required else None

@@ -19,6 +19,7 @@ from lab.bench.memory import device_bytes
 from lab.bench.scenario import Point, Scenario
 from lab.environment import Environment
 from lab.store import Row, Value, utc_now
+from lab.throttle import held_back
 
 NAME = "bench"
 GB = 1e9
@@ -54,7 +55,7 @@ class Rows:
     ) -> Row:
         """A measured row."""
         row = Row(
-            **self._common(kind, name, parameters),
+            **self.common(kind, name, parameters),
             values=values,
             timer=timer,
             warmup=scenario.warmup,
@@ -65,11 +66,11 @@ class Rows:
 
     def missing(self, name: str, reason: str, parameters: dict[str, Any], *, kind: str = NAME) -> Row:
         """A row that says why there is no measurement."""
-        row = Row(**self._common(kind, name, parameters), status="missing", reason=reason)
+        row = Row(**self.common(kind, name, parameters), status="missing", reason=reason)
         self.rows.append(row)
         return row
 
-    def _common(self, kind: str, name: str, parameters: dict[str, Any]) -> dict[str, Any]:
+    def common(self, kind: str, name: str, parameters: dict[str, Any]) -> dict[str, Any]:
         return {
             "run": self.run, "job": self.job, "notebook": self.job, "kind": kind, "name": name,
             "parameters": parameters | self.shared, "environment": self.environment.fingerprint,
@@ -126,6 +127,7 @@ def system_block(environment: Environment, device: torch.device) -> dict[str, Va
         {
             "gpu_name": gpu,
             "gpu_memory_total_gb": device_bytes(device) / GB if gpu else None,
+            "throttled": held_back() if gpu else None,
             "cpu": environment.cpu,
             "timestamp": utc_now(),
             "build_id": f"{environment.commit or 'unknown'}{'-dirty' if environment.dirty else ''}",
@@ -160,3 +162,18 @@ def speculation_block(responses: Sequence[Response], k: int) -> dict[str, Value]
         stats.update_from_output(response)
     summary = EagleMetricsSummary.from_stats(stats)
     return {} if summary is None else block("eagle_speculation", summary.to_dict())
+
+
+def speculation_totals(n_drafts: int, n_drafted: int, n_accepted: int) -> dict[str, Value]:
+    """The block's counters from totals, of a system that keeps no record of single steps."""
+    return block(
+        "eagle_speculation",
+        {
+            "enabled": True,
+            "num_drafts": n_drafts,
+            "total_draft_tokens": n_drafted,
+            "total_accepted_tokens": n_accepted,
+            "mean_acceptance_rate": n_accepted / n_drafted if n_drafted else None,
+            "mean_acceptance_length": 1 + n_accepted / n_drafts if n_drafts else None,
+        },
+    )

@@ -26,7 +26,7 @@ from lab.bench.plain_torch import PlainTorch
 from lab.bench.record import Rows, memory_block, system_block
 from lab.bench.results import Key, PeerResult, PointResult, line_of
 from lab.bench.rounds import Work, interleave
-from lab.bench.scenario import Point, Scenario
+from lab.bench.scenario import CACHE_SHARE, Point, Scenario
 from lab.bench.source import HEADROOM, PairSource, open_pair
 from lab.ceilings import memory_ceilings
 from lab.environment import collect
@@ -155,10 +155,13 @@ class Bench:
     def parameters(self, point: Point, k: int, who: str) -> dict[str, Any]:
         """Where a row stands in the grid."""
         scenario = self.scenario
+        # Named only where it is not the usual one, so that rows of old still belong to the same series.
+        cache = {} if scenario.cache_share == CACHE_SHARE else {"cache_share": scenario.cache_share}
         return {
             "who": who, "geometry": scenario.geometry, "pair": scenario.pair, "context": point.context,
             "batch": point.batch, "spec_k": k, "dtype": scenario.dtype, "device": scenario.device,
             "share": scenario.share if scenario.pair == "planted" else None, "tokens": scenario.tokens,
+            **cache,
         }  # fmt: skip
 
     # -- what runs
@@ -183,7 +186,10 @@ class Bench:
         prompts = source.prompts(point.batch, point.context, self.scenario.seed)
         generation = GenerationConfig(self.scenario.tokens, ignore_eos=True)
         session = self.session_len(point)
-        engines = {k: source.engine(k, batch=point.batch, session_len=session) for k in self.scenario.ks}
+        share = self.scenario.cache_share
+        engines = {
+            k: source.engine(k, batch=point.batch, session_len=session, cache_share=share) for k in self.scenario.ks
+        }
         for engine in engines.values() if not self.scenario.warmup else ():
             if isinstance(engine.runner, DeviceRunner):
                 engine.runner.prepare()  # or the first round would pay for it

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from lab.errors import ExperimentError
 
 MOST_DRAFTS = 7
+CACHE_SHARE = 0.95  # of the free memory, for both KV caches, unless a scenario is about just that
 PAIRS = ("planted", "shipped")
 PEERS = ("plain-torch", "hf-static")
 DTYPES = ("float32", "bfloat16", "float16")
@@ -49,6 +50,7 @@ class Scenario:
         dtype, device: of weights, caches and arithmetic.
         peers: what is timed beside the engine.
         seed: of a planted pair's weights and of prompts.
+        cache_share: of the free memory, for both KV caches.
     """
 
     geometry: str
@@ -63,6 +65,7 @@ class Scenario:
     device: str = "cpu"
     peers: tuple[str, ...] = PEERS
     seed: int = 0
+    cache_share: float = CACHE_SHARE
 
     def __post_init__(self) -> None:
         if self.pair not in PAIRS:

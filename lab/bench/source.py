@@ -21,7 +21,7 @@ from eagle3core.model.packed import PackedDraft, PackedTarget, pack_draft, pack_
 from eagle3core.model.target import TargetModel
 from lab.bench.fused import FusedDraft, FusedTarget, fuse_draft, fuse_target
 from lab.bench.rounds import without_taps
-from lab.bench.scenario import Scenario
+from lab.bench.scenario import CACHE_SHARE, Scenario
 from lab.errors import ExperimentError
 from lab.pairs import shipped_pair
 from lab.pairs.planted import PlantedPair
@@ -110,7 +110,7 @@ class PairSource:
         follow = self.planted.tokens.follow
         return sum(list(out) != follow(prompt[-1], len(out)) for prompt, out in zip(prompts, outputs, strict=True))
 
-    def engine(self, k: int, *, batch: int, session_len: int) -> Engine:
+    def engine(self, k: int, *, batch: int, session_len: int, cache_share: float = CACHE_SHARE) -> Engine:
         """An engine that drafts `k` tokens a step; a plain one captures nothing, and must not pay for it."""
         limit = self.target_geometry.max_position_embeddings
         if session_len > limit:
@@ -122,7 +122,7 @@ class PairSource:
             session_len=session_len,
             max_batch_size=batch,
             device=self.target.device.type,
-            cache_max_entry_count=0.95,
+            cache_max_entry_count=cache_share,
             speculative_config=spec,
         )
         if k:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,14 +92,15 @@ def steps_of(trace: GpuTrace) -> list[StepCounts]:
     profiler's own.
     """
     counts = [dict.fromkeys(StepCounts.__dataclass_fields__, 0) for _ in trace.windows]
-    asked_at: dict[int | None, float] = {c.correlation: c.start for c in trace.calls if c.correlation is not None}
-
-    def add(at: float, *names: str) -> None:
+    for at, name in loud_events(trace):
         i = _window_at(trace.windows, at)
         if i is not None:
-            for name in names:
-                counts[i][name] += 1
+            counts[i][name] += 1
+    return [StepCounts(**one) for one in counts]
 
+
+def loud_events(trace: GpuTrace) -> Iterator[tuple[float, str]]:
+    """(when it was asked for, name of its count in `StepCounts`) of everything that may hold a step up."""
     within: dict[str, float] = {}
     for call in trace.calls:
         name = api_name(call.name)
@@ -107,16 +108,18 @@ def steps_of(trace: GpuTrace) -> list[StepCounts]:
             continue  # the driver's call inside the runtime's of the same name
         within[name] = call.end
         if name in EVENT_WAITS:
-            add(call.start, "event_waits")
+            yield call.start, "event_waits"
         elif name in SYNCHRONISES or name in BLOCKING_COPIES:
-            add(call.start, "synchronises")
+            yield call.start, "synchronises"
         elif name in ALLOCATIONS:
-            add(call.start, "allocations")
+            yield call.start, "allocations"
+    asked_at: dict[int | None, float] = {c.correlation: c.start for c in trace.calls if c.correlation is not None}
     for copy in trace.copies:
         if "DtoH" in copy.name:
-            pageable = ("pageable",) if "Pinned" not in copy.name else ()
-            add(asked_at.get(copy.correlation, copy.start), "copies", *pageable)
-    return [StepCounts(**one) for one in counts]
+            at = asked_at.get(copy.correlation, copy.start)
+            yield at, "copies"
+            if "Pinned" not in copy.name:
+                yield at, "pageable"
 
 
 def api_name(name: str) -> str:

@@ -20,6 +20,7 @@ import torch
 
 from eagle3core.config import GenerationConfig
 from eagle3core.decode.device_state import DeviceState
+from eagle3core.decode.performance_mode import ALLOWED_IN_A_STEP, loud
 from eagle3core.decode.replay import Replayer
 from lab.clock import quantile
 from lab.proofs.check import Check, Verdict
@@ -80,12 +81,7 @@ def plants_for(state: DeviceState) -> dict[str, tuple[str, Plant]]:
 
 def faults_of(counts: StepCounts) -> list[str]:
     """What a step did that it must not, in words; nothing for a quiet one."""
-    allowed = StepCounts(event_waits=1)
-    return [
-        f"{value} {name} where {most} may be"
-        for (name, value), most in zip(asdict(counts).items(), asdict(allowed).values(), strict=True)
-        if value > most
-    ]
+    return [f"{n} {name} where {ALLOWED_IN_A_STEP.get(name, 0)} may be" for name, n in loud(asdict(counts)).items()]
 
 
 def judge_quiet(steps: Sequence[StepCounts]) -> Verdict:

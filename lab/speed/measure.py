@@ -24,7 +24,7 @@ from lab.bench.source import HEADROOM, PairSource, open_pair
 from lab.environment import collect
 from lab.errors import LabError, RunFailed
 from lab.pairs.planted import find_geometry
-from lab.speed.stages import STAGE, profiled_values, spanned_values
+from lab.speed.stages import KERNEL, STAGE, kernel_values, profiled_values, spanned_values
 from lab.speed.steps import profile_steps, tokens_for
 from lab.store import Row
 
@@ -142,10 +142,16 @@ class Speed:
     def _profiled(
         self, source: PairSource, point: Point, k: int, gb_per_s: float, timed_us: float
     ) -> dict[str, dict[str, Any]]:
+        """Values by stage; the rows of its kernels are written here."""
         session = point.context + tokens_for(self.n_steps, k) + HEADROOM
         engine = source.engine(k, batch=point.batch, session_len=session)
         profile = profile_steps(engine, source.prompts(point.batch, point.context, self.scenario.seed), self.n_steps)
         floor = self._floor(source, point, k, profile.cached - point.context)
+        parameters = self._bench(point, self.scenario.ks).parameters(point, k, "engine")
+        for kernel, values in kernel_values(profile).items():
+            where = {**parameters, "kernel": kernel}
+            name = f"{point.name(k)}/{kernel}"
+            self.rows.measured(name, values, where, self.scenario, kind=KERNEL, timer="cupti")
         return profiled_values(profile, floor, gb_per_s, timed_us)
 
     def _floor(self, source: PairSource, point: Point, k: int, generated: float) -> Floor:
@@ -158,7 +164,11 @@ class Speed:
         """Values of the engine's row at a depth, of the first group for the baseline."""
         wanted = {"context": point.context, "batch": point.batch, "spec_k": k, "who": "engine"}
         for row in self.rows.rows:
-            if row.kind != STAGE and row.status == "measured" and wanted.items() <= row.parameters.items():
+            if (
+                row.kind not in (STAGE, KERNEL)
+                and row.status == "measured"
+                and wanted.items() <= row.parameters.items()
+            ):
                 return dict(row.values)
         raise RunFailed(f"no step of {k} drafts was timed at {point}", "a timed step", "see why its row is missing")
 

@@ -11,7 +11,8 @@ from lab.experiment import Experiment
 from lab.speed.curves import break_even_length, break_even_share, envelope
 from lab.speed.recommend import Acceptance, Choice, Prediction, measured_acceptance
 from lab.speed.rows import NO_ROWS, PointSpeed, SpeedRows
-from lab.speed.stages import STAGE
+from lab.speed.stages import KERNEL, STAGE
+from lab.store import read_rows
 
 CURVE, REIGN, CHOICE, PREDICTION = "speed_curve", "speed_best_depth", "speed_choice", "speed_prediction"
 
@@ -51,6 +52,13 @@ def write_curves(exp: Experiment, speed: SpeedRows | None) -> None:
         for reign in envelope(point.over_base) if 0 in point.depths else ():
             values = {"from_share": reign.low, "to_share": reign.high, **asdict(reign.best)}
             exp.write(REIGN, f"{point.name}/spec-{reign.k}", values, **where)
+
+
+def write_parts(exp: Experiment, path: Path) -> None:
+    """Stages and kernels of the steps as rows of the night, so that the nights after it compare them."""
+    for row in read_rows(path):
+        if row.kind in (STAGE, KERNEL) and row.status == "measured":
+            exp.carry(row)
 
 
 def acceptances(shares: Sequence[float], path: str, speed: SpeedRows) -> list[Acceptance]:

@@ -16,6 +16,7 @@ from lab.bench.floors import Floor
 from lab.speed.steps import BETWEEN_STEPS, StepProfile
 
 STAGE = "stage"
+KERNEL = "kernel"
 SUM_TOLERANCE = 0.01  # by which own times may miss the step, and a profiled step the timed one
 NO_SPLIT = "spans of plain torch are timed as a whole: no profile says when a kernel ran"
 
@@ -73,6 +74,14 @@ def spanned_values(
             "split": f"missing: {NO_SPLIT}",
         }
         for stage, own_ms in stage_ms.items()
+    }
+
+
+def kernel_values(profile: StepProfile) -> dict[str, dict[str, Any]]:
+    """Row values by stage and kernel, the launches of one kernel in one stage together."""
+    return {
+        one.stage: {**_spread("own_us", one.own_us), **_spread("gap_us", one.gap_us), "n_kernels": one.n_kernels}
+        for one in profile.kernels
     }
 
 

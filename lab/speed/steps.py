@@ -10,8 +10,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import pairwise, takewhile
 from pathlib import Path
 from statistics import median
 
@@ -21,6 +21,7 @@ from eagle3core.config import GenerationConfig
 from eagle3core.decode.device_runner import DeviceRunner
 from eagle3core.decode.program import Program, launches_of
 from eagle3core.engine import Engine
+from eagle3core.kernels.card import Launch
 from eagle3core.trace import Trace
 from lab.bench.clocks import SPANS, bar_of, rest, synchronise
 from lab.bench.rounds import committed_by_step
@@ -30,6 +31,7 @@ from lab.proofs.gpu_trace import Span, read_trace
 WARM_STEPS = 4  # before a profile: the graph's first replay, and steps beside the end of the prefill
 EDGE_STEPS = 2  # of a profile at its begin, left out: what the profiler itself sets up
 BETWEEN_STEPS = "between steps"
+SPIN = "spin_kernel"  # the name of `torch.cuda._sleep`'s kernel holds it
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class StepProfile:
 
     Attributes:
         stages: in the order of `SPANS`, the time between two steps last.
+        kernels: the same by stage and kernel, without the time between two steps.
         step_us: from a step's first kernel to the next one's.
         cached: tokens a sequence in the cache, on average over the steps.
     """
@@ -61,6 +64,7 @@ class StepProfile:
     stages: tuple[StageTime, ...]
     step_us: tuple[float, ...]
     cached: float
+    kernels: tuple[StageTime, ...] = ()
 
     @property
     def sum_over_step(self) -> float:
@@ -128,7 +132,20 @@ def profile_steps(engine: Engine, prompts: Sequence[Sequence[int]], n_steps: int
     middle = WARM_STEPS + EDGE_STEPS + n_steps // 2
     committed = sum(sum(committed_by_step(response)[:middle]) for response in responses)
     cached = sum(map(len, prompts)) + committed
-    return taken_apart(trace.kernels(), runner.programs[runner.n_slots], total, cached / len(prompts))
+    return taken_apart(merged(trace.kernels()), runner.programs[runner.n_slots], total, cached / len(prompts))
+
+
+def merged(kernels: Sequence[Span]) -> list[Span]:
+    """The kernels, each spin (`lab.ab.slowdown`) part of the kernel that it holds up."""
+    found: list[Span] = []
+    waiting: Span | None = None
+    for kernel in kernels:
+        if SPIN in kernel.name:
+            waiting = waiting or kernel
+            continue
+        found.append(replace(kernel, start=min(waiting.start, kernel.start)) if waiting else kernel)
+        waiting = None
+    return found
 
 
 def tokens_for(n_steps: int, depth: int) -> int:
@@ -136,31 +153,51 @@ def tokens_for(n_steps: int, depth: int) -> int:
     return (WARM_STEPS + EDGE_STEPS + n_steps + 4) * (depth + 1)
 
 
-def taken_apart(kernels: Sequence[Span], program: Program, n_steps: int, cached: float) -> StepProfile:
+def taken_apart(kernels_of_steps: Sequence[Span], program: Program, n_steps: int, cached: float) -> StepProfile:
     """A profile of `n_steps` whole steps of `program`, its first steps and its last left out.
 
     Raises:
         RunFailed: the kernels are not those steps'.
     """
-    stages = [bar_of(stage.name) for stage in program for _ in stage.launches]
-    steps = steps_of_kernels(kernels, program, n_steps)[EDGE_STEPS - n_steps :]
-    own: dict[str, list[float]] = {stage: [] for stage in (*SPANS, BETWEEN_STEPS) if stage in (*stages, BETWEEN_STEPS)}
-    gaps: dict[str, list[float]] = {stage: [] for stage in own}
-    for step, following in pairwise(steps):
-        sums, idle = dict.fromkeys(own, 0.0), dict.fromkeys(own, 0.0)
-        end = step[0].start
-        for stage, kernel in zip(stages, step, strict=True):
-            sums[stage] += max(0.0, kernel.end - end)
-            idle[stage] += max(0.0, kernel.start - end)
-            end = max(end, kernel.end)
-        sums[BETWEEN_STEPS] = idle[BETWEEN_STEPS] = following[0].start - end
-        for stage in own:
-            own[stage].append(sums[stage])
-            gaps[stage].append(idle[stage])
-    times = tuple(
-        StageTime(stage, tuple(own[stage]), tuple(gaps[stage]), stages.count(stage)) for stage in own
-    )  # fmt: skip
-    return StepProfile(times, tuple(b[0].start - a[0].start for a, b in pairwise(steps)), cached)
+    launched = [(bar_of(stage.name), launch) for stage in program for launch in stage.launches]
+    names = [stage for stage, _ in launched]
+    kernels = [f"{stage}/{kernel_name(launch)}" for stage, launch in launched]
+    steps = steps_of_kernels(kernels_of_steps, program, n_steps)[EDGE_STEPS - n_steps :]
+    alone = [own_and_gap(step) for step in steps[:-1]]
+    waits = [following[0].start - max(one.end for one in step) for step, following in pairwise(steps)]
+    stages = summed([stage for stage in SPANS if stage in names], names, alone)
+    between = StageTime(BETWEEN_STEPS, tuple(waits), tuple(waits), 0)
+    step_us = tuple(b[0].start - a[0].start for a, b in pairwise(steps))
+    return StepProfile((*stages, between), step_us, cached, summed(list(dict.fromkeys(kernels)), kernels, alone))
+
+
+def own_and_gap(step: Sequence[Span]) -> list[tuple[float, float]]:
+    """Of each kernel of a step, in order: what the step would lack without it, and the part of it in which none ran."""
+    found, end = [], step[0].start
+    for kernel in step:
+        found.append((max(0.0, kernel.end - end), max(0.0, kernel.start - end)))
+        end = max(end, kernel.end)
+    return found
+
+
+def summed(
+    names: Sequence[str], of_kernels: Sequence[str], steps: Sequence[Sequence[tuple[float, float]]]
+) -> tuple[StageTime, ...]:
+    """Own times and gaps of each step, the kernels of one name together."""
+    found = []
+    for name in names:
+        places = [i for i, one in enumerate(of_kernels) if one == name]
+        own, gap = (tuple(sum(step[i][part] for i in places) for step in steps) for part in (0, 1))
+        found.append(StageTime(name, own, gap, len(places)))
+    return tuple(found)
+
+
+def kernel_name(launch: Launch) -> str:
+    """What a launch computes, without the sizes and tiles that sweeps change: "gemm_swiglu", "attention_streams"."""
+    epilogue = dict(launch.variant.constants).get("epilogue")
+    if epilogue is not None:
+        return f"gemm_{epilogue.kind}"
+    return "_".join(takewhile(str.isalpha, launch.variant.name.split("_")))
 
 
 def steps_of_kernels(kernels: Sequence[Span], program: Program, n_steps: int) -> list[list[Span]]:

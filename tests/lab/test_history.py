@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
+from lab.comparison import comparison
 from lab.errors import ExperimentError, NotComparable
 from lab.history import (
     better_of,
     changes,
     comparable_runs,
     compare_runs,
-    comparison,
     flipped_gates,
     job_seconds,
     metrics_of,
     moved_environment,
 )
 from lab.store import Row, RowWriter
+from lab.throttle import held_back_in
 
 pytestmark = pytest.mark.reference
 
@@ -152,3 +153,41 @@ def test_what_moved_around_the_numbers_is_told(tmp_path: Path) -> None:
     before = {"gates": [{"job": "j", "name": "g", "word": "pass"}, {"job": "j", "name": "h", "word": "pass"}]}
     after = {"gates": [{"job": "j", "name": "g", "word": "fail"}]}
     assert flipped_gates(before, after) == ["gate g (j) went from pass to fail", "gate h (j) is gone"]
+
+
+def test_another_timer_begins_a_series_that_the_nights_before_it_say_nothing_about() -> None:
+    old = [[row(values={"time_us": 100.0}, timer="old")] for _ in range(9)]
+    new = [[row(values={"time_us": 300.0 + i % 3}, timer="new")] for i in range(9)]
+    (first,) = changes(old[-1], new[0], old)
+    assert (first.verdict.word, first.verdict.reason) == (
+        "unsure",
+        "a new series: the measuring method changed from old to new",
+    )
+    (second,) = changes(new[0], new[1], [*old, new[0]])
+    assert "only 1 earlier night" in second.verdict.reason
+    (later,) = changes(new[-1], [row(values={"time_us": 330.0}, timer="new")], [*old, *new])
+    assert (later.verdict.word, later.verdict.reason) == ("slower", "spread of 9 earlier nights")
+
+
+@pytest.mark.parametrize("where", ["throttled", "system.throttled"])
+def test_a_number_measured_while_the_clocks_were_held_back_is_unsure_with_the_reason(where: str) -> None:
+    before, held = [row(values={"time_us": 10.0})], [row(values={"time_us": 90.0, where: "hw thermal slowdown"})]
+    for old, new in ((before, held), (held, before)):
+        (change,) = changes(old, new, [old])
+        assert change.verdict.word == "unsure"
+        assert "hw thermal slowdown" in change.verdict.reason
+    assert held_back_in("Not Active, Active, Not Active, Active") == "hw thermal slowdown, hw power brake slowdown"
+    assert held_back_in("Not Active, Not Active, Not Active, Not Active") == ""
+    assert held_back_in("Field is not valid") is None
+
+
+def test_a_comparison_for_a_pull_request_is_tables_with_what_moved_first(tmp_path: Path) -> None:
+    before, after = store(tmp_path, "a", value=30.0), store(tmp_path, "b", started="2026-01-02", value=10.0)
+    text, any_slower = comparison(before, after, markdown=True)
+    assert any_slower
+    lines = text.splitlines()
+    assert lines[0] == "### `a` → `b`: 1 slower"
+    assert "- torch went from a to b" in lines
+    assert "| slower | -66.7% | 30_decode spec-3 tokens_per_s | 30 | 10 |" in text
+    same, _ = comparison(before, store(tmp_path, "c", started="2026-01-03", value=30.0), markdown=True)
+    assert "<details><summary>1 unsure</summary>" in same, "two nights alone leave room for the machine's moods"

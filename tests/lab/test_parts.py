@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -69,10 +70,44 @@ def test_two_parts_in_two_folders_are_one_night_and_no_job_runs_twice(first: Fir
     executed = (first.out / "jobs" / "first" / "executed.ipynb").read_bytes()
 
     there = tmp_path / "there" / "night"
-    code, line = run(first.config, there, part="2/2", resume_from=first.archive)
+    code, line = run(first.config, there, part="2/2", resume_from=(first.archive,))
     assert (code, line["gates"]) == (0, {"pass": 2, "fail": 0, "missing": 0})
     assert (there / "jobs" / "first" / "executed.ipynb").read_bytes() == executed
     assert history.read_summary(there)["word"] == "passed"
+
+
+def test_parts_that_ran_side_by_side_are_laid_together_and_judged(first: FirstPart, tmp_path: Path) -> None:
+    beside, second = tmp_path / "beside" / "night", tmp_path / "two.tar"
+    run(first.config, beside, part="2/2", pack=second)
+    lines = [tmp_path / "a" / "gates.jsonl", tmp_path / "b" / "gates.jsonl"]
+    archives = [first.archive, second]
+    for i, (archive, path, text) in enumerate(zip(archives, lines, ("1\n2\n", "2\n3\n"), strict=True)):
+        path.parent.mkdir()
+        path.write_text(text)
+        archives[i] = path.with_name("part.tar")
+        shutil.copy(archive, archives[i])
+        with tarfile.open(archives[i], "a") as tar:
+            tar.add(path, arcname=path.name)
+
+    there = tmp_path / "there" / "night"
+    code, line = run(first.config, there, part="2/2", resume_from=tuple(archives))
+    assert (code, line["gates"]) == (0, {"pass": 2, "fail": 0, "missing": 0})
+    assert (there / "gates.jsonl").read_text() == "1\n2\n3\n", "each line once, the first archive's before"
+    assert (there / "jobs" / "second" / "outcome.json").exists()
+
+
+def test_parts_of_two_nights_are_not_laid_together(first: FirstPart, tmp_path: Path) -> None:
+    another, folder = tmp_path / "another.tar", tmp_path / "night"
+    folder.mkdir()
+    with tarfile.open(first.archive) as tar:
+        tar.extractall(folder, filter="data")
+    plan = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(plan | {"config_hash": "0" * 12}))
+    with tarfile.open(another, "w") as tar:
+        tar.add(folder, arcname=".")
+    with pytest.raises(ExperimentError, match="config_hash 000000000000"):
+        unpack([first.archive, another], tmp_path / "in" / "night")
+    assert not (tmp_path / "in" / "night").exists()
 
 
 def test_a_last_part_without_the_ones_before_it_is_an_incomplete_night(tmp_path: Path) -> None:
@@ -107,9 +142,9 @@ def test_parts_that_leave_a_job_out_or_have_none_are_refused_before_anything_sta
 
 def test_an_archive_is_not_laid_over_a_run(first: FirstPart) -> None:
     with pytest.raises(ExperimentError, match="holds files"):
-        run(first.config, first.out, part="2/2", resume_from=first.archive)
+        run(first.config, first.out, part="2/2", resume_from=(first.archive,))
     with pytest.raises(ExperimentError, match="--out"):
-        run(first.config, None, part="2/2", resume_from=first.archive)
+        run(first.config, None, part="2/2", resume_from=(first.archive,))
 
 
 def test_what_is_no_packed_run_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
@@ -122,7 +157,7 @@ def test_what_is_no_packed_run_is_refused_and_leaves_nothing(tmp_path: Path) -> 
         tar.add(text, arcname="../escaped.txt")
     for archive, words in ((other, "run.json"), (text, "cannot be unpacked"), (outside, "cannot be unpacked")):
         with pytest.raises(ExperimentError, match=words):
-            unpack(archive, tmp_path / "in" / "run")
+            unpack([archive], tmp_path / "in" / "run")
     assert list((tmp_path / "in").iterdir()) == []
     assert not (tmp_path / "in" / "escaped.txt").exists()
 

@@ -165,13 +165,15 @@ def test_a_broken_invariant_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, spec = work(0), work(3)
     steps = len(spec.responses[0].req_metrics.steps)
     assert invariants_block(plain, 0) == {
-        "invariants.gemm_fallbacks": 16, "invariants.faults": None, "invariants.debug_switches": 0,
+        "invariants.gemm_fallbacks": 16, "invariants.untuned_products": None, "invariants.faults": None,
+        "invariants.guessed_layouts": None, "invariants.debug_switches": 0,
     }  # fmt: skip
     assert invariants_block(spec, 3)["invariants.gemm_fallbacks"] == steps
     assert invariants_block(spec, 3)["invariants.single_token_steps"] == 0
     assert invariants_block(spec, 4)["invariants.single_token_steps"] == steps, "one draft fewer than asked for"
     monkeypatch.setenv(PERF_MODE_VARIABLE, "1")
     assert invariants_block(spec, 3)["invariants.faults"] == 0
+    assert invariants_block(spec, 3)["invariants.guessed_layouts"] == 0
     for n, name in enumerate(("EAGLE3_KV_DEBUG", "EAGLE3_ACTIVE_DEBUG"), start=1):
         monkeypatch.setenv(name, "1")
         assert invariants_block(spec, 3)["invariants.debug_switches"] == n

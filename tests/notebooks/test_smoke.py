@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gate_rows
 import pytest
 from random_pairs import write_random_pair
 
 from lab.history import read_summary
 from lab.nightly import run_night
 from lab.parameters import notebooks_folder
+from lab.perf_gates.config import load_gates, packaged_gates
+from lab.perf_gates.judging import gate_row, judge_mode
 from lab.plan import NightOptions
-from lab.store import read_run
+from lab.store import RowWriter, read_run
 
 pytestmark = pytest.mark.reference
 
@@ -29,6 +32,11 @@ parameters = { n_prompts = 1, max_prompt_tokens = 12, steps = 2 }
 notebook = "11_parity_tokens"
 parameters = { n_prompts = 2, max_new_tokens = 8, ks = [2] }
 [[job]]
+notebook = "20_fmha_sweep"
+[[job]]
+notebook = "21_gemm_sweep"
+parameters = { measure = true, device = "cpu", top = 0, gates = false }
+[[job]]
 notebook = "22_kernels"
 parameters = { arches = [], emulated_cases = 0, gates = false }
 [[job]]
@@ -41,16 +49,37 @@ parameters = { ks = [2], spec_k = 2, n_prompts = 2, max_new_tokens = 12, n_refer
 notebook = "40_speed"
 parameters = { measure = true, points = "16x1", ks = [0, 2], spec_k = 2, tokens = 24, rounds = 1, device = "cpu" }
 [[job]]
+notebook = "50_profile"
+[[job]]
+notebook = "41_bench"
+parameters = { measure = true, points = "16x1", ks = [0, 2], tokens = 16, rounds = 1, peers = [], device = "cpu" }
+[[job]]
+notebook = "42_perf_gates"
+parameters = { rows = "GATES" }
+[[job]]
 notebook = "90_nightly"
 reads_run = true
 """
+
+
+def stored_gates(path: Path) -> Path:
+    """What `eagle3lab gates micro --out` writes, of one mode."""
+    config = load_gates(packaged_gates())
+    rows = [row.model_copy(update={"parameters": {**row.parameters, "run_kind": "micro"}}) for row in gate_rows.rows()]
+    with RowWriter(path) as writer:
+        for row in [
+            *rows,
+            *(gate_row(g, rows[0]) for g in judge_mode(config, config.find("single32k"), "micro", rows)),
+        ]:
+            writer.write(row)
+    return path
 
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("smoke")
     target, draft = write_random_pair(folder / "pair", n_layers=7, vocab=300)
-    (folder / "smoke.toml").write_text(SMOKE)
+    (folder / "smoke.toml").write_text(SMOKE.replace("GATES", str(stored_gates(folder / "gates.jsonl"))))
     options = NightOptions(config=folder / "smoke.toml", target=target, draft=draft, out=folder / "reports" / "smoke")
     code = run_night(options)
     summary = read_summary(folder / "reports" / "smoke")
