@@ -173,7 +173,7 @@ class Engine:
         """Admit what fits, decode one step, read what is known, retire what is finished."""
         self._admit()
         if self._running:
-            with self.trace.scope(f"step{self._n_steps}"), self.promises.step():
+            with self.trace.scope(f"step{self._n_steps}"), self.promises.step(len(self._running)):
                 self.runner.enqueue(self.trace)
             self._in_flight.append(dict(self._running))
             if os.environ.get(ACTIVE_DEBUG_VARIABLE):

@@ -16,7 +16,7 @@ from jinja2 import FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from lab import figures, history
-from lab.environment import Environment
+from lab.environment import Environment, shown_path
 from lab.errors import RunFailed
 from lab.experiment import ENVIRONMENT_FILE, FIGURES_FOLDER
 from lab.figures import Kept, shown
@@ -136,7 +136,11 @@ def _section(run_dir: Path, job: dict[str, Any], rows: list[Row]) -> Section:
         id=job["id"],
         notebook=job["notebook"],
         job=job,
-        parameters={key: value for key, value in content["parameters"].items() if key not in PAIR_PARAMETERS},
+        parameters={
+            key: shown_path(value) if isinstance(value, str) else value
+            for key, value in content["parameters"].items()
+            if key not in PAIR_PARAMETERS
+        },
         traceback=content["outcome"].get("traceback"),
         figures=sorted(kept, key=lambda figure: figure.order),
         tables=tables_of([row for row in rows if row.job == job["id"]]),

@@ -65,6 +65,12 @@ class DeviceRunner:
         for program in (self.chunk, self.finish, *self.programs.values()):
             self._enqueue_of(program)
 
+    def replay_by(self, replayer: Replayer) -> None:
+        """Run programs by `replayer` from now on; what was captured before is dropped."""
+        self.replayer = replayer
+        self._whole.clear()
+        self._staged.clear()
+
     def admit(self, slot: int, request: SlotRequest, trace: Trace) -> None:
         state, n_prompt = self.state, len(request.prompt)
         numbers = [slot, n_prompt, request.budget, 0, *request.ends[:MOST_ENDS]]

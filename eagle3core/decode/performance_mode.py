@@ -7,6 +7,7 @@ engine can make of itself, the lab the others, by the same names. Source: docs/r
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +21,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig
+from eagle3core.decode.active_counts import ActiveCounts
 from eagle3core.decode.device_runner import DeviceRunner
 from eagle3core.decode.gemm_audit import GemmAudit
 from eagle3core.decode.loading import SpeculationState
@@ -27,6 +29,8 @@ from eagle3core.decode.runner import RowOutcome, Runner
 from eagle3core.errors import InvariantViolated
 from eagle3core.kernels.slot_state import result_width
 from eagle3core.trace import RecordingTrace, Trace
+
+log = logging.getLogger("eagle3core")
 
 VARIABLE = "EAGLE3_PERF_MODE"  # set: a broken invariant ends the run
 RESULT_AXES = ("turn", "slot", "number")
@@ -290,12 +294,14 @@ class Watch:
     def __init__(self, config: EngineConfig, backend: Backend, runner: Runner, speculation: SpeculationState) -> None:
         self.config, self.backend, self.runner, self.speculation = config, backend, runner, speculation
         self.guards_steps = backend.device.type == "cuda"
+        self.counts = ActiveCounts(runner.n_slots)
         self._guard = NoHostReads()  # type: ignore[no-untyped-call]
 
     def begin(self, trace: Trace) -> None:
         """Before requests are admitted: invariants 1, 2, 3, 5 and 6 as far as they show beforehand."""
         if not is_on():
             return
+        self.counts = ActiveCounts(self.runner.n_slots)
         spec = self.config.speculative_config
         check_products(self.backend, self.runner)
         check_depth(spec.num_speculative_tokens if spec else 0, self.runner, self.speculation)
@@ -306,18 +312,25 @@ class Watch:
             width = result_width(sizes.path_len, sizes.nodes)
             check_layout("results", results.shape, dict(zip(RESULT_AXES, (None, sizes.n_slots, width), strict=True)))
 
-    def step(self) -> AbstractContextManager[object]:
-        """Around what enqueues a step: invariant 6."""
+    def step(self, n_active: int) -> AbstractContextManager[object]:
+        """Around what enqueues a step of `n_active` slots: invariant 6."""
+        if is_on():
+            self.counts.active.append(n_active)
         return self._guard if self.guards_steps and is_on() and not debug_variables() else nullcontext()
 
     def row(self, row: RowOutcome) -> None:
         """Of every row that a step gave: invariants 3 and 5."""
         if is_on() and not row.fault:
             check_row(row, self.runner.n_drafts)
+            self.counts.n_rows += 1
+            self.counts.n_accepted += row.n_accepted
 
     def end(self, weights: Tensor, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]]) -> None:
-        """After a batch: invariant 7, where bits are promised."""
-        if not is_on() or not isinstance(self.runner, DeviceRunner):
+        """After a batch: a line of its slots and acceptance, and invariant 7, where bits are promised."""
+        if not is_on():
+            return
+        log.info("[EAGLE][Active] %s", self.counts.line())
+        if not isinstance(self.runner, DeviceRunner):
             return
         who = f"spec-{self.runner.n_drafts}" if self.runner.n_drafts else "plain decoding"
         for prompt, tokens in zip(prompts, answers, strict=True):

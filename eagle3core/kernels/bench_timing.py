@@ -15,7 +15,7 @@ import torch
 
 from eagle3core.kernels.card import Variant, parameters
 
-TIMER = "CUDA events around graph replays, interleaved, warm"  # named in rows; times of another timer are not compared
+TIMER = "CUDA events around graph replays, warm, settled, in turns"  # named in rows: times of another are not compared
 
 _REPLAYS, _LEAST_CALLS = 11, 8
 _WARM_S = 0.05  # an idle GPU takes some milliseconds of work to reach its clocks
@@ -46,6 +46,11 @@ class Captured:
         end.synchronize()
         return float(start.elapsed_time(end)) * 1e3 / len(self.calls)
 
+    def settled_us(self) -> float:
+        """The same, of a replay that follows one of the same graph: what ran before it leaves no mark."""
+        self.replay_us()
+        return self.replay_us()
+
 
 def capture(calls: Sequence[Callable[[], Any]]) -> Captured:
     """All calls in one CUDA graph, repeated to at least `_LEAST_CALLS` calls; two run before, outside of it."""
@@ -69,7 +74,7 @@ def time_captured(graphs: Sequence[Captured]) -> list[Timing]:
     while time.monotonic() < until:
         for one in graphs:
             one.replay_us()
-    rounds = [[one.replay_us() for one in graphs] for _ in range(_REPLAYS)]
+    rounds = [[one.settled_us() for one in graphs] for _ in range(_REPLAYS)]
     deciles = [statistics.quantiles(times, n=10) for times in zip(*rounds, strict=True)]
     return [Timing(at[4], at[0], at[-1]) for at in deciles]
 

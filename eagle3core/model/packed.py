@@ -140,6 +140,7 @@ class Packer:
 
     def linear(self, epilogue: Epilogue, names: Sequence[str]) -> PackedLinear:
         """The map whose rows are those of `names` (without ".weight"), one after the other."""
+        self._give_back()
         stacked = self._stack([f"{name}.weight" for name in names])
         bias = self._stack([f"{name}.bias" for name in names]) if epilogue.has_bias else None
         rows, k = stacked.shape
@@ -179,9 +180,13 @@ class Packer:
         return PackedLinear(epilogue, self._packed(weight, epilogue), n + padding, k, True, bias)
 
     def _packed(self, weight: Tensor, epilogue: Epilogue) -> Tensor:
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()  # what stays must not split a block that raw weights needed
+        self._give_back()
         return pack_weight(weight, epilogue)
+
+    def _give_back(self) -> None:
+        """What raw weights needed for a while, before others are made: or packed ones would lie in pieces of it."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _stack(self, names: Sequence[str]) -> Tensor:
         tensors = [self.get(name) for name in names]

@@ -107,7 +107,8 @@ def slowed_engine(scenario: Scenario, k: int, kernel: str, rows: Rows) -> Plante
             f"{type(runner).__name__} captures no step to plant a slowdown in", "a GPU and bfloat16",
             "run it on a machine with a GPU",
         )  # fmt: skip
-    runner.replayer = replayer = SwitchedReplayer(kernel, runner.replayer, capture_pieces)
+    replayer = SwitchedReplayer(kernel, runner.replayer, capture_pieces)
+    runner.replay_by(replayer)
     prompts = source.prompts(point.batch, point.context, scenario.seed)
     return PlantedSlowdown(engine, replayer, prompts, point.name(k), rows, tokens=scenario.tokens)
 

@@ -31,6 +31,7 @@ from lab.store import Row, read_rows
 FILE = "bench.jsonl"
 NO_ROWS = f"no reports/reference/*/{FILE}; make one: eagle3lab bench --at 512x1 --spec 0,3 --out {FILE}"
 EARLIER = Path(__file__).with_name("earlier.toml")
+POINT = ("geometry", "context", "batch")
 RATE = "decode_tokens_per_s"
 
 
@@ -125,16 +126,17 @@ def write_gates(exp: Experiment, found: BenchRows | None) -> None:
 
 
 def rates_table(found: BenchRows) -> pd.DataFrame:
-    """context, batch, spec_k, who, tokens_per_s, p10, p90, acceptance_length; measured rows with right tokens only."""
+    """geometry, context, batch, spec_k, who, tokens_per_s, p10, p90, acceptance_length; of rows with right tokens."""
     rows = [row for row in found.rows if row.status == "measured" and not wrong_tokens(row.values)]
     table = pd.DataFrame([_cells(row) for row in rows if row.values.get(RATE) is not None])
-    return table if table.empty else table.sort_values(["context", "batch", "spec_k", "who"], ignore_index=True)
+    return table if table.empty else table.sort_values([*POINT, "spec_k", "who"], ignore_index=True)
 
 
 def _cells(row: Row) -> dict[str, Any]:
     where, of = row.parameters, row.values
     return {
-        "context": where["context"], "batch": where["batch"], "spec_k": where["spec_k"], "who": where["who"],
+        "geometry": where["geometry"], "context": where["context"], "batch": where["batch"],
+        "spec_k": where["spec_k"], "who": where["who"],
         "tokens_per_s": of[RATE], "p10": of.get(f"{RATE}_p10"), "p90": of.get(f"{RATE}_p90"),
         "acceptance_length": of.get("acceptance_length"),
     }  # fmt: skip
@@ -142,15 +144,19 @@ def _cells(row: Row) -> dict[str, Any]:
 
 def rates(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """Bars of tokens a second, a group a point and depth, a bar an implementation."""
-    groups = list(dict.fromkeys(zip(table["context"], table["batch"], table["spec_k"], strict=True)))
+    keys = list(zip(*(table[name] for name in (*POINT, "spec_k")), strict=True))
+    groups, n_geometries = list(dict.fromkeys(keys)), table["geometry"].nunique()
     names = list(dict.fromkeys(table["who"]))
     figure, axes = plt.subplots(figsize=(7.2, 0.32 * len(table) + 1.6))
     height = 0.8 / len(names)
     for number, who in enumerate(names):
         own = table[table["who"] == who]
-        where = [groups.index(key) for key in zip(own["context"], own["batch"], own["spec_k"], strict=True)]
+        where = [groups.index(key) for key, one in zip(keys, table["who"], strict=True) if one == who]
         axes.barh([place + height * number for place in where], own["tokens_per_s"], height=height * 0.9, label=who)
-    labels = [f"{context} × {batch}, {f'spec-{k}' if k else 'plain'}" for context, batch, k in groups]
+    labels = [
+        f"{f'{geometry}, ' if n_geometries > 1 else ''}{context} × {batch}, {f'spec-{k}' if k else 'plain'}"
+        for geometry, context, batch, k in groups
+    ]
     axes.set_yticks([place + height * (len(names) - 1) / 2 for place in range(len(groups))], labels)
     axes.set(xlabel="tokens a second over the batch, median of the rounds")
     axes.set_title("Decoding by scenario")
@@ -161,20 +167,20 @@ def rates(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 
 def earlier_table(ours: pd.DataFrame, machine: str) -> pd.DataFrame:
-    """Ours and those of R-131 in one table: machine, context, batch, spec_k, tokens_per_s, against_plain."""
+    """Ours and those of R-131 in one table: machine, geometry, context, batch, spec_k, tokens_per_s, against_plain."""
     told = tomllib.loads(EARLIER.read_text(encoding="utf-8"))
     lines = [
-        {"machine": told["machine"], "context": point["context"], "batch": point["batch"], "spec_k": int(k),
-         "tokens_per_s": rate, "against_plain": rate / point["tokens_per_s"]["0"],
+        {"machine": told["machine"], "geometry": "", "context": point["context"], "batch": point["batch"],
+         "spec_k": int(k), "tokens_per_s": rate, "against_plain": rate / point["tokens_per_s"]["0"],
          "acceptance_length": point.get("acceptance_length", {}).get(k)}
         for point in told["point"] for k, rate in point["tokens_per_s"].items()
     ]  # fmt: skip
     engine = ours[ours["who"] == "engine"] if not ours.empty else ours
     for row in engine.to_dict("records"):
-        plain = engine[(engine["context"] == row["context"]) & (engine["batch"] == row["batch"])]
+        plain = engine[(engine[list(POINT)] == [row[name] for name in POINT]).all(axis=1)]
         base = plain[plain["spec_k"] == 0]["tokens_per_s"]
         ratio = row["tokens_per_s"] / float(base.iloc[0]) if len(base) else None
-        kept = {key: row[key] for key in ("context", "batch", "spec_k", "tokens_per_s", "acceptance_length")}
+        kept = {key: row[key] for key in (*POINT, "spec_k", "tokens_per_s", "acceptance_length")}
         lines.append({"machine": machine, **kept, "against_plain": ratio})
     return pd.DataFrame(lines).astype({"acceptance_length": float, "against_plain": float})
 
@@ -182,10 +188,10 @@ def earlier_table(ours: pd.DataFrame, machine: str) -> pd.DataFrame:
 def beside_earlier(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """Speed against plain decoding over depth, one line a machine and point: ratios, as the machines are unlike."""
     figure, axes = plt.subplots()
-    for (machine, context, batch), own in table.groupby(["machine", "context", "batch"], sort=False):
+    for (machine, geometry, context, batch), own in table.groupby(["machine", *POINT], sort=False):
         own = own[own["against_plain"].notna()].sort_values("spec_k")
         is_other = str(machine).startswith("another GPU")
-        label = f"{'another GPU' if is_other else machine}: {context} × {batch}"
+        label = f"{'another GPU' if is_other else f'{machine}, {geometry}'}: {context} × {batch}"
         axes.plot(own["spec_k"], own["against_plain"], label=label, linestyle="--" if is_other else "-")
     axes.axhline(1.0, color=INK, linewidth=1, linestyle=":")
     axes.set(xlabel="drafts a step, 0 is plain decoding", ylabel="tokens a second over plain decoding", ylim=(0, None))

@@ -219,7 +219,7 @@ def packed(pair: PairUnderTest) -> tuple[PackedTarget, PackedDraft]:
 def needed_variants(plans: Plans, parts: Sequence[str], arch: str) -> list[Variant]:
     """Every kernel that parts run, found on the meta device: no GPU, no weights."""
     found: dict[tuple[str, str], Variant] = {}
-    subjects = {SHIPPED: _shapes_of_shipped(arch), plans.geometry: _shapes_of(find_geometry(plans.geometry), arch)}
+    subjects = {SHIPPED: _shapes_of_shipped(arch), plans.geometry: shapes_of(find_geometry(plans.geometry), arch)}
     for part in parts:
         for name, settings in plans.settings(part).items():
             for setting in settings:
@@ -242,7 +242,7 @@ def build(
 _META = torch.device("meta")
 
 
-def _shapes_of(geometry: PlantedGeometry, arch: str) -> Subject:
+def shapes_of(geometry: PlantedGeometry, arch: str) -> Subject:
     """A geometry's pair without weights."""
 
     def empty(shapes: dict[str, tuple[int, ...]]) -> Source:

@@ -20,7 +20,7 @@ from lab.bench.scenario import Scenario
 from lab.bench.source import HEADROOM
 from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED, EXIT_UNDECIDED, ExperimentError
 from lab.pairs.planted import GEOMETRIES, find_geometry, share_for_length
-from lab.proofs.plans import _shapes_of
+from lab.proofs.plans import shapes_of
 from lab.proofs.subject import Setting
 from lab.sweeps.bake import bake, complaints
 from lab.sweeps.choose import choose_all
@@ -123,7 +123,7 @@ def _shapes(given: argparse.Namespace) -> int:
     """Products of the engines of a scenario, from their programs: no GPU, no weights."""
     if given.out is None:
         raise ExperimentError("shapes without --out", "a file for them", "add --out FILE")
-    subject = _shapes_of(find_geometry(given.geometry), given.arch)
+    subject = shapes_of(find_geometry(given.geometry), given.arch)
     given.out.unlink(missing_ok=True)
     for point in scenarios.read_points(given.at):
         for k in scenarios.read_depths(given.spec):

@@ -19,7 +19,7 @@ from eagle3core.kernels import tuned
 from eagle3core.kernels.gemm_tiling import ruled_tiling
 from eagle3core.trace import Trace
 from lab.pairs.planted import find_geometry
-from lab.proofs.plans import _shapes_of
+from lab.proofs.plans import shapes_of
 from lab.proofs.subject import Setting
 
 pytestmark = pytest.mark.reference
@@ -30,7 +30,7 @@ def programs() -> list[Program]:
     """Programs of the nano pair at three drafts and two slots."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(SHAPE_LOG_VARIABLE, raising=False)
-        runner = _shapes_of(find_geometry("nano"), "sm_90a").runner(Setting(3, 2, 256))
+        runner = shapes_of(find_geometry("nano"), "sm_90a").runner(Setting(3, 2, 256))
     return [runner.chunk, runner.finish, *runner.programs.values()]
 
 
@@ -95,7 +95,7 @@ def test_in_performance_mode_a_product_without_an_entry_ends_the_run_before_its_
     programs: list[Program], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(SHAPE_LOG_VARIABLE, raising=False)
-    subject, setting = _shapes_of(find_geometry("nano"), "sm_90a"), Setting(3, 2, 256)
+    subject, setting = shapes_of(find_geometry("nano"), "sm_90a"), Setting(3, 2, 256)
     runner, speculation = subject.runner(setting), SimpleNamespace(enabled=True, reason="")
     backend = Backend(torch.device("cpu"), "a test's device", "kernels", "sm_90a")
     watch = Watch(subject.config(setting), backend, runner, speculation)  # type: ignore[arg-type]

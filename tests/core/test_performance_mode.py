@@ -224,6 +224,23 @@ def test_answers_are_remembered_a_target_and_forgotten_with_it() -> None:
         greedy.check(table, None, [70], [2], "spec-3")
 
 
+def test_a_run_ends_with_one_line_of_its_slots_and_acceptance(
+    nano_pair: Pair, mode: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_by_meaning(nano_pair, 3)
+    with caplog.at_level("INFO", logger="eagle3core"):
+        responses = engine.generate([[1, 2, 3], [4, 5, 6]], [new_tokens(4), new_tokens(12)])
+    [line] = [record.getMessage() for record in caplog.records if "active_count" in record.getMessage()]
+    counts = engine.promises.counts
+    assert line == f"[EAGLE][Active] {counts.line()}"
+    assert counts.active[0] == 2, "both requests"
+    assert counts.active[-1] == 1, "the short one has left"
+    assert counts.n_left_out == sum(2 - n for n in counts.active) > 0
+    infos = [response.req_metrics.spec_info for response in responses]
+    assert counts.n_rows == sum(info.num_drafts for info in infos if info)
+    assert counts.n_accepted == sum(info.num_draft_tokens - info.num_rewound_tokens for info in infos if info)
+
+
 def test_nothing_is_checked_without_the_mode(nano_pair: Pair, mode: pytest.MonkeyPatch) -> None:
     mode.delenv(performance_mode.VARIABLE)
     made = engine_by_meaning(nano_pair, 2, trace=RecordingTrace())

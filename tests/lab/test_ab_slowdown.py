@@ -10,6 +10,7 @@ from device_engines import device_engine
 from tiny_engines import Pair
 from torch_launches import execute
 
+from eagle3core.decode.device_runner import DeviceRunner
 from eagle3core.decode.program import launches_of
 from eagle3core.decode.replay import EagerReplayer, Enqueue
 from eagle3core.kernels.card import Launch
@@ -75,8 +76,13 @@ def found(nano_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> PlantedSlowdown:
     clock = Clocked()
     monkeypatch.setattr(torch.profiler, "profile", lambda activities: clock)
     monkeypatch.setattr(steps.ProfiledSteps, "kernels", lambda self: clock.spans)
-    replayer = SwitchedReplayer(KERNEL, EagerReplayer(clock.execute), clock.capture)
-    engine = device_engine(nano_pair, None, replayer, n_slots=1)
+    plain = EagerReplayer(clock.execute)
+    engine = device_engine(nano_pair, None, plain, n_slots=1)
+    runner = engine.runner
+    assert isinstance(runner, DeviceRunner)
+    runner.prepare()  # as an engine on a GPU is when it is made: what was captured must not stay
+    replayer = SwitchedReplayer(KERNEL, plain, clock.capture)
+    runner.replay_by(replayer)
     return PlantedSlowdown(
         engine, replayer, PROMPTS, "Baseline", Rows("ab", environment.collect(), []), tokens=7, n_steps=2
     )
