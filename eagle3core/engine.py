@@ -255,9 +255,7 @@ class Engine:
 
     def _abandon(self) -> None:
         """Empty every slot, so that an engine is usable again after an interrupt or an error."""
-        self.runner.collect(everything=True)
-        for slot in list(self._running):
-            self.runner.release(slot)
+        self.runner.abandon()
         self._in_flight.clear()
         self._running.clear()
         self._waiting.clear()

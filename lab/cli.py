@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import signal
 import sys
@@ -13,6 +14,22 @@ from typing import NoReturn
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, EXIT_USAGE, ExperimentError, LabError
 
 _EXIT_CODES = "Exit codes: 0 passed, 1 a gate failed, 2 wrong usage, 3 could not run, 4 undecided (--strict-undecided)."
+
+# Commands whose own module reads their options and runs them: name, module, what they do.
+_PASSED_ON = (
+    ("bench", "lab.bench.command", "time decoding with and without drafts, beside other engines"),
+    ("scenarios", "lab.bench.suite", "run the bench over named contexts, batches and depths"),
+    ("ab", "lab.ab.command", "compare two commits or settings, measured in turns"),
+    ("import", "lab.acceptance_import", "hold acceptance that vLLM or SGLang reported against ours"),
+    ("prove", "lab.proofs.command", "prove the GPU engine: bits, parity, quiet steps, long runs, memory"),
+    ("speed", "lab.speed.command", "time every depth of speculation and take its step apart"),
+    ("sweep", "lab.sweeps.command", "time settings of the kernels and keep the best"),
+    ("gates", "lab.perf_gates.command", "judge speed: micro runs, and full ones after three green"),
+    ("profile", "lab.profiles.command", "profile a step by NVTX range, or a stored capture"),
+    ("planted", "lab.bench.dial", "check a planted pair: margin, acceptance; or write it to disk"),
+    ("train", "lab.train", "train a small (target, draft) pair from scratch"),
+    ("taps", "lab.taps", "write the engine's recorded stages to a safetensors file"),
+)
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -44,18 +61,8 @@ def parser() -> argparse.ArgumentParser:
     pair.add_argument("--markdown", action="store_true", help="as tables for a pull request")
     _command(commands, "doctor", _do_doctor, "say what this machine can run, and why not the rest")
     _kernels(_command(commands, "kernels", _do_kernels, "list the GPU kernels, their proofs and their thresholds"))
-    _passed_on(commands, "bench", _do_bench, "time decoding with and without drafts, beside other engines")
-    _passed_on(commands, "scenarios", _do_scenarios, "run the bench over named contexts, batches and depths")
-    _passed_on(commands, "ab", _do_ab, "compare two commits or settings, measured in turns")
-    _passed_on(commands, "import", _do_import, "hold acceptance that vLLM or SGLang reported against ours")
-    _passed_on(commands, "prove", _do_prove, "prove the GPU engine: bits, parity, quiet steps, long runs, memory")
-    _passed_on(commands, "speed", _do_speed, "time every depth of speculation and take its step apart")
-    _passed_on(commands, "sweep", _do_sweep, "time settings of the kernels and keep the best")
-    _passed_on(commands, "gates", _do_gates, "judge speed: micro runs, and full ones after three green")
-    _passed_on(commands, "profile", _do_profile, "profile a step by NVTX range, or a stored capture")
-    _passed_on(commands, "planted", _do_planted, "check a planted pair: margin, acceptance; or write it to disk")
-    _passed_on(commands, "train", _do_train, "train a small (target, draft) pair from scratch")
-    _passed_on(commands, "taps", _do_taps, "write the engine's recorded stages to a safetensors file")
+    for name, module, help_text in _PASSED_ON:
+        _passed_on(commands, name, module, help_text)
     return top
 
 
@@ -114,8 +121,12 @@ def _command(
     return made
 
 
-def _passed_on(commands: argparse._SubParsersAction[_Parser], name: str, command: Command, help_text: str) -> None:
-    """A command whose own module reads its options, `--help` included."""
+def _passed_on(commands: argparse._SubParsersAction[_Parser], name: str, module: str, help_text: str) -> None:
+    """A command whose own module reads its options, `--help` included; imported when it runs, as it may need torch."""
+
+    def command(given: argparse.Namespace) -> int:
+        return int(importlib.import_module(module).main(given.rest) or EXIT_PASSED)
+
     made = commands.add_parser(name, help=help_text, add_help=False, prefix_chars="\0")
     made.add_argument("rest", nargs=argparse.REMAINDER)
     made.set_defaults(command=command, parser=made)
@@ -236,75 +247,3 @@ def _do_kernels(given: argparse.Namespace) -> int:
     from lab.kernel_view.command import show
 
     return show(given.rows, gates=given.gates, draw=given.draw)
-
-
-def _do_bench(given: argparse.Namespace) -> int:
-    from lab.bench.command import main as bench_main
-
-    return bench_main(given.rest)
-
-
-def _do_scenarios(given: argparse.Namespace) -> int:
-    from lab.bench.suite import main as scenarios_main
-
-    return scenarios_main(given.rest)
-
-
-def _do_ab(given: argparse.Namespace) -> int:
-    from lab.ab.command import main as ab_main
-
-    return ab_main(given.rest)
-
-
-def _do_import(given: argparse.Namespace) -> int:
-    from lab.acceptance_import import main as import_main
-
-    return import_main(given.rest)
-
-
-def _do_speed(given: argparse.Namespace) -> int:
-    from lab.speed.command import main as speed_main
-
-    return speed_main(given.rest)
-
-
-def _do_sweep(given: argparse.Namespace) -> int:
-    from lab.sweeps.command import main as sweep_main
-
-    return sweep_main(given.rest)
-
-
-def _do_gates(given: argparse.Namespace) -> int:
-    from lab.perf_gates.command import main as gates_main
-
-    return gates_main(given.rest)
-
-
-def _do_profile(given: argparse.Namespace) -> int:
-    from lab.profiles.command import main as profile_main
-
-    return profile_main(given.rest)
-
-
-def _do_prove(given: argparse.Namespace) -> int:
-    from lab.proofs.command import main as prove_main
-
-    return prove_main(given.rest)
-
-
-def _do_planted(given: argparse.Namespace) -> int:
-    from lab.bench.dial import main as planted_main
-
-    return planted_main(given.rest)
-
-
-def _do_train(given: argparse.Namespace) -> int:
-    from lab.train import main as train_main
-
-    return int(train_main(given.rest) or EXIT_PASSED)
-
-
-def _do_taps(given: argparse.Namespace) -> int:
-    from lab.taps import main as taps_main
-
-    return int(taps_main(given.rest) or EXIT_PASSED)

@@ -1,9 +1,11 @@
-"""Configurations in TOML: where the packaged ones lie, and one read and checked, or refused with what is wrong."""
+"""Settings: configurations in TOML, packaged or named, read and checked; variables of the environment for a while."""
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -54,3 +56,17 @@ def read_configuration(
 
 def _said(fault: Any) -> str:
     return "unknown key" if fault["type"] == "extra_forbidden" else str(fault["msg"])
+
+
+@contextmanager
+def variable(name: str, value: str) -> Iterator[None]:
+    """Inside, the environment variable has this value; afterwards what it had before, if anything."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

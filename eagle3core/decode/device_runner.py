@@ -101,6 +101,14 @@ class DeviceRunner:
             self._running.remove(slot)
             self.state.state[RUNNING, slot : slot + 1].zero_()
 
+    def abandon(self) -> None:
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)
+        self._running.clear()
+        self._results.forget()
+        self.state.state[RUNNING].zero_()
+        self.state.turn.zero_()  # where the host's count begins again; half a step may have moved it
+
     def _run(self, program: Program, trace: Trace) -> None:
         if not trace.is_detailed:
             self._enqueue_of(program)()

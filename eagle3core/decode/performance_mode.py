@@ -11,7 +11,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from eagle3core.config import EngineConfig
 from eagle3core.decode.active_counts import ActiveCounts
 from eagle3core.decode.device_runner import DeviceRunner
 from eagle3core.decode.gemm_audit import GemmAudit
+from eagle3core.decode.invariants import violated
 from eagle3core.decode.loading import SpeculationState
 from eagle3core.decode.runner import RowOutcome, Runner
 from eagle3core.errors import InvariantViolated
@@ -37,66 +37,12 @@ RESULT_AXES = ("turn", "slot", "number")
 MOST_NAMED = 3  # products in an error
 
 
-@dataclass(frozen=True)
-class Invariant:
-    """One promise.
-
-    Attributes:
-        number: in docs/requirements.md R-113.
-        broken: what is counted, in words; 0 of them are allowed.
-        remedy: what to do about one.
-    """
-
-    number: int
-    broken: str
-    remedy: str
-
-
-INVARIANTS = {
-    "gemm_fallbacks": Invariant(
-        1, "steps whose matrix products were not the engine's own kernels",
-        "use a GPU, bfloat16 or float16, and shapes that the kernels take; the backend says which does not fit",
-    ),
-    "untuned_products": Invariant(
-        2, "matrix products without an entry in the tuned file of their GPU",
-        "tune the missing shapes with `eagle3lab sweep gemm`, or name another file by EAGLE3_GEMM_TUNED",
-    ),
-    "single_token_steps": Invariant(
-        3, "steps that drafted fewer tokens than were asked for",
-        "repair the draft, or ask for no speculation",
-    ),
-    "faults": Invariant(
-        4, "faults that the device reported: acceptance outside the tree, a row without a block, no room",
-        "report this with the configuration; outside performance mode the slot goes on as plain decoding",
-    ),
-    "guessed_layouts": Invariant(
-        5, "outputs whose axes would have to be guessed from their length",
-        "give results with every axis: one row a sequence, its accepted tokens and the bonus",
-    ),
-    "debug_switches": Invariant(
-        6, "switches that make a step log, copy to the host or wait",
-        "turn the switch off, or ask for it by a variable EAGLE3_*_DEBUG",
-    ),
-    "divergent_tokens": Invariant(
-        7, "requests whose greedy tokens differ between two runs, or from plain decoding",
-        "report this with the prompt; `eagle3lab prove identity` finds the first different bit",
-    ),
-}  # fmt: skip
-
 ALLOWED_IN_A_STEP = {"event_waits": 1}  # the wait for the results of the step before; of anything else, none
 
 
 def is_on() -> bool:
     """Whether a broken invariant ends the run."""
     return bool(os.environ.get(VARIABLE))
-
-
-def violated(name: str, what: str, allowed: str = "") -> InvariantViolated:
-    """The error of a broken invariant, which it names."""
-    one = INVARIANTS[name]
-    return InvariantViolated(
-        f"{what} (invariant {name}, R-113({one.number}))", allowed or f"no {one.broken}", one.remedy
-    )
 
 
 def debug_variables() -> list[str]:

@@ -55,3 +55,8 @@ class ResultQueue:
             self._events[turn].synchronize()
         rows: list[list[int]] = self._blocks[turn][:n_rows].tolist()
         return is_admission, rows
+
+    def forget(self) -> None:
+        """Drop what is under way and begin as a new queue does; the device has to begin at block 0 as well."""
+        self._sent.clear()
+        self._turn = 0

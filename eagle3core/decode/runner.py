@@ -91,6 +91,9 @@ class Runner(Protocol):
     def release(self, slot: int) -> None:
         """Empty a slot."""
 
+    def abandon(self) -> None:
+        """Empty every slot and forget what is under way, be it of a step that broke off half-way."""
+
 
 class TorchRunner:
     """Plain torch, on whatever device the models are."""
@@ -119,6 +122,11 @@ class TorchRunner:
 
     def release(self, slot: int) -> None:
         release_slot(self.state, slot)
+
+    def abandon(self) -> None:
+        self._done.clear()
+        for slot in range(self.n_slots):
+            release_slot(self.state, slot)
 
 
 def _rows(result: StepResult) -> list[RowOutcome]:

@@ -1,6 +1,6 @@
 """What performance mode promises of a run (docs/requirements.md R-113), counted: 0 is kept, None is not known.
 
-Names and words are the engine's own (`eagle3core.decode.performance_mode`), which ends a run where one breaks. Counted
+Names and words are the engine's own (`eagle3core.decode.invariants`), which ends a run where one breaks. Counted
 here are those that an engine's row can tell; the rest is `n_divergent` and `n_wrong_requests` of the bench for the
 tokens, and `eagle3lab prove quiet` for copies and waits inside steps.
 """
@@ -8,7 +8,7 @@ tokens, and `eagle3lab prove quiet` for copies and waits inside steps.
 from __future__ import annotations
 
 from eagle3core.decode.device_runner import DeviceRunner
-from eagle3core.decode.performance_mode import INVARIANTS as PROMISES
+from eagle3core.decode.invariants import INVARIANTS as PROMISES
 from eagle3core.decode.performance_mode import debug_settings, debug_variables
 from eagle3core.engine import Engine
 from lab.bench.record import block, is_perf_mode

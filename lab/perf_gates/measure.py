@@ -6,9 +6,7 @@ of it, and differ in their drafts alone.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from lab.bench.rounds import WARM_STEPS
 from lab.bench.run import Bench, free, read_ceiling
 from lab.bench.scenario import Scenario
 from lab.bench.source import PairSource, open_pair
+from lab.configuration import variable
 from lab.environment import Environment
 from lab.errors import RunFailed
 from lab.pairs.planted import find_geometry, share_for_length
@@ -52,7 +51,7 @@ class Runs:
         check_device(self.config)
         rows = Rows(name, self.environment, [], shared={"run_kind": kind})
         device = torch.device(self.config.device)
-        with perf_mode(), torch.no_grad():
+        with variable(PERF_MODE_VARIABLE, "1"), torch.no_grad():  # a broken invariant ends the run (R-113)
             for mode in self.config.mode:
                 self._measure(mode, kind, rows)
                 free(device)
@@ -134,20 +133,6 @@ def with_ratios(rows: list[Row], mode: Mode, planned: float | None) -> list[Row]
             more[f"speedup_over_{peer}"] = ours / plain
     richer = spec.model_copy(update={"values": {**spec.values, **more}})
     return [richer if row is spec else row for row in rows]
-
-
-@contextmanager
-def perf_mode() -> Iterator[None]:
-    """Inside, a broken invariant ends the run (docs/requirements.md R-113)."""
-    before = os.environ.get(PERF_MODE_VARIABLE)
-    os.environ[PERF_MODE_VARIABLE] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[PERF_MODE_VARIABLE]
-        else:
-            os.environ[PERF_MODE_VARIABLE] = before
 
 
 def check_device(config: GatesConfig) -> None:

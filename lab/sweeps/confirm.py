@@ -27,6 +27,7 @@ from lab.bench.rounds import Round, Work, acceptance_length, interleave
 from lab.bench.run import free
 from lab.bench.scenario import Point, Scenario
 from lab.bench.source import HEADROOM, PairSource, open_pair
+from lab.configuration import variable
 from lab.sweeps.choose import Setting, over_default
 from lab.sweeps.measure import Tell
 from lab.sweeps.rows import MICRO, SCREEN, Row, SweepWriter
@@ -159,15 +160,8 @@ class MicroRuns:
 @contextmanager
 def named_file(content: dict[str, Any]) -> Iterator[None]:
     """Inside, engines are built with these tuned settings."""
-    before = os.environ.get(TUNED_VARIABLE)
     with TemporaryDirectory() as folder:
         path = Path(folder, "contender.json")
         path.write_text(json.dumps(content), encoding="utf-8")
-        os.environ[TUNED_VARIABLE] = str(path)
-        try:
+        with variable(TUNED_VARIABLE, str(path)):
             yield
-        finally:
-            if before is None:
-                del os.environ[TUNED_VARIABLE]
-            else:
-                os.environ[TUNED_VARIABLE] = before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ from eagle3core import Engine, EngineConfig, GenerationConfig, InvariantViolated
 from eagle3core.decode.device_runner import DeviceRunner, buckets
 from eagle3core.decode.device_state import DeviceSizes
 from eagle3core.decode.program import Program, launches_of
+from eagle3core.decode.replay import EagerReplayer
 from eagle3core.decode.runner import RowOutcome, SlotRequest
 from eagle3core.engine import ACTIVE_DEBUG_VARIABLE, PERF_MODE_VARIABLE
+from eagle3core.kernels.card import Launch
 from eagle3core.kernels.slot_state import RUNNING
 from eagle3core.trace import Trace
 from eagle3core.tree.flatten import FlatTree, chain_tree
@@ -250,3 +253,36 @@ def test_a_released_slot_takes_no_part(nano_pair: Pair) -> None:
     [outcome] = runner.collect(everything=True)
     assert [row.slot for row in outcome.rows] == [1]
     assert isinstance(outcome.rows[0], RowOutcome)
+
+
+class BreaksOff:
+    """Computes launches by their meaning and raises once, at the n-th."""
+
+    def __init__(self, at: int, error: type[BaseException]) -> None:
+        self.left, self.error = at, error
+
+    def __call__(self, launches: Sequence[Launch]) -> None:
+        for launch in launches:
+            self.left -= 1
+            if self.left == 0:
+                raise self.error("broken off")
+            execute([launch])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("at", [5, 60, 90, 140, 141])
+def test_a_step_that_breaks_off_half_way_leaves_the_engine_usable(
+    nano_pair: Pair, at: int, error: type[BaseException]
+) -> None:
+    prompts = random_prompts([5, 20, 3], n_vocab=256)
+    expected = tokens_of(engine_by_meaning(nano_pair, 3).generate(prompts, new_tokens(9)))
+    engine = engine_by_meaning(nano_pair, 3)
+    runner = engine.runner
+    assert isinstance(runner, DeviceRunner)
+    breaking = BreaksOff(at, error)
+    runner.replay_by(EagerReplayer(breaking))
+    with pytest.raises(error, match="broken off"):
+        engine.generate(prompts, new_tokens(9))
+    assert breaking.left == 0
+    assert not runner.state.state[RUNNING].any()
+    assert tokens_of(engine.generate(prompts, new_tokens(9))) == expected

@@ -15,7 +15,8 @@ from eagle3core import Engine, EngineConfig, InvariantViolated, SpeculationState
 from eagle3core.backend import Backend
 from eagle3core.decode import performance_mode
 from eagle3core.decode.device_runner import DeviceRunner
-from eagle3core.decode.performance_mode import INVARIANTS, Greedy, NoHostReads, Watch
+from eagle3core.decode.invariants import INVARIANTS
+from eagle3core.decode.performance_mode import Greedy, NoHostReads, Watch
 from eagle3core.decode.runner import RowOutcome
 from eagle3core.trace import RecordingTrace
 
