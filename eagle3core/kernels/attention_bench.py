@@ -2,7 +2,7 @@
 
 The frame, the proofs and the timing are those of `bench`; here a peer may be missing for a case, which a row says with
 the reason, and every row carries what was predicted before the first run. `--build DIR --arch sm_90a` compiles all
-kernels of a run on any machine; `--sweep` times order-neutral settings.
+kernels of a run on any machine.
 
 Source: docs/requirements.md R-104, R-105; timing rules derived here.
 """
@@ -49,12 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="only shapes whose text holds these words, e.g. 'dim=128 tokens=4'")
     parser.add_argument("--limit-s", type=float, default=480.0, help="start no measurement after this many seconds")
     parser.add_argument("--skip-peers", default="", help="peers not to time, separated by commas")
-    parser.add_argument("--sweep", action="store_true", help="time order-neutral settings against each other")
     parser.add_argument("--build", default="", help="compile for --arch into this folder and stop; no GPU needed")
     parser.add_argument("--arch", default="sm_90a", choices=ARCHES)
     options = parser.parse_args(arguments)
     if options.build:
-        wanted = needed(options.arch, sweep=options.sweep)
+        wanted = needed(options.arch)
         made = launch.build_cubins(wanted, options.arch, Path(options.build), tell=print)
         print(f"{len(wanted)} kernels wanted, {made} compiled")
         return 0
@@ -64,11 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         run.measure_ceiling()
         if not run.prove(CARD):
             return 1
-        if options.sweep:
-            run.sweep(CARD)
-        else:
-            run.compile_peers(CARD)
-            run.measure(CARD)
+        run.compile_peers(CARD)
+        run.measure(CARD)
     return 0
 
 
@@ -80,15 +76,13 @@ def compile_flex(case: Case) -> None:
     torch.cuda.synchronize()
 
 
-def needed(arch: str, *, sweep: bool) -> list[Variant]:
+def needed(arch: str) -> list[Variant]:
     """Every kernel that a run launches: proofs under every setting, rows alone, shapes, and the read ceiling."""
     uses: list[tuple[Case, Mapping[str, Any]]] = [(case, {}) for case in CARD.shapes]
     for case in bench.proven(CARD):
         uses += [(case, setting) for setting in CARD.settings]
         plain = {key: value for key, value in case.items() if key != "counting"}
         uses += [({**plain, "tokens": n, "prefix": (0,)}, {}) for n in range(1, case["tokens"] + 1)]
-    if sweep:
-        uses += [(case, setting) for case in CARD.shapes for setting in CARD.sweep(arch, case)]
     assert CARD.variants_of is not None, "the card says which variants a case needs"
     found = {v.name: v for case, setting in uses for v in CARD.variants_of(arch, case, **setting)}
     return [*bench.read_variants(), *found.values()]

@@ -5,7 +5,7 @@ not timed. Then each shape worth measuring is captured, library peers beside it,
 over more memory than the L2 cache holds. One JSON line a measurement, flushed: the run may be stopped at any time.
 
 `--build DIR --arch sm_90a` compiles everything that a run needs, on any machine, and stops; the run finds it through
-the environment variable EAGLE3_CUBINS. `--sweep` times order-neutral settings against each other instead.
+the environment variable EAGLE3_CUBINS. Settings are timed against each other by `eagle3lab sweep`.
 
 Source: docs/requirements.md R-104, R-105, R-129; timing rules derived here.
 """
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         failed = [card.name for card in cards if not run.prove(card)]
         for card in cards:
             if card.name not in failed:
-                run.sweep(card) if options.sweep else run.measure(card)
+                run.measure(card)
     return 1 if failed else 0
 
 
@@ -62,35 +62,32 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ops", default=others, help="cards, separated by commas (default: all but attention)")
     parser.add_argument("--only", default="", help="only shapes whose text holds this, e.g. 'm=16 n=4096'")
     parser.add_argument("--limit-s", type=float, default=480.0, help="start no measurement after this many seconds")
-    parser.add_argument("--sweep", action="store_true", help="time order-neutral settings against each other")
     parser.add_argument("--build", default="", help="compile for --arch into this folder and stop; no GPU needed")
     parser.add_argument("--arch", default="sm_90a", choices=ARCHES)
     return parser.parse_args(arguments)
 
 
 def _build(cards: Sequence[Card], options: argparse.Namespace) -> int:
-    """Compiles what proofs, shapes and (with --sweep) settings need."""
+    """Compiles what proofs and shapes need."""
     wanted: dict[str, Variant] = {v.name: v for v in read_variants()}
     for card in cards:
         if card.variants_of is None:
             wanted |= {v.name: v for v in [*card.variants(options.arch), *card.slow_variants(options.arch)]}
             continue
-        for case, setting in _uses(card, options.arch, sweep=options.sweep):
+        for case, setting in _uses(card, options.arch):
             wanted |= {v.name: v for v in card.variants_of(options.arch, case, **setting)}
     made = launch.build_cubins(list(wanted.values()), options.arch, Path(options.build), tell=print)
     print(f"{len(wanted)} kernels wanted, {made} compiled")
     return 0
 
 
-def _uses(card: Card, arch: str, *, sweep: bool) -> list[tuple[Case, Mapping[str, Any]]]:
+def _uses(card: Card, arch: str) -> list[tuple[Case, Mapping[str, Any]]]:
     """Every (case, setting) that a run on `arch` launches."""
     uses = []
     for case in proven(card):
         uses += [(case, setting) for setting in card.settings]
         uses.append(({**case, "m": 1} if "m" in case else case, {}))  # rows alone
-    for case in card.shapes:
-        uses += [(case, {}), *([(case, setting) for setting in card.sweep(arch, case)] if sweep else [])]
-    return uses
+    return uses + [(case, {}) for case in card.shapes]
 
 
 def proven(card: Card) -> list[Case]:
@@ -161,21 +158,6 @@ class Run:
                 f"{card.name} m={rows}: ratio {ratio:.3f} (worst {worst:.3f}), {100 * share:.1f}% of floor", flush=True
             )
 
-    def sweep(self, card: Card) -> None:
-        """Times the card's settings for every shape; the fastest first on the terminal."""
-        for case in self._shapes(card):
-            tried = []
-            rotation = self._rotation(card, case)
-            settings = [{}, *card.sweep(self.arch, case)]
-            calls = [[self._bound(card, case, inputs, setting) for inputs, _ in rotation] for setting in settings]
-            for setting, timing in zip(settings, time_graphs(calls), strict=True):
-                self.write("sweep", op=card.name, shape=dict(case), setting=dict(setting), us=timing.median_us)
-                tried.append((timing.median_us, setting))
-            floor = card.cost(case).floor_us(self.gb_per_s)
-            print(f"{card.name} {case_id(case)} floor {floor:.2f}", flush=True)
-            for us, setting in sorted(tried, key=lambda pair: pair[0])[:4]:
-                print(f"   {us:8.2f} {dict(setting) or 'chosen'}", flush=True)
-
     def _shapes(self, card: Card) -> list[Case]:
         wanted = [case for case in card.shapes if all(word in case_id(case).split() for word in self.only.split())]
         return [case for case in wanted if not self.is_over()]
@@ -185,12 +167,12 @@ class Run:
         copies = min(_MOST_COPIES, max(2, -(-ROTATED_BYTES // card.cost(case).bytes)))
         for copy in range(copies):
             inputs = card.example(case, proof.generator(copy, self.device), self.device)
-            made.append((inputs, self._bound(card, case, inputs, {})))
+            made.append((inputs, self._bound(card, case, inputs)))
         return made
 
-    def _bound(self, card: Card, case: Case, inputs: Any, setting: Mapping[str, Any]) -> Callable[[], None]:
+    def _bound(self, card: Card, case: Case, inputs: Any) -> Callable[[], None]:
         outputs = card.outputs(case, inputs)
-        return launch.bind(card.launches(self.arch, case, inputs, outputs, **setting))
+        return launch.bind(card.launches(self.arch, case, inputs, outputs))
 
     def _report(self, card: Card, case: Case, ours: Timing, peers: dict[str, float]) -> None:
         cost = card.cost(case)

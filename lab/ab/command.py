@@ -79,8 +79,8 @@ def planted(given: argparse.Namespace) -> list[Row]:
         found = slowed_engine(scenario, given.spec, given.plant, rows)
         found.tokens = given.tokens
         found.prepare()
-        delay = found.plant(given.slower_by)
-        _tell(f"{given.plant}: {delay.n} launches wait {delay.cycles} cycles")
+        cycles = found.plant(given.slower_by)
+        _tell(f"{given.plant}: every launch waits {cycles} cycles")
         made: list[Row] = []
         for number in range(1, given.rounds + 1):
             for side in ("A", "B"):

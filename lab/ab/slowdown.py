@@ -1,8 +1,9 @@
 """A slowdown of a known size planted in one kernel of a captured step, to see that its row is called slower.
 
-Before some launches of the kernel the graph waits: a spin of so many clock cycles, in the same stage, whose time
-belongs to the kernel it holds up (`lab.speed.steps.merged`). Both sides are the same engine on the same buffers, with
-and without the spins, so nothing else differs. How long to spin is found by measuring: a launch more has its price.
+Before every launch of the kernel the graph waits: a spin of so many clock cycles, in the same stage, whose time belongs
+to the kernel it holds up (`lab.speed.steps.merged`). Both sides are the same engine on the same buffers and the same
+graph, one with spins of a single cycle, so that nothing but their length differs: launches more would be felt by the
+kernels beside them as well. How long to spin is found by measuring.
 """
 
 from __future__ import annotations
@@ -33,25 +34,19 @@ from lab.throttle import VALUE, held_back
 
 STEP = "step"
 CYCLES_PER_US = 1900.0  # first guess, about an H200's clock; what was measured corrects it
+SHORTEST = 1  # cycles of the spins on the side that is not slowed down
 CLOSE = 0.1  # of the slowdown wanted, by which the planted one may miss it
 Piece = Launch | int  # a kernel, or a wait of so many cycles before the next one
 
 
-@dataclass(frozen=True)
-class Delay:
-    """Waits before the first `n` launches of a kernel, of `cycles` each."""
-
-    n: int
-    cycles: int
-
-
 @dataclass
 class SwitchedReplayer:
-    """Replays programs as they are, or with waits before one kernel, whichever `is_slow` says at that moment.
+    """Replays programs as they are and, once a delay is planted, with short or long waits before one kernel.
 
     Attributes:
         kernel: "STAGE/KERNEL", as `lab.speed` names its rows.
         plain: how programs are run as they are. capture: a callable of kernels and waits.
+        is_slow: which waits, at this moment.
     """
 
     kernel: str
@@ -64,20 +59,20 @@ class SwitchedReplayer:
         as_is = self.plain.whole(program)
         if not places_of(program, self.kernel):
             return as_is
-        holder = self._switched.setdefault(id(program), (program, []))[1]
+        sides = self._switched.setdefault(id(program), (program, []))[1]
 
         def replay() -> None:
-            (holder[0] if self.is_slow else as_is)()
+            (sides[self.is_slow] if sides else as_is)()
 
         return replay
 
     def staged(self, program: Program) -> Staged:
         return self.plain.staged(program)
 
-    def plant(self, delay: Delay) -> None:
-        """Makes the slow twin of every program that has the kernel."""
-        for program, holder in self._switched.values():
-            holder[:] = [self.capture(with_waits(program, self.kernel, delay))]
+    def plant(self, cycles: int) -> None:
+        """Makes both sides of every program that has the kernel: shortest waits, and waits of `cycles`."""
+        for program, sides in self._switched.values():
+            sides[:] = [self.capture(with_waits(program, self.kernel, n)) for n in (SHORTEST, cycles)]
 
 
 def places_of(program: Program, kernel: str) -> list[int]:
@@ -86,12 +81,12 @@ def places_of(program: Program, kernel: str) -> list[int]:
     return [i for i, name in enumerate(names) if name == kernel]
 
 
-def with_waits(program: Program, kernel: str, delay: Delay) -> list[Piece]:
-    """The launches of a program, a wait before the first `delay.n` of the kernel."""
-    held_up = set(places_of(program, kernel)[: delay.n])
+def with_waits(program: Program, kernel: str, cycles: int) -> list[Piece]:
+    """The launches of a program, a wait before each one of the kernel."""
+    held_up = set(places_of(program, kernel))
     pieces: list[Piece] = []
     for i, launch in enumerate(launches_of(program)):
-        pieces += [delay.cycles, launch] if i in held_up else [launch]
+        pieces += [cycles, launch] if i in held_up else [launch]
     return pieces
 
 
@@ -118,29 +113,27 @@ def capture_pieces(pieces: Sequence[Piece]) -> Enqueue:
     return replay
 
 
-def calibrated(measure: Callable[[Delay | None], float], n_launches: int, ratio: float) -> Delay:
-    """The delay that makes a kernel's time `ratio` of what it is.
+def calibrated(measure: Callable[[int], float], n_launches: int, ratio: float) -> int:
+    """The cycles to wait before each launch that make a kernel's time `ratio` of what it is with the shortest waits.
 
     Args:
-        measure: the kernel's time in a step, microseconds, under a delay or as it is.
+        measure: the kernel's time in a step, microseconds, under waits of so many cycles.
 
     Raises:
-        RunFailed: waiting changes nothing, or no delay comes close.
+        RunFailed: waiting changes nothing, or no length comes close.
     """
-    plain, least = measure(None), measure(Delay(n_launches, 1))
-    wanted, price = plain * (ratio - 1), least - plain
-    if price >= wanted:  # a launch alone costs more than is wanted: not all are held up
-        return Delay(max(1, round(n_launches * wanted / price)), 1)
-    cycles = max(1, round((wanted - price) / n_launches * CYCLES_PER_US))
+    short = measure(SHORTEST)
+    wanted = short * (ratio - 1)
+    more = max(1, round(wanted / n_launches * CYCLES_PER_US))
     for _ in range(3):
-        planted = measure(Delay(n_launches, cycles)) - plain
-        if planted <= price:
+        planted = measure(SHORTEST + more) - short
+        if planted <= 0:
             break
         if abs(planted - wanted) <= CLOSE * wanted:
-            return Delay(n_launches, cycles)
-        cycles = max(1, round(cycles * (wanted - price) / (planted - price)))
+            return SHORTEST + more
+        more = max(1, round(more * wanted / planted))
     raise RunFailed(
-        f"a slowdown of {ratio - 1:.0%} came out as {planted / plain:.1%}", f"within {CLOSE:.0%} of it",
+        f"a slowdown of {ratio - 1:.0%} came out as {planted / short:.1%}", f"within {CLOSE:.0%} of it",
         "leave the machine to this command alone",
     )  # fmt: skip
 
@@ -163,8 +156,8 @@ class PlantedSlowdown:
     tokens: int = 128
     n_steps: int = 20
 
-    def plant(self, ratio: float) -> Delay:
-        """Finds and plants the delay.
+    def plant(self, ratio: float) -> int:
+        """Finds and plants the waits; their cycles.
 
         Raises:
             ExperimentError: the step has no such kernel.
@@ -176,16 +169,15 @@ class PlantedSlowdown:
                 f"no kernel {self.replayer.kernel!r} in the step", ", ".join(sorted(kernels)), "name one of these"
             )
 
-        def measure(delay: Delay | None) -> float:
-            if delay is not None:
-                self.replayer.plant(delay)
-            self.replayer.is_slow = delay is not None
+        def measure(cycles: int) -> float:
+            self.replayer.plant(cycles)
+            self.replayer.is_slow = True
             return own_us(self.profile(), self.replayer.kernel)
 
         self.prepare()
-        delay = calibrated(measure, n_launches, ratio)
-        self.replayer.plant(delay)
-        return delay
+        cycles = calibrated(measure, n_launches, ratio)
+        self.replayer.plant(cycles)
+        return cycles
 
     @property
     def program(self) -> Program:

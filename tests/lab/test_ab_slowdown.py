@@ -17,7 +17,7 @@ from eagle3core.kernels.card import Launch
 from lab import environment
 from lab.ab.judging import judge
 from lab.ab.slowdown import (
-    Delay,
+    SHORTEST,
     Piece,
     PlantedSlowdown,
     SwitchedReplayer,
@@ -89,9 +89,9 @@ def found(nano_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> PlantedSlowdown:
 
 
 def test_the_slowdown_lands_in_its_kernels_row_its_stage_and_its_step_and_nowhere_else(found: PlantedSlowdown) -> None:
-    delay = found.plant(1.05)
+    assert found.plant(1.05) > SHORTEST
     n_launches = len(places_of(found.program, KERNEL))
-    assert (n_launches, delay.n) == (2, 2)
+    assert n_launches == 2
     rows = [row for number in range(1, 12) for side in "AB" for row in found.once(side, number)]
     changes = [one for one in judge(rows) if not one.row.endswith("/timed")]  # the host's own clock, busy computing
     assert unexpected(changes, KERNEL) == []
@@ -111,24 +111,23 @@ def test_a_kernel_that_the_step_has_not_is_refused_with_those_it_has(found: Plan
         found.plant(1.05)
 
 
-def test_waits_stand_before_the_first_launches_of_the_kernel(found: PlantedSlowdown) -> None:
-    pieces = with_waits(found.program, KERNEL, Delay(1, 77))
-    [place] = [i for i, piece in enumerate(pieces) if isinstance(piece, int)]
-    assert place == places_of(found.program, KERNEL)[0]
-    assert [piece for piece in pieces if not isinstance(piece, int)] == launches_of(found.program)
+def test_waits_stand_before_every_launch_of_the_kernel(found: PlantedSlowdown) -> None:
+    pieces = with_waits(found.program, KERNEL, 77)
+    after = [pieces[i + 1] for i, piece in enumerate(pieces) if piece == 77]
+    launches = launches_of(found.program)
+    assert after == [launches[i] for i in places_of(found.program, KERNEL)]
+    assert [piece for piece in pieces if not isinstance(piece, int)] == launches
 
 
-def machine(price: float, us_per_cycle: float, n: int = 32, plain: float = 1640.0) -> Callable[[Delay | None], float]:
+def machine(price: float, us_per_cycle: float, n: int = 32, plain: float = 1640.0) -> Callable[[int], float]:
     """A kernel's time when a wait costs `price` a launch and `us_per_cycle` beside it."""
-    return lambda delay: plain + (0 if delay is None else delay.n * (price + delay.cycles * us_per_cycle))
+    return lambda cycles: plain + n * (price + cycles * us_per_cycle)
 
 
 @pytest.mark.parametrize(("price", "us_per_cycle"), [(0.5, 1 / 1980), (2.0, 1 / 1500), (3.4, 1 / 1980)])
-def test_the_delay_is_found_by_measuring_whatever_a_launch_and_a_cycle_cost(price: float, us_per_cycle: float) -> None:
+def test_the_waits_are_found_by_measuring_whatever_a_launch_and_a_cycle_cost(price: float, us_per_cycle: float) -> None:
     measure = machine(price, us_per_cycle)
-    delay = calibrated(measure, 32, 1.05)
-    assert measure(delay) / 1640.0 == pytest.approx(1.05, abs=0.005)
-    assert (delay.n < 32) == (price > 2.6), "a launch that costs more than is wanted waits before some kernels only"
+    assert measure(calibrated(measure, 32, 1.05)) / measure(SHORTEST) == pytest.approx(1.05, abs=0.005)
 
 
 def test_a_machine_on_which_waiting_changes_nothing_is_told() -> None:

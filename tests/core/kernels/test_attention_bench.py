@@ -9,13 +9,12 @@ pytestmark = pytest.mark.reference
 
 
 def test_every_measured_shape_and_setting_finds_its_kernels_among_those_built_ahead():
-    names = {variant.name for variant in attention_bench.needed("sm_90a", sweep=False)}
+    names = {variant.name for variant in attention_bench.needed("sm_90a")}
     for case in CARD.shapes:
         assert {v.name for v in CARD.variants_of("sm_90a", case)} <= names
     for case in bench.proven(CARD):
         for setting in CARD.settings:
             assert {v.name for v in CARD.variants_of("sm_90a", case, **setting)} <= names
-    assert len(attention_bench.needed("sm_90a", sweep=True)) > len(names)
 
 
 def test_every_measured_shape_has_a_prediction_no_better_than_its_floor():
