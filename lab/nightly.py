@@ -22,7 +22,7 @@ from lab.experiment import ENVIRONMENT_FILE
 from lab.jobs import Job, NightConfig
 from lab.notebook import NotebookOutcome, run_notebook
 from lab.parts import pack, unpack
-from lab.plan import NightOptions, Plan, one_notebook, prepare, show_plan
+from lab.plan import NightOptions, Plan, one_notebook, pair_parameters, prepare, show_plan
 from lab.progress import NightProgress
 from lab.store import ROWS_FILE, Row, RowWriter, utc_now
 from lab.summary import RUN_FILE, conclude, read_plan
@@ -133,7 +133,9 @@ def begin(plan: Plan) -> None:
 
 
 def shown_pair(config: NightConfig) -> dict[str, str]:
-    """The pair for people, absolute folders cut to their names."""
+    """The pair for people, absolute folders cut to their names; nothing where no notebook takes one."""
+    if not pair_parameters(config):
+        return {}
     given = config.pair.model_dump(exclude_none=True)
     pair = {"pair" if key == "name" else key: environment.shown_path(text) for key, text in given.items()}
     return pair | ({"prompts": environment.shown_path(config.prompts)} if config.prompts else {})

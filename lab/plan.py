@@ -183,13 +183,18 @@ def split_setting(setting: str) -> tuple[str, str]:
     return name, text
 
 
+def pair_parameters(config: NightConfig) -> set[str]:
+    """Those of `target`, `draft` and `prompts` that some notebook of the night declares."""
+    return set().union(*(declared(find_notebook(job.notebook)) for job in config.job)) & set(jobs.PAIR_PARAMETERS)
+
+
 def pair_paths(config: NightConfig) -> dict[str, Path]:
     """Existing paths for those of `target`, `draft` and `prompts` that some notebook declares.
 
     Raises:
         ExperimentError: a directory or file that a notebook needs is not there.
     """
-    needed = set().union(*(declared(find_notebook(job.notebook)) for job in config.job)) & set(jobs.PAIR_PARAMETERS)
+    needed = pair_parameters(config)
     if not needed:
         return {}
     from lab import pairs  # here, so that a night without a pair needs none

@@ -67,4 +67,5 @@ def make_ring(isa: Any, shape: Shape, *, row_warps: int, groups: int, units: int
             for j in range(pieces):
                 isa.copy16_fill(i32(target + j * 512), source + j * 64, size)
 
-    return isa.inlined(follow), isa.inlined(look_up), isa.inlined(copy_set)
+    # Merged late, what it copies from and to takes registers that 8 tokens of 4 heads do not have left.
+    return isa.inlined(follow), isa.inlined(look_up), isa.inlined(copy_set, early=True)

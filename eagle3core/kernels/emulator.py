@@ -131,7 +131,7 @@ def _operands(launch: Launch) -> tuple[list[Any], list[Region]]:
 i64 = int
 
 
-def inlined(function: Callable[..., Any]) -> Any:
+def inlined(function: Callable[..., Any], *, early: bool = False) -> Any:
     """Nothing to do: a Python function is called."""
     return function
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from numba import cuda
 from numba.cuda.compiler import compile_cuda
 from numba.cuda.dispatcher import CUDADispatcher
 
@@ -34,6 +35,13 @@ class _DeviceFunction(CUDADispatcher):
         return self.overloads[args]
 
 
-def inlined(function: Callable[..., Any]) -> Any:
-    """`function` as a device function that is always merged into its caller."""
+def inlined(function: Callable[..., Any], *, early: bool = False) -> Any:
+    """`function` as a device function that is always merged into its caller.
+
+    Args:
+        early: by Numba, while it types the caller; for the few functions with which the caller then needs fewer
+            registers.
+    """
+    if early:
+        return cuda.jit(device=True, inline="always")(function)  # type: ignore[no-untyped-call]
     return _DeviceFunction(function, targetoptions=dict(_OPTIONS))  # type: ignore[no-untyped-call]

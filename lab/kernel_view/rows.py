@@ -52,7 +52,7 @@ class Bench:
     def line(self) -> str:
         """Where the numbers come from, for people."""
         ceiling = f"{self.gb_per_s:.0f} GB/s read ceiling" if self.gb_per_s else "no ceiling measured"
-        commit = ", ".join(commit[:12] for commit in self.commits) or "unknown commit"
+        commit = ", ".join(commit[:12] for commit in self.commits) or "unknown"
         driver = ", ".join(self.drivers) or "unknown"
         text = f"{self.name}: {self.gpu or 'unknown GPU'}, driver {driver}, commit {commit}, {ceiling}"
         return "; ".join([text, *self.notes])

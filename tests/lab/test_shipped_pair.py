@@ -12,7 +12,7 @@ from lab.prompts import Prompt, load_prompts
 from lab.training import corpus, ngram, target, tokenizer
 from lab.training.corpus import HELD_OUT
 
-pytestmark = [pytest.mark.reference, pytest.mark.slow]
+pytestmark = pytest.mark.reference
 
 
 @pytest.fixture(scope="module")
