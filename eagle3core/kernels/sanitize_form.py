@@ -82,7 +82,7 @@ class _AnySet:
     def __getitem__(self, key: Any) -> Any:
         return self
 
-    def __call__(self, *operands: Any) -> Any:
+    def __call__(self, *operands: Any, **options: Any) -> Any:
         return operands[0] if operands and isinstance(operands[0], FunctionType) else self
 
 
