@@ -146,5 +146,6 @@ def _lay_beside(other: Path, whole: Path) -> None:
         if path.name == ROWS_FILE:
             continue  # the night's own row says what machine it is, and both have it
         known = (whole / path.name).read_text(encoding="utf-8") if (whole / path.name).exists() else ""
-        more = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line not in known]
-        (whole / path.name).write_text(known + "".join(more), encoding="utf-8")
+        own, lines = path.read_text(encoding="utf-8").splitlines(keepends=True), set(known.splitlines(keepends=True))
+        more = "".join(line for line in own if line not in lines)
+        (whole / path.name).write_text(known + more, encoding="utf-8")

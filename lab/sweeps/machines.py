@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.kernels import bench, emulator, launch, proof
-from eagle3core.kernels.bench_timing import TIMER, Captured, Timing, capture, time_captured
+from eagle3core.kernels.bench_timing import TIMER, Captured, Timing, capture, time_captured, time_graphs
 from eagle3core.kernels.card import Case, Launch, Tensors, Variant
 from eagle3core.kernels.gemm import gemm, pack_weight, workspace
 from eagle3core.kernels.gemm_reference import epilogue_of, n_columns, n_weight_rows
@@ -79,7 +79,7 @@ class GpuMachine:
 
     def screen(self, alternatives: Sequence[Sequence[Call]]) -> list[Timing]:
         """Times of one call of each alternative, a replay of each in turn."""
-        return time_captured([capture(calls) for calls in alternatives])
+        return time_graphs(alternatives)
 
     def decide(self, alternatives: Sequence[Sequence[Call]], rounds: int) -> list[list[float]]:
         """us a call by round and alternative, the order turned around every other round."""
@@ -90,7 +90,7 @@ class GpuMachine:
 
 def _in_turn(graphs: Sequence[Captured], *, backwards: bool) -> list[float]:
     order = list(range(len(graphs)))
-    times = {index: graphs[index].replay_us() for index in (reversed(order) if backwards else order)}
+    times = {index: graphs[index].settled_us() for index in (reversed(order) if backwards else order)}
     return [times[index] for index in order]
 
 

@@ -81,7 +81,7 @@ def test_parts_that_ran_side_by_side_are_laid_together_and_judged(first: FirstPa
     run(first.config, beside, part="2/2", pack=second)
     lines = [tmp_path / "a" / "gates.jsonl", tmp_path / "b" / "gates.jsonl"]
     archives = [first.archive, second]
-    for i, (archive, path, text) in enumerate(zip(archives, lines, ("1\n2\n", "2\n3\n"), strict=True)):
+    for i, (archive, path, text) in enumerate(zip(archives, lines, ("12\n3\n", "2\n3\n"), strict=True)):
         path.parent.mkdir()
         path.write_text(text)
         archives[i] = path.with_name("part.tar")
@@ -92,7 +92,7 @@ def test_parts_that_ran_side_by_side_are_laid_together_and_judged(first: FirstPa
     there = tmp_path / "there" / "night"
     code, line = run(first.config, there, part="2/2", resume_from=tuple(archives))
     assert (code, line["gates"]) == (0, {"pass": 2, "fail": 0, "missing": 0})
-    assert (there / "gates.jsonl").read_text() == "1\n2\n3\n", "each line once, the first archive's before"
+    assert (there / "gates.jsonl").read_text() == "12\n3\n2\n", "each line once, the first archive's before"
     assert (there / "jobs" / "second" / "outcome.json").exists()
 
 
