@@ -108,6 +108,7 @@ def compare_rounds(
     *,
     worth: float = ROUNDS_WORTH_RATIO,
     same: float = ROUNDS_SAME_RATIO,
+    resolution: float = 0.0,
 ) -> Verdict:
     """The verdict on two sides measured in turns, A B A B, on one machine: round i of one beside round i of the other.
 
@@ -117,6 +118,7 @@ def compare_rounds(
     Args:
         worth: a certain move below this ratio is "unsure": there, but too little to be blamed on anything.
         same: an interval within this ratio of no change, and around it, is "same".
+        resolution: of the timer, in the values' unit; a certain move of no more than that is "unsure" as well.
     """
     if len(before) != len(after) or len(before) < MIN_ROUNDS:
         return Verdict("unsure", f"{len(before)} and {len(after)} rounds; a verdict takes {MIN_ROUNDS} of each")
@@ -128,9 +130,11 @@ def compare_rounds(
     basis = f"{n} rounds in turns"
     spread = {"ratio": math.exp(centre), "low": math.exp(low), "high": math.exp(high)}
     if low > _ROUNDING or high < -_ROUNDING:
-        if abs(centre) >= math.log(worth):
-            return Verdict(_direction(centre, better), basis, **spread)
-        return Verdict("unsure", f"{basis}: a certain move, but below {worth - 1:.0%}", **spread)
+        if abs(centre) < math.log(worth):
+            return Verdict("unsure", f"{basis}: a certain move, but below {worth - 1:.0%}", **spread)
+        if abs(median(after) - median(before)) <= resolution:
+            return Verdict("unsure", f"{basis}: a certain move, but within the timer's {resolution:g}", **spread)
+        return Verdict(_direction(centre, better), basis, **spread)
     is_same = -math.log(same) <= low and high <= math.log(same)
     return Verdict("same" if is_same else "unsure", basis, **spread)
 

@@ -12,7 +12,7 @@ from lab.verdict import Better, Verdict, compare_rounds
 
 AB = "ab"  # kind of a verdict's row
 SIDES = ("A", "B")
-SIDE, ROUND = "side", "round"
+SIDE, ROUND, RESOLUTION = "side", "round", "resolution"  # the last of a row's timer, in its values' unit
 # Not compared between nights, where another acceptance may hide in it; both sides of one comparison do the same work.
 _MORE: dict[str, Better] = {"step_ms_median": "lower"}
 _Where = tuple[str, str, str]  # kind, name, metric
@@ -25,6 +25,7 @@ class _Series:
     better: Better
     values: dict[str, dict[int, float]] = field(default_factory=lambda: {side: {} for side in SIDES})
     timers: set[str | None] = field(default_factory=set)
+    resolution: float = 0.0
     held: str = ""
     reasons: dict[str, str] = field(default_factory=dict)
 
@@ -50,6 +51,7 @@ def judge(rows: Sequence[Row]) -> list[Change]:
             one = series.setdefault((row.kind, row.name, metric), _Series(better))
             one.values[str(side)][int(row.parameters[ROUND])] = value  # type: ignore[arg-type]
             one.timers.add(row.timer)
+            one.resolution = max(one.resolution, float(row.parameters.get(RESOLUTION, 0.0)))  # type: ignore[arg-type]
             one.held = one.held or throttled(row)
     return [
         Change("ab", kind, name, {}, metric, *_centres(one), _verdict(one, gone.get((kind, name), {})))
@@ -87,7 +89,7 @@ def _verdict(one: _Series, gone: dict[str, str]) -> Verdict:
         return Verdict("unsure", f"the clocks were held back while it was measured: {one.held}")
     both = sorted(set(one.values["A"]) & set(one.values["B"]))
     before, after = ([one.values[side][number] for number in both] for side in SIDES)
-    return compare_rounds(before, after, one.better)
+    return compare_rounds(before, after, one.better, resolution=one.resolution)
 
 
 def verdict_rows(changes: Sequence[Change], like: Row) -> list[Row]:

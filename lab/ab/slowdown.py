@@ -21,14 +21,14 @@ from eagle3core.decode.program import Program, launches_of
 from eagle3core.decode.replay import Enqueue, Replayer, Staged
 from eagle3core.engine import Engine
 from eagle3core.kernels.card import Launch
-from lab.ab.judging import tagged
+from lab.ab.judging import RESOLUTION, tagged
 from lab.bench.clocks import bar_of
 from lab.bench.record import Rows
 from lab.bench.rounds import Work
 from lab.errors import ExperimentError, RunFailed
 from lab.history import Change
 from lab.speed.stages import KERNEL, STAGE
-from lab.speed.steps import StepProfile, kernel_name, profile_steps
+from lab.speed.steps import OWN_RESOLUTION_US, StepProfile, kernel_name, profile_steps
 from lab.store import Row
 from lab.throttle import VALUE, held_back
 
@@ -209,12 +209,15 @@ class PlantedSlowdown:
         self._row(STEP, f"{self.name}/profiled", {"step_us": median(profile.step_us), **held}, "cupti")
         for kind, parts in ((STAGE, profile.stages), (KERNEL, profile.kernels)):
             for part in parts:
-                self._row(kind, f"{self.name}/{part.stage}", {"own_us": median(part.own_us), **held}, "cupti")
+                values = {"own_us": median(part.own_us), **held}
+                self._row(kind, f"{self.name}/{part.stage}", values, "cupti", {RESOLUTION: OWN_RESOLUTION_US})
         made, self.rows.rows = self.rows.rows, []
         return tagged(made, side, number)
 
-    def _row(self, kind: str, name: str, values: dict[str, Any], timer: str) -> None:
-        common = self.rows.common(kind, name, {})
+    def _row(
+        self, kind: str, name: str, values: dict[str, Any], timer: str, parameters: dict[str, Any] | None = None
+    ) -> None:
+        common = self.rows.common(kind, name, parameters or {})
         self.rows.rows.append(Row(**common, values=values, timer=timer, repeats=self.n_steps))
 
 

@@ -31,6 +31,7 @@ from lab.proofs.gpu_trace import Span, read_trace
 WARM_STEPS = 4  # before a profile: the graph's first replay, and steps beside the end of the prefill
 EDGE_STEPS = 2  # of a profile at its begin, left out: what the profiler itself sets up
 BETWEEN_STEPS = "between steps"
+OWN_RESOLUTION_US = 1 / 16  # of an own time: between two ends, each known to the profiler's 1/32 us
 SPIN = "spin_kernel"  # the name of `torch.cuda._sleep`'s kernel holds it
 
 

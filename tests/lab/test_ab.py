@@ -89,6 +89,24 @@ def test_too_few_rounds_say_nothing_certain() -> None:
     assert compare_rounds([1.0] * MIN_ROUNDS, [2.0] * MIN_ROUNDS, "higher").word == "faster"
 
 
+def test_a_certain_move_within_the_timers_resolution_is_unsure_and_one_beyond_it_is_not() -> None:
+    before, ticks = [2.25] * 13, 1 / 16
+    within = compare_rounds(before, [2.25 + ticks] * 13, "lower", resolution=ticks)
+    assert (within.word, "within the timer's 0.0625" in within.reason) == ("unsure", True)
+    assert compare_rounds(before, [2.25 + 2 * ticks] * 13, "lower", resolution=ticks).word == "slower"
+    assert compare_rounds(before, [2.25 + ticks] * 13, "lower").word == "slower"
+
+
+def test_a_row_of_few_ticks_is_judged_by_the_resolution_it_names() -> None:
+    name = "kernel tree/open_step"
+    slower = [
+        row.model_copy(update={"values": {"own_us": 4.0 if row.parameters["side"] == "A" else 4.05}})
+        for row in rounds() if row.name.endswith("tree/open_step")
+    ]  # fmt: skip
+    known = [row.model_copy(update={"parameters": {**row.parameters, "resolution": 1 / 16}}) for row in slower]
+    assert (words(slower)[name], words(known)[name]) == ("slower", "unsure")
+
+
 # ---- The planted slowdown.
 
 
