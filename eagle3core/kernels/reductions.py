@@ -236,11 +236,19 @@ def make_log2(isa: Any) -> Any:
     return isa.inlined(log2)
 
 
-def make_log(isa: Any) -> Any:
-    """`log(v)`: the natural logarithm, as exact as `make_log2`."""
-    log2, ln_2 = make_log2(isa), np.float32(np.log(2))
+def make_add_log(isa: Any) -> Any:
+    """`add_log(base, v, less)`: base + ln(v) - less * ln 2, rounded once if `base` has sixteen bits and v is as above.
 
-    def log(v: Any) -> Any:
-        return log2(v) * ln_2
+    The exponent's part is exact together with such a base: its factor is the nine upper bits of ln 2.
+    """
+    i32, f32 = isa.i32, isa.f32
+    upper, ln_2 = np.float32(355 / 512), np.float32(np.log(2))
+    lower = np.float32(np.log(2) - 355 / 512)
 
-    return isa.inlined(log)
+    def add_log(base: Any, v: Any, less: Any) -> Any:
+        bits = isa.bits_of_f32(v)
+        exponent = f32(i32((bits >> 23) - 127))
+        part = isa.log2(isa.f32_of_bits((bits & 0x7FFFFF) | 0x3F800000)) - less
+        return isa.fused(exponent, upper, base) + isa.fused(exponent, lower, isa.product(part, ln_2))
+
+    return isa.inlined(add_log)

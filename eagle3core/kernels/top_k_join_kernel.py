@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.early import make_early
-from eagle3core.kernels.reductions import make_log, make_warp_sum
+from eagle3core.kernels.reductions import make_add_log, make_warp_sum
 from eagle3core.kernels.top_k_keys import GROUP, LOG2_E, LOWEST, SEEKERS, make_key_value, make_value_key
 
 SUMMERS = 4  # warps that add up the sums
@@ -27,9 +27,10 @@ def make_join_sums(isa: Any, *, groups: int, held: int) -> Any:
     """`join_sums(tops, scratch, part, lane)`: log sum exp of a row, in every lane of the summers, `part` of them.
 
     Lane l of part s adds up groups (p * 4 + s) * 32 + l; the parts are added in order. `scratch` holds eight words.
+    What rounding the largest * LOG2_E left in the sums is taken out at the end, where it is exact.
     """
-    log, warp_sum, per_lane, stride = make_log(isa), make_warp_sum(isa), -(-groups // (32 * SUMMERS)), 32 * held
-    zero, lowest, log2_e = np.float32(0), np.float32(LOWEST), np.float32(LOG2_E)
+    add_log, warp_sum, stride = make_add_log(isa), make_warp_sum(isa), 32 * held
+    per_lane, zero, lowest, log2_e = -(-groups // (32 * SUMMERS)), np.float32(0), np.float32(LOWEST), np.float32(LOG2_E)
 
     def join_sums(tops: Any, scratch: Any, part: Any, lane: Any) -> Any:
         i32, i64, f32 = isa.i32, isa.i64, isa.f32
@@ -46,8 +47,9 @@ def make_join_sums(isa: Any, *, groups: int, held: int) -> Any:
             largest = isa.maximum(largest, own[p])
         for step in range(5):
             largest = isa.maximum(largest, isa.shuffle_xor_f32(largest, 1 << step))
+        scale = isa.product(largest, log2_e)
         for p in range(per_lane):
-            total = total + totals[p] * isa.exp2((own[p] - largest) * log2_e)
+            total = total + totals[p] * isa.exp2(isa.product(own[p], log2_e) - scale)
         total = warp_sum(total)
         if lane == 0:
             isa.shared_store_f32x2(scratch + part * 8, largest, total)
@@ -55,10 +57,11 @@ def make_join_sums(isa: Any, *, groups: int, held: int) -> Any:
         largest, total = lowest, zero
         for s in range(SUMMERS):
             largest = isa.maximum(largest, isa.shared_load_f32(scratch + s * 8))
+        scale = isa.product(largest, log2_e)
         for s in range(SUMMERS):
-            scale = isa.exp2((isa.shared_load_f32(scratch + s * 8) - largest) * log2_e)
-            total = total + isa.shared_load_f32(scratch + (s * 8 + 4)) * scale
-        return largest + log(total)
+            share = isa.exp2(isa.product(isa.shared_load_f32(scratch + s * 8), log2_e) - scale)
+            total = total + isa.shared_load_f32(scratch + (s * 8 + 4)) * share
+        return add_log(largest, total, isa.fused(largest, log2_e, -scale))
 
     return isa.inlined(join_sums)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 GROUP = 256  # columns whose best the first pass gives: one 16-byte load a lane
 SEEKERS = 16  # warps of the second pass that seek the best
-LOWEST = -3e38  # below every finite logit, and finite: a piece of nothing but -inf has the sum 0, not NaN
+LOWEST = -2e38  # below every logit, and finite even times LOG2_E: a piece of nothing but -inf has the sum 0, not NaN
 LOG2_E = 1.4426950408889634
 
 

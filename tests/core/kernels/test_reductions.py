@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -115,22 +117,25 @@ def test_sortable_integers_order_as_their_floats_do():
     assert y[4] < y[5]
 
 
-def test_the_logarithm_is_good_to_a_few_units_in_the_last_place():
+@pytest.mark.parametrize(("base", "less"), [(0.0, 0.0), (21.75, 1e-6), (-133.0, -3e-6)])
+def test_a_logarithm_added_to_a_base_of_sixteen_bits_is_rounded_once(base, less):
     x = torch.cat([torch.rand(THREADS // 2) * 2 + 1e-3, torch.rand(THREADS // 2) * 3e5])
     y = torch.zeros(THREADS)
+    base, less = np.float32(base), np.float32(less)
 
     def body(isa):
-        log = reductions.make_log(isa)
+        add_log = reductions.make_add_log(isa)
 
         def kernel(x, y):
             tid = isa.cuda.threadIdx.x
-            isa.store_f32(y + tid * 4, log(isa.load_f32(x + tid * 4)))
+            isa.store_f32(y + tid * 4, add_log(base, isa.load_f32(x + tid * 4), less))
 
         return kernel
 
     run(body, x=x, y=y)
-    error = (y.double() - x.double().log()).abs()
-    assert bool((error <= 2e-7 + np.finfo(np.float32).eps * x.double().log().abs()).all())
+    wanted = float(base) + x.double().log() - float(less) * math.log(2)
+    one_rounding = np.finfo(np.float32).eps / 2 * torch.exp2(wanted.abs().log2().floor())
+    assert bool(((y.double() - wanted).abs() <= 2.5e-7 + one_rounding).all())
 
 
 def test_two_sums_over_the_same_scratch_words_are_reported_as_a_race():
