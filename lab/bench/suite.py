@@ -1,7 +1,8 @@
 """`eagle3lab scenarios`: the suites of docs/requirements.md R-127 and R-142, and a second backend in the same record.
 
 Each suite is a set of points and depths; `stress` also varies the share of free memory that the caches take. A point
-that fails is missing with its reason, and does not stop the next one.
+that fails is missing with its reason, and does not stop the next one. Rows are written point by point, and points that
+an earlier run of the same command measured on the same machine are not measured again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 from eagle3core.errors import Eagle3Error
 from lab.bench.command import add_pair_options, chosen_dtype, one_dial, resolved_device
 from lab.bench.hf_generate import HF_MODES, hf_rows
+from lab.bench.record import NAME as BENCH
 from lab.bench.record import Rows, record_of
 from lab.bench.results import wrong_tokens
 from lab.bench.run import Bench, Tell, free, read_ceiling
@@ -27,7 +29,7 @@ from lab.bench.source import open_pair
 from lab.environment import collect
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError, LabError
 from lab.pairs.planted import share_for_length
-from lab.store import Row, RowWriter
+from lab.store import Row, RowWriter, read_rows
 
 NAME = "scenarios"
 SCENARIOS_VARIABLE = "EAGLE3_SCENARIOS"
@@ -78,18 +80,60 @@ def main(arguments: Sequence[str]) -> int:
     suites, contexts = read_suites(given.suites), read_contexts(given.contexts)
     one_dial(given)
     rows = Rows(given.out.stem if given.out else NAME, collect(), [], job=NAME)
-    run_suites(scenario_of(given), suites, contexts, rows)
+    kept = Kept(given.out)
+    run_suites(scenario_of(given), suites, contexts, rows, kept)
     if given.hf:
+        first = len(rows.rows)
         rows.rows += hf_rows(
             rows, HF_MODES, Point(min(contexts), 1), tokens=given.tokens, rounds=given.rounds,
             device=resolved_device(given.device),
         )  # fmt: skip
-    write(rows.rows, given.out, given.records)
+        kept.add(rows.rows[first:])
+    if given.records is not None:
+        given.records.parent.mkdir(parents=True, exist_ok=True)
+        given.records.write_text(json.dumps([record_of(row) for row in rows.rows], indent=1) + "\n", encoding="utf-8")
     return conclude(rows.rows)
 
 
+class Kept:
+    """The file that rows are added to after every point, and what was in it.
+
+    Args:
+        out: the file; without one nothing is kept.
+    """
+
+    def __init__(self, out: Path | None) -> None:
+        self.out = out
+        self._earlier = read_rows(out) if out is not None else []
+
+    def measured(self, bench: Bench, point: Point) -> list[Row]:
+        """The rows of a point from an earlier run; none unless all that is asked for is among them, measured."""
+        scenario, common = bench.scenario, bench.rows.common(BENCH, "", {})
+        alike = [
+            row for row in self._earlier
+            if row.status == "measured" and row.environment == common["environment"]
+            and (row.warmup, row.repeats) == (scenario.warmup, scenario.rounds)
+        ]  # fmt: skip
+        found = []
+        for who, ks in (("engine", scenario.ks), *((peer, scenario.ks[:1]) for peer in scenario.peers)):
+            for k in ks:
+                wanted = bench.parameters(point, k, who) | bench.rows.shared
+                same = [row for row in alike if row.parameters == wanted]
+                if not same:
+                    return []
+                found.append(same[-1])
+        return found
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Writes rows at the file's end."""
+        if self.out is not None and rows:
+            with RowWriter(self.out) as writer:
+                for row in rows:
+                    writer.write(row)
+
+
 def run_suites(
-    common: Scenario, suites: Sequence[Suite], contexts: Sequence[int], rows: Rows, tell: Tell = print
+    common: Scenario, suites: Sequence[Suite], contexts: Sequence[int], rows: Rows, kept: Kept, tell: Tell = print
 ) -> None:
     """Rows of every suite, on weights made once."""
     source, device = open_pair(common), torch.device(common.device)
@@ -101,7 +145,14 @@ def run_suites(
                 rows.shared = {"suite": suite.name}
                 ks = common.ks if suite.is_speculative else (0,)
                 bench = Bench(replace(common, points=(point,), ks=ks, cache_share=share), tell=tell, rows=rows)
+                known = kept.measured(bench, point)
+                if known:
+                    tell(f"{suite.name} {point}, caches {share:.0%}: measured before")
+                    rows.rows += known
+                    continue
+                first = len(rows.rows)
                 _guarded(lambda b=bench, p=point: b.measure(source, p, gb_per_s), bench, point)  # type: ignore[misc]
+                kept.add(rows.rows[first:])
                 del bench
                 free(device)
 
@@ -183,17 +234,6 @@ def env_count(name: str, default: int) -> int:
     if not text.isdigit():
         raise ExperimentError(f"{name}={text!r}", "a whole number", f"unset {name}, or correct it")
     return int(text)
-
-
-def write(rows: Sequence[Row], out: Path | None, records: Path | None) -> None:
-    """Rows to one file, nested records (R-125, R-126) to another."""
-    if out is not None:
-        with RowWriter(out) as writer:
-            for row in rows:
-                writer.write(row)
-    if records is not None:
-        records.parent.mkdir(parents=True, exist_ok=True)
-        records.write_text(json.dumps([record_of(row) for row in rows], indent=1) + "\n", encoding="utf-8")
 
 
 def conclude(rows: Sequence[Row]) -> int:

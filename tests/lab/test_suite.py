@@ -9,6 +9,9 @@ import pytest
 import torch
 
 from lab.bench import suite, view
+from lab.bench.run import Bench
+from lab.bench.scenario import Point
+from lab.bench.source import PairSource
 from lab.bench.suite import SUITES, env_count, main, read_contexts, read_drafts, read_suites
 from lab.errors import ExperimentError
 from lab.store import read_rows
@@ -62,6 +65,36 @@ def test_suites_of_the_environment_run_on_a_cpu_and_write_rows_and_records(
         assert record.keys() >= RECORD_BLOCKS
         assert ("eagle_speculation" in record) == (record["scenario"]["num_spec_tokens"] > 0)
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["missing"] == []
+
+
+def test_a_stopped_run_keeps_its_points_and_goes_on_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, asked = tmp_path / "rows.jsonl", []
+    options = ["--suites", "single", "--contexts", "16,20,24", "--spec", "2", "--tokens", "16", "--device", "cpu"]
+    options += ["--geometry", "nano", "--rounds", "1", "--out", str(out)]
+    measure = Bench.measure
+
+    def stopped(bench: Bench, source: PairSource, point: Point, gb_per_s: float) -> None:
+        asked.append(point.context)
+        if asked == [16, 20]:
+            raise KeyboardInterrupt
+        measure(bench, source, point, gb_per_s)
+
+    monkeypatch.setattr(Bench, "measure", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        main(options)
+    first = out.read_bytes()
+    assert [row.parameters["context"] for row in read_rows(out)] == [16, 16]
+    assert main(options) == 0
+    assert asked == [16, 20, 20, 24]
+    assert out.read_bytes().startswith(first)
+    assert [row.parameters["context"] for row in read_rows(out)] == [16, 16, 20, 20, 24, 24]
+    last = capsys.readouterr().out.splitlines()
+    assert "single 16x1, caches 95%: measured before" in last
+    assert json.loads(last[-1])["n_rows"] == 6
+    assert main([*options[:-4], "--rounds", "2", "--out", str(out)]) == 0
+    assert asked == [16, 20, 20, 24, 16, 20, 24], "other rounds are another measurement"
 
 
 @pytest.mark.slow

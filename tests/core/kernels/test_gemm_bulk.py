@@ -11,7 +11,7 @@ from eagle3core.kernels import emulator, proof
 from eagle3core.kernels.gemm import gemm, gemm_variant
 from eagle3core.kernels.gemm_card import CARD, gemm_launches
 from eagle3core.kernels.gemm_epilogue import Epilogue
-from eagle3core.kernels.gemm_tiling import Tiling, choose_tiling
+from eagle3core.kernels.gemm_tiling import Tiling, choose_tiling, ruled_tiling
 from eagle3core.kernels.machine import EmulationError
 
 CPU = torch.device("cpu")
@@ -124,7 +124,7 @@ def test_a_planted_bug_in_the_ring_is_found(plant, message):
 @pytest.mark.reference
 def test_bulk_copies_feed_up_to_8_rows_where_they_exist_and_stages_are_whole():
     def kernel(arch="sm_90a", rows=4, k=4096, packed=True):
-        return choose_tiling(arch, rows, 256, k, packed).kernel
+        return ruled_tiling(arch, rows, 256, k, packed).kernel
 
     assert [kernel(arch) for arch in ("sm_80", "sm_90a", "sm_100", "sm_120")] == ["ring", "bulk", "bulk", "bulk"]
     assert [kernel(rows=rows) for rows in (1, 8, 9, 16)] == ["bulk", "bulk", "ring", "ring"]
