@@ -50,13 +50,14 @@ def device_runner(
     tree: FlatTree | None = None,
     drafts: bool | None = None,
     order: tuple[int, int] | None = ORDER,
+    chunk: int = 64,
 ) -> DeviceRunner:
     """A runner of `k` drafts a step, or of another tree whose tokens come from outside."""
     drafts = k is not None if drafts is None else drafts
     target, draft = packed_pair(pair, drafts=drafts)
     shape = tree or chain_tree(k or 0)
     room = session_len + max(shape.n_nodes, 2 * (k or 0))
-    sizes = DeviceSizes(n_slots, session_len, room, shape, chunk=64, span=8)
+    sizes = DeviceSizes(n_slots, session_len, room, shape, chunk=chunk, span=8)
     return DeviceRunner(target, draft, sizes, arch="sm_90a", replayer=replayer, order=order)
 
 
@@ -69,9 +70,10 @@ def device_engine(
     n_slots: int = 2,
     session_len: int = 128,
     tokenizer: Any = None,
+    chunk: int = 64,
 ) -> Engine:
-    """An engine whose runner is the device's."""
-    runner = device_runner(pair, k, replayer, n_slots=n_slots, session_len=session_len)
+    """An engine whose runner is the device's, with prefill passes of `chunk` rows."""
+    runner = device_runner(pair, k, replayer, n_slots=n_slots, session_len=session_len, chunk=chunk)
     spec = None if k is None else SpeculativeConfig(model=str(pair[1]), num_speculative_tokens=k)
     config = EngineConfig(session_len=session_len, max_batch_size=n_slots, dtype="bfloat16", device="cpu",
                           prefill_chunk=64, speculative_config=spec)  # fmt: skip

@@ -40,12 +40,13 @@ def recorded(pair: Pair, k: int | None, prompt: list[int], n: int, **changes: An
 
 
 def test_speculation_gives_the_baselines_tokens_and_the_bits_of_its_logits(pair: Pair) -> None:
-    prompt = random_prompts([6], n_vocab=64, seed=2)[0]
-    tokens, logits = recorded(pair, None, prompt, 4)
-    drafted, same = recorded(pair, 3, prompt, 4)
+    """The slow ring has longer runs and prefill passes of more rows."""
+    prompt, n = random_prompts([6], n_vocab=64, seed=2)[0], 4
+    tokens, logits = recorded(pair, None, prompt, n, chunk=16)
+    drafted, same = recorded(pair, 3, prompt, n, chunk=16)
     assert drafted == tokens
     assert torch.equal(same, logits)
-    assert tokens == tokens_of(device_engine(pair, 3, MEANING).generate([prompt], new_tokens(4)))[0]
+    assert tokens == tokens_of(device_engine(pair, 3, MEANING).generate([prompt], new_tokens(n)))[0]
 
 
 @pytest.mark.slow
