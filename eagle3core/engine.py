@@ -8,7 +8,6 @@ each outcome against the requests that were running when its work was enqueued.
 from __future__ import annotations
 
 import logging
-import os
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import torch
 
+from eagle3core import step_log
 from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig, GenerationConfig
 from eagle3core.decode import performance_mode
@@ -35,7 +35,6 @@ from eagle3core.trace import Trace
 log = logging.getLogger("eagle3core")
 
 PERF_MODE_VARIABLE = performance_mode.VARIABLE
-ACTIVE_DEBUG_VARIABLE = "EAGLE3_ACTIVE_DEBUG"  # set: a line a step with the slots that take part
 
 
 class Engine:
@@ -176,10 +175,7 @@ class Engine:
             with self.trace.scope(f"step{self._n_steps}"), self.promises.step(len(self._running)):
                 self.runner.enqueue(self.trace)
             self._in_flight.append(dict(self._running))
-            if os.environ.get(ACTIVE_DEBUG_VARIABLE):
-                active = sorted(self._running)
-                log.info("[EAGLE][Active] step %d: %d of %d slots, %s", self._n_steps, len(active),
-                         self.runner.n_slots, active)  # fmt: skip
+            step_log.log_active(self._n_steps, list(self._running), self.runner.n_slots)
             self._n_steps += 1
         self._collect(everything=False)
 
@@ -224,7 +220,10 @@ class Engine:
             step = StepRecord(start, self.runner.n_drafts, row.n_accepted, n_committed, cut, ranks)
             if self.config.enable_metrics and self.draft is not None:
                 request.steps.append(step)
-            self._log_step(row.slot, step, row.drafts, request.token_ids[start:])
+            made = (row.slot, self._n_read, step, row.drafts, request.token_ids[start:])
+            if self.config.speculative_config is not None and self.draft is not None:
+                step_log.log_flags(self.config.speculative_config, *made)
+            step_log.log_families(*made, n_prompt=len(request.prompt))
         self._n_read += not outcome.is_admission
 
     def _report(self, row: RowOutcome) -> None:
@@ -237,16 +236,6 @@ class Engine:
         if row.fault & NO_ROOM or performance_mode.is_on():
             raise broken
         log.error("[EAGLE] slot %d goes on without its drafts: %s", row.slot, broken)
-
-    def _log_step(self, slot: int, step: StepRecord, drafts: list[int], committed: list[int]) -> None:
-        spec = self.config.speculative_config
-        if spec is None or self.draft is None:
-            return
-        if spec.eagle_debug:
-            log.info("[EAGLE] slot %d step %d drafted %s committed %s", slot, self._n_read, drafts, committed)
-        if spec.eagle_metrics_debug:
-            counts = (step.n_draft, step.n_accepted, step.n_committed)
-            log.info("[EAGLE][Metrics] slot %d drafted %d accepted %d committed %d", slot, *counts)
 
     def _retire(self) -> None:
         for slot in [slot for slot, request in self._running.items() if request.finish_reason is not None]:

@@ -32,7 +32,7 @@ ROOMS = (
     ("tree",),
     ("decode",),
     ("memory", "metrics"),
-    ("request",),
+    ("request", "step_log"),
     ("engine",),
     ("pipeline",),
 )

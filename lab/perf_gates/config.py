@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +19,9 @@ from lab.errors import ExperimentError
 from lab.gates import Threshold
 
 CONFIG = "gates.toml"
+MICRO_STEPS_VARIABLE = "EAGLE3_MICRO_STEPS"  # in place of every mode's own (docs/requirements.md R-116)
 RunKind = Literal["micro", "full"]
+LEAST_STEPS = 4  # of a run
 SLACK = 1.02  # tokens beyond the expected: a walk may commit a little more a step than the dial says
 
 
@@ -32,7 +35,7 @@ class Length(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    steps: int = Field(ge=4)
+    steps: int = Field(ge=LEAST_STEPS)
     rounds: int = Field(ge=1)
     warmup: int = Field(ge=0)
 
@@ -169,10 +172,26 @@ def packaged_gates() -> Path:
 
 
 def load_gates(path: Path, geometry: str | None = None) -> GatesConfig:
-    """The configuration in a TOML file, for its own geometry or another.
+    """The configuration in a TOML file, for its own geometry or another; micro runs as long as the environment says.
 
     Raises:
-        ExperimentError: the file is absent, is not TOML, or holds an unknown key or a value of the wrong type.
+        ExperimentError: the file is absent, is not TOML, or holds an unknown key or a value of the wrong type; or
+            the environment gives no number of steps.
     """
     instead = {"geometry": geometry} if geometry else {}
-    return read_configuration(path, GatesConfig, {"mode": Mode, "mode.gate": Gate}, like=CONFIG, **instead)
+    config = read_configuration(path, GatesConfig, {"mode": Mode, "mode.gate": Gate}, like=CONFIG, **instead)
+    steps = os.environ.get(MICRO_STEPS_VARIABLE)
+    return _with_micro_steps(config, steps) if steps else config
+
+
+def _with_micro_steps(config: GatesConfig, text: str) -> GatesConfig:
+    """Another configuration, whose green runs are counted apart, since its hash is another."""
+    if not text.isdigit() or int(text) < LEAST_STEPS:
+        raise ExperimentError(
+            f"{MICRO_STEPS_VARIABLE}={text!r}", f"a number of steps, at least {LEAST_STEPS}",
+            f"unset {MICRO_STEPS_VARIABLE}, or correct it",
+        )  # fmt: skip
+    modes = [
+        mode.model_copy(update={"micro": mode.micro.model_copy(update={"steps": int(text)})}) for mode in config.mode
+    ]
+    return config.model_copy(update={"mode": tuple(modes)})

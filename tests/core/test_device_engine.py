@@ -19,9 +19,10 @@ from eagle3core.decode.device_state import DeviceSizes
 from eagle3core.decode.program import Program, launches_of
 from eagle3core.decode.replay import EagerReplayer
 from eagle3core.decode.runner import RowOutcome, SlotRequest
-from eagle3core.engine import ACTIVE_DEBUG_VARIABLE, PERF_MODE_VARIABLE
+from eagle3core.engine import PERF_MODE_VARIABLE
 from eagle3core.kernels.card import Launch
 from eagle3core.kernels.slot_state import RUNNING
+from eagle3core.step_log import ACTIVE_DEBUG_VARIABLE
 from eagle3core.trace import Trace
 from eagle3core.tree.flatten import FlatTree, chain_tree
 

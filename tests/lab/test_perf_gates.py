@@ -10,7 +10,7 @@ from gate_rows import SMALL, by_name, row, rows
 
 from lab.errors import ExperimentError
 from lab.gates import GateResult
-from lab.perf_gates.config import GatesConfig, load_gates, packaged_gates
+from lab.perf_gates.config import MICRO_STEPS_VARIABLE, GatesConfig, load_gates, packaged_gates
 from lab.perf_gates.judging import gate_row, judge_mode, judge_run, line_of, listing, outcome
 from lab.perf_gates.measure import scenario_of
 
@@ -173,6 +173,20 @@ def test_a_configuration_that_cannot_be_is_refused(tmp_path: Path, before: str, 
     path.write_text(text.replace(before, after, 1), encoding="utf-8")
     with pytest.raises(ExperimentError, match=what):
         load_gates(path)
+
+
+def test_the_environment_may_say_how_long_micro_runs_are(config: GatesConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(MICRO_STEPS_VARIABLE, "24")
+    shorter = load_gates(packaged_gates())
+    assert {mode.micro.steps for mode in shorter.mode} == {24}
+    assert [mode.full for mode in shorter.mode] == [mode.full for mode in config.mode]
+    assert shorter.hash != config.hash, "green runs of another length count apart"
+    [steps] = [one for _, one in shorter.mode[0].thresholds("micro", ()) if one.value == "n_steps"]
+    assert steps.at_least == 24
+    for wrong in ("3", "many", "-8"):
+        monkeypatch.setenv(MICRO_STEPS_VARIABLE, wrong)
+        with pytest.raises(ExperimentError, match=f"EAGLE3_MICRO_STEPS='{wrong}'"):
+            load_gates(packaged_gates())
 
 
 def test_what_the_bench_would_refuse_is_refused_before_anything_is_made() -> None:

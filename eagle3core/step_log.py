@@ -1,0 +1,59 @@
+"""What a step may log, all off by default: the draft settings' two flags, and families of lines by variable.
+
+The variables are read at every step, so that a running engine can be asked. Lines are made on the host of results that
+were read anyway. Source: docs/requirements.md R-88, R-114, R-154.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+
+from eagle3core.config import SpeculativeConfig
+from eagle3core.metrics import StepRecord
+
+log = logging.getLogger("eagle3core")
+
+ACTIVE_DEBUG_VARIABLE = "EAGLE3_ACTIVE_DEBUG"  # the slots that take part in a step
+ALIGN_DEBUG_VARIABLE = "EAGLE3_ALIGN_DEBUG"  # drafts beside what the target chose in their places
+ACCEPT_DEBUG_VARIABLE = "EAGLE3_ACCEPT_DEBUG"  # how many drafts were accepted, and what of that was committed
+SPAN_DEBUG_VARIABLE = "EAGLE3_SPAN_DEBUG"  # positions that a step's tokens take
+
+
+def log_active(step: int, active: Sequence[int], n_slots: int) -> None:
+    """The slots of a step that is about to run, if asked for."""
+    if os.environ.get(ACTIVE_DEBUG_VARIABLE):
+        log.info("[EAGLE][Active] step %d: %d of %d slots, %s", step, len(active), n_slots, sorted(active))
+
+
+def log_flags(
+    spec: SpeculativeConfig, slot: int, number: int, step: StepRecord, drafts: Sequence[int], committed: Sequence[int]
+) -> None:
+    """The lines that the flags of the draft settings ask for."""
+    if spec.eagle_debug:
+        log.info("[EAGLE] slot %d step %d drafted %s committed %s", slot, number, list(drafts), list(committed))
+    if spec.eagle_metrics_debug:
+        counts = (step.n_draft, step.n_accepted, step.n_committed)
+        log.info("[EAGLE][Metrics] slot %d drafted %d accepted %d committed %d", slot, *counts)
+
+
+def log_families(
+    slot: int, number: int, step: StepRecord, drafts: Sequence[int], committed: Sequence[int], n_prompt: int
+) -> None:
+    """The lines that variables ask for.
+
+    Args:
+        number: of the step. n_prompt: tokens of the request's prompt, the first of which has position 0.
+    """
+    where = f"slot {slot} step {number}"
+    if step.n_draft and os.environ.get(ALIGN_DEBUG_VARIABLE):
+        log.info("[EAGLE][Align] %s drafted %s target %s agree %d", where, list(drafts), list(committed),
+                 step.n_accepted)  # fmt: skip
+    if step.n_draft and os.environ.get(ACCEPT_DEBUG_VARIABLE):
+        cut = ", cut at the end" if step.cut else ""
+        log.info("[EAGLE][Accept] %s accepted %d of %d, committed %d%s", where, step.n_accepted, step.n_draft,
+                 step.n_committed, cut)  # fmt: skip
+    if os.environ.get(SPAN_DEBUG_VARIABLE):
+        first = n_prompt + step.start
+        log.info("[EAGLE][Span] %s positions %d..%d", where, first, first + step.n_committed - 1)
