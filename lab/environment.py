@@ -234,10 +234,7 @@ def shown_argv(argv: list[str]) -> list[str]:
     shown = ["eagle3lab" if program == "__main__.py" else program]
     for word in argv[1:]:
         option, equals, value = word.partition("=")
-        if equals and option.startswith("-"):
-            shown.append(f"{option}={shown_path(value)}")
-        else:
-            shown.append(shown_path(word))
+        shown.append(f"{option}={shown_path(value)}" if equals else shown_path(word))
     return shown
 
 

@@ -196,5 +196,5 @@ def beside_earlier(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     axes.axhline(1.0, color=INK, linewidth=1, linestyle=":")
     axes.set(xlabel="drafts a step, 0 is plain decoding", ylabel="tokens a second over plain decoding", ylim=(0, None))
     axes.set_title("Beside the numbers of R-131")
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", loc="upper left")
     return figure, table

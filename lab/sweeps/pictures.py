@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FULL = 0.25  # of a move against the default, at which a cell has its full colour
+_LETTER = 0.068  # inches of a label's letter, on average
+_FEW = 6  # cells that a caption names
 
 
 def setting_text(op: str, setting: Mapping[str, Any]) -> str:
@@ -72,7 +74,8 @@ def heat_map(title: str, table: pd.DataFrame) -> tuple[Figure, pd.DataFrame, lis
 
     regimes, settings = list(dict.fromkeys(table["regime"])), sorted(set(table["setting"]))
     known = {(row["regime"], row["setting"]): row for row in table.to_dict("records")}
-    fig, axes = plt.subplots(figsize=(2.6 + 0.62 * len(settings), 1.9 + 0.42 * len(regimes)))
+    labels = max(map(len, regimes)) * _LETTER
+    fig, axes = plt.subplots(figsize=(1 + labels + 0.62 * max(len(settings), 6), 1.9 + 0.42 * len(regimes)))
     missing = []
     for y, regime in enumerate(regimes):
         for x, name in enumerate(settings):
@@ -87,6 +90,17 @@ def heat_map(title: str, table: pd.DataFrame) -> tuple[Figure, pd.DataFrame, lis
     axes.set_yticks([y + 0.5 for y in range(len(regimes))], regimes, fontsize=7.5)
     axes.grid(visible=False)
     return fig, table, missing
+
+
+def unmeasured(missing: Sequence[str], table: pd.DataFrame) -> str:
+    """A sentence about the cells with a dash: their names, or how many where they are more than a few."""
+    if not missing:
+        return "Every cell was measured."
+    if len(missing) <= _FEW:
+        return f"Not measured: {'; '.join(missing)}."
+    n_cells = table["regime"].nunique() * table["setting"].nunique()
+    few = "a regime tries what fits it, one of little weight few"
+    return f"A dash: not measured, {len(missing)} of {n_cells} cells; {few}."
 
 
 def _draw(axes: Any, x: int, y: int, cell: Mapping[str, Any]) -> None:

@@ -191,3 +191,4 @@ def test_the_environment_names_no_host_and_no_folder(machine: Environment) -> No
     assert platform.node() not in text or len(platform.node()) < 3
     assert str(Path.cwd()) not in text
     assert environment.shown_argv(["/usr/bin/x", "--out=/a/b", "/c/d", "e/f"]) == ["x", "--out=…/b", "…/d", "e/f"]
+    assert environment.shown_argv(["x", "-p", "rows=/a/b", "k=3"]) == ["x", "-p", "rows=…/b", "k=3"]

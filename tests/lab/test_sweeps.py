@@ -23,7 +23,7 @@ from lab.sweeps.confirm import contenders, named_file
 from lab.sweeps.joint import joint_orders
 from lab.sweeps.machines import TwinMachine, variants_of
 from lab.sweeps.measure import Sweep
-from lab.sweeps.pictures import best_table, cells, families, heat_map
+from lab.sweeps.pictures import best_table, cells, families, heat_map, unmeasured
 from lab.sweeps.regimes import (
     HEADS,
     TINY,
@@ -248,6 +248,9 @@ def test_a_heat_map_names_the_cells_that_were_not_measured() -> None:
     assert name == "up to 8 rows"
     assert len(table) == 4
     assert sorted(missing) == [f"{other.text}: ring_1x1_u1_p12", f"{other.text}: ring_1x1_u1_p8"]
+    assert unmeasured(missing, table) == f"Not measured: {'; '.join(missing)}."
+    assert unmeasured([], table) == "Every cell was measured."
+    assert unmeasured(missing * 4, table).startswith("A dash: not measured, 8 of 6 cells"), "many are counted"
     assert fig.axes[0].get_title("left") or fig.axes[0].get_title()
     best = best_table("gemm", stored())
     assert list(best["rank"]) == ["default", 1, 2]
