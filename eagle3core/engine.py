@@ -201,6 +201,7 @@ class Engine:
         self._retire()
 
     def _read(self, outcome: Outcome, requests: dict[int, Request]) -> None:
+        families = step_log.asked_families()
         for row in outcome.rows:
             request = requests[row.slot]
             if request.finish_reason is not None:
@@ -223,7 +224,8 @@ class Engine:
             made = (row.slot, self._n_read, step, row.drafts, request.token_ids[start:])
             if self.config.speculative_config is not None and self.draft is not None:
                 step_log.log_flags(self.config.speculative_config, *made)
-            step_log.log_families(*made, n_prompt=len(request.prompt))
+            if families:
+                step_log.log_families(families, *made, n_prompt=len(request.prompt))
         self._n_read += not outcome.is_admission
 
     def _report(self, row: RowOutcome) -> None:

@@ -1,7 +1,7 @@
 """What a step may log, all off by default: the draft settings' two flags, and families of lines by variable.
 
-The variables are read at every step, so that a running engine can be asked. Lines are made on the host of results that
-were read anyway. Source: docs/requirements.md R-88, R-114, R-154.
+The variables are read once a step, whatever the batch, so that a running engine can be asked. Lines are made on the
+host of results that were read anyway. Source: docs/requirements.md R-88, R-114, R-154.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ ACTIVE_DEBUG_VARIABLE = "EAGLE3_ACTIVE_DEBUG"  # the slots that take part in a s
 ALIGN_DEBUG_VARIABLE = "EAGLE3_ALIGN_DEBUG"  # drafts beside what the target chose in their places
 ACCEPT_DEBUG_VARIABLE = "EAGLE3_ACCEPT_DEBUG"  # how many drafts were accepted, and what of that was committed
 SPAN_DEBUG_VARIABLE = "EAGLE3_SPAN_DEBUG"  # positions that a step's tokens take
+FAMILIES = (ALIGN_DEBUG_VARIABLE, ACCEPT_DEBUG_VARIABLE, SPAN_DEBUG_VARIABLE)
 
 
 def log_active(step: int, active: Sequence[int], n_slots: int) -> None:
@@ -38,22 +39,33 @@ def log_flags(
         log.info("[EAGLE][Metrics] slot %d drafted %d accepted %d committed %d", slot, *counts)
 
 
+def asked_families() -> frozenset[str]:
+    """The variables of families of lines that are set at this moment."""
+    return frozenset(name for name in FAMILIES if os.environ.get(name))
+
+
 def log_families(
-    slot: int, number: int, step: StepRecord, drafts: Sequence[int], committed: Sequence[int], n_prompt: int
+    asked: frozenset[str],
+    slot: int,
+    number: int,
+    step: StepRecord,
+    drafts: Sequence[int],
+    committed: Sequence[int],
+    n_prompt: int,
 ) -> None:
-    """The lines that variables ask for.
+    """The lines of the families asked for.
 
     Args:
         number: of the step. n_prompt: tokens of the request's prompt, the first of which has position 0.
     """
     where = f"slot {slot} step {number}"
-    if step.n_draft and os.environ.get(ALIGN_DEBUG_VARIABLE):
+    if step.n_draft and ALIGN_DEBUG_VARIABLE in asked:
         log.info("[EAGLE][Align] %s drafted %s target %s agree %d", where, list(drafts), list(committed),
                  step.n_accepted)  # fmt: skip
-    if step.n_draft and os.environ.get(ACCEPT_DEBUG_VARIABLE):
+    if step.n_draft and ACCEPT_DEBUG_VARIABLE in asked:
         cut = ", cut at the end" if step.cut else ""
         log.info("[EAGLE][Accept] %s accepted %d of %d, committed %d%s", where, step.n_accepted, step.n_draft,
                  step.n_committed, cut)  # fmt: skip
-    if os.environ.get(SPAN_DEBUG_VARIABLE):
+    if SPAN_DEBUG_VARIABLE in asked:
         first = n_prompt + step.start
         log.info("[EAGLE][Span] %s positions %d..%d", where, first, first + step.n_committed - 1)

@@ -133,7 +133,8 @@ def compare_rounds(
         if abs(centre) < math.log(worth):
             return Verdict("unsure", f"{basis}: a certain move, but below {worth - 1:.0%}", **spread)
         if abs(median(after) - median(before)) <= resolution:
-            return Verdict("unsure", f"{basis}: a certain move, but within the timer's {resolution:g}", **spread)
+            tick = f"the timer's resolution of {resolution:g}"
+            return Verdict("unsure", f"{basis}: a certain move, but within {tick}", **spread)
         return Verdict(_direction(centre, better), basis, **spread)
     is_same = -math.log(same) <= low and high <= math.log(same)
     return Verdict("same" if is_same else "unsure", basis, **spread)

@@ -32,7 +32,7 @@ INVARIANTS = {
     ),
     "untuned_products": Invariant(
         2, "matrix products without an entry in the tuned file of their GPU",
-        "tune the missing shapes with `eagle3lab sweep gemm`, or name another file by EAGLE3_GEMM_TUNED",
+        "tune the missing shapes with `eagle3lab sweep gemm`, or set EAGLE3_GEMM_TUNED to another file, or to none",
     ),
     "single_token_steps": Invariant(
         3, "steps that drafted fewer tokens than were asked for",

@@ -92,7 +92,7 @@ def test_too_few_rounds_say_nothing_certain() -> None:
 def test_a_certain_move_within_the_timers_resolution_is_unsure_and_one_beyond_it_is_not() -> None:
     before, ticks = [2.25] * 13, 1 / 16
     within = compare_rounds(before, [2.25 + ticks] * 13, "lower", resolution=ticks)
-    assert (within.word, "within the timer's 0.0625" in within.reason) == ("unsure", True)
+    assert (within.word, "within the timer's resolution of 0.0625" in within.reason) == ("unsure", True)
     assert compare_rounds(before, [2.25 + 2 * ticks] * 13, "lower", resolution=ticks).word == "slower"
     assert compare_rounds(before, [2.25 + ticks] * 13, "lower").word == "slower"
 

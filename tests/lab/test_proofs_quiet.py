@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 from proof_subjects import planted_subject
 
+from lab.proofs import quiet as quiet_part
 from lab.proofs.gpu_trace import COPIES, KERNELS, WINDOW, StepCounts, api_name, busy_of, steps_of, trace_of
 from lab.proofs.plans import planted_prompts
 from lab.proofs.quiet import Quiet, QuietPlan, faults_of, is_found, judge_quiet
@@ -121,7 +123,9 @@ def test_the_audit_refuses_while_a_plant_is_untried_or_was_missed(planted: Subje
     assert refused.detail == "the audit did not find a planted item"
 
 
-def test_steps_of_the_real_engine_are_profiled_and_their_host_time_taken(planted: Subject) -> None:
+def test_steps_of_the_real_engine_are_profiled_and_their_host_time_taken(
+    planted: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert planted.tokens is not None
     [prompt] = planted_prompts(planted.tokens, 1, 5)
     quiet = Quiet(planted, prompt, QuietPlan(k=1, context=5, n_steps=3))
@@ -129,9 +133,14 @@ def test_steps_of_the_real_engine_are_profiled_and_their_host_time_taken(planted
     trace = quiet.profile(3, lambda: tried.append(1))
     assert (len(trace.windows), len(tried)) == (3, 3)
     assert judge_quiet(steps_of(trace)).held is None, "a CPU waits for no event"
+    monkeypatch.setattr(quiet_part, "loop_us", lambda: 28.0)
     slow = quiet._host_time()
     assert slow.held is False, "the references of a step take milliseconds"
-    assert len(slow.values["host_us_samples"]) in (3, 6, 9, 12, 15, 18)
+    assert len(slow.values["host_us_samples"]) == 3, "one run is enough where nothing was slowed"
+    loops = itertools.chain([28.0] * 12, itertools.cycle([28.0, 45.0]))  # a loop on either side of every step
+    monkeypatch.setattr(quiet_part, "loop_us", lambda: next(loops))
+    monkeypatch.setattr(quiet_part, "undisturbed", lambda steps: [])
+    assert len(quiet._host_time().values["host_us_samples"]) == 3 * quiet_part.HOST_RUNS, "and no more than so many"
     follows = quiet._follows()
     assert follows.values["n_steps"] == 3
     assert 0.5 < follows.values["share"] <= 1.0
