@@ -18,19 +18,19 @@ import torch
 from eagle3core import step_log
 from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig, GenerationConfig
-from eagle3core.decode import performance_mode
-from eagle3core.decode.loading import Reading, TensorSource, new_runner, read_models, read_sources
-from eagle3core.decode.loading import SpeculationState as SpeculationState
-from eagle3core.decode.runner import Outcome, RowOutcome, Runner, SlotRequest
 from eagle3core.errors import ConfigError
-from eagle3core.kernels.slot_state import NO_ROOM
+from eagle3core.kernels.slots.slot_state import NO_ROOM
+from eagle3core.loading import Reading, TensorSource, new_runner, read_models, read_sources
+from eagle3core.loading import SpeculationState as SpeculationState
 from eagle3core.memory import MemoryPlan, plan_loaded, plan_reading
 from eagle3core.metrics import StepRecord
 from eagle3core.model.draft import DraftModel
-from eagle3core.model.packed import PackedDraft, PackedTarget
 from eagle3core.model.target import TargetModel
+from eagle3core.performance import mode as performance_mode
 from eagle3core.request import Request, Response, Tokenizer, new_request
+from eagle3core.step.runner import Outcome, RowOutcome, Runner, SlotRequest
 from eagle3core.trace import Trace
+from eagle3core.weights.packed import PackedDraft, PackedTarget
 
 log = logging.getLogger("eagle3core")
 

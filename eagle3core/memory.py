@@ -12,16 +12,16 @@ import torch
 
 from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig
-from eagle3core.decode.device_state import StateShape, state_bytes
 from eagle3core.decode.kvcache import blocks_for
-from eagle3core.decode.loading import Reading, device_sizes
 from eagle3core.errors import ConfigError
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
-from eagle3core.kernels.gemm import WORKSPACE_BYTES
+from eagle3core.kernels.gemm.launcher import WORKSPACE_BYTES
 from eagle3core.kernels.launch import device_arch
+from eagle3core.loading import Reading, device_sizes
 from eagle3core.model.draft import DraftModel
-from eagle3core.model.packed import PackedDraft, PackedTarget
 from eagle3core.model.target import TargetModel
+from eagle3core.step.state import StateShape, state_bytes
+from eagle3core.weights.packed import PackedDraft, PackedTarget
 
 GRAPH_BYTES = 80 << 20  # 76 MiB seen on an H200 for a first engine, up to 4 MiB for each further one (docs/log.md)
 

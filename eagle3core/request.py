@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from eagle3core.config import GenerationConfig
-from eagle3core.decode.stop import FinishReason, StopCriteria
 from eagle3core.errors import ConfigError
 from eagle3core.geometry import TargetGeometry
 from eagle3core.metrics import RequestMetrics, StepRecord, spec_info_from_steps
+from eagle3core.stop import FinishReason, StopCriteria
 
 
 class Tokenizer(Protocol):

@@ -17,18 +17,18 @@ _EXIT_CODES = "Exit codes: 0 passed, 1 a gate failed, 2 wrong usage, 3 could not
 
 # Commands whose own module reads their options and runs them: name, module, what they do.
 _PASSED_ON = (
-    ("bench", "lab.bench.command", "time decoding with and without drafts, beside other engines"),
-    ("scenarios", "lab.bench.suite", "run the bench over named contexts, batches and depths"),
-    ("ab", "lab.ab.command", "compare two commits or settings, measured in turns"),
-    ("import", "lab.acceptance_import", "hold acceptance that vLLM or SGLang reported against ours"),
-    ("prove", "lab.proofs.command", "prove the GPU engine: bits, parity, quiet steps, long runs, memory"),
-    ("speed", "lab.speed.command", "time every depth of speculation and take its step apart"),
-    ("sweep", "lab.sweeps.command", "time settings of the kernels and keep the best"),
-    ("gates", "lab.perf_gates.command", "judge speed: micro runs, and full ones after three green"),
-    ("profile", "lab.profiles.command", "profile a step by NVTX range, or a stored capture"),
-    ("planted", "lab.bench.dial", "check a planted pair: margin, acceptance; or write it to disk"),
-    ("train", "lab.train", "train a small (target, draft) pair from scratch"),
-    ("taps", "lab.taps", "write the engine's recorded stages to a safetensors file"),
+    ("bench", "lab.probes.bench.command", "time decoding with and without drafts, beside other engines"),
+    ("scenarios", "lab.probes.bench.suite", "run the bench over named contexts, batches and depths"),
+    ("ab", "lab.probes.ab.command", "compare two commits or settings, measured in turns"),
+    ("import", "lab.acceptance.imported", "hold acceptance that vLLM or SGLang reported against ours"),
+    ("prove", "lab.probes.proofs.command", "prove the GPU engine: bits, parity, quiet steps, long runs, memory"),
+    ("speed", "lab.probes.speed.command", "time every depth of speculation and take its step apart"),
+    ("sweep", "lab.probes.sweeps.command", "time settings of the kernels and keep the best"),
+    ("gates", "lab.probes.gates.command", "judge speed: micro runs, and full ones after three green"),
+    ("profile", "lab.probes.profiles.command", "profile a step by NVTX range, or a stored capture"),
+    ("planted", "lab.probes.bench.dial", "check a planted pair: margin, acceptance; or write it to disk"),
+    ("train", "lab.training.command", "train a small (target, draft) pair from scratch"),
+    ("taps", "lab.parity.taps", "write the engine's recorded stages to a safetensors file"),
 )
 
 Command = Callable[[argparse.Namespace], int]
@@ -178,8 +178,8 @@ def _kernels(made: argparse.ArgumentParser) -> None:
 
 
 def _do_nightly(given: argparse.Namespace) -> int:
+    from lab.night.plan import NightOptions
     from lab.nightly import run_night
-    from lab.plan import NightOptions
 
     return run_night(
         NightOptions(
@@ -200,29 +200,29 @@ def _do_nightly(given: argparse.Namespace) -> int:
 
 
 def _do_run(given: argparse.Namespace) -> int:
+    from lab.night.plan import NightOptions
     from lab.nightly import run_one
-    from lab.plan import NightOptions
 
     options = NightOptions(target=given.target, draft=given.draft, prompts=given.prompts, out=given.out)
     return run_one(given.notebook, given.settings, options, given.timeout_s)
 
 
 def _do_notebooks(_: argparse.Namespace) -> int:
-    from lab.parameters import listing
+    from lab.night.parameters import listing
 
     print(listing())
     return EXIT_PASSED
 
 
 def _do_report(given: argparse.Namespace) -> int:
-    from lab.report import render
+    from lab.page.report import render
 
     print(render(given.run_dir))
     return EXIT_PASSED
 
 
 def _do_compare(given: argparse.Namespace) -> int:
-    from lab.comparison import comparison
+    from lab.rows.comparison import comparison
 
     text, any_slower = comparison(given.before, given.after, markdown=given.markdown)
     print(text)
@@ -240,10 +240,10 @@ def _do_doctor(_: argparse.Namespace) -> int:
 
 def _do_kernels(given: argparse.Namespace) -> int:
     if given.sanitize is not None:
-        from eagle3core.kernels.sanitize import main as sanitize
+        from lab.probes.sanitizer.command import main as sanitize
 
         return sanitize(["--out", given.sanitize])
 
-    from lab.kernel_view.command import show
+    from lab.probes.kernels.command import show
 
     return show(given.rows, gates=given.gates, draw=given.draw)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from lab.environment import ask_driver, find_gpus
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_PASSED, LabError
+from lab.rows.environment import ask_driver, find_gpus
 
 # A night's folder takes a few MiB; below this a full disk is a matter of days.
 MIN_FREE_BYTES = 500 * 1024 * 1024
@@ -119,7 +119,7 @@ def numba_cuda() -> Check:
 
 def kernel() -> Check:
     """A notebook really runs, through papermill, in a kernel of this interpreter."""
-    from lab.notebook import run_notebook
+    from lab.night.notebook import run_notebook
 
     probe = (
         '{"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [{"cell_type": "code", "id": "parameters", '

@@ -16,16 +16,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lab import environment, history, jobs, report
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError, RunFailed
-from lab.experiment import ENVIRONMENT_FILE
-from lab.jobs import Job, NightConfig
-from lab.notebook import NotebookOutcome, run_notebook
-from lab.parts import pack, unpack
-from lab.plan import NightOptions, Plan, one_notebook, pair_parameters, prepare, show_plan
-from lab.progress import NightProgress
-from lab.store import ROWS_FILE, Row, RowWriter, utc_now
-from lab.summary import RUN_FILE, conclude, read_plan
+from lab.night import jobs
+from lab.night.experiment import ENVIRONMENT_FILE
+from lab.night.jobs import Job, NightConfig
+from lab.night.notebook import NotebookOutcome, run_notebook
+from lab.night.parts import pack, unpack
+from lab.night.plan import NightOptions, Plan, one_notebook, pair_parameters, prepare, show_plan
+from lab.night.progress import NightProgress
+from lab.night.summary import RUN_FILE, conclude, read_plan
+from lab.page import report
+from lab.rows import environment, history
+from lab.rows.store import ROWS_FILE, Row, RowWriter, utc_now
 
 ATTEMPTS_FOLDER = "attempts"
 LOCK_FILE = ".lock"

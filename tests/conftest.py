@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from rings import ring_counts
 
 if TYPE_CHECKING:
-    from lab.proofs.subject import Subject
+    from lab.probes.proofs.subject import Subject
 
 torch.set_num_threads(1)
 # Shared cores make single examples slow at random, so time is bounded by the number of examples instead.

@@ -13,7 +13,7 @@ import pytest
 
 from eagle3core import EngineConfig, SpeculativeConfig
 from lab.cli import parser
-from lab.faults import FAULTS
+from lab.parity.faults import FAULTS
 
 pytestmark = pytest.mark.reference
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.decode.state import DecodeState
-from eagle3core.kernels.accept import argmax_reference
+from eagle3core.kernels.tree.accept import argmax_reference
 from eagle3core.model.block import Pass
 from eagle3core.model.draft import DraftModel, DraftOutput
 from eagle3core.trace import Trace

@@ -15,7 +15,7 @@ from eagle3core.config import EngineConfig
 from eagle3core.decode.kvcache import PagedCache
 from eagle3core.model.draft import DraftModel
 from eagle3core.model.target import TargetModel
-from eagle3core.tree.flatten import FlatTree, chain_tree
+from eagle3core.step.tree import FlatTree, chain_tree
 
 
 @dataclass

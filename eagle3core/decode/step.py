@@ -15,7 +15,7 @@ from eagle3core.decode.rewind import KVCacheRewindParams, compute_rewind_lengths
 from eagle3core.decode.slots import active_slots
 from eagle3core.decode.state import DecodeState
 from eagle3core.errors import InvariantViolated
-from eagle3core.kernels.accept import Acceptance, accept_greedy_reference, argmax_reference
+from eagle3core.kernels.tree.accept import Acceptance, accept_greedy_reference, argmax_reference
 from eagle3core.model.block import Pass
 from eagle3core.model.draft import DraftModel
 from eagle3core.model.target import TargetModel, TargetOutput

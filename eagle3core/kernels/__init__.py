@@ -1,27 +1,27 @@
-"""Op cards: each file holds one op of the engine, its equation and its plain torch definition.
+"""Op cards: each file of the rooms below holds one op of the engine, its equation and its plain torch definition.
 
 `<op>_reference` runs on any device and in any dtype; it is the definition every faster version is compared with. A file
 with GPU kernels also has a `CARD` (see `card.Card`); `registry()` lists them. Importing this package, or a card, needs
-neither CUDA nor Numba.
+neither CUDA nor Numba. At the door: what a card is, and how kernels are compiled, launched, tuned and proven.
 """
 
 from __future__ import annotations
 
 import importlib
-import pkgutil
+import re
+from pathlib import Path
 
 from eagle3core.kernels.card import Card
 
-# First words of the files that hold no op: the machinery, and `ptx`, whose import needs Numba's CUDA compiler.
-_NOT_OPS = frozenset({"bench", "card", "compile", "emulator", "launch", "machine", "proof", "ptx", "sanitize"})
+_DECLARES_A_CARD = re.compile(r"^CARD\b", re.MULTILINE)
 
 
 def registry() -> dict[str, Card]:
     """Every op card of the package by name, in alphabetical order."""
+    root = Path(__file__).parent
     cards = {}
-    for found in pkgutil.iter_modules(__path__):
-        if found.name.partition("_")[0] not in _NOT_OPS:
-            card = getattr(importlib.import_module(f"{__name__}.{found.name}"), "CARD", None)
-            if isinstance(card, Card):
-                cards[card.name] = card
-    return cards
+    for path in sorted(root.glob("*/*.py")):
+        if _DECLARES_A_CARD.search(path.read_text(encoding="utf-8")):
+            card = importlib.import_module(f"{__name__}.{path.parent.name}.{path.stem}").CARD
+            cards[card.name] = card
+    return dict(sorted(cards.items()))

@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,22 @@ def compile_variant(variant: Variant, arch: str, *, disassemble: bool = False) -
     )
 
 
+@cache
+def compiler_versions() -> dict[str, str]:
+    """Versions of those who turn a kernel into machine code: front end, LLVM, assembler; "none" if it is missing."""
+    versions = {}
+    for name in ("numba-cuda", "numba", "llvmlite"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "none"
+    try:
+        versions["ptxas"] = _match(r"release [\d.]+, V([\d.]+)", _run([tool("ptxas"), "--version"]))
+    except BackendUnavailable:
+        versions["ptxas"] = "none"
+    return versions
+
+
 def merged_products(ptx: str) -> int:
     """Multiply-adds in fp32 that the front end made of a product and an addition: those outside inline statements."""
     own = re.sub(r"// begin inline asm.*?// end inline asm", "", ptx, flags=re.DOTALL)
@@ -140,7 +157,7 @@ def _ptx(variant: Variant, arch: str) -> str:
     capability = compute_capability(arch)
     front_end = getattr(_compiler(), "_compile_pyfunc_with_fixup", None)
     if front_end is None:  # another release of numba-cuda: the public way, which types the kernel anew for each target
-        from eagle3core.kernels import ptx as isa
+        from eagle3core.kernels.isa import ptx as isa
 
         kernel = variant.make(isa, **variant.constants)
         public: Any = isa.cuda
@@ -166,8 +183,8 @@ class _Typed:
 @lru_cache(maxsize=4)
 def _library(typed: _Typed) -> Any:
     """The typed and lowered kernel, from which PTX of any target is quickly made."""
-    from eagle3core.kernels import ptx as isa
-    from eagle3core.kernels.ptx_inlined import CAPABILITY
+    from eagle3core.kernels.isa import ptx as isa
+    from eagle3core.kernels.isa.inlined import CAPABILITY
 
     variant = typed.variant
     library, _ = _compiler()._compile_pyfunc_with_fixup(
@@ -190,7 +207,7 @@ def _signature(variant: Variant) -> Any:
 
 def _compiler() -> Any:
     try:
-        from eagle3core.kernels import ptx  # noqa: F401  first, for the names it restores in numpy
+        from eagle3core.kernels.isa import ptx  # noqa: F401  first, for the names it restores in numpy
 
         return importlib.import_module("numba.cuda.compiler")
     except ImportError as error:

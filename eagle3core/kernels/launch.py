@@ -13,8 +13,9 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import torch
 
 from eagle3core.errors import BackendUnavailable, KernelLimit
 from eagle3core.kernels.card import SHARED_BYTES, Card, Launch, Variant, arch_of
-from eagle3core.kernels.compile import compile_variant
+from eagle3core.kernels.compile import compile_variant, compiler_versions
 
 CUBINS_VARIABLE = "EAGLE3_CUBINS"  # extra folders of ahead-of-time cubins, separated like PATH
 CACHE_VARIABLE = "EAGLE3_KERNEL_CACHE"  # where kernels compiled on this machine are kept
@@ -160,35 +161,60 @@ def digest(variant: Variant, arch: str) -> str:
 
 @cache
 def source_digest(module: Any) -> str:
-    """Digest of a kernel module's file, of the sibling kernel files it imports, and of `ptx.py`."""
+    """Digest of every source that shapes a kernel module's machine code.
+
+    Sources are its own file, the kernel files that it imports in turn, the instructions, and `compile`, whose options
+    change code. The other files at the kernels' door run on the host alone, so a change there keeps cubins.
+    """
     folder = Path(__file__).parent
     files: set[Path] = set()
-    waiting = [folder / "ptx.py", Path(inspect.getfile(module))]
+    waiting = [folder / "isa" / "ptx.py", Path(inspect.getfile(module))]
     while waiting:
         path = waiting.pop()
         files.add(path)
-        for line in path.read_text().splitlines():
-            words = line.split()
-            if words[:1] == ["from"] and len(words) > 1 and words[1].startswith("eagle3core.kernels."):
-                sibling = folder / (words[1].rpartition(".")[2] + ".py")
-                if sibling.name not in _HOST_FILES and sibling not in files and sibling.exists():
-                    waiting.append(sibling)
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()
+        waiting += [found for found in _kernel_files(path.read_text(encoding="utf-8"), folder) if found not in files]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in [folder / "compile.py", *sorted(files)])).hexdigest()
 
 
-# Files that shape no machine code; a change in them must not throw away cubins.
-_HOST_FILES = {"card.py", "launch.py", "compile.py", "machine.py", "emulator.py", "emulator_numbers.py", "proof.py"}
+def _kernel_files(source: str, folder: Path) -> Iterator[Path]:
+    """Files of the kernels' rooms that a source imports."""
+    for room, names in _IMPORT.findall(source):
+        path = folder.joinpath(*room.split("."))
+        candidates = [path.with_suffix(".py")] if path.with_suffix(".py").exists() else []
+        if path.is_dir():
+            candidates += [path / f"{name.split()[0]}.py" for name in names.strip("() \n").split(",") if name.split()]
+        yield from (candidate for candidate in candidates if candidate.exists() and candidate.parent != folder)
+
+
+_IMPORT = re.compile(r"^\s*from eagle3core\.kernels\.([\w.]+) import (\([^)]*\)|.*)$", re.MULTILINE)
 
 
 def cubin(variant: Variant, arch: str) -> tuple[bytes, dict[str, Any]]:
     """The machine code of a variant and its description, compiled now if no folder has it."""
-    name = f"{variant.name}.{arch}.{digest(variant, arch)}"
+    name = cubin_name(variant, arch)
     ahead = [Path(folder) for folder in os.environ.get(CUBINS_VARIABLE, "").split(os.pathsep) if folder]
-    kept = cache_folder()
-    for folder in [*ahead, kept]:
+    for folder in ahead:
         if (folder / f"{name}.json").exists():
-            return (folder / f"{name}.cubin").read_bytes(), json.loads((folder / f"{name}.json").read_text())
-    return _build(variant, arch, kept, name)
+            return _stored(folder, name)
+    kept, name = cache_folder(), f"{name}.{_compilers_digest()}"
+    return _stored(kept, name) if (kept / f"{name}.json").exists() else _build(variant, arch, kept, name)
+
+
+def cubin_name(variant: Variant, arch: str) -> str:
+    """Names a cubin in an ahead-of-time folder, which whoever made it did with compilers of their choice.
+
+    In the cache the versions of this machine's compilers follow, so that a new compiler compiles anew.
+    """
+    return f"{variant.name}.{arch}.{digest(variant, arch)}"
+
+
+@cache
+def _compilers_digest() -> str:
+    return hashlib.sha256(repr(sorted(compiler_versions().items())).encode()).hexdigest()[:8]
+
+
+def _stored(folder: Path, name: str) -> tuple[bytes, dict[str, Any]]:
+    return (folder / f"{name}.cubin").read_bytes(), json.loads((folder / f"{name}.json").read_text())
 
 
 def cache_folder() -> Path:
@@ -206,6 +232,7 @@ def _build(variant: Variant, arch: str, folder: Path, name: str) -> tuple[bytes,
         "entry": made.entry,
         "registers": made.registers,
         "spill_bytes": made.spill_bytes,
+        "compilers": compiler_versions(),
         "constants": {key: str(value) for key, value in variant.constants.items()},
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -230,7 +257,7 @@ def build_cubins(
         variants += [item] if isinstance(item, Variant) else [*item.variants(arch), *item.slow_variants(arch)]
     made = 0
     for variant in variants:
-        name = f"{variant.name}.{arch}.{digest(variant, arch)}"
+        name = cubin_name(variant, arch)
         if not (out / f"{name}.json").exists():
             _, about = _build(variant, arch, out, name)
             tell(f"{name}: {about['registers']} registers, {about['spill_bytes']} bytes of spills")

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3core.geometry import BlockGeometry
-from eagle3core.kernels.attention import paged_attention_reference
-from eagle3core.kernels.swiglu import swiglu_reference
+from eagle3core.kernels.attention.launcher import paged_attention_reference
+from eagle3core.kernels.layer.swiglu import swiglu_reference
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3core.checkpoint.target import TargetCheckpoint
-from eagle3core.kernels.rms_norm import rms_norm_reference
-from eagle3core.kernels.rope import rope_reference, rope_tables
+from eagle3core.kernels.layer.rms_norm import rms_norm_reference
+from eagle3core.kernels.layer.rope import rope_reference, rope_tables
 from eagle3core.model.block import Block, KVRows, Linear, Pass
-from eagle3core.model.rope import rope_frequencies
 from eagle3core.trace import Trace
+from eagle3core.weights.rope import rope_frequencies
 
 
 class TargetOutput(NamedTuple):

@@ -49,7 +49,7 @@ def prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int) -
 
     Args:
         target: directory whose tokenizer is used.
-        prompts: a file as `lab.prompts` reads it; empty takes the held-out prompts of the shipped pair.
+        prompts: a file as `lab.pairs.prompts` reads it; empty takes the held-out prompts of the shipped pair.
         n_prompts, max_tokens: at most so many, and so long.
 
     Raises:
@@ -63,7 +63,7 @@ def prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int) -
         return random_prompts(target, n_prompts, max_tokens)
     from transformers import AutoTokenizer
 
-    from lab.prompts import load_prompts
+    from lab.pairs.prompts import load_prompts
 
     path = Path(prompts) if prompts else _shipped_prompts()
     loaded = load_prompts(path, AutoTokenizer.from_pretrained(str(target)), limit=n_prompts)

@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lab import faults
+from lab.parity import faults
 from lab.parity.recording import PairUnderTest, Recording, is_integer_stage, kind_of, record, split_name
 from lab.parity.replay import Reference, Replay
 from lab.parity.tolerance import FACTOR, PlainErrors, plain_errors, stage_tolerance
@@ -166,13 +166,13 @@ def run_stage_parity(
         steps: speculative steps to compare.
         reference: a file of recorded tensors (docs/taps.md) that takes the place of the plain reference.
         stages: compare these stages only, e.g. ("draft.fc", "draft.head"); for recordings that hold no more.
-        fault: name of a bug to plant in the engine (`lab.faults`), to see it found.
+        fault: name of a bug to plant in the engine (`lab.parity.faults`), to see it found.
         capture_layers, capture_convention: explicit tap ids.
 
     Raises:
         ExperimentError: an unusable prompt, dtype, fault or reference file.
     """
-    from lab.taps import read_taps
+    from lab.parity.taps import read_taps
 
     pair = PairUnderTest(Path(target_dir), Path(draft_dir), dtype, device, capture_layers, capture_convention)
     with faults.planted(fault) if fault else nullcontext():

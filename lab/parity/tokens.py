@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from eagle3core.config import GenerationConfig
-from lab import faults
 from lab.errors import ExperimentError, RunFailed
+from lab.parity import faults
 from lab.parity.hf_target import TargetReference
 from lab.parity.recording import PairUnderTest, check_prompts
 
@@ -142,7 +142,7 @@ def run_token_parity(
         ks: depths of speculation; plain decoding (0) always runs, as the baseline.
         max_new_tokens: tokens generated per prompt; an end-of-sequence token does not stop them.
         batch: requests decoded together.
-        fault: name of a bug to plant in the engine (`lab.faults`).
+        fault: name of a bug to plant in the engine (`lab.parity.faults`).
 
     Raises:
         ExperimentError: an unusable prompt, dtype or depth.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from lab.loops import LOOP_GRAM
+from lab.acceptance.loops import LOOP_GRAM
 from lab.training.sizes import PairSize
 from lab.training.target import logits_of, mixed_precision, windows
 from lab.training.tokenizer import END_ID
@@ -92,7 +92,7 @@ def write_lessons(
 
 
 def looped_tokens(rows: npt.NDArray[np.integer], gram: int = LOOP_GRAM) -> npt.NDArray[np.bool_]:
-    """Which tokens of each row `[R, T]` lie in a `gram`-gram that occurred earlier in that row: `lab.loops` for arrays.
+    """Which tokens of each row `[R, T]` lie in a `gram`-gram seen earlier there: `lab.acceptance.loops` for arrays.
 
     Grams are compared by a 64-bit polynomial hash: at these sizes a chance equality is below one in 10^9.
     """

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from places import ROOT
 from small_notebooks import PASS, START, write_config, write_notebook
 from test_history import store
 
@@ -17,8 +18,6 @@ from lab import cli
 from lab.errors import GateFailed, RunFailed
 
 pytestmark = pytest.mark.reference
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from lab.jobs import PAIR_PARAMETERS, expand, load_config
-from lab.parameters import listing, notebooks_folder, read_parameters, title
-from lab.plan import packaged_config
+from lab.night.jobs import PAIR_PARAMETERS, expand, load_config
+from lab.night.parameters import listing, notebooks_folder, read_parameters, title
+from lab.night.plan import packaged_config
 
 pytestmark = pytest.mark.reference
 

@@ -11,13 +11,13 @@ import gate_rows
 import pytest
 from random_pairs import write_random_pair
 
-from lab.history import read_summary
+from lab.night.parameters import notebooks_folder
+from lab.night.plan import NightOptions
 from lab.nightly import run_night
-from lab.parameters import notebooks_folder
-from lab.perf_gates.config import load_gates, packaged_gates
-from lab.perf_gates.judging import gate_row, judge_mode
-from lab.plan import NightOptions
-from lab.store import RowWriter, read_run
+from lab.probes.gates.config import load_gates, packaged_gates
+from lab.probes.gates.judging import gate_row, judge_mode
+from lab.rows.history import read_summary
+from lab.rows.store import RowWriter, read_run
 
 pytestmark = pytest.mark.reference
 

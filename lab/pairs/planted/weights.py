@@ -24,7 +24,7 @@ from torch import Tensor
 from eagle3core.checkpoint.draft import draft_shapes
 from eagle3core.checkpoint.target import target_shapes
 from eagle3core.geometry import BlockGeometry
-from eagle3core.kernels.rms_norm import rms_norm_reference
+from eagle3core.kernels.layer.rms_norm import rms_norm_reference
 from lab.errors import ExperimentError
 from lab.pairs.planted.geometries import PlantedGeometry
 from lab.pairs.planted.tokens import TokenMap

@@ -11,7 +11,7 @@ import pytest
 
 from eagle3core.kernels.card import Variant, parameters
 from eagle3core.kernels.compile import compile_variant, tool
-from eagle3core.kernels.early import make_early
+from eagle3core.kernels.isa.early import make_early
 
 pytestmark = pytest.mark.compiled
 

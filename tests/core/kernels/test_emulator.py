@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from eagle3core.kernels import emulator
 from eagle3core.kernels.card import Variant, parameters
-from eagle3core.kernels.machine import EmulationError
+from eagle3core.kernels.emulator import instructions as emulator
+from eagle3core.kernels.emulator.machine import EmulationError
 
 pytestmark = pytest.mark.emulated
 
@@ -21,7 +21,7 @@ def run(body: Callable[[Any], Callable[..., None]], text: str, threads: int = 32
 
 
 def test_both_instruction_sets_offer_the_same_names():
-    from eagle3core.kernels import ptx
+    from eagle3core.kernels.isa import ptx
 
     own = {"instruction", "intrinsic", "ir", "types"}
     names = {n for n, v in vars(ptx).items() if n[0] != "_" and n not in own and getattr(v, "__name__", "") != "numpy"}

@@ -13,14 +13,14 @@ import pytest
 
 from eagle3core.errors import ConfigError
 from eagle3core.kernels import tuned
-from eagle3core.kernels.attention_card import CARD as ATTENTION
-from eagle3core.kernels.attention_knobs import KV_TILE, MAX_TILES, SPLITS_PER_CTA
-from eagle3core.kernels.attention_layout import Shape
-from eagle3core.kernels.attention_plan import Plan, choose_plan, plan_key, ruled_plan
+from eagle3core.kernels.attention.card import CARD as ATTENTION
+from eagle3core.kernels.attention.layout import Shape
+from eagle3core.kernels.attention.overrides import KV_TILE, MAX_TILES, SPLITS_PER_CTA
+from eagle3core.kernels.attention.plan import Plan, choose_plan, plan_key, ruled_plan
 from eagle3core.kernels.card import SHARED_BYTES
-from eagle3core.kernels.gemm_candidates import gemm_candidates
-from eagle3core.kernels.gemm_card import CARD as GEMM
-from eagle3core.kernels.gemm_tiling import Tiling, choose_tiling, ruled_tiling
+from eagle3core.kernels.gemm.candidates import gemm_candidates
+from eagle3core.kernels.gemm.card import CARD as GEMM
+from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling, ruled_tiling
 
 pytestmark = pytest.mark.reference
 

@@ -1,0 +1,223 @@
+"""Attention's card: cases, shapes worth measuring, variants to compile, hand counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3core.kernels import tuned
+from eagle3core.kernels.attention.cases import (
+    BLOCK,
+    attention_alone,
+    attention_example,
+    attention_outputs,
+    attention_row_of,
+    prefixes_of,
+)
+from eagle3core.kernels.attention.launcher import (
+    attention,
+    attention_scratch,
+    paged_attention_reference,
+    visible_keys,
+    within_window,
+)
+from eagle3core.kernels.attention.layout import BUNDLE, UNIT, Shape
+from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
+from eagle3core.kernels.card import SHARED_BYTES, Card, Case, Cost, Launch, Tensors, Variant
+from lab.probes.kernels.attention_peers import PEERS
+
+
+def _shape(arch: str, case: Case) -> Shape:
+    splits, streams = case.get("order") or order_of(arch, case["kv_heads"], case["dim"])
+    return Shape(case["dtype"], case["dim"], case["heads"] // case["kv_heads"], splits, streams)
+
+
+def _plan(arch: str, case: Case, setting: Mapping[str, Any]) -> Plan:
+    shape = _shape(arch, case)
+    keys = max(prefixes_of(case)) + case["tokens"]
+    plan = choose_plan(arch, shape, case["tokens"], len(prefixes_of(case)), case["kv_heads"], keys)
+    if "groups" in setting:
+        setting = {**setting, "groups": min(setting["groups"], shape.streams)}
+    return replace(plan, counting=bool(case.get("counting")), **setting)
+
+
+def attention_reference(case: Case, inputs: Tensors) -> Tensors:
+    """The definition, and what the tile counters must say."""
+    out = paged_attention_reference(
+        inputs["q"], inputs["k"], inputs["v"], inputs["tables"], inputs["prefix"], inputs["mask"],
+        window=case.get("window", 0), positions=inputs["positions"].long(), sinks=inputs.get("sinks"),
+    )  # fmt: skip
+    if not case.get("counting"):
+        return {"out": out}
+    return {"out": out, "counters": _counted(case, inputs)}
+
+
+def _counted(case: Case, inputs: Tensors) -> Tensor:
+    """Tiles by key unit and row tile, for at most 16 rows a key head (one row tile)."""
+    n_keys = inputs["tables"].shape[1] * BLOCK
+    visible = visible_keys(inputs["prefix"].long(), inputs["mask"], n_keys)
+    if case.get("window"):
+        visible &= within_window(case["window"], inputs["positions"].long(), inputs["prefix"].long(), n_keys)
+    executed = visible.any(1).view(len(visible), -1, UNIT).any(-1)  # [B, units]
+    prefix = inputs["prefix"].long()
+    starts = torch.arange(n_keys // UNIT, device=prefix.device)[None] * UNIT
+    span = starts < (prefix + case["tokens"])[:, None]
+    if case.get("window"):
+        span &= starts + UNIT > (prefix + 1 - case["window"])[:, None]
+    span &= (prefix >= 0)[:, None]
+    executed &= span
+    total, in_span, done = span.numel(), int(span.sum()), int(executed.sum())
+    counts = torch.tensor([total, total - in_span, in_span - done, done], dtype=torch.int32, device=prefix.device)
+    return counts * int(case["kv_heads"])
+
+
+def attention_launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **setting: Any) -> list[Launch]:
+    """The two launches of a case; `setting` replaces fields of the chosen plan."""
+    shape, q = _shape(arch, case), inputs["q"]
+    return attention(
+        arch, q=q, k_blocks=inputs["k"], v_blocks=inputs["v"], block_tables=inputs["tables"],
+        prefix_lens=inputs["prefix"], masks=inputs["words"], out=outputs["out"],
+        scratch=attention_scratch(shape, q.shape[0], case["tokens"], case["kv_heads"], q.device),
+        order=(shape.splits, shape.streams), plan=_plan(arch, case, setting), window=case.get("window", 0),
+        positions=inputs["positions"], sinks=inputs.get("sinks"), counters=outputs.get("counters"),
+    )  # fmt: skip
+
+
+def attention_cost(case: Case) -> Cost:
+    """Every key and value once, queries, output, tables; two passes, of which the second waits for the first."""
+    tokens, dim, window = case["tokens"], case["dim"], case.get("window", 0)
+    n_bytes, flops = 0, 0
+    for prefix in prefixes_of(case):
+        if prefix < 0:
+            continue
+        first = max(0, prefix + 1 - window) if window else 0
+        keys = prefix + tokens - first
+        n_bytes += 2 * keys * case["kv_heads"] * dim * 2  # keys and values, two bytes an element
+        n_bytes += 2 * tokens * case["heads"] * dim * 2  # queries and output
+        n_bytes += 4 * (-(-(prefix + tokens) // BLOCK) - first // BLOCK) + 4 * tokens * -(-tokens // 32)
+        flops += 4 * tokens * case["heads"] * dim * keys
+    return Cost(n_bytes, flops, 2)
+
+
+def attention_variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
+    """The two variants that a case launches."""
+    shape, plan = _shape(arch, case), _plan(arch, case, setting)
+    first = attention_variant(arch, shape, case["tokens"], plan)
+    return [first, combine_variant(arch, shape, joined=plan.is_joined(shape))]
+
+
+_KINDS = ((128, 32), (64, 64))  # head size, query heads; 8 key heads
+
+
+def _measured() -> tuple[Case, ...]:
+    return tuple(
+        {"dtype": "bf16", "dim": dim, "heads": heads, "kv_heads": 8, "batch": batch, "kv": kv, "tokens": tokens}
+        for dim, heads in _KINDS
+        for batch, kv in ((1, 32768), (4, 16384))
+        for tokens in (1, 4, 8, 16, 32, 64)
+    )
+
+
+def _variants(arch: str, wanted: Sequence[tuple[str, int, int]], batches: Sequence[int]) -> list[Variant]:
+    """What (dtype, head size, tokens) launch; the largest batch lets a block join the splits of a bundle."""
+    made: dict[str, Variant] = {}
+    for dtype, dim, tokens in wanted:
+        about = {"dtype": dtype, "dim": dim, "heads": dict(_KINDS)[dim], "kv_heads": 8, "kv": 1024, "tokens": tokens}
+        for batch in batches:
+            made |= {v.name: v for v in attention_variants_of(arch, {**about, "batch": batch})}
+    return list(made.values())
+
+
+def attention_variants(arch: str) -> list[Variant]:
+    """The variants with the most registers on one architecture, a small one on the others: most take half a minute."""
+    if arch == "sm_90a":
+        return _variants(arch, [("bf16", 128, 8), ("bf16", 128, 64)], batches=(4,))
+    return _variants(arch, [("bf16", 64, 1)], batches=(1,))
+
+
+def attention_slow_variants(arch: str) -> list[Variant]:
+    """What the measured shapes launch, and fp16; of the other architectures, every form of the kernels once."""
+    if arch != "sm_90a":
+        made = _variants(arch, [("bf16", 128, 8), ("bf16", 128, 64), ("bf16", 64, 64)], batches=(4,))
+    else:
+        made = _variants(arch, [("bf16", dim, t) for dim, _ in _KINDS for t in (1, 4, 8, 16, 64)], batches=(4,))
+        made += _variants(arch, [("bf16", 128, 64)], batches=(1,))  # whose splits are all left apart
+        made += _variants(arch, [("f16", 128, 8), ("f16", 64, 8)], batches=(4,))
+    fast = {v.name for v in attention_variants(arch)}
+    return list({v.name: v for v in made if v.name not in fast}.values())
+
+
+def attention_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
+    """Splits of a block, which need no kernel of their own beside the joined one, and units one at a time."""
+    plan, shape = _plan(arch, case, {}), _shape(arch, case)
+    chosen = {name: getattr(plan, name) for name in tuned.NEUTRAL["attention"]}
+    found = [{**chosen, "run": run} for run in (1, 2, 4, 8, 16) if run <= shape.splits]
+    if plan.row_warps == 0:
+        found += [{**chosen, "units": 1, "stages": 2 * plan.stages}] if plan.units > 1 else []
+    elif plan.units > 1 and plan.row_warps // 4 < plan.units:
+        found.append({**chosen, "units": plan.units // 2})
+    fitting = [one for one in found if attention_variant(arch, shape, case["tokens"], Plan(**one)).shared_bytes
+               <= SHARED_BYTES[arch]]  # fmt: skip
+    return list({tuple(sorted(one.items())): one for one in fitting}.values())
+
+
+def _tiny(**about: Any) -> Case:
+    return {"dtype": "bf16", "dim": 64, "heads": 2, "kv_heads": 1, "order": (2, 2), "tokens": 3, **about}
+
+
+CARD = Card(
+    name="attention",
+    equation="out = softmax(q k^T / sqrt(D), masked) v over a paged cache",
+    source="arXiv 1706.03762; paging arXiv 2309.06180; docs/requirements.md R-108, R-109",
+    example=attention_example,
+    outputs=attention_outputs,
+    reference=attention_reference,
+    launches=attention_launches,
+    cost=attention_cost,
+    variants=attention_variants,
+    slow_variants=attention_slow_variants,
+    variants_of=attention_variants_of,
+    sweep=attention_sweep,
+    order={"key unit": UNIT, "splits": 16, "streams": "4, or 8 at head size 64", "bundle": BUNDLE},
+    neutral={
+        "row_warps": "0, 2, 4, 8 (which kernel, and rows of a block)",
+        "groups": "1 to streams",
+        "units": "1, 2; with row_warps also 4, from a quarter of row_warps",
+        "stages": "2 or more; with row_warps 3",
+        "run": "1 to splits",
+    },
+    settings=({}, {"row_warps": 2, "groups": 2, "units": 1, "stages": 3, "run": 2}, {"stages": 3, "run": 2}),
+    cases=(
+        _tiny(prefix=(93, 14), tree="chain"),
+        _tiny(prefix=(41,), dim=128, tokens=5, heads=8, kv_heads=2, tree="random", dtype="f16", counting=False),
+        _tiny(prefix=(75, -3), window=20, sinks=True, counting=True, tokens=2),
+    ),
+    slow_cases=(
+        _tiny(prefix=(150, 0, 63), dim=128, heads=4, tokens=4, order=(4, 2), tree="chain"),
+        _tiny(prefix=(70,), heads=16, tokens=7, tree="random"),
+        _tiny(prefix=(50,), heads=5, tokens=33, tree="random", counting=False, sinks=True),
+        _tiny(prefix=(200,), heads=16, kv_heads=1, tokens=9, window=33, order=(2, 4), tree="chain"),
+        _tiny(prefix=(17, 64), heads=3, tokens=1, tree="none"),
+    ),
+    shapes=_measured(),
+    hand_counts=(
+        # 1024 keys x 8 heads x 128 x 2 bytes x (k, v) = 4 MiB; q, out 2 x 32 x 128 x 2; 16 table entries, 1 word.
+        (
+            {"dtype": "bf16", "dim": 128, "heads": 32, "kv_heads": 8, "batch": 1, "kv": 1024, "tokens": 1},
+            Cost(4_194_304 + 16_384 + 64 + 4, 4 * 32 * 128 * 1024, 2),
+        ),
+        # Two sequences; a window of 100 leaves keys 901.. of 1000 + 4 to any row: 103 keys, blocks 14 and 15.
+        (
+            {"dtype": "bf16", "dim": 64, "heads": 8, "kv_heads": 1, "prefix": (1000, 1000), "tokens": 4, "window": 100},
+            Cost(2 * (2 * 103 * 64 * 2 + 2 * 4 * 8 * 64 * 2 + 4 * 2 + 16), 2 * 4 * 4 * 8 * 64 * 103, 2),
+        ),
+    ),
+    alone=attention_alone,
+    row_of=attention_row_of,
+    n_rows=lambda case: case["tokens"] * len(prefixes_of(case)),
+    peers=PEERS,
+)

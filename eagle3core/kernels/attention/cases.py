@@ -1,0 +1,113 @@
+"""Attention's example inputs, poisoned outputs, and one row of a case as a case of its own.
+
+Unused rows and blocks of the cache are NaN and blocks lie in random order, so that a key read by mistake shows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from eagle3core.kernels.attention.launcher import mask_words
+from eagle3core.kernels.attention.layout import BLOCK_SHIFT
+from eagle3core.kernels.card import DTYPES, Case, Tensors, poison
+
+BLOCK = 1 << BLOCK_SHIFT
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+
+def prefixes_of(case: Case) -> tuple[int, ...]:
+    """Old keys of every sequence; a shape to measure gives `batch` equal lengths, the new tokens included."""
+    return tuple(case["prefix"]) if "prefix" in case else (case["kv"] - case["tokens"],) * case["batch"]
+
+
+def attention_example(case: Case, generator: torch.Generator, device: torch.device) -> Tensors:
+    """Fresh queries, a cache whose unused rows and blocks are NaN, random block order, a random tree.
+
+    `tree` of a case: "chain", "random", or "none" (nobody sees a new key).
+    """
+    dtype, dim, tokens, prefixes = TORCH_DTYPES[case["dtype"]], case["dim"], case["tokens"], prefixes_of(case)
+    batch, width = len(prefixes), -(-(max(prefixes) + tokens) // BLOCK) + 1
+    lengths = [max(p + tokens, 0) if p >= 0 else 0 for p in prefixes]
+    used = [-(-n // BLOCK) for n in lengths]
+    n_blocks = sum(used) + 1
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+
+    order = torch.randperm(n_blocks, generator=generator, device=device).to(torch.int32)
+    tables = torch.full((batch, width), -1, dtype=torch.int32, device=device)
+    k, v = (normal(n_blocks, case["kv_heads"], BLOCK, dim) for _ in range(2))
+    first = 0
+    for b, n in enumerate(lengths):
+        own = order[first : first + used[b]]
+        tables[b, : used[b]] = own
+        first += used[b]
+        if n % BLOCK:
+            k[own[-1].long(), :, n % BLOCK :] = float("nan")
+            v[own[-1].long(), :, n % BLOCK :] = float("nan")
+    parents = _parents(case.get("tree", "random"), batch, tokens, generator, device)
+    mask, depth = _ancestors(parents)
+    if case.get("tree") == "none":
+        mask = torch.zeros_like(mask)
+    prefix = torch.tensor(prefixes, dtype=torch.int32, device=device)
+    inputs = {
+        "q": normal(batch, tokens, case["heads"], dim), "k": k, "v": v, "tables": tables, "prefix": prefix,
+        "mask": mask, "words": mask_words(mask), "positions": (prefix[:, None] + depth).to(torch.int32),
+    }  # fmt: skip
+    if case.get("sinks"):
+        inputs["sinks"] = torch.randn(case["heads"], generator=generator, device=device) * 2
+    return inputs
+
+
+def _parents(tree: str, batch: int, tokens: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    """`[B, T]` the parent of every node, earlier than it; the root is its own."""
+    index = torch.arange(tokens, device=device)
+    if tree == "chain":
+        return (index - 1).clamp_min(0).expand(batch, -1)
+    random = torch.rand(batch, tokens, generator=generator, device=device)
+    return (random * index).long()
+
+
+def _ancestors(parents: Tensor) -> tuple[Tensor, Tensor]:
+    """(mask `[B, T, T]`: node t sees itself and its ancestors; depth `[B, T]`)."""
+    batch, tokens = parents.shape
+    mask = torch.eye(tokens, dtype=torch.bool, device=parents.device).repeat(batch, 1, 1)
+    for t in range(1, tokens):
+        mask[:, t] |= mask[torch.arange(batch), parents[:, t]]
+    return mask, mask.sum(-1) - 1
+
+
+def attention_outputs(case: Case, inputs: Tensors) -> Tensors:
+    """Poisoned outputs; the counters start at zero, since they are added to."""
+    q = inputs["q"]
+    made = {"out": poison(*q.shape, dtype=TORCH_DTYPES[case["dtype"]], device=q.device)}
+    if case.get("counting"):
+        made["counters"] = torch.zeros(4, dtype=torch.int32, device=q.device)
+    return made
+
+
+def attention_alone(case: Case, inputs: Tensors, row: int) -> tuple[Case, Tensors]:
+    """Row `row` = (sequence, token). A chain's token alone is plain decode: the tokens before it are old keys.
+
+    A tree's token keeps the tokens before it, since its ancestors do not lie next to the prefix.
+    """
+    b, t = divmod(row, case["tokens"])
+    is_chain = case.get("tree") == "chain"
+    kept = 1 if is_chain else t + 1
+    first = t + 1 - kept
+    prefix = inputs["prefix"][b : b + 1] + first
+    mask = inputs["mask"][b : b + 1, first : t + 1, first : t + 1].clone()
+    single = {
+        **inputs, "q": inputs["q"][b : b + 1, first : t + 1].clone(), "tables": inputs["tables"][b : b + 1].clone(),
+        "prefix": prefix, "mask": mask, "words": mask_words(mask),
+        "positions": inputs["positions"][b : b + 1, first : t + 1].clone(),
+    }  # fmt: skip
+    others = {key: value for key, value in case.items() if key not in ("counting", "kv", "batch")}
+    return {**others, "tokens": kept, "prefix": (int(prefix),), "shown": kept - 1}, single
+
+
+def attention_row_of(case: Case, inputs: Tensors, outputs: Tensors, row: int) -> Tensors:
+    """`[H, D]` of one query token."""
+    b, t = divmod(row, case["tokens"])
+    return {"out": outputs["out"][b, case.get("shown", t)]}

@@ -1,0 +1,208 @@
+"""Attention of a few query tokens over a paged cache, with a tree mask over the newest keys.
+
+out = softmax(q k^T / sqrt(D), masked) v, where every key before `prefix_lens` is visible and the T keys after it are
+visible by `tree_mask`. A chain or a prefill chunk is the lower-triangular mask. A window lets a query at position p see
+positions p - window + 1 .. p only; a sink is a learned logit of a head that takes part in the denominator only.
+
+Two launches: `attention_streams` (up to 32 rows a key head) or `attention_rows` (more), which leave one sum a split of
+the keys, then `attention_combine`. Both kernels add in the same order (`attention_layout`), so bits do not depend on T,
+on the batch or on how many keys there are. Lengths are read on the device; the grid does not depend on them.
+Keys of earlier steps are read before the kernel before has finished: lengths, tables and cache rows below
+`prefix_lens` are `const` here, so launch with `overlap=False` what follows a kernel that wrote them.
+
+Source: Vaswani et al., arXiv 1706.03762; paging after Kwon et al., arXiv 2309.06180; docs/requirements.md R-108, R-109.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from eagle3core.errors import KernelLimit
+from eagle3core.kernels.attention.combine import combine_rows
+from eagle3core.kernels.attention.layout import BLOCK_SHIFT, LOG2_E, Shape
+from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
+from eagle3core.kernels.card import DTYPES, Launch
+from eagle3core.kernels.layer.rms_norm import accumulation_dtype
+
+MOST_TOKENS, MOST_GROUP, DIMS = 64, 16, (64, 128)
+
+
+def paged_attention_reference(
+    q: Tensor,
+    k_blocks: Tensor,
+    v_blocks: Tensor,
+    block_tables: Tensor,
+    prefix_lens: Tensor,
+    tree_mask: Tensor,
+    *,
+    window: int = 0,
+    positions: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Attention output `[B, T, H, D]` in the dtype of `q`; scores and softmax in fp32 (fp64 for fp64).
+
+    Args:
+        q: `[B, T, H, D]` rotated queries.
+        k_blocks, v_blocks: `[n_blocks, K, block, D]` one layer's cache, the T new keys already written.
+        block_tables: `[B, M]` int32 block ids, -1 past the end.
+        prefix_lens: `[B]` keys visible to every query; negative: an empty slot, whose output is 0.
+        tree_mask: `[B, T, T]` bool, row t may see new key u. A row that sees no key at all gives 0.
+        window: keys up to this many positions back, the query's own included; 0 for all.
+        positions: `[B, T]` of the new tokens; needed with a window. Old keys stand at their index.
+        sinks: `[H]` a logit a head.
+    """
+    wide = accumulation_dtype(q.dtype)
+    batch, n_queries, n_heads, head_dim = q.shape
+    keys, values = (_gather_blocks(blocks, block_tables, prefix_lens, n_queries) for blocks in (k_blocks, v_blocks))
+    n_kv_heads = keys.shape[1]
+    grouped = q.view(batch, n_queries, n_kv_heads, n_heads // n_kv_heads, head_dim).permute(0, 2, 3, 1, 4)
+    scores = torch.einsum("bkgtd,bksd->bkgts", grouped.to(wide), keys.to(wide)) * head_dim**-0.5
+    visible = visible_keys(prefix_lens, tree_mask, keys.shape[2]) & (prefix_lens >= 0)[:, None, None]
+    if window:
+        assert positions is not None, "a window needs the positions of the new tokens"
+        visible = visible & within_window(window, positions, prefix_lens, keys.shape[2])
+    unwritten = torch.arange(keys.shape[2], device=q.device) >= (prefix_lens + n_queries)[:, None]  # [B, S]
+    # These rows have weight 0, but may be another sequence's, and 0 times an infinity of theirs would be NaN here.
+    values = values.masked_fill(unwritten[:, None, :, None], 0.0)
+    scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
+    if sinks is not None:
+        logits = sinks.to(wide).view(1, n_kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, logits], dim=-1)
+    weights = scores.softmax(dim=-1)[..., : keys.shape[2]]
+    weights = weights.masked_fill(~visible.any(-1)[:, None, None, :, None], 0.0)
+    mixed = torch.einsum("bkgts,bksd->bkgtd", weights, values.to(wide))
+    return mixed.permute(0, 3, 1, 2, 4).reshape(batch, n_queries, n_heads, head_dim).to(q.dtype)
+
+
+def visible_keys(prefix_lens: Tensor, tree_mask: Tensor, n_keys: int) -> Tensor:
+    """`[B, T, n_keys]` bool: which cached keys each query may read."""
+    n_queries = tree_mask.shape[-1]
+    offset = torch.arange(n_keys, device=prefix_lens.device)[None] - prefix_lens[:, None]  # [B, S]
+    index = offset.clamp(0, n_queries - 1).long()[:, None].expand(-1, n_queries, -1)
+    in_tree = tree_mask.gather(2, index) & ((offset >= 0) & (offset < n_queries))[:, None]
+    return in_tree | (offset < 0)[:, None]
+
+
+def within_window(window: int, positions: Tensor, prefix_lens: Tensor, n_keys: int) -> Tensor:
+    """`[B, T, n_keys]` bool: keys less than `window` positions back."""
+    index = torch.arange(n_keys, device=positions.device)[None].expand(len(positions), -1)
+    new = (index - prefix_lens[:, None]).clamp(0, positions.shape[1] - 1).long()
+    stands = torch.where(index < prefix_lens[:, None], index, positions.gather(1, new))
+    return positions[:, :, None] - stands[:, None] < window
+
+
+def _gather_blocks(blocks: Tensor, block_tables: Tensor, prefix_lens: Tensor, n_new: int) -> Tensor:
+    """Contiguous `[B, K, S, D]` keys or values of every sequence, up to the longest, rounded up to whole blocks."""
+    block_size = blocks.shape[2]
+    longest = int(prefix_lens.max()) + n_new
+    used = block_tables[:, : -(-longest // block_size)].clamp_min(0).long()  # missing blocks are masked off later
+    batch, n_used = used.shape
+    return blocks[used].permute(0, 2, 1, 3, 4).reshape(batch, blocks.shape[1], n_used * block_size, -1)
+
+
+def mask_words(tree_mask: Tensor) -> Tensor:
+    """`[..., T, ceil(T/32)]` int32 of a bool mask `[..., T, T]`: bit j of word w says whether key 32 w + j is seen."""
+    n_tokens = tree_mask.shape[-1]
+    padded = torch.nn.functional.pad(tree_mask, (0, -n_tokens % 32)).long()
+    bits = padded.view(*tree_mask.shape[:-1], -1, 32) << torch.arange(32, device=tree_mask.device)
+    return bits.sum(-1).to(torch.int32)
+
+
+# ---- the launcher
+
+
+def attention_scratch(
+    shape: Shape, batch: int, tokens: int, n_kv_heads: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    """(partial, tops_sums): the splits' sums `[B, K, splits, T*G, D]` and their maxima and weights `[..., 2]`, fp32.
+
+    They may be shared by all layers and by all launches of at most this size.
+    """
+    rows = (batch, n_kv_heads, shape.splits, tokens * shape.group)
+    partial = torch.full((*rows, shape.dim), float("nan"), dtype=torch.float32, device=device)
+    return partial, torch.full((*rows, 2), float("nan"), dtype=torch.float32, device=device)
+
+
+def attention(
+    arch: str,
+    *,
+    q: Tensor,
+    k_blocks: Tensor,
+    v_blocks: Tensor,
+    block_tables: Tensor,
+    prefix_lens: Tensor,
+    masks: Tensor,
+    out: Tensor,
+    scratch: tuple[Tensor, ...],
+    order: tuple[int, int] | None = None,
+    plan: Plan | None = None,
+    window: int = 0,
+    positions: Tensor | None = None,
+    sinks: Tensor | None = None,
+    counters: Tensor | None = None,
+) -> list[Launch]:
+    """The two launches of one layer's attention.
+
+    Args:
+        q, out: `[B, T, H, D]` bf16 or fp16.
+        k_blocks, v_blocks: `[n_blocks, K, 64, D]`; the T new keys are written by the kernel before at the latest.
+            Rows of new tokens that a mask hides from everyone must still be finite.
+        block_tables: `[B, M]` int32. prefix_lens: `[B]` int32, negative for an empty slot.
+        masks: `mask_words`, `[B, T, ceil(T/32)]` int32.
+        scratch: of `attention_scratch`.
+        order: (splits, streams), by default `order_of`.
+        plan: by default `choose_plan`.
+        window, positions, sinks: as in the reference; positions `[B, T]` int32 at least prefix_lens, sinks fp32.
+        counters: `[4]` int32, added to: tiles of 16 keys and the rows of one warp in all, outside the span of the
+            keys, hidden by the mask, executed. None: nothing is counted.
+
+    Raises:
+        KernelLimit: a shape these kernels are not made for.
+    """
+    batch, tokens, n_heads, dim = q.shape
+    n_kv_heads = k_blocks.shape[1]
+    check_limits(q.dtype, dim, n_heads, n_kv_heads, tokens, k_blocks.shape[2])
+    splits, streams = order or order_of(arch, n_kv_heads, dim)
+    shape = Shape(DTYPES[q.dtype], dim, n_heads // n_kv_heads, splits, streams)
+    room = block_tables.shape[1] * k_blocks.shape[2]
+    plan = plan or choose_plan(arch, shape, tokens, batch, n_kv_heads, room)
+    plan = replace(plan, counting=counters is not None)
+    partial, tops_sums = scratch
+    scale = dim**-0.5 * LOG2_E
+    first = attention_variant(arch, shape, tokens, plan).launch(
+        (plan.row_blocks(tokens * shape.group) * -(-splits // plan.run), n_kv_heads, batch),
+        q=q, k=k_blocks, v=v_blocks, tables=block_tables, prefix=prefix_lens, masks=masks, positions=positions,
+        partial=partial, tops_sums=tops_sums, counters=counters, tokens=tokens, table_width=block_tables.shape[1],
+        run=plan.run, window=window, scale=scale,
+    )  # fmt: skip
+    second = combine_variant(arch, shape, joined=plan.is_joined(shape)).launch(
+        (-(-tokens * shape.group // combine_rows(dim)), n_kv_heads, batch),
+        partial=partial, tops_sums=tops_sums, sinks=sinks, out=out, tokens=tokens, scale=scale,
+    )  # fmt: skip
+    return [first, second]
+
+
+def check_limits(dtype: torch.dtype, dim: int, n_heads: int, n_kv_heads: int, tokens: int, block: int) -> None:
+    """Refuse what the kernels are not made for.
+
+    Raises:
+        KernelLimit: naming the value, what is allowed, and what to do.
+    """
+    heads_fit = n_heads % n_kv_heads == 0 and n_heads // n_kv_heads <= MOST_GROUP
+    heads, most = (
+        f"{n_heads} query heads over {n_kv_heads} key heads",
+        f"a multiple, at most {MOST_GROUP} times as many",
+    )
+    refused = [
+        (dtype in DTYPES, f"attention over {dtype}", "torch.bfloat16 or torch.float16"),
+        (dim in DIMS, f"a head size of {dim}", f"one of {DIMS}"),
+        (heads_fit, heads, most),
+        (1 <= tokens <= MOST_TOKENS, f"{tokens} query tokens a sequence", f"1 to {MOST_TOKENS}"),
+        (block == 1 << BLOCK_SHIFT, f"cache blocks of {block} tokens", f"{1 << BLOCK_SHIFT}"),
+    ]
+    for is_fine, value, allowed in refused:
+        if not is_fine:
+            raise KernelLimit(value, allowed, "use the reference backend for this model, or another setting")

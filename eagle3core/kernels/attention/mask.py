@@ -1,0 +1,71 @@
+"""Which keys of a unit a row may not see: keys past the end, new keys by the mask's bits, old ones by the window.
+
+Source: derived here; docs/requirements.md R-108.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from eagle3core.kernels.attention.layout import UNIT, Shape, make_token_of
+
+HIDDEN = np.float32("-inf")  # the score of a key that a row may not see
+
+
+def make_hide(isa: Any, shape: Shape, tiles: int) -> Any:
+    """`hide(scores, ...)` sets the scores of keys that a row may not see to `HIDDEN`; 1 if this lane sees any key."""
+    i32, i64 = isa.i32, isa.i64
+    token_of = make_token_of(isa, shape.group)
+
+    def hide_row(
+        s: Any, row: Any, scores: Any, first: Any, tokens: Any, ctx: Any, end: Any, window: Any, mask: Any,
+        positions: Any, lane: Any,
+    ) -> Any:  # fmt: skip
+        words, token, column = i32((tokens + 31) >> 5), token_of(row), i32((lane & 3) * 2)
+        if token >= tokens:
+            token = i32(tokens - 1)  # a row that does not exist; nobody reads its result
+        new = i64(isa.load_u32(mask + token * words * 4)) & 0xFFFFFFFF  # bit i: sees new key i
+        if words > 1:
+            new = new | (i64(isa.load_u32(mask + (token * words + 1) * 4)) << 32)
+        offset, left = i32(first - ctx), i32(end - first)
+        if offset >= 0:
+            seen = new >> offset
+        else:
+            before = i32(min(-offset, UNIT))
+            seen = (new << before) | ((i64(1) << before) - 1)
+        if left < UNIT:
+            seen = seen & ((i64(1) << left) - 1)
+        sees = i32(seen & 0xFFFF) >> column  # bit 8 h + e: sees this lane's key e of half h
+        if window > 0:
+            position = isa.load_u32(positions + token * 4)
+            for h in range(2):
+                for e in range(2):
+                    key = i32(first + column + h * 8 + e)
+                    stands = key
+                    if key >= ctx and key < end:
+                        stands = isa.load_u32(positions + i32(key - ctx) * 4)
+                    if position - stands >= window:
+                        sees = i32(sees & ~(1 << (h * 8 + e)))
+        for h in range(2):
+            for e in range(2):
+                if (sees >> (h * 8 + e)) & 1 == 0:
+                    scores[s + h * 4 + e] = HIDDEN
+        return i32(sees & 0x303)
+
+    hide_row = isa.inlined(hide_row)
+
+    def hide(
+        scores: Any, first: Any, row0: Any, tokens: Any, ctx: Any, end: Any, window: Any, mask: Any, positions: Any,
+        lane: Any,
+    ) -> Any:  # fmt: skip
+        row = i32(row0 + (lane >> 2))
+        sees = hide_row(0, row, scores, first, tokens, ctx, end, window, mask, positions, lane)
+        sees |= hide_row(2, i32(row + 8), scores, first, tokens, ctx, end, window, mask, positions, lane)
+        if tiles == 2:
+            sees |= hide_row(8, i32(row + 16), scores, first, tokens, ctx, end, window, mask, positions, lane)
+            sees |= hide_row(10, i32(row + 24), scores, first, tokens, ctx, end, window, mask, positions, lane)
+        return i32(sees)
+
+    return isa.inlined(hide)

@@ -1,0 +1,185 @@
+"""How a launch of attention is laid out: the order of its sums, and what does not change them.
+
+Source: docs/log.md; the reasons for numbers stand beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from eagle3core.kernels import tuned
+from eagle3core.kernels.attention.combine import COMBINE_THREADS, make_attention_combine
+from eagle3core.kernels.attention.layout import Shape
+from eagle3core.kernels.attention.overrides import knobs
+from eagle3core.kernels.attention.rows import ROWS, make_attention_rows, rows_shared_bytes
+from eagle3core.kernels.attention.streams import make_attention_streams, streams_shared_bytes
+from eagle3core.kernels.card import SHARED_BYTES, Variant, overlaps, parameters
+
+PARAMETERS = parameters(
+    "q:in k:const v:const tables:const prefix:const masks:in positions:in partial:out tops_sums:out counters:inout "
+    "tokens:i32 table_width:i32 run:i32 window:i32 scale:f32"
+)
+COMBINE_PARAMETERS = parameters("partial:in tops_sums:in sinks:const out:out tokens:i32 scale:f32")
+# Multiprocessors of the largest common part of each architecture: A100, H200, B200, RTX PRO 6000. Order-neutral.
+PROCESSORS = {"sm_80": 108, "sm_90a": 132, "sm_100": 148, "sm_120": 188}
+WARPS = 8  # of a block of `attention_rows`: with 255 registers a lane they fill a processor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Order-neutral choices of one launch.
+
+    Attributes:
+        row_warps: 0 for `attention_streams`, else warps of `attention_rows` that own 32 rows each.
+        groups: streams that `attention_rows` walks side by side.
+        units: units scored at once; those between two barriers of a group.
+        stages: depth of a ring, in sets of `units`.
+        run: splits a block handles one after the other.
+        counting: add up the tile counters of R-109.
+    """
+
+    row_warps: int
+    stages: int
+    run: int
+    groups: int = 1
+    units: int = 1
+    counting: bool = False
+
+    def is_joined(self, shape: Shape) -> bool:
+        """Whether a block joins the splits of whole bundles."""
+        return self.run % shape.bundle == 0
+
+    def row_blocks(self, rows: int) -> int:
+        """Blocks that share the rows of a key head."""
+        return -(-rows // (ROWS * self.row_warps)) if self.row_warps else 1
+
+
+def order_of(arch: str, n_kv_heads: int, dim: int) -> tuple[int, int]:
+    """(splits, streams): what sets the order of sums, one value for all of an engine's launches.
+
+    Splits * key heads is about one block a processor at batch 1. Few streams are long, and fewer are joined; more warps
+    hide more latency, which units of head size 64, half as large, need. Eight rings do not fit sm_120's shared memory.
+    """
+    if arch == "sm_120":
+        return 32, 4
+    return (16 if n_kv_heads >= 8 else 32), (8 if dim == 64 else 4)
+
+
+def choose_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int = 0) -> Plan:
+    """The layout for `tokens` queries of `batch` sequences of at most `keys` keys: the tuned one, else the rule's.
+
+    Variables of `attention_knobs` replace parts of either.
+    """
+    setting = tuned.find(arch, "attention", plan_key(shape, tokens, batch, n_kv_heads, keys))
+    plan = Plan(**setting) if setting else ruled_plan(arch, shape, tokens, batch, n_kv_heads)
+    return replace(plan, **knobs(shape, plan.row_warps))
+
+
+def plan_key(shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int) -> tuned.AttentionKey:
+    """What a plan is tuned for."""
+    return tuned.AttentionKey(
+        shape.dtype, shape.dim, shape.group, shape.splits, shape.streams,
+        tuned.attention_rows_regime(tokens * shape.group), batch, n_kv_heads, tuned.keys_regime(keys),
+    )  # fmt: skip
+
+
+def ruled_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int) -> Plan:
+    """The layout where nothing was tuned."""
+    rows = tokens * shape.group
+    # Two tiles of a head of 128 in one warp take more registers on sm_100 than there are.
+    most = ROWS // 2 if arch == "sm_100" and shape.dim == 128 else ROWS
+    plan = _streams_plan(arch, shape) if rows <= most else _rows_plan(arch, shape, rows)
+    work = batch * n_kv_heads * plan.row_blocks(rows)
+
+    def cost(run: int) -> float:
+        waves = -(-work * -(-shape.splits // run) // PROCESSORS[arch])
+        return waves * (run + 0.3)  # starting a block costs about a third of a split
+
+    return replace(plan, run=min(range(1, shape.splits + 1), key=cost))
+
+
+def _streams_plan(arch: str, shape: Shape) -> Plan:
+    """Two units at a time where a ring holds two such sets."""
+    held = {"sm_80": 16, "sm_90a": 24, "sm_100": 24, "sm_120": 8}[arch] * 128 // (shape.dim * shape.streams)
+    units = 2 if held >= 4 else 1
+    return Plan(0, min(held // units, 6), 1, units=units)
+
+
+def _rows_plan(arch: str, shape: Shape, rows: int) -> Plan:
+    """As many rows a block as there are and fit; the other warps walk further streams."""
+    # Scores of as many units as leave room in the registers for all else; on the others it was not to be had for more.
+    most_units = (256 if arch == "sm_90a" else 128) // shape.dim
+    row_warps = min(next((n for n in (2, 4) if rows <= ROWS * n), 8), 4 * most_units)
+    groups = min(WARPS // row_warps, shape.streams)
+    while row_warps > 2 and _ring_units(arch, shape, row_warps, 1) < 3 * max(1, row_warps // 4):
+        row_warps //= 2
+    while groups > 1 and _ring_units(arch, shape, row_warps, groups) < 3 * max(1, row_warps // 4):
+        groups //= 2
+    held = _ring_units(arch, shape, row_warps, groups)
+    units = min(most_units, row_warps)
+    while units > max(1, row_warps // 4) and held < 4 * units:
+        units //= 2
+    return Plan(row_warps, min(held // units, 6), 1, groups, units)
+
+
+def held_pieces(arch: str, shape: Shape) -> int:
+    """Pieces of the queries that fit the registers beside the sums of two tiles and the scores of a set."""
+    return min(shape.pieces, 3 if arch == "sm_90a" else 2)
+
+
+def _ring_units(arch: str, shape: Shape, row_warps: int, groups: int) -> int:
+    """Units for which each of `groups` rings has room."""
+    return (SHARED_BYTES[arch] - rows_shared_bytes(shape, row_warps, groups, 0, 0, held_pieces(arch, shape))) // (
+        groups * shape.unit_bytes
+    )
+
+
+def attention_variant(arch: str, shape: Shape, tokens: int, plan: Plan) -> Variant:
+    """The first kernel for `tokens` queries a sequence."""
+    order = f"{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}_s{plan.stages}"
+    order += "_counting" if plan.counting else ""
+    shared: dict[str, Any] = {"shape": shape, "stages": plan.stages, "counting": plan.counting}
+    shared["overlap"] = overlaps(arch)
+    joined, held = plan.is_joined(shape), held_pieces(arch, shape)
+    if plan.row_warps == 0:
+        tiles, half, units = -(-tokens * shape.group // 16), tokens * shape.group <= 8, plan.units
+        return Variant(
+            name=f"attention_streams_{order}_u{units}_t{tiles}{'h' if half else ''}{_joined(joined)}",
+            make=make_attention_streams,
+            constants={**shared, "tiles": tiles, "half": half, "units": units, "joined": joined},
+            parameters=PARAMETERS, threads=32 * shape.streams,
+            shared_bytes=streams_shared_bytes(shape, tiles, half, units, plan.stages, joined),
+            dependent=overlaps(arch), rounds_itself=True,
+            instructions={
+                "HMMA": tiles * units * shape.dim * (3 if half else 4) // 16, "LDSM": units * shape.dim // 16,
+                "LDGSTS": units * shape.dim // 8,
+            },
+        )  # fmt: skip
+    layout = {"row_warps": plan.row_warps, "groups": plan.groups, "units": plan.units, "joined": joined, "held": held}
+    return Variant(
+        name=f"attention_rows_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}{_joined(joined)}",
+        make=make_attention_rows,
+        constants={**shared, **layout}, parameters=PARAMETERS, threads=32 * plan.row_warps * plan.groups,
+        shared_bytes=rows_shared_bytes(shape, plan.row_warps, plan.groups, plan.units, plan.stages, held),
+        dependent=overlaps(arch), rounds_itself=True,
+        instructions={"HMMA": shape.dim // 2, "LDSM": shape.dim // 16, "LDGSTS": shape.dim // 8 // plan.row_warps},
+    )  # fmt: skip
+
+
+def combine_variant(arch: str, shape: Shape, *, joined: bool) -> Variant:
+    """The second kernel; `joined` if the first one joins the splits of bundles."""
+    order = f"{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}"
+    return Variant(
+        name=f"attention_combine_{order}{_joined(joined)}",
+        make=make_attention_combine, constants={"shape": shape, "joined": joined, "overlap": overlaps(arch)},
+        parameters=COMBINE_PARAMETERS, threads=COMBINE_THREADS,
+        instructions={"LDG": shape.splits // (shape.bundle if joined else 1)},
+        # Of more splits a lane asks for two batches; without a limit the compiler holds both at once.
+        max_registers=128 if shape.splits <= 16 else 168, blocks_per_sm=1 if shape.splits <= 16 else 3,
+        dependent=overlaps(arch),
+    )  # fmt: skip
+
+
+def _joined(joined: bool) -> str:
+    return "_joined" if joined else ""

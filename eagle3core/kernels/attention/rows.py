@@ -1,0 +1,294 @@
+"""Attention kernel for more than 32 query rows a key head: warps own 32 rows each and share every unit of keys.
+
+A block owns one (sequence, key head), up to 32 `row_warps` rows and `run` splits. `groups` groups of `row_warps` warps
+walk as many streams of a split side by side, each group with a ring of its own (`attention_ring`) that its warps fill
+together. A set of units of a stream is scored at once; if no running maximum moves and no key is hidden, its values
+follow at once too, so that few decisions fall to a unit. When a stream ends, a warp joins its sums to those of the
+split, which lie in shared memory (`attention_totals`); the groups take turns, so the order is that of
+`attention_streams`, and the bits are too.
+
+A barrier of a group says set after set that all its warps' copies of that set are there, and that all have read the set
+two before. A warp arrives between keys and values of the set before and waits a set later, so nobody waits for another
+warp that is less than that behind.
+
+Source: derived here; software pipelines with split barriers after CUTLASS's asynchronous pipelines.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from eagle3core.kernels.attention.layout import (
+    FLOOR,
+    TILE_EXECUTED,
+    TILE_MASK_EMPTY,
+    TILE_SPAN_EMPTY,
+    TILE_TOTAL,
+    UNIT,
+    Shape,
+    make_load_queries,
+    make_span,
+    make_walk,
+)
+from eagle3core.kernels.attention.ring import make_ring
+from eagle3core.kernels.attention.tile import make_steps
+from eagle3core.kernels.attention.totals import make_totals, totals_bytes
+
+ROWS = 32  # of a warp: two tiles, so that every key and value read from shared memory serves both
+
+
+def rows_shared_bytes(shape: Shape, row_warps: int, groups: int, units: int, stages: int, held: int) -> int:
+    """Dynamic shared memory of a block, bytes: rings, sums of the split, some queries, barriers of rings and turns."""
+    rings = groups * stages * units * shape.unit_bytes
+    queries = row_warps * groups * 2048 * (shape.pieces - held)
+    return rings + row_warps * totals_bytes(shape) + queries + 8 * groups * (1 + row_warps)
+
+
+def make_attention_rows(
+    isa: Any, *, shape: Shape, row_warps: int, groups: int, units: int, stages: int, held: int, joined: bool,
+    counting: bool, overlap: bool,
+) -> Any:  # fmt: skip
+    """The kernel; grid (row blocks * blocks of `run` splits, key heads, sequences).
+
+    Args:
+        row_warps: warps that share a ring, 32 rows each: 2, 4 or 8.
+        groups: streams walked side by side, a power of two up to `shape.streams`.
+        units: units of a set, 1, 2 or 4; at most `row_warps`, at least a quarter of it.
+        stages: sets in a ring, at least 3.
+        held: 64-byte pieces of the queries in registers; the others are in shared memory.
+        joined: the block's `run` is a multiple of a bundle, whose splits it joins.
+        counting, overlap: as in `attention_streams`.
+    """
+    cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
+    wait_set, wait_all = isa.COPY_WAIT[stages - 3], isa.COPY_WAIT[0]
+    wait_others = isa.mbarrier_wait if overlap else isa.mbarrier_poll  # both of compute capability 9
+    first_of, _ = make_walk(isa, shape)
+    span, load_queries = make_span(isa), make_load_queries(isa, shape)
+    follow, look_up, copy_set = make_ring(isa, shape, row_warps=row_warps, groups=groups, units=units)
+    score, hide, start_tops, grows, raise_tops, add_values = make_steps(
+        isa, shape, tiles=2, half=False, held=held, units=units
+    )
+    begin, join, leave = make_totals(isa, shape, joined=joined)
+
+    group, dim, pieces, splits, streams = shape.group, shape.dim, shape.pieces, shape.splits, shape.streams
+    zero, interleave = np.float32(0), splits * streams
+    half_bytes, unit_bytes = shape.half_bytes, shape.unit_bytes
+    set_bytes, ahead, step = units * unit_bytes, stages - 2, units * interleave
+    ring_bytes, own_totals = stages * set_bytes, totals_bytes(shape)
+    totals_offset = groups * ring_bytes
+    queries_offset, own_queries = totals_offset + row_warps * own_totals, 2048 * (pieces - held)
+    barriers_offset = queries_offset + row_warps * groups * own_queries
+    row_shift, split_mask = row_warps.bit_length() - 1, streams - 1
+    stream_shift = streams.bit_length() - 1
+    n_queries, n_accumulators, n_scores = 16 * held, dim, 16 * units
+    uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
+
+    def load_piece(
+        m: Any, j: Any, q: Any, queries: Any, spare: Any, q_at: Any, b: Any, kv_head: Any, n_kv: Any, tokens: Any,
+        row0: Any, lane: Any,
+    ) -> None:  # fmt: skip
+        row = i32(row0 + m * 16)
+        if j < held:
+            load_queries(q, queries, m * held + j, b, kv_head, n_kv, tokens, row, lane, j)
+        else:
+            load_queries(q, spare, 0, b, kv_head, n_kv, tokens, row, lane, j)
+            at = i32(q_at + (m * (pieces - held) + j - held) * 1024)
+            isa.shared_store_u32x4(at, spare[0], spare[1], spare[2], spare[3])
+            isa.shared_store_u32x4(i32(at + 512), spare[4], spare[5], spare[6], spare[7])
+
+    load_piece = isa.inlined(load_piece)
+
+    def load_tile(
+        m: Any, q: Any, queries: Any, spare: Any, q_at: Any, b: Any, kv_head: Any, n_kv: Any, tokens: Any, row0: Any,
+        lane: Any,
+    ) -> None:  # fmt: skip
+        # Written out: a loop that is not unrolled would move the queries to local memory.
+        load_piece(m, 0, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
+        load_piece(m, 1, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
+        if pieces == 4:
+            load_piece(m, 2, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
+            load_piece(m, 3, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
+
+    def pinned(value: Any) -> Any:
+        # `value` through a shuffle: what depends on it is not computed ahead of the loop and held in registers there.
+        return isa.shuffle_xor_i32(value, i32(0))
+
+    def take_unit(u: Any, scores: Any, one: Any) -> None:
+        for i in range(16):
+            x = scores[i]
+            for other in range(units - 1):
+                if u == other + 1:
+                    x = scores[16 * (other + 1) + i]
+            one[i] = x
+
+    load_tile, pinned, take_unit = isa.inlined(load_tile), isa.inlined(pinned), isa.inlined(take_unit)
+
+    def attention_rows(
+        q: Any, k: Any, v: Any, tables: Any, prefix: Any, masks: Any, all_positions: Any, partial: Any, tops_sums: Any,
+        counters: Any, tokens: Any, table_width: Any, run: Any, window: Any, scale: Any,
+    ) -> None:  # fmt: skip
+        tid = i32(cuda.threadIdx.x)
+        lane, warp = i32(tid & 31), i32(tid >> 5)
+        row_warp, own_group = uniform(warp & (row_warps - 1)), uniform(warp >> row_shift)
+        kv_head, b, n_kv = uniform(cuda.blockIdx.y), uniform(cuda.blockIdx.z), i32(cuda.gridDim.y)
+        rows = i32(tokens * group)
+        row_blocks = i32((rows + (ROWS * row_warps - 1)) >> (5 + row_shift))
+        part = uniform(cuda.blockIdx.x // row_blocks)
+        row0 = i32(((cuda.blockIdx.x - part * row_blocks) * row_warps + row_warp) * ROWS)
+        base = isa.shared_address(cuda.shared.array(0, f32, alignment=128))
+        ring = i32(base + own_group * ring_bytes)
+        totals = i32(base + totals_offset + row_warp * own_totals)
+        barrier = i32(base + barriers_offset + own_group * 8)
+        turns = i32(base + (barriers_offset + 8 * groups) + row_warp * (8 * groups))
+        q_at = i32(base + queries_offset + warp * own_queries + lane * 16)
+        if tid < groups:
+            isa.mbarrier_init(i32(base + barriers_offset + tid * 8), i32(row_warps * isa.ARRIVING_LANES))
+        if groups > 1 and tid < groups * row_warps:
+            isa.mbarrier_init(i32(base + (barriers_offset + 8 * groups) + tid * 8), i32(isa.ARRIVING_LANES))
+        cuda.syncthreads()
+        ctx = uniform(isa.load_u32(prefix + b * 4))
+        end, n_units, first_unit, seen_by_all = span(ctx, tokens, window)
+        table = tables + i64(b) * table_width * 4
+
+        first_stream = i32(part * run * streams)
+        last_stream = i32(min((part + 1) * run, splits) * streams)
+        stream = i32(first_stream + own_group)
+        next_unit = follow(i32(first_of(stream, first_unit) - step), last_stream, first_unit, n_units)
+        if overlap:
+            isa.let_next_start()
+        for slot in range(ahead):
+            if next_unit >= 0:
+                if overlap and (next_unit + (step - interleave)) * UNIT + UNIT > ctx:
+                    isa.wait_previous()  # keys of this step; older ones were there before
+                block = look_up(table, next_unit, n_units, lane, row_warp)
+                copy_set(i32(ring + slot * set_bytes), block, next_unit, k, v, end, kv_head, n_kv, lane, row_warp)
+                next_unit = follow(next_unit, last_stream, first_unit, n_units)
+            isa.copy_commit()
+        if overlap:
+            isa.wait_previous()
+
+        block = i32(0)
+        if next_unit >= 0:
+            block = look_up(table, next_unit, n_units, lane, row_warp)
+
+        queries = cuda.local.array(n_queries, i32)
+        spare = cuda.local.array(8, i32)
+        load_tile(0, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
+        load_tile(1, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
+        accumulators = cuda.local.array(n_accumulators, f32)
+        scores, one = cuda.local.array(n_scores, f32), cuda.local.array(16, f32)
+        tops, sums = cuda.local.array(4, f32), cuda.local.array(4, f32)
+        total_tops, total_sums = cuda.local.array(4, f32), cuda.local.array(4, f32)
+        if own_group == 0:
+            begin(i32(totals + lane * 16))
+        executed, mask_empty = i32(0), i32(0)
+        k_lane = i32(lane * 16)
+        v_row = i32(half_bytes + ((lane >> 3) & 1) * (pieces * 512) + (lane & 7) * 64)
+        v_lane = i32(v_row + (((lane >> 4) ^ ((lane & 7) >> 1)) << 4))
+        wait_set()
+        cuda.syncwarp()
+        if lane < isa.ARRIVING_LANES:
+            isa.mbarrier_arrive(barrier)
+        reading, parity, turn_parity = ring, i32(0), i32(0)
+        while stream < last_stream:
+            for i in range(n_accumulators):
+                accumulators[i] = zero
+            for i in range(4):
+                tops[i] = FLOOR
+                sums[i] = zero
+            unit = first_of(stream, first_unit)
+            while unit < n_units:
+                wait_others(barrier, parity)
+                parity = i32(parity ^ 1)
+                if next_unit >= 0:
+                    writing = i32(reading + ahead * set_bytes)
+                    if writing >= i32(ring + ring_bytes):
+                        writing = i32(writing - ring_bytes)
+                    copy_set(writing, block, next_unit, k, v, end, kv_head, n_kv, lane, row_warp)
+                isa.copy_commit()
+                # A warp without rows works on zeros.
+                score(scores, queries, q_at, i32(reading + k_lane))
+                if next_unit >= 0:
+                    next_unit = follow(next_unit, last_stream, first_unit, n_units)
+                    if next_unit >= 0:
+                        block = look_up(table, next_unit, n_units, lane, row_warp)
+                wait_set()
+                cuda.syncwarp()
+                if lane < isa.ARRIVING_LANES:
+                    isa.mbarrier_arrive(barrier)
+                careful = i32(0)
+                if i32((unit + (step - interleave)) * UNIT + UNIT) > ctx or i32(unit * UNIT) < seen_by_all:
+                    careful = i32(1)
+                else:
+                    if i32(unit - first_unit) < interleave:
+                        start_tops(scores, tops, scale)
+                    careful = grows(scores, tops, scale)
+                values = i32(reading + v_lane)
+                if careful == 0:
+                    add_values(0, scores, accumulators, tops, sums, values, i32(values ^ 32), scale)
+                    if units > 1:
+                        at = i32(values + unit_bytes)
+                        add_values(16, scores, accumulators, tops, sums, at, i32(at ^ 32), scale)
+                    if units > 2:
+                        at = i32(values + 2 * unit_bytes)
+                        add_values(32, scores, accumulators, tops, sums, at, i32(at ^ 32), scale)
+                        at = i32(values + 3 * unit_bytes)
+                        add_values(48, scores, accumulators, tops, sums, at, i32(at ^ 32), scale)
+                    if counting:
+                        executed = i32(executed + units)
+                else:
+                    u = i32(0)
+                    while u < units and i32(unit + u * interleave) < n_units:
+                        take_unit(u, scores, one)
+                        first, sees = i32((unit + u * interleave) * UNIT), i32(1)
+                        if i32(first + UNIT) > ctx or first < seen_by_all:
+                            here, token0 = pinned(lane), i32(pinned(b) * tokens)
+                            mask = masks + i64(token0 * ((tokens + 31) >> 5)) * 4
+                            positions = all_positions + i64(token0) * 4
+                            sees = isa.any_lane(hide(one, first, row0, tokens, ctx, end, window, mask, positions, here))
+                        if sees != 0:
+                            raise_tops(one, accumulators, tops, sums, scale, lane)
+                            add_values(0, one, accumulators, tops, sums, values, i32(values ^ 32), scale)
+                        if counting:
+                            executed = i32(executed + sees)
+                            mask_empty = i32(mask_empty + 1 - sees)
+                        values = i32(values + unit_bytes)
+                        u = i32(u + 1)
+                unit = i32(unit + step)
+                reading = i32(reading + set_bytes)
+                if reading == i32(ring + ring_bytes):
+                    reading = ring
+
+            # The stream has ended, perhaps before it began: its turn to join the sums of the split.
+            stream = i32(unit & (interleave - 1))  # as before; to hold it meanwhile would cost a register
+            place = i32(stream & split_mask)
+            if groups > 1 and stream > first_stream:
+                wait_others(i32(turns + own_group * 8), turn_parity)
+                turn_parity = i32(turn_parity ^ 1)
+            here = pinned(lane)
+            totals_at = i32(totals + here * 16)
+            join(totals_at, place == 0, accumulators, tops, sums, total_tops, total_sums, scale)
+            if place == split_mask:
+                head = i32(pinned(b) * n_kv + kv_head)
+                first_row, split = i32(i32(head * splits) * rows), i32(stream >> stream_shift)
+                leave(
+                    totals_at, split, row0, rows, first_row, here, accumulators, total_tops, total_sums, partial,
+                    tops_sums, scale,
+                )  # fmt: skip
+            if groups > 1:
+                cuda.syncwarp()
+                if lane < isa.ARRIVING_LANES:
+                    isa.mbarrier_arrive(i32(turns + ((own_group + 1) & (groups - 1)) * 8))
+            stream = i32(stream + groups)
+        wait_all()
+        if counting and lane == 0 and row0 < rows:
+            isa.atomic_add_i32(counters + 4 * TILE_EXECUTED, executed)
+            isa.atomic_add_i32(counters + 4 * TILE_MASK_EMPTY, mask_empty)
+            if part == 0 and own_group == 0:
+                held_units = i32(max(n_units - first_unit, 0))
+                isa.atomic_add_i32(counters + 4 * TILE_TOTAL, i32(table_width * 4))
+                isa.atomic_add_i32(counters + 4 * TILE_SPAN_EMPTY, i32(table_width * 4 - held_units))
+
+    return attention_rows

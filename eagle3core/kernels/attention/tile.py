@@ -1,0 +1,255 @@
+"""What both attention kernels do with one unit of 16 keys: scores, mask, online softmax, values.
+
+Every row gets the same bits in any company (see `attention_layout`). For that, a key a row may not see has a
+probability of exactly zero, a row's running maximum moves only on its own account, and every product that is added to
+something is written as `fused` or `product`, so that no compiler chooses the rounding.
+
+Source: online softmax after Milakov and Gimelshein, arXiv 1805.02867; the lazily moved maximum is derived here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from eagle3core.kernels.attention.layout import Shape
+from eagle3core.kernels.attention.mask import make_hide
+
+GROWTH = np.float32(8.0)  # log2 by which the maximum must grow to be moved; probabilities stay below 2^8
+
+
+def make_join(isa: Any) -> Any:
+    """`weigh(top, other, scale)`: (the higher maximum, factor of what had `top`, factor of what had `other`)."""
+
+    def weigh(top: Any, other: Any, scale: Any) -> Any:
+        high = isa.maximum(top, other)
+        return high, isa.exp2((top - high) * scale), isa.exp2((other - high) * scale)
+
+    return isa.inlined(weigh)
+
+
+class Steps(NamedTuple):
+    """What a warp does with `units` units of keys for its 16 `tiles` rows.
+
+    Attributes:
+        score: `(scores, queries, q_at, k_at)`: 8 `tiles` scores a lane and unit.
+        hide: see `make_hide`; of one unit.
+        start_tops: `(scores, tops, scale)`: the first unit's maxima, where nothing has been summed yet.
+        grows: `(scores, tops, scale)`: whether a row's running maximum would move in any unit, in any lane.
+        raise_tops: `(scores, accumulators, tops, sums, scale, lane)`: running maxima, if the first unit's have grown
+            enough.
+        add_values: `(s, scores, accumulators, tops, sums, v_even, v_odd, scale)`: sums of probabilities, and of values
+            by them, of the unit whose scores begin at `s`.
+    """
+
+    score: Any
+    hide: Any
+    start_tops: Any
+    grows: Any
+    raise_tops: Any
+    add_values: Any
+
+
+def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, units: int = 1) -> Steps:
+    """The steps of one warp.
+
+    Args:
+        tiles: 16-row tiles of the warp.
+        half: only the first 8 rows of the tile exist.
+        held: 64-byte pieces of a query that are fragments in a register array; the others are in shared memory at
+            `q_at`, where a tile's pieces of 1024 bytes follow each other.
+        units: units scored at once.
+    """
+    cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
+    mma, pack = isa.MMA[shape.dtype], isa.PACK[shape.dtype]
+    hide = make_hide(isa, shape, tiles)
+    pieces, unit_bytes = shape.pieces, shape.unit_bytes
+    unit_scores, n_weights, n_tops, n_keys = 8 * tiles, 4 * tiles, 2 * tiles, 8 * units
+    n_scores = unit_scores * units
+    halves, n_columns = 1 if half else 2, shape.dim // 8
+    n_tall = shape.dim // 16 if half else 0
+    zero = np.float32(0)
+
+    def score_piece(j: Any, scores: Any, keys: Any, queries: Any, q_at: Any, k_at: Any) -> None:
+        for i in range(2 * units):
+            k = isa.shared_load_u32x4(i32(k_at + (i >> 1) * unit_bytes + ((i & 1) * pieces + j) * 512))
+            for c in range(4):
+                keys[i * 4 + c] = k[c]
+        for c in range(2):
+            for m in range(tiles):
+                if j < held:
+                    o = (m * held + j) * 8 + c * 4
+                    a = (queries[o], queries[o + 1], queries[o + 2], queries[o + 3])
+                else:
+                    a = isa.shared_load_u32x4(i32(q_at + (m * (pieces - held) + j - held) * 1024 + c * 512))
+                for i in range(2 * units):
+                    s, x = (i >> 1) * unit_scores + m * 8 + (i & 1) * 4, i * 4 + c * 2
+                    d = mma(
+                        a[0], a[1], a[2], a[3], keys[x], keys[x + 1],
+                        scores[s], scores[s + 1], scores[s + 2], scores[s + 3],
+                    )  # fmt: skip
+                    for e in range(4):
+                        scores[s + e] = d[e]
+
+    score_piece = isa.inlined(score_piece)
+
+    def score(scores: Any, queries: Any, q_at: Any, k_at: Any) -> None:
+        keys = cuda.local.array(n_keys, i32)
+        for i in range(n_scores):
+            scores[i] = zero
+        score_piece(0, scores, keys, queries, q_at, k_at)
+        score_piece(1, scores, keys, queries, q_at, k_at)
+        if pieces == 4:
+            score_piece(2, scores, keys, queries, q_at, k_at)
+            score_piece(3, scores, keys, queries, q_at, k_at)
+
+    # Rows and steps are written out one by one below: loops around bodies of this size are not always unrolled, and
+    # an index that is not constant would move the sums from registers to local memory.
+
+    def own_highest(s: Any, scores: Any) -> Any:
+        return isa.maximum(isa.maximum(scores[s], scores[s + 1]), isa.maximum(scores[s + 4], scores[s + 5]))
+
+    def raised(top: Any, high: Any, scale: Any) -> Any:
+        top = isa.maximum(top, isa.shuffle_xor_f32(top, 1))
+        top = isa.maximum(top, isa.shuffle_xor_f32(top, 2))
+        if (top - high) * scale > GROWTH:
+            high = top
+        return high
+
+    raised = isa.inlined(raised)
+
+    def raise_row(
+        m: Any, far: Any, highest: Any, accumulators: Any, tops: Any, sums: Any, scale: Any, lane: Any
+    ) -> None:
+        r = m * 2 + far
+        high = raised(highest[r], tops[r], scale)
+        shrink = isa.exp2((tops[r] - high) * scale)
+        tops[r] = high
+        sums[r] = isa.product(sums[r], shrink)
+        if half:
+            own = isa.bits_of_f32(shrink)
+            even = isa.f32_of_bits(isa.shuffle_i32(own, i32((lane & 3) * 8)))
+            odd = isa.f32_of_bits(isa.shuffle_i32(own, i32((lane & 3) * 8 + 4)))
+            for n in range(2 * n_tall):
+                accumulators[2 * n] = accumulators[2 * n] * even
+                accumulators[2 * n + 1] = accumulators[2 * n + 1] * odd
+        else:
+            for n in range(n_columns):
+                o = (m * n_columns + n) * 4 + far * 2
+                accumulators[o] = accumulators[o] * shrink
+                accumulators[o + 1] = accumulators[o + 1] * shrink
+
+    own_highest, raise_row = isa.inlined(own_highest), isa.inlined(raise_row)
+
+    def own_highest_of_all(s: Any, scores: Any) -> Any:
+        high = own_highest(s, scores)
+        for u in range(units - 1):
+            high = isa.maximum(high, own_highest((u + 1) * unit_scores + s, scores))
+        return high
+
+    own_highest_of_all = isa.inlined(own_highest_of_all)
+
+    def grown(highest: Any, tops: Any, scale: Any) -> Any:
+        # A row's maximum has grown enough exactly if that of one of its four lanes has: rounding keeps the order.
+        moves = i32(0)
+        for m in range(tiles):
+            for far in range(halves):
+                if (highest[m * 2 + far] - tops[m * 2 + far]) * scale > GROWTH:
+                    moves = i32(1)
+        return isa.any_lane(moves)
+
+    grown = isa.inlined(grown)
+
+    def grows(scores: Any, tops: Any, scale: Any) -> Any:
+        highest = cuda.local.array(n_tops, f32)
+        highest[0] = own_highest_of_all(0, scores)
+        if not half:
+            highest[1] = own_highest_of_all(2, scores)
+        if tiles == 2:
+            highest[2] = own_highest_of_all(8, scores)
+            highest[3] = own_highest_of_all(10, scores)
+        return grown(highest, tops, scale)
+
+    def raise_tops(scores: Any, accumulators: Any, tops: Any, sums: Any, scale: Any, lane: Any) -> None:
+        highest = cuda.local.array(n_tops, f32)
+        highest[0] = own_highest(0, scores)
+        if not half:
+            highest[1] = own_highest(2, scores)
+        if tiles == 2:
+            highest[2] = own_highest(8, scores)
+            highest[3] = own_highest(10, scores)
+        if grown(highest, tops, scale) != 0:
+            raise_row(0, 0, highest, accumulators, tops, sums, scale, lane)
+            if not half:
+                raise_row(0, 1, highest, accumulators, tops, sums, scale, lane)
+            if tiles == 2:
+                raise_row(1, 0, highest, accumulators, tops, sums, scale, lane)
+                raise_row(1, 1, highest, accumulators, tops, sums, scale, lane)
+
+    def start_tops(scores: Any, tops: Any, scale: Any) -> None:
+        tops[0] = raised(own_highest(0, scores), tops[0], scale)
+        if not half:
+            tops[1] = raised(own_highest(2, scores), tops[1], scale)
+        if tiles == 2:
+            tops[2] = raised(own_highest(8, scores), tops[2], scale)
+            tops[3] = raised(own_highest(10, scores), tops[3], scale)
+
+    def weigh_row(m: Any, far: Any, at: Any, scores: Any, weights: Any, tops: Any, sums: Any, scale: Any) -> None:
+        s, r = at + m * 8 + far * 2, m * 2 + far
+        base = -isa.product(tops[r], scale)
+        p0, p1 = isa.exp2(isa.fused(scores[s], scale, base)), isa.exp2(isa.fused(scores[s + 1], scale, base))
+        p2, p3 = isa.exp2(isa.fused(scores[s + 4], scale, base)), isa.exp2(isa.fused(scores[s + 5], scale, base))
+        sums[r] = sums[r] + ((p0 + p1) + (p2 + p3))
+        weights[m * 4 + far] = pack(p1, p0)
+        weights[m * 4 + far + 2] = pack(p3, p2)
+
+    def add_step(step: Any, v_at: Any, weights: Any, accumulators: Any) -> None:
+        v = isa.ldmatrix_x4_trans(i32(v_at + (step >> 1) * 512))
+        if half:
+            o = step * 4
+            d = mma(
+                v[0], v[1], v[2], v[3], weights[0], weights[2],
+                accumulators[o], accumulators[o + 1], accumulators[o + 2], accumulators[o + 3],
+            )  # fmt: skip
+            for i in range(4):
+                accumulators[o + i] = d[i]
+        else:
+            for m in range(tiles):
+                for c in range(2):
+                    o, w = (m * n_columns + step * 2 + c) * 4, m * 4
+                    d = mma(
+                        weights[w], weights[w + 1], weights[w + 2], weights[w + 3], v[2 * c], v[2 * c + 1],
+                        accumulators[o], accumulators[o + 1], accumulators[o + 2], accumulators[o + 3],
+                    )  # fmt: skip
+                    for i in range(4):
+                        accumulators[o + i] = d[i]
+
+    weigh_row, add_step = isa.inlined(weigh_row), isa.inlined(add_step)
+
+    def add_values(
+        s: Any, scores: Any, accumulators: Any, tops: Any, sums: Any, v_even: Any, v_odd: Any, scale: Any
+    ) -> None:
+        weights = cuda.local.array(n_weights, i32)
+        for i in range(n_weights):
+            weights[i] = i32(0)
+        weigh_row(0, 0, s, scores, weights, tops, sums, scale)
+        if not half:
+            weigh_row(0, 1, s, scores, weights, tops, sums, scale)
+        if tiles == 2:
+            weigh_row(1, 0, s, scores, weights, tops, sums, scale)
+            weigh_row(1, 1, s, scores, weights, tops, sums, scale)
+        add_step(0, v_even, weights, accumulators)
+        add_step(1, v_odd, weights, accumulators)
+        add_step(2, v_even, weights, accumulators)
+        add_step(3, v_odd, weights, accumulators)
+        if pieces == 4:
+            add_step(4, v_even, weights, accumulators)
+            add_step(5, v_odd, weights, accumulators)
+            add_step(6, v_even, weights, accumulators)
+            add_step(7, v_odd, weights, accumulators)
+
+    return Steps(
+        isa.inlined(score), hide, isa.inlined(start_tops), isa.inlined(grows), isa.inlined(raise_tops),
+        isa.inlined(add_values),
+    )  # fmt: skip

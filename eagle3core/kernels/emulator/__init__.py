@@ -1,0 +1,5 @@
+"""The kernels' CPU twin: the same source, run lane by lane, every memory access checked.
+
+`instructions` has the names of `isa.ptx`, `group` those of `isa.group`. Kernels never import this room;
+proofs and tests do.
+"""

@@ -1,0 +1,123 @@
+"""Copies that run beside the lanes, in the emulator: of a lane, which waits for its own, and bulk ones with barriers.
+
+What a lane copies arrives when it waits for it, never earlier. The engine of bulk copies is one lane more, whose writes
+those see who wait for the barrier. Source: PTX ISA 9.0, cp.async, cp.async.bulk and mbarrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from eagle3core.kernels.emulator.machine import Arrivals, EmulationError
+from eagle3core.kernels.emulator.machine_memory import IN_FLIGHT
+from eagle3core.kernels.emulator.now import Warp, collective, now
+from eagle3core.kernels.emulator.now import lane as current
+
+
+def copy16_fill(target: int, source: int, n_bytes: int) -> None:
+    lane = current()
+    if n_bytes not in (0, 16):
+        raise EmulationError(f"copy of {n_bytes} bytes; 0 or 16 are allowed")
+    if n_bytes:
+        now().region(source, 16, writes=False)
+    lane.block.shared.claim(lane, target, 16, IN_FLIGHT)
+    lane.open_group.append((target, source, n_bytes))
+
+
+def copy16(target: int, source: int) -> None:
+    copy16_fill(target, source, 16)
+
+
+copy16_cached, copy16_cached_fill = copy16, copy16_fill
+
+
+def copy_commit() -> None:
+    lane = current()
+    lane.groups.append(lane.open_group)
+    lane.open_group = []
+
+
+def _copy_wait(n: int) -> None:
+    lane = current()
+    while len(lane.groups) > n:
+        for target, source, n_bytes in lane.groups.pop(0):
+            lane.block.shared.land(lane, target, now().load(source, 16) if n_bytes else bytes(16))
+
+
+COPY_WAIT = tuple((lambda n=n: _copy_wait(n)) for n in range(16))
+
+
+# ---- bulk copies and their barriers
+
+ARRIVING_LANES = 1
+
+
+def mbarrier_init(address: int, count: int) -> None:
+    lane = current()
+    lane.block.mbarriers[address] = Arrivals(count, count, seen=[0] * len(lane.seen))
+
+
+def _mbarrier(address: int) -> Arrivals:
+    found = current().block.mbarriers.get(address)
+    if found is None:
+        raise EmulationError(f"no mbarrier at shared address {address}")
+    return found
+
+
+def mbarrier_expect(address: int, n_bytes: int) -> None:
+    _mbarrier(address).pending_bytes += n_bytes
+    mbarrier_arrive(address)
+
+
+def mbarrier_arrive(address: int) -> None:
+    lane, barrier = current(), _mbarrier(address)
+    lane.block.clock += 1
+    published = list(lane.seen)
+    published[lane.index] = lane.block.clock
+    barrier.seen = [max(pair) for pair in zip(barrier.seen, published, strict=True)]
+    barrier.missing -= 1
+    barrier.settle()
+
+
+def mbarrier_wait(address: int, parity: int) -> None:
+    lane, barrier = current(), _mbarrier(address)
+    if barrier.phase == parity:
+        lane.wait("until", address, lambda: barrier.phase != parity)
+    lane.seen = [max(pair) for pair in zip(barrier.seen, lane.seen, strict=True)]
+
+
+mbarrier_poll = mbarrier_wait
+
+
+def bulk_copy(target: int, source: int, n_bytes: int, address: int) -> None:
+    lane, barrier, machine = current(), _mbarrier(address), now()
+    if n_bytes % 16 or target % 16 or source % 16:
+        raise EmulationError(f"bulk copy of {n_bytes} bytes from {source:#x} to {target}: not aligned to 16")
+    engine = len(lane.seen) - 1
+    data = b"".join(machine.load(source + i, 16) for i in range(0, n_bytes, 16))
+    for i in range(0, n_bytes, 16):
+        lane.block.shared.write(lane, target + i, data[i : i + 16], lane.stamp()._replace(lane=engine))
+    lane.block.clock += 1
+    barrier.seen[engine] = lane.block.clock
+    barrier.pending_bytes -= n_bytes
+    barrier.settle()
+
+
+def _one_bulk_copy(operands: Sequence[Any], warp: Warp) -> list[None]:
+    if len(set(operands)) > 1:
+        raise EmulationError("the lanes of a warp ask for different bulk copies")
+    bulk_copy(*operands[0])
+    return [None] * 32
+
+
+warp_bulk_copy = collective(_one_bulk_copy)
+
+
+def mbarrier_fence_init() -> None: ...
+
+
+def fence_async_shared() -> None:
+    lane = current()
+    lane.block.clock += 1
+    lane.fenced_at = lane.block.clock

@@ -1,0 +1,116 @@
+"""Products of a warpgroup in the emulator: four warps, one operand in shared memory, sums that are not yours at once.
+
+From the product to the wait that covers it, the sums cannot be read (arithmetic on them raises) and nobody may write
+the shared operand, which counts as being read until then.
+
+Source: PTX ISA 9.0, asynchronous warpgroup-level matrix instructions, matrix descriptor without swizzle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from eagle3core.kernels.emulator.machine import WARP, EmulationError, Lane
+from eagle3core.kernels.emulator.numbers import f32, halves, wide_bf16, wide_f16
+
+_WIDEN = {"bf16": wide_bf16, "f16": wide_f16}
+_ROW, _COL = np.arange(WARP) >> 2, np.arange(WARP) & 3
+
+
+class UnderWay:
+    """A sum that the tensor cores still own: it has a value for them and no arithmetic for the kernel."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+@cache
+def products(kind: str, n: int) -> Callable[[Sequence[Any], Sequence[Lane]], list[None]]:
+    """What wgmma.m64n`n`k16 does with (sums, a0, a1, a2, a3, descriptor) of 128 lanes."""
+    widen = _WIDEN[kind]
+
+    def group_product(operands: Sequence[Any], lanes: Sequence[Lane]) -> list[None]:
+        if not all(lane.is_fenced for lane in lanes):
+            raise EmulationError("a warpgroup multiplies without group_fence after its registers changed")
+        if len({o[5] for o in operands}) > 1:
+            raise EmulationError("the lanes of a warpgroup name different shared operands")
+        right = widen(_shared_operand(operands[0][5], n, lanes)).T  # [16, n]
+        for start in range(0, len(lanes), WARP):
+            _warp_product(operands[start : start + WARP], right, widen)
+        return [None] * len(lanes)
+
+    return group_product
+
+
+def _warp_product(operands: Sequence[Any], right: Any, widen: Callable[[Any], Any]) -> None:
+    a = widen(halves([o[1:5] for o in operands]))  # [32, 4, 2]
+    n = right.shape[1]
+    c = np.array([[v.value if isinstance(v, UnderWay) else v for v in o[0][: n // 2]] for o in operands], f32)
+    left, total = np.zeros((16, 16), f32), np.zeros((16, n), f32)
+    columns = 8 * np.arange(n // 8)[None, :] + 2 * _COL[:, None]  # [32, n / 8]
+    for half in range(2):
+        at = 2 * _COL + half
+        left[_ROW, at], left[_ROW + 8, at] = a[:, 0, half], a[:, 1, half]
+        left[_ROW, at + 8], left[_ROW + 8, at + 8] = a[:, 2, half], a[:, 3, half]
+        total[_ROW[:, None], columns + half] = c[:, half::4]
+        total[_ROW[:, None] + 8, columns + half] = c[:, half + 2 :: 4]
+    with np.errstate(all="ignore"):
+        for k in range(16):
+            total = total + left[:, k, None] * right[None, k]
+    for lane, o in enumerate(operands):
+        for i in range(n // 2):
+            row, column = _ROW[lane] + 8 * (i >> 1 & 1), columns[lane, i >> 2] + (i & 1)
+            o[0][i] = UnderWay(total[row, column])
+
+
+def _shared_operand(descriptor: int, n: int, lanes: Sequence[Lane]) -> Any:
+    """uint16 `[n, 16]`; the first lane of every warp reads it, from now until its wait."""
+    start, k_step, n_step = (((descriptor >> shift) & 0x3FFF) << 4 for shift in (0, 16, 32))
+    if descriptor >> 46:
+        raise EmulationError(f"descriptor {descriptor:#x} asks for a swizzle, which is not emulated")
+    rows = []
+    for row in range(n):
+        pieces = [start + (row >> 3) * n_step + core * k_step + (row & 7) * 16 for core in range(2)]
+        for lane in lanes[::WARP]:
+            shared = lane.block.shared
+            data = b"".join(shared.read(lane, at, 16) for at in pieces)
+            for at in pieces:
+                _check_fenced(lane, at)
+                lane.open_products += [(word, shared.written[word]) for word in range(at >> 2, (at >> 2) + 4)]  # type: ignore[misc]
+        rows.append(np.frombuffer(data, np.uint16))
+    return np.stack(rows)
+
+
+def _check_fenced(lane: Lane, at: int) -> None:
+    """Copies complete for everyone; what a lane stores, the tensor cores see after its fence only."""
+    for word in range(at >> 2, (at >> 2) + 4):
+        stamp = lane.block.shared.written[word]
+        writers = lane.block.lanes
+        if stamp is not None and stamp.lane < len(writers) and stamp.time >= writers[stamp.lane].fenced_at:
+            raise EmulationError(f"a product reads shared byte {word * 4} without fence_async_shared after its store")
+
+
+def commit(lane: Lane) -> None:
+    """Closes the lane's batch of products; registers that change afterwards need a fence."""
+    lane.products.append(lane.open_products)
+    lane.open_products, lane.is_fenced = [], False
+
+
+def wait(lane: Lane, n: int) -> None:
+    """Until at most the `n` newest batches are under way; what the others read must still be what it was."""
+    shared = lane.block.shared
+    while len(lane.products) > n:
+        for word, stamp in lane.products.pop(0):
+            if shared.written[word] != stamp:
+                raise EmulationError(f"shared byte {word * 4} was overwritten while a product under way reads it")
+            shared.read(lane, word * 4, 4)
+
+
+def settle(lane: Lane, sums: list[Any], n_sums: int) -> None:
+    """Waits for all products; the sums become numbers."""
+    wait(lane, 0)
+    sums[:n_sums] = [v.value if isinstance(v, UnderWay) else v for v in sums[:n_sums]]

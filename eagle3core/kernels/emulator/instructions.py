@@ -1,0 +1,260 @@
+"""The CPU twin of `ptx`: the same names, so that a kernel factory given this module yields a kernel that runs here.
+
+`execute` runs a `Launch` lane by lane on `machine.Machine` with all of its checks. Approximate instructions are exact
+here, `mma` adds its sixteen products one after the other in fp32 (so an order that differs shows in the bits).
+
+Source: PTX ISA 9.0, fragment layouts of mma.m16n8k16 and ldmatrix; the rest derived here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from eagle3core.kernels.card import Launch
+from eagle3core.kernels.emulator import group as emulator_group
+from eagle3core.kernels.emulator.copies import (  # noqa: F401  part of the instruction set
+    ARRIVING_LANES,
+    COPY_WAIT,
+    bulk_copy,
+    copy16,
+    copy16_cached,
+    copy16_cached_fill,
+    copy16_fill,
+    copy_commit,
+    fence_async_shared,
+    mbarrier_arrive,
+    mbarrier_expect,
+    mbarrier_fence_init,
+    mbarrier_init,
+    mbarrier_poll,
+    mbarrier_wait,
+    warp_bulk_copy,
+)
+from eagle3core.kernels.emulator.cuda import SharedArray, cuda  # noqa: F401
+from eagle3core.kernels.emulator.machine import Machine, Region
+from eagle3core.kernels.emulator.memory import (  # noqa: F401  part of the instruction set
+    load_f32,
+    load_f32_l2,
+    load_f32x2,
+    load_f32x4,
+    load_f32x4_l2,
+    load_u16,
+    load_u32,
+    load_u32x4,
+    load_u32x4_const,
+    load_u32x4_stream,
+    load_u64,
+    shared_load_f32,
+    shared_load_f32x4,
+    shared_load_u32,
+    shared_load_u32x4,
+    shared_store_f32,
+    shared_store_f32x2,
+    shared_store_f32x4,
+    shared_store_u32,
+    shared_store_u32x4,
+    store_f32,
+    store_f32x2,
+    store_f32x4,
+    store_u16,
+    store_u32,
+    store_u32x2,
+    store_u32x4,
+    store_u64,
+)
+from eagle3core.kernels.emulator.now import Warp, collective, lane, now, run
+from eagle3core.kernels.emulator.numbers import (  # noqa: F401  part of the instruction set
+    bits_of_f32,
+    exp2,
+    f32,
+    f32_of_bits,
+    fused,
+    high_bf16,
+    high_f16,
+    i32,
+    log2,
+    low_bf16,
+    low_f16,
+    maximum,
+    minimum,
+    pack_bf16,
+    pack_f16,
+    popcount,
+    product,
+    products,
+    reciprocal,
+    rsqrt,
+    wide_bf16,
+    wide_f16,
+)
+
+
+def execute(launches: Iterable[Launch], isa: Any = None) -> None:
+    """Run launches on CPU tensors, one after the other; `isa` replaces this module, e.g. to plant a fault.
+
+    Raises:
+        EmulationError: on any access, race, divergence or deadlock that a GPU would not forgive.
+    """
+    for launch in launches:
+        variant = launch.variant
+        kernel = variant.make(isa or sys.modules[__name__], **variant.constants)
+        arguments, regions = _operands(launch)
+        machine = Machine(kernel, arguments, regions, variant.threads, variant.shared_bytes, variant.dependent)
+        run(machine, launch.grid)
+
+
+def _operands(launch: Launch) -> tuple[list[Any], list[Region]]:
+    arguments: list[Any] = []
+    regions: list[Region] = []
+    for parameter, value in zip(launch.variant.parameters, launch.values, strict=True):
+        if parameter.kind == "f32":
+            arguments.append(f32(value))
+        elif not parameter.is_address:
+            arguments.append(int(value))  # type: ignore[arg-type]
+        elif value is None:
+            arguments.append(0)
+        else:
+            start = value.data_ptr()  # type: ignore[union-attr]
+            end = start + value.nbytes  # type: ignore[union-attr]
+            arguments.append(start)
+            regions.append(
+                Region(parameter.name, start, end, parameter.role == "const", parameter.role in ("out", "inout"))
+            )
+    return arguments, regions
+
+
+i64 = int
+
+
+def inlined(function: Callable[..., Any], *, early: bool = False) -> Any:
+    """Nothing to do: a Python function is called."""
+    return function
+
+
+# ---- tensor cores
+
+
+mma_bf16 = collective(products(wide_bf16))
+mma_f16 = collective(products(wide_f16))
+
+
+def _ldmatrix(transpose: bool) -> Callable[..., Any]:
+    def act(operands: Sequence[Any], warp: Warp) -> list[Any]:
+        rows = [
+            np.frombuffer(lane.block.shared.read(lane, o[0], 16), np.uint16)
+            for lane, o in zip(warp, operands, strict=True)
+        ]
+        blocks = np.stack(rows).reshape(4, 8, 8).astype(np.uint32)
+        if transpose:
+            blocks = blocks.transpose(0, 2, 1)
+        pairs = blocks[:, :, 0::2] | (blocks[:, :, 1::2] << np.uint32(16))  # [4, 8, 4]
+        return [tuple(int(v) for v in pairs[:, lane >> 2, lane & 3].astype(np.int32)) for lane in range(32)]
+
+    return collective(act)
+
+
+ldmatrix_x4 = _ldmatrix(False)
+ldmatrix_x4_trans = _ldmatrix(True)
+
+
+# ---- tensor cores of a warpgroup
+
+
+def group_mma(kind: str, n: int) -> Callable[..., None]:
+    act = emulator_group.products(kind, n)
+    return lambda *operands: lane().wait("group", act, operands)
+
+
+def group_settle(n: int) -> Callable[..., None]:
+    return lambda sums: emulator_group.settle(lane(), sums, n // 2)
+
+
+def group_fence() -> None:
+    lane().is_fenced = True
+
+
+def group_commit() -> None:
+    emulator_group.commit(lane())
+
+
+def shared_address(array: SharedArray) -> int:
+    return array.offset
+
+
+# ---- warp-wide exchange
+
+
+def _exchange_xor(operands: Sequence[Any], warp: Warp) -> list[Any]:
+    return [operands[lane ^ o[1]][0] for lane, o in enumerate(operands)]
+
+
+def _exchange_index(operands: Sequence[Any], warp: Warp) -> list[Any]:
+    return [operands[o[1] & 31][0] for o in operands]
+
+
+def _largest(operands: Sequence[Any], warp: Warp) -> list[int]:
+    return [max(o[0] for o in operands)] * 32
+
+
+def _smallest(operands: Sequence[Any], warp: Warp) -> list[int]:
+    return [min(o[0] for o in operands)] * 32
+
+
+def _vote_any(operands: Sequence[Any], warp: Warp) -> list[int]:
+    return [int(any(o[0] for o in operands))] * 32
+
+
+def _vote_ballot(operands: Sequence[Any], warp: Warp) -> list[int]:
+    return [i32(sum((o[0] != 0) << lane for lane, o in enumerate(operands)))] * 32
+
+
+shuffle_xor_f32 = shuffle_xor_i32 = collective(_exchange_xor)
+shuffle_i32 = collective(_exchange_index)
+warp_max_i32 = collective(_largest)
+warp_min_i32 = collective(_smallest)
+any_lane = collective(_vote_any)
+ballot = collective(_vote_ballot)
+
+
+# ---- order between blocks and kernels
+
+
+def named_barrier(name: int, count: int) -> None:
+    lane().wait("named", (name, count))
+
+
+def named_arrive(name: int, count: int) -> None:
+    current = lane()
+    current.block.arrive((name, count), current)
+
+
+def fence_gpu() -> None: ...
+
+
+def atomic_add_i32(address: int, value: int) -> int:
+    before: int = load_u32(address)
+    store_u32(address, before + value)
+    return before
+
+
+def wait_count(address: int, value: int) -> None:
+    now().load(address, 4)  # may we read it?
+    lane().wait("count", address, lambda: ctypes.c_int32.from_address(address).value >= value)
+
+
+def wait_previous() -> None:
+    lane().has_waited = True
+
+
+def let_next_start() -> None: ...
+
+
+MMA = {"bf16": mma_bf16, "f16": mma_f16}
+PACK = {"bf16": pack_bf16, "f16": pack_f16}
+LOW = {"bf16": low_bf16, "f16": low_f16}
+HIGH = {"bf16": high_bf16, "f16": high_f16}

@@ -1,0 +1,267 @@
+"""The emulator's machine: lanes of one block, its shared memory, and the global memory they may touch.
+
+Lanes are greenlets that run until they need another lane. Beyond running the kernel, the machine proves what a GPU
+would leave to luck:
+- every global access lies inside an operand, is aligned, is written only if the operand is an output, and does not
+  come before `wait_previous` unless the operand is constant;
+- every shared word is read after it was written, with a barrier between the two lanes (vector clocks per lane), and
+  never while an asynchronous copy into it is under way; the same for overwriting what another lane has read;
+- all lanes of a warp meet at the same collective, and nobody waits for ever.
+
+Source: derived here; the memory rules are those of the PTX ISA's consistency model, narrowed to one block.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
+
+from eagle3core.kernels.emulator.machine_memory import EmulationError as EmulationError
+from eagle3core.kernels.emulator.machine_memory import Region as Region
+from eagle3core.kernels.emulator.machine_memory import Shared, Stamp
+
+WARP = 32
+GROUP = 128  # lanes of a warpgroup
+
+
+@dataclass
+class Lane:
+    """One thread and what it waits for."""
+
+    index: int
+    block: Block
+    body: greenlet
+    is_ready: bool = True
+    is_done: bool = False
+    has_waited: bool = False
+    request: tuple[Any, ...] = ()
+    answer: Any = None
+    groups: list[list[tuple[int, int, int]]] = field(default_factory=list)
+    open_group: list[tuple[int, int, int]] = field(default_factory=list)
+    is_fenced: bool = False
+    fenced_at: int = 0  # its writes before this time may be read by the tensor cores
+    products: list[list[tuple[int, Stamp]]] = field(default_factory=list)  # shared words that batches under way read
+    open_products: list[tuple[int, Stamp]] = field(default_factory=list)
+    seen: list[int] = field(default_factory=list)  # per lane: its writes before this time are visible to us
+
+    def wait(self, *request: Any) -> Any:
+        """Stop here until the machine answers `request`."""
+        self.request, self.is_ready = request, False
+        self.block.hub.switch()
+        return self.answer
+
+    def stamp(self) -> Stamp:
+        return Stamp(self.index, self.block.clock)
+
+
+@dataclass
+class Arrivals:
+    """An mbarrier: arrivals and bytes still missing in this phase."""
+
+    expected: int
+    missing: int
+    pending_bytes: int = 0
+    phase: int = 0
+    seen: list[int] = field(default_factory=list)
+
+    def settle(self) -> None:
+        if self.missing == 0 and self.pending_bytes == 0:
+            self.phase ^= 1
+            self.missing = self.expected
+
+
+class Block:
+    """One thread block while it runs."""
+
+    def __init__(self, machine: Machine, index: tuple[int, int, int]) -> None:
+        self.machine, self.index = machine, index
+        self.hub = getcurrent()
+        self.clock = 1
+        self.shared = Shared(machine.shared_bytes)
+        self.mbarriers: dict[int, Arrivals] = {}
+        self.arrived: dict[tuple[int, int], list[list[int]]] = {}  # what lanes published that went on at once
+        n = machine.n_threads
+        self.lanes = [Lane(i, self, greenlet(machine.lane_body), seen=[0] * (n + 1)) for i in range(n)]
+
+    def synchronise(self, group: Sequence[Lane]) -> None:
+        """What each of `group` wrote so far becomes visible to all of it."""
+        self.clock += 1
+        distinct = list({id(lane.seen): lane.seen for lane in group}.values())
+        seen = list(distinct[0]) if len(distinct) == 1 else list(map(max, *distinct))
+        for lane in group:
+            seen[lane.index] = self.clock
+        for lane in group:
+            lane.seen, lane.is_ready = seen, True
+
+    def arrive(self, barrier: tuple[int, int], lane: Lane) -> None:
+        """`lane` counts at a named barrier without waiting there; those who wait see what it wrote so far."""
+        self.clock += 1
+        published = list(lane.seen)
+        published[lane.index] = self.clock
+        self.arrived.setdefault(barrier, []).append(published)
+
+    def run(self) -> bool:
+        """Until all lanes are done, or some wait for what another block has to count; whether they are done."""
+        while not all(lane.is_done for lane in self.lanes):
+            progress = self._resume()
+            progress |= self._serve_collectives("warp", WARP)
+            progress |= self._serve_collectives("group", GROUP)
+            progress |= self._serve_barriers()
+            if not progress:
+                if any(lane.request[0] == "count" for lane in self.lanes if not lane.is_done):
+                    return False
+                waiting = {(lane.index, lane.request[:2]) for lane in self.lanes if not lane.is_done}
+                raise EmulationError(f"deadlock in block {self.index}: {sorted(waiting, key=str)[:8]} ...")
+        for lane in self.lanes:
+            if self.machine.is_dependent and not lane.has_waited:
+                raise EmulationError(f"lane {lane.index} ends without wait_previous")
+            if any(lane.groups) or lane.open_group:
+                raise EmulationError(f"lane {lane.index} ends with asynchronous copies under way")
+            if any(lane.products) or lane.open_products:
+                raise EmulationError(f"lane {lane.index} ends with products of its warpgroup under way")
+        return True
+
+    def _resume(self) -> bool:
+        progress = False
+        for lane in self.lanes:
+            if lane.is_ready and not lane.is_done:
+                self.machine.current = lane
+                lane.body.switch()
+                lane.is_done = lane.body.dead
+                progress = True
+        return progress
+
+    def _serve_collectives(self, team: str, size: int) -> bool:
+        progress = False
+        for start in range(0, len(self.lanes) - size + 1, size):
+            warp = self.lanes[start : start + size]
+            if any(lane.is_done or lane.is_ready or lane.request[0] != team for lane in warp):
+                continue
+            kinds = {lane.request[1] for lane in warp}
+            if len(kinds) > 1:
+                raise EmulationError(f"{team} {start // size} is divided between {sorted(k.__name__ for k in kinds)}")
+            self.machine.current = warp[0]
+            answers = kinds.pop()([lane.request[2] for lane in warp], warp)
+            for lane, answer in zip(warp, answers, strict=True):
+                lane.answer, lane.is_ready = answer, True
+            progress = True
+        return progress
+
+    def _serve_barriers(self) -> bool:
+        live = [lane for lane in self.lanes if not lane.is_done]
+        waiting = [lane for lane in live if not lane.is_ready]
+        if live and len(waiting) == len(live) and all(lane.request[0] == "block" for lane in live):
+            self.synchronise(live)
+            return True
+        progress = False
+        groups: dict[tuple[int, int], list[Lane]] = {}
+        for lane in waiting:
+            if lane.request[0] == "named":
+                groups.setdefault(lane.request[1], []).append(lane)
+            elif lane.request[0] in ("until", "count") and lane.request[2]():
+                lane.is_ready = progress = True
+        for barrier, group in groups.items():
+            early = self.arrived.get(barrier, [])
+            if len(group) + len(early) > barrier[1]:
+                raise EmulationError(f"named barrier {barrier[0]}: more than {barrier[1]} lanes")
+            if len(group) + len(early) == barrier[1]:
+                self.synchronise(group)
+                if early:
+                    seen = list(map(max, group[0].seen, *early))
+                    for lane in group:
+                        lane.seen = seen
+                    del self.arrived[barrier]
+                progress = True
+        return progress
+
+
+class Machine:
+    """Runs one launch, block after block; one that waits for others is resumed after them.
+
+    Args:
+        kernel: the kernel made for the emulator.
+        arguments: addresses and numbers in parameter order.
+        regions: the operands.
+        n_threads: of a block, a multiple of 32.
+        shared_bytes: dynamic shared memory of a block.
+        is_dependent: the kernel must call `wait_previous` before it touches anything but constants.
+    """
+
+    def __init__(
+        self,
+        kernel: Callable[..., None],
+        arguments: Sequence[Any],
+        regions: Sequence[Region],
+        n_threads: int,
+        shared_bytes: int,
+        is_dependent: bool,
+    ) -> None:
+        self.kernel, self.arguments, self.regions = kernel, arguments, regions
+        self.n_threads, self.shared_bytes, self.is_dependent = n_threads, shared_bytes, is_dependent
+        self.grid = (1, 1, 1)
+        self.current: Lane
+        # The operands no other shares bytes with, by address: most accesses are to the one found last.
+        self._own = [r for r in regions if not any(r is not o and o.start < r.end and r.start < o.end for o in regions)]
+        self._last = self._own[0] if self._own else None
+
+    def lane_body(self) -> None:
+        # Each greenlet has its own context, hence its own numpy error state.
+        with np.errstate(all="ignore"):
+            self.kernel(*self.arguments)
+
+    def run(self, grid: tuple[int, int, int]) -> None:
+        self.grid = grid
+        parked: list[Block] = []
+        for z in range(grid[2]):
+            for y in range(grid[1]):
+                for x in range(grid[0]):
+                    block = Block(self, (x, y, z))
+                    if not block.run():
+                        parked.append(block)
+                    elif parked:
+                        parked = [other for other in parked if not other.run()]
+        while parked:
+            left = [block for block in parked if not block.run()]
+            if len(left) == len(parked):
+                raise EmulationError(f"deadlock: {len(left)} blocks wait for a count that nobody reaches")
+            parked = left
+
+    def region(self, address: int, n_bytes: int, *, writes: bool) -> Region:
+        """The operand that holds these bytes, after all checks."""
+        if address % n_bytes:
+            raise EmulationError(f"global address {address:#x} is not aligned to {n_bytes} bytes")
+        region = self._last
+        if region is None or not (region.start <= address and address + n_bytes <= region.end):
+            region = self._holding(address, n_bytes, writes=writes)
+        if writes and not region.is_writable:
+            raise EmulationError(f"{region.name} is written, but it is not an output")
+        if self.is_dependent and not self.current.has_waited and (writes or not region.is_early):
+            raise EmulationError(f"{region.name} is touched before wait_previous")
+        return region
+
+    def _holding(self, address: int, n_bytes: int, *, writes: bool) -> Region:
+        holding = [r for r in self.regions if r.start <= address and address + n_bytes <= r.end]
+        if not holding:
+            near = min(self.regions, key=lambda r: min(abs(address - r.start), abs(address - r.end)))
+            raise EmulationError(
+                f"global access of {n_bytes} bytes is out of bounds: {address - near.start} bytes into {near.name}, "
+                f"which has {near.end - near.start}"
+            )
+        # One tensor may stand behind two parameters, e.g. read as `in` and updated as `inout`.
+        region = max(holding, key=lambda r: r.is_writable if writes else r.is_early)
+        if region in self._own:
+            self._last = region
+        return region
+
+    def load(self, address: int, n_bytes: int) -> bytes:
+        self.region(address, n_bytes, writes=False)
+        return ctypes.string_at(address, n_bytes)
+
+    def store(self, address: int, data: bytes) -> None:
+        self.region(address, len(data), writes=True)
+        ctypes.memmove(address, data, len(data))

@@ -1,0 +1,55 @@
+"""Loads and stores of the emulator, global by address and shared by offset; every access is checked.
+
+Source: PTX ISA 9.0, ld and st.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from eagle3core.kernels.emulator.machine_memory import pack, unpack
+from eagle3core.kernels.emulator.now import lane as current
+from eagle3core.kernels.emulator.now import now
+
+
+def read_shared(address: int, n_bytes: int) -> bytes:
+    """Bytes of the running lane's shared memory."""
+    lane = current()
+    return lane.block.shared.read(lane, address, n_bytes)
+
+
+def write_shared(address: int, data: bytes) -> None:
+    """Put bytes into the running lane's shared memory."""
+    lane = current()
+    lane.block.shared.write(lane, address, data)
+
+
+def _loader(code: str, n: int, width: int, *, shared: bool = False) -> Callable[[int], Any]:
+    def load(address: int) -> Any:
+        data = read_shared(address, n * width) if shared else now().load(address, n * width)
+        values = unpack(code, data)
+        return values[0] if n == 1 else values
+
+    return load
+
+
+def _storer(code: str, *, shared: bool = False) -> Callable[..., None]:
+    def store(address: int, *values: Any) -> None:
+        (write_shared if shared else now().store)(address, pack(code, values))
+
+    return store
+
+
+load_u16 = _loader("H", 1, 2)
+load_u32, load_u64, load_u32x4 = _loader("i", 1, 4), _loader("q", 1, 8), _loader("i", 4, 4)
+load_u32x4_const = load_u32x4_stream = load_u32x4
+load_f32, load_f32x2, load_f32x4 = _loader("f", 1, 4), _loader("f", 2, 4), _loader("f", 4, 4)
+load_f32_l2, load_f32x4_l2 = load_f32, load_f32x4
+store_u16, store_u64 = _storer("H"), _storer("q")
+store_u32 = store_u32x2 = store_u32x4 = _storer("i")
+store_f32 = store_f32x2 = store_f32x4 = _storer("f")
+shared_load_u32, shared_load_u32x4 = _loader("i", 1, 4, shared=True), _loader("i", 4, 4, shared=True)
+shared_load_f32, shared_load_f32x4 = _loader("f", 1, 4, shared=True), _loader("f", 4, 4, shared=True)
+shared_store_u32 = shared_store_u32x4 = _storer("i", shared=True)
+shared_store_f32 = shared_store_f32x2 = shared_store_f32x4 = _storer("f", shared=True)

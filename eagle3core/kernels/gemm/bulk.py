@@ -1,0 +1,147 @@
+"""W by bulk copies, for `gemm_ring`: what a warp needs of packed W for a stage is one run of bytes, so one copy.
+
+Every warp has a ring and its barriers, one a stage, which the copied bytes complete. A stage is refilled by the warp
+that has read it, once its lanes have met; nobody else is waited for. x goes straight into registers, two stages ahead:
+the lane that loads 16 bytes of it is the one that multiplies them.
+
+Source: derived here; bulk copies and mbarriers from the PTX ISA.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eagle3core.kernels.gemm.products import FRAGMENT
+
+_UNIT_BYTES = 64  # of a row of x
+
+
+def make_bulk_ring(isa: Any, *, dtype: str, w_tiles: int, units: int, stages: int) -> tuple[Any, Any, Any]:
+    """Inlined `start_w`, `start_x` and `multiply_all`, of one warp; a block has 8 rows of x.
+
+    In all three, `ring` and `full` are the shared addresses of the warp's stages and barriers, `source` and `source_x`
+    the addresses of its first unit of W and of this lane's first 16 bytes of x, `pitch` the bytes from a tile of W to
+    the next, `operands` a register array of 8 `units` int32.
+    """
+    cuda, i32 = isa.cuda, isa.i32
+    piece, x_bytes = units * 2 * FRAGMENT, units * _UNIT_BYTES
+    stage_bytes = w_tiles * piece
+    ring_bytes = stages * stage_bytes
+    load_even, multiply_even = _make_half(isa, dtype, w_tiles, units, 0)
+    load_odd, multiply_odd = _make_half(isa, dtype, w_tiles, units, 4 * units)
+
+    def copy_stage(target: Any, source: Any, pitch: Any, barrier: Any, lane: Any) -> None:
+        if lane == 0:
+            isa.mbarrier_expect(barrier, i32(stage_bytes))
+        for r in range(w_tiles):
+            isa.warp_bulk_copy(i32(target + r * piece), source + r * pitch, i32(piece), barrier)
+
+    copy_stage = isa.inlined(copy_stage)
+
+    def start_w(ring: Any, full: Any, source: Any, pitch: Any, n_steps: Any, lane: Any) -> None:
+        if lane < stages:
+            isa.mbarrier_init(i32(full + lane * 8), i32(1))
+            isa.mbarrier_fence_init()
+        cuda.syncwarp()
+        for stage in range(stages):
+            if stage < n_steps:
+                at = source + stage * piece
+                copy_stage(i32(ring + stage * stage_bytes), at, pitch, i32(full + stage * 8), lane)
+
+    def start_x(operands: Any, source_x: Any, has_row: Any, n_steps: Any) -> None:
+        for i in range(8 * units):
+            operands[i] = i32(0)  # and so they stay where there is no row
+        if n_steps > 0:
+            load_even(operands, source_x, has_row)
+        if n_steps > 1:
+            load_odd(operands, source_x + x_bytes, has_row)
+
+    def following(reading: Any, barrier: Any, parity: Any) -> Any:
+        reading, barrier = i32(reading + stage_bytes), i32(barrier + 8)
+        if reading == ring_bytes:
+            reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
+        return reading, barrier, parity
+
+    following = isa.inlined(following)
+
+    def multiply_all(
+        accumulators: Any, operands: Any, ring: Any, full: Any, source: Any, pitch: Any, source_x: Any, has_row: Any,
+        n_steps: Any, lane: Any,
+    ) -> None:  # fmt: skip
+        own = i32(ring + lane * 16)
+        reading, barrier, parity, left = i32(0), i32(0), i32(0), n_steps
+        at, at_x = source + stages * piece, source_x + 2 * x_bytes
+        while left > 0:
+            isa.mbarrier_wait(i32(full + barrier), parity)
+            multiply_even(accumulators, operands, i32(own + reading))
+            if left > stages:
+                cuda.syncwarp()
+                copy_stage(i32(ring + reading), at, pitch, i32(full + barrier), lane)
+            if left > 2:
+                load_even(operands, at_x, has_row)
+            reading, barrier, parity = following(reading, barrier, parity)
+            if left > 1:
+                isa.mbarrier_wait(i32(full + barrier), parity)
+                multiply_odd(accumulators, operands, i32(own + reading))
+                if left > stages + 1:
+                    cuda.syncwarp()
+                    copy_stage(i32(ring + reading), at + piece, pitch, i32(full + barrier), lane)
+                if left > 3:
+                    load_odd(operands, at_x + x_bytes, has_row)
+                reading, barrier, parity = following(reading, barrier, parity)
+            left = i32(left - 2)
+            at += 2 * piece
+            at_x += 2 * x_bytes
+
+    return isa.inlined(start_w), isa.inlined(start_x), isa.inlined(multiply_all)
+
+
+def _make_half(isa: Any, dtype: str, w_tiles: int, units: int, first: int) -> tuple[Any, Any]:
+    """Inlined `load(operands, at, has_row)` and `multiply(accumulators, operands, at)` of a stage.
+
+    It has 1, 2, 4 or 8 units; its x lies in `operands` from `first` on.
+    """
+    i32, mma = isa.i32, isa.MMA[dtype]
+    tile_bytes, part = units * 2 * FRAGMENT, max(1, units // 4)
+
+    def load_part(operands: Any, at: Any, unit: Any) -> None:
+        for u in range(part):
+            v = isa.load_u32x4(at + (unit + u) * _UNIT_BYTES)
+            for c in range(4):
+                operands[first + (unit + u) * 4 + c] = v[c]
+
+    def multiply_part(accumulators: Any, operands: Any, at: Any, unit: Any) -> None:
+        for u in range(part):
+            o = first + (unit + u) * 4
+            for r in range(w_tiles):
+                q, place = r * 4, i32(at + (r * tile_bytes + (unit + u) * (2 * FRAGMENT)))
+                a, b = isa.shared_load_u32x4(place), isa.shared_load_u32x4(i32(place + FRAGMENT))
+                d = mma(
+                    a[0], b[0], a[1], b[1], operands[o], operands[o + 1],
+                    accumulators[q], accumulators[q + 1], accumulators[q + 2], accumulators[q + 3],
+                )  # fmt: skip
+                d = mma(a[2], b[2], a[3], b[3], operands[o + 2], operands[o + 3], d[0], d[1], d[2], d[3])
+                for c in range(4):
+                    accumulators[q + c] = d[c]
+
+    load_part, multiply_part = isa.inlined(load_part), isa.inlined(multiply_part)
+
+    # Part by part in so many words: the compiler leaves a loop over large bodies rolled.
+    def load(operands: Any, at: Any, has_row: Any) -> None:
+        if has_row:
+            load_part(operands, at, 0)
+            if units > 1:
+                load_part(operands, at, part)
+            if units > 2:
+                load_part(operands, at, 2 * part)
+                load_part(operands, at, 3 * part)
+
+    def multiply(accumulators: Any, operands: Any, at: Any) -> None:
+        multiply_part(accumulators, operands, at, 0)
+        if units > 1:
+            multiply_part(accumulators, operands, at, part)
+        if units > 2:
+            multiply_part(accumulators, operands, at, 2 * part)
+            multiply_part(accumulators, operands, at, 3 * part)
+
+    return isa.inlined(load), isa.inlined(multiply)

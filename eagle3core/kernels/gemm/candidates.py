@@ -1,0 +1,89 @@
+"""Tilings worth timing against each other, by rows of x: what the rule chooses between, and its neighbours.
+
+Every one gives the same bits (`gemm_tiling`), so only time decides. Source: docs/log.md says what was tried before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from eagle3core.kernels.card import SHARED_BYTES
+from eagle3core.kernels.gemm.ring import STREAMS, UNIT
+from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
+
+# For up to 8 rows: how much of W is under way, and in how large copies.
+_BULK = [Tiling("bulk", 1, 1, units, stages) for units, stages in ((8, 2), (8, 3), (4, 3), (4, 4), (4, 6))]
+_RING = [
+    Tiling("ring", 1, 1, units, stages) for units, stages in ((4, 3), (4, 4), (2, 6), (1, 8), (1, 12), (1, 16))
+]  # fmt: skip
+# For up to 16.
+_SIXTEEN = [Tiling("ring", 2, 1, units, stages) for units, stages in ((2, 4), (2, 6), (1, 8), (1, 13))]
+_SIXTEEN += [Tiling("ring", 2, 2, units, stages) for units, stages in ((2, 3), (2, 4), (1, 5), (1, 8))]
+
+
+def gemm_candidates(arch: str, rows: int, n_tiles: int, k: int, packed: bool) -> list[Tiling]:
+    """Distinct tilings that `gemm` takes for `rows` rows of x, `n_tiles` tiles of 16 weight rows and `k` columns."""
+    units = -(-k // UNIT)
+    if rows <= 8:
+        has_bulk = any(_is_taken(one, arch, n_tiles, k, packed) for one in _BULK)
+        found = [*_BULK, *(_RING[:3] if has_bulk else _RING)]
+    elif rows <= 16:
+        found = [*_SIXTEEN, *_groups(arch, (2,), rows, n_tiles, units)]
+    elif arch == "sm_90a" and packed:
+        found = [Tiling("ring", 4, 2, deep, 6) for deep in (1, 2)] if rows <= 32 else []
+        narrow = next((v for v in (3, 4, 6, 8) if 8 * v >= rows), None)
+        found += _groups(arch, (32, 16) if narrow is None else (narrow,), rows, n_tiles, units)
+    else:
+        found = list(_tiles(rows))
+    fitting = [
+        fitted(arch, one) for one in found
+        if one.shared_bytes <= SHARED_BYTES[arch] and _is_taken(one, arch, n_tiles, k, packed)
+    ]  # fmt: skip
+    return list(dict.fromkeys(fitting))
+
+
+def _groups(arch: str, widest: tuple[int, ...], rows: int, n_tiles: int, units: int) -> list[Tiling]:
+    """Warpgroups over blocks of every height, alone or sharing K, with rings as deep as fit."""
+    made = []
+    for most in widest:
+        blocks_x = -(-rows // (8 * most))
+        x_tiles = -(-rows // (8 * blocks_x))
+        for w_tiles in (4, 8, 12):
+            blocks = blocks_x * -(-n_tiles // w_tiles)
+            for split in (1, STREAMS):
+                whole = Tiling(
+                    "group", x_tiles, w_tiles, 4 if x_tiles <= 4 else 2, 8, split=split,
+                    together=split > 1 and blocks * split <= MULTIPROCESSORS,
+                )  # fmt: skip
+                if (split > 1 and not whole.together) or x_tiles * w_tiles > 256:
+                    continue
+                made.append(deepest(arch, whole, units, blocks=1))
+                if x_tiles <= 4 and w_tiles == 4 and split == 1:
+                    made.append(deepest(arch, whole, units, blocks=2))
+    return made
+
+
+def _tiles(rows: int) -> Iterator[Tiling]:
+    """Where there are no warpgroups: blocks and the warps that share them."""
+    if rows <= 32:
+        blocks = ((4, 8, 1, 4), (4, 4, 1, 4), (4, 8, 2, 4))
+    elif rows <= 64:
+        blocks = ((8, 8, 2, 2), (8, 8, 2, 4), (8, 4, 2, 2))
+    else:
+        blocks = ((16, 8, 4, 2), (16, 16, 2, 4), (8, 8, 2, 2))
+    for x_tiles, w_tiles, warps_x, warps_w in blocks:
+        for stages in (4, 8):
+            for split in (1, STREAMS):
+                yield Tiling("tile", x_tiles, w_tiles, 1, stages, warps_x, warps_w, split)
+
+
+def _is_taken(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) -> bool:
+    """Whether the kernel of a tiling runs this shape; the same limits as `gemm` checks."""
+    units = -(-k // UNIT)
+    if tiling.kernel == "group":
+        return arch == "sm_90a" and packed and tiling.units <= units
+    if tiling.kernel == "bulk" and (arch == "sm_80" or not packed or k % UNIT):
+        return False
+    if tiling.kernel in ("ring", "bulk"):
+        return n_tiles % tiling.w_tiles == 0 and (tiling.units == 1 or units % (STREAMS * tiling.units) == 0)
+    return True

@@ -1,0 +1,205 @@
+"""The GEMM's card: cases, shapes worth measuring, variants to compile, hand counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant
+from eagle3core.kernels.gemm.candidates import gemm_candidates
+from eagle3core.kernels.gemm.launcher import gemm, gemm_cost, gemm_variant, pack_weight, scratch_words
+from eagle3core.kernels.gemm.pack import pack_variant
+from eagle3core.kernels.gemm.reference import (
+    epilogue_of,
+    gemm_alone,
+    gemm_example,
+    gemm_invariants,
+    gemm_outputs,
+    gemm_reference,
+    gemm_row_of,
+    n_weight_rows,
+)
+from eagle3core.kernels.gemm.ring import STREAMS, UNIT
+from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling, fitted
+
+
+def gemm_launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **setting: Any) -> Sequence[Launch]:
+    """The launch of a case; `setting` replaces fields of the chosen tiling."""
+    epilogue = epilogue_of(case)
+    w = pack_weight(inputs["w"], epilogue) if case.get("packed") else inputs["w"]
+    tiling = _tiling(arch, case, setting)
+    others = {name: t for name, t in {**inputs, **outputs}.items() if name not in ("x", "w", "y")}
+    return gemm(
+        arch, epilogue, x=inputs["x"], w=w, y=outputs["y"], k=case["k"], packed=bool(case.get("packed")),
+        weight_rows=n_weight_rows(case), tiling=tiling, q_heads=case.get("q_heads", 0),
+        kv_heads=case.get("kv_heads", 0), scratch=workspace_of(inputs["x"].device, case, tiling), operands=others,
+    )  # fmt: skip
+
+
+def _tiling(arch: str, case: Case, setting: Mapping[str, Any]) -> Tiling:
+    """The chosen tiling with `setting` in it; a setting that asks for a kernel that there is not is left out."""
+    packed = bool(case.get("packed"))
+    tiling = choose_tiling(arch, case["m"], n_weight_rows(case) // 16, case["k"], packed, case["dtype"])
+    exists = {"group": packed and arch == "sm_90a", "bulk": packed and arch != "sm_80" and case["k"] % UNIT == 0}
+    if not setting or not exists.get(setting.get("kernel", ""), True):
+        return tiling
+    return fitted(arch, replace(tiling, **setting))
+
+
+def workspace_of(device: torch.device, case: Case, tiling: Tiling) -> tuple[Tensor, Tensor] | None:
+    """Scratch of exactly the size that a case needs, so that the emulator sees any access beyond it."""
+    n_tiles = n_weight_rows(case) // 16
+    words = sum(scratch_words(tiling, case["m"], n_tiles, case["k"]))
+    if not words:
+        return None
+    blocks = -(-case["m"] // (8 * tiling.x_tiles)) * -(-n_tiles // tiling.w_tiles)
+    return torch.full((words,), float("nan"), device=device), torch.zeros(blocks, dtype=torch.int32, device=device)
+
+
+def _shapes() -> tuple[Case, ...]:
+    sizes = (
+        (4096, 4096), (6144, 4096), (14336, 4096), (28672, 4096), (4096, 14336), (34560, 2880), (4096, 5760),
+        (2880, 8640), (4096, 12288), (6144, 8192), (32000, 4096), (128256, 4096), (201088, 2880),
+    )  # fmt: skip
+    rows = (1, 2, 3, 4, 5, 8, 16, 32, 64, 240)
+    return tuple(
+        {"kind": "store", "m": m, "n": n, "k": k, "dtype": "bf16", "packed": True} for n, k in sizes for m in rows
+    )
+
+
+def _linear(case: Case, inputs: Tensors) -> Any:
+    return lambda: F.linear(inputs["x"], inputs["w"])
+
+
+def gemm_variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
+    """The variants that `gemm_launches` uses for a case, the GEMM itself last."""
+    tiling = _tiling(arch, case, setting)
+    ragged = case["k"] % UNIT != 0
+    variant = gemm_variant(arch, case["dtype"], epilogue_of(case), tiling, bool(case.get("packed")), ragged)
+    return [pack_variant(arch), variant] if tiling.kernel == "group" else [variant]
+
+
+def gemm_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
+    """Tilings to time for one case."""
+    n_tiles = n_weight_rows(case) // 16
+    found = gemm_candidates(arch, case["m"], n_tiles, case["k"], bool(case.get("packed")))
+    return [asdict(tiling) for tiling in found]
+
+
+def gemm_variants(arch: str) -> list[Variant]:
+    """One ring and one tile configuration with the richest epilogues; `gemm_slow_variants` has the others."""
+    return _engine_variants(arch, {"residual": (1,), "qkv": (64,)})
+
+
+def gemm_slow_variants(arch: str) -> list[Variant]:
+    """The other regimes of rows of a layer and its head, and samples of fp16, row-major weights and ragged K."""
+    made = _engine_variants(arch, dict.fromkeys(("residual", "swiglu", "qkv", "head", "store"), (1, 16, 32, 64, 240)))
+    made += _engine_variants(arch, {"residual": (1,), "qkv": (32,)}, dtype="f16")
+    made += _engine_variants(arch, {"residual": (1,), "swiglu": (64,)}, packed=False)
+    for m in (4, 16, 64):
+        made += gemm_variants_of(arch, {"kind": "store", "m": m, "n": 2880, "k": 2896, "dtype": "bf16"})
+    unique = {variant.name: variant for variant in made}
+    return [unique[name] for name in sorted(unique.keys() - {v.name for v in gemm_variants(arch)})]
+
+
+def _engine_variants(
+    arch: str, rows: dict[str, tuple[int, ...]], dtype: str = "bf16", packed: bool = True
+) -> list[Variant]:
+    found = []
+    for case in LLAMA_8B:
+        for m in rows.get(case["kind"], ()):
+            tiling = choose_tiling(arch, m, n_weight_rows(case) // 16, case["k"], packed, dtype)
+            found.append(gemm_variant(arch, dtype, epilogue_of(case), tiling, packed, False))
+    return list({variant.name: variant for variant in found}.values())
+
+
+# The five linear maps of one layer and the head of Llama-3.1-8B.
+LLAMA_8B: tuple[Case, ...] = (
+    {"kind": "qkv", "k": 4096, "norm": True, "q_heads": 32, "kv_heads": 8, "head_dim": 128, "block": 64},
+    {"kind": "residual", "k": 4096, "n": 4096},
+    {"kind": "swiglu", "k": 4096, "n": 14336, "norm": True},
+    {"kind": "residual", "k": 14336, "n": 4096},
+    {"kind": "head", "k": 4096, "n": 128256, "norm": True},
+    {"kind": "store", "k": 4096, "n": 4096},
+)
+
+_SMALL: Case = {"kind": "store", "m": 3, "n": 48, "k": 272, "dtype": "bf16", "packed": False}
+_QKV: Case = {"kind": "qkv", "m": 3, "k": 128, "dtype": "bf16", "packed": True, "norm": True, "q_heads": 3,
+              "kv_heads": 1, "head_dim": 32, "block": 16}  # fmt: skip
+
+CARD = Card(
+    name="gemm",
+    equation="y = epilogue(x W^T), sums in fp32 as ((s0 + s1) + s2) + s3 over four contiguous ranges of K",
+    source="docs/requirements.md R-104, R-105; design derived here",
+    example=gemm_example,
+    outputs=gemm_outputs,
+    reference=gemm_reference,
+    launches=gemm_launches,
+    cost=gemm_cost,
+    variants=gemm_variants,
+    slow_variants=gemm_slow_variants,
+    invariants=gemm_invariants,
+    order={"streams": STREAMS, "unit": UNIT},
+    neutral={
+        "kernel": "ring, bulk (packed W, not sm_80), tile, or group (sm_90a, packed W)",
+        "x_tiles": "rows of x a block",
+        "w_tiles": "rows of W a block",
+        "units": "units of 32 k a stage",
+        "stages": "ring depth",
+        "split": "blocks that share K",
+        "together": "whether those add the sums together",
+        "packed": "layout of W",
+    },
+    cases=(
+        _SMALL,
+        {"kind": "residual", "m": 9, "n": 32, "k": 256, "dtype": "f16", "packed": True, "bias": True},
+        {"kind": "swiglu", "m": 2, "n": 24, "k": 144, "dtype": "bf16", "packed": True, "norm": True},
+        _QKV,
+        {"kind": "head", "m": 5, "n": 64, "k": 96, "dtype": "f16", "packed": False, "norm": True, "bias": True},
+    ),
+    slow_cases=(
+        {"kind": "residual", "m": 3, "n": 64, "k": 144, "dtype": "bf16", "packed": False, "residual": False},
+        {"kind": "swiglu", "m": 17, "n": 16, "k": 160, "dtype": "f16", "packed": False, "bias": True},
+        {**_QKV, "m": 19, "packed": False, "bias": True, "head_dim": 64},
+        {"kind": "head", "m": 33, "n": 80, "k": 64, "dtype": "bf16", "packed": True},
+        {"kind": "store", "m": 70, "n": 32, "k": 48, "dtype": "bf16", "packed": True},
+        {"kind": "store", "m": 2, "n": 32, "k": 16, "dtype": "f16", "packed": True},
+    ),
+    settings=(
+        {},
+        {"kernel": "ring", "x_tiles": 1, "w_tiles": 1, "units": 1, "stages": 3},
+        {"kernel": "bulk", "x_tiles": 1, "w_tiles": 1, "units": 1, "stages": 3},
+        {"kernel": "tile", "x_tiles": 2, "w_tiles": 2, "warps_x": 2, "warps_w": 1, "units": 1, "stages": 3},
+        {"kernel": "tile", "x_tiles": 1, "w_tiles": 4, "warps_x": 1, "warps_w": 2, "units": 1, "stages": 2, "split": 4},
+        {"kernel": "group", "x_tiles": 2, "w_tiles": 4, "units": 1, "stages": 3, "split": 1},
+        {"kernel": "group", "x_tiles": 1, "w_tiles": 4, "units": 1, "stages": 2, "split": 4, "together": True},
+    ),
+    shapes=_shapes(),
+    hand_counts=(
+        (
+            {"kind": "store", "m": 1, "n": 4096, "k": 4096, "dtype": "bf16", "packed": True},
+            Cost(bytes=33_554_432 + 8_192 + 8_192, flops=33_554_432),
+        ),
+        (
+            {"kind": "residual", "m": 4, "n": 4096, "k": 14336, "dtype": "bf16", "packed": True},
+            # W, x, y, second, residual, gain, partial sums
+            Cost(bytes=117_440_512 + 114_688 + 3 * 32_768 + 8_192 + 4_096, flops=469_762_048),
+        ),
+        (
+            {**_QKV, "m": 2},
+            # W 160 x 128, x, q 2 x 96, k and v 2 x 32 each, sums 2 x 8, table 2 x 16 pairs, two int32 a row
+            Cost(bytes=40_960 + 512 + 384 + 256 + 64 + 256 + 16, flops=81_920),
+        ),
+    ),
+    alone=gemm_alone,
+    row_of=gemm_row_of,
+    n_rows=lambda case: int(case["m"]),
+    variants_of=gemm_variants_of,
+    sweep=gemm_sweep,
+    peers={"F.linear": _linear},
+)

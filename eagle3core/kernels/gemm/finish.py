@@ -1,0 +1,161 @@
+"""What the GEMM does with its fp32 sums, in registers, by the kind of its epilogue.
+
+Several kernels end in this code and must give equal bits, so every product that is added to something is written as
+`fused` or `product`: no compiler chooses where to round.
+
+Source: derived here; RoPE: Su et al., arXiv 2104.09864; SwiGLU: Shazeer, arXiv 2002.05202.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from eagle3core.kernels.gemm.epilogue import PARTIALS_STEP, Epilogue
+
+
+def make_finish(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
+    """Inlined `finish(v0, v1, scale, operands, slot, tile, pair, row, rows, n, q_heads, kv_heads, y, second, third)`.
+
+    Every lane of the warp must call it: some kinds exchange values between the 8 lanes of a tile and row.
+    """
+    act = {
+        "store": _make_store, "residual": _make_residual, "swiglu": _make_swiglu, "qkv": _make_qkv, "head": _make_head
+    }[epilogue.kind](isa, epilogue, dtype)  # fmt: skip
+    scale_, bias_ = epilogue.quads > 0, epilogue.has_bias
+
+    def finish(
+        v0: Any, v1: Any, scale: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
+        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any,
+    ) -> None:  # fmt: skip
+        if scale_:
+            v0 = isa.product(v0, scale)
+            v1 = isa.product(v1, scale)
+        if bias_:
+            v0 = v0 + operands[4]
+            v1 = v1 + operands[5]
+        act(v0, v1, operands, slot, tile, pair, row, rows, n, q_heads, kv_heads, y, second, third)
+
+    return isa.inlined(finish)
+
+
+def _make_store(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
+    i64, to_bits, zero = isa.i64, isa.PACK[dtype], np.float32(0)
+
+    def store(
+        v0: Any, v1: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
+        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any,
+    ) -> None:  # fmt: skip
+        if row < rows:
+            at = y + (i64(row) * n + tile * 16 + pair) * 2
+            isa.store_u16(at, to_bits(zero, v0))
+            isa.store_u16(at + 16, to_bits(zero, v1))
+
+    return isa.inlined(store)
+
+
+def _make_residual(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
+    i64, to_bits, low, zero = isa.i64, isa.PACK[dtype], isa.LOW[dtype], np.float32(0)
+    partials_mask = -PARTIALS_STEP
+
+    def residual(
+        v0: Any, v1: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
+        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any,
+    ) -> None:  # fmt: skip
+        bits0, bits1 = to_bits(zero, operands[0] + v0), to_bits(zero, operands[1] + v1)
+        h0, h1 = low(bits0), low(bits1)
+        squares = isa.fused(h0, h0, isa.product(h1, h1))
+        squares = squares + isa.shuffle_xor_f32(squares, 1)
+        squares = squares + isa.shuffle_xor_f32(squares, 2)
+        squares = squares + isa.shuffle_xor_f32(squares, 4)
+        if row < rows:
+            at = (i64(row) * n + tile * 16 + pair) * 2
+            isa.store_u16(y + at, bits0)
+            isa.store_u16(y + at + 16, bits1)
+            isa.store_u16(second + at, to_bits(zero, h0 * operands[2]))
+            isa.store_u16(second + at + 16, to_bits(zero, h1 * operands[3]))
+            if pair == 0:
+                pitch = ((n >> 4) + (PARTIALS_STEP - 1)) & partials_mask
+                isa.store_f32(third + (i64(row) * pitch + tile) * 4, squares)
+
+    return isa.inlined(residual)
+
+
+def _make_swiglu(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
+    i64, to_bits, zero, one = isa.i64, isa.PACK[dtype], np.float32(0), np.float32(1)
+    minus_log2_e = np.float32(-1.4426950408889634)
+
+    def swiglu(
+        v0: Any, v1: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
+        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any,
+    ) -> None:  # fmt: skip
+        if row < rows:
+            gated = v0 * isa.reciprocal(one + isa.exp2(v0 * minus_log2_e)) * v1
+            isa.store_u16(y + (i64(row) * n + tile * 8 + pair) * 2, to_bits(zero, gated))
+
+    return isa.inlined(swiglu)
+
+
+def _make_qkv(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
+    i32, i64, to_bits, zero = isa.i32, isa.i64, isa.PACK[dtype], np.float32(0)
+    head_dim, block = epilogue.head_dim, epilogue.block
+    tiles_shift = (head_dim // 16).bit_length() - 1
+    tiles_mask, block_shift, block_mask = head_dim // 16 - 1, block.bit_length() - 1, block - 1
+
+    def qkv(
+        v0: Any, v1: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
+        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any,
+    ) -> None:  # fmt: skip
+        if row < rows:
+            head = i32(tile >> tiles_shift)
+            channel = i32((tile & tiles_mask) * 8 + pair)
+            if head < q_heads + kv_heads:
+                rotated = isa.fused(v0, operands[0], -isa.product(v1, operands[1]))
+                v1 = isa.fused(v1, operands[0], isa.product(v0, operands[1]))
+                v0 = rotated
+            if head < q_heads:
+                at = y + ((i64(row) * q_heads + head) * head_dim + channel) * 2
+                isa.store_u16(at, to_bits(zero, v0))
+                isa.store_u16(at + head_dim, to_bits(zero, v1))
+            elif slot >= 0:
+                own = i32(head - q_heads)
+                base = second
+                if own >= kv_heads:
+                    own = i32(own - kv_heads)
+                    base = third
+                line = ((i64(slot >> block_shift) * kv_heads + own) << block_shift) + (slot & block_mask)
+                at = base + (line * head_dim + channel) * 2
+                isa.store_u16(at, to_bits(zero, v0))
+                isa.store_u16(at + head_dim, to_bits(zero, v1))
+
+    return isa.inlined(qkv)
+
+
+def _make_head(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
+    i32, i64, to_bits, low, zero = isa.i32, isa.i64, isa.PACK[dtype], isa.LOW[dtype], np.float32(0)
+
+    def head(
+        v0: Any, v1: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
+        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any,
+    ) -> None:  # fmt: skip
+        bits0, bits1 = to_bits(zero, v0), to_bits(zero, v1)
+        # The best is chosen among the logits as stored, the lowest column of equal ones, as argmax over them would.
+        best, column = low(bits0), i32(tile * 16 + pair)
+        if low(bits1) > best:
+            best, column = low(bits1), i32(column + 8)
+        for step in range(3):
+            other = isa.shuffle_xor_f32(best, 1 << step)
+            other_column = isa.shuffle_xor_i32(column, 1 << step)
+            if other > best or (other == best and other_column < column):
+                best, column = other, i32(other_column)
+        if row < rows:
+            at = y + (i64(row) * n + tile * 16 + pair) * 2
+            isa.store_u16(at, bits0)
+            isa.store_u16(at + 16, bits1)
+            if pair == 0:
+                at = (i64(row) * (n >> 4) + tile) * 4
+                isa.store_f32(second + at, best)
+                isa.store_u32(third + at, column)
+
+    return isa.inlined(head)

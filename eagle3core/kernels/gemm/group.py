@@ -1,0 +1,210 @@
+"""GEMM kernel for sm_90a and more than a few rows of x: some warps fetch, warpgroups multiply.
+
+A block owns 64 `groups` rows of W and 8 `x_tiles` rows of x. A ring of stages lies between those who fetch and those
+who multiply, with two barriers a stage: `full`, which the copied bytes complete, and `empty`, where every multiplying
+warp says that it has read. Nobody waits for anybody else, so the whole ring is under way while the tensor cores work.
+
+One warp fetches W, by copies of whole units; packed W lies in the order in which lanes read their operands. Another
+fetches x, which `gemm_pack` has laid out as the tensor cores read it from shared memory by themselves, so that a stage
+is one copy: [unit][product][8 rows][k half of a product][row of 8][16 bytes].
+
+Bits equal those of `gemm_ring`: one product of a warpgroup sums the same 16 k as one of its mma, in the same order of
+products; the streams over K come one after the other, or with `split` 4 to one block each.
+
+Source: derived here; matrix descriptors from the PTX ISA.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from eagle3core.kernels.gemm.epilogue import Epilogue
+from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
+from eagle3core.kernels.gemm.scale import make_put_scales
+from eagle3core.kernels.gemm.stages import FETCHING_WARPS, make_fetch_w, make_fetch_x, make_following, make_steps_of
+from eagle3core.kernels.gemm.sums import make_hand_over, make_leave, make_walk, sums_bytes
+
+FETCHING = 32 * FETCHING_WARPS  # threads that fetch
+# Without swizzle: 128 bytes from a k half to the next, 256 from 8 rows to the next, in sixteenths.
+_DESCRIPTOR = (128 >> 4) << 16 | (256 >> 4) << 32
+
+
+def group_totals_in_shared(x_tiles: int, w_tiles: int, split: int) -> bool:
+    """Whether the totals over streams leave the registers: 16 sums, as many totals and the rest fit a thread."""
+    return split == 1 and x_tiles > 4
+
+
+def group_shared_bytes(x_tiles: int, w_tiles: int, units: int, stages: int, split: int) -> int:
+    """Dynamic shared memory of a block, bytes: ring and totals, reused for sums; row scales; a flag; barriers."""
+    ring = stages * units * (2 * w_tiles + x_tiles) * FRAGMENT
+    totals = 512 * x_tiles * w_tiles if group_totals_in_shared(x_tiles, w_tiles, split) else 0
+    return max(ring + totals, sums_bytes(x_tiles, w_tiles) if split == 1 else 0) + 32 * x_tiles + 16 + 16 * stages
+
+
+def make_gemm_group(
+    isa: Any,
+    *,
+    dtype: str,
+    epilogue: Epilogue,
+    x_tiles: int,
+    w_tiles: int,
+    units: int,
+    stages: int,
+    split: int,
+    together: bool,
+    overlap: bool,
+) -> Any:
+    """The kernel; grid (split, blocks of x rows, blocks of W tiles). W and x are packed.
+
+    Blocks that share K follow each other, so that one that waits does so for blocks which started before it or start
+    next.
+
+    Args:
+        x_tiles: at most 32. w_tiles: a multiple of 4, at most 32; a multiplying warp each.
+        units: units of 32 k of a stage, at most those of K; where a stream has none left, zeros are multiplied.
+        stages: depth of the ring. split, overlap: as in `gemm_tile`.
+        together: as in `gemm_sums`.
+    """
+    cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
+    n_columns = 8 * x_tiles
+    group_mma, group_settle = isa.group_mma(dtype, n_columns), isa.group_settle(n_columns)
+    zero = np.float32(0)
+
+    n_warps, threads, n_sums = w_tiles, 32 * w_tiles, 4 * x_tiles
+    spilled = group_totals_in_shared(x_tiles, w_tiles, split)
+    n_totals = n_sums if split == 1 and not spilled else 1
+    n_operands = 8 * units
+    w_stage, x_unit_bytes, product_bytes = w_tiles * units * (2 * FRAGMENT), x_tiles * FRAGMENT, x_tiles * 256
+    stage_bytes = w_stage + units * x_unit_bytes
+    totals_at = stages * stage_bytes
+    barriers_at = group_shared_bytes(x_tiles, w_tiles, units, stages, split) - 16 * stages
+    flag_at = barriers_at - 16
+    x_rows, stream_bytes = 8 * x_tiles, 512 * x_tiles * w_tiles
+    scale_at = flag_at - 4 * x_rows
+    put_scales = make_put_scales(isa, epilogue, x_rows=x_rows, n_warps=n_warps, scale_at=scale_at)
+    steps_of, following = make_steps_of(isa, units), make_following(isa, units)
+    fetch_w = make_fetch_w(isa, w_tiles=w_tiles, units=units, stages=stages, stage_bytes=stage_bytes)
+    fetch_x = make_fetch_x(isa, x_tiles=x_tiles, units=units, stages=stages, stage_bytes=stage_bytes)
+    leave, hand_over = make_leave(isa, x_tiles, split), make_hand_over(isa, split, threads, together=together)
+    walk = make_walk(
+        isa, dtype=dtype, epilogue=epilogue, x_tiles=x_tiles, w_tiles=w_tiles, threads=threads, split=split,
+        scale_at=scale_at, together=together,
+    )  # fmt: skip
+
+    def gemm_group(
+        x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
+        workspace: Any, counters: Any, y: Any, second: Any, third: Any, rows: Any, n: Any, k: Any, tiles: Any,
+        q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any,
+    ) -> None:  # fmt: skip
+        tid = i32(cuda.threadIdx.x)
+        lane, warp = i32(tid & 31), i32(tid >> 5)
+        row0, tile0 = i32(cuda.blockIdx.y * x_rows), i32(cuda.blockIdx.z * w_tiles)
+        base = isa.shared_address(cuda.shared.array(0, f32, alignment=128))
+        full = i32(base + barriers_at)
+        empty = i32(full + 8 * stages)
+        n_units = i32((k + (UNIT - 1)) >> 5)
+        first, last = i32(0), i32(STREAMS - 1)
+        if split > 1:
+            first = i32(cuda.blockIdx.x)
+            last = first
+        if tid < stages:
+            isa.mbarrier_init(i32(full + tid * 8), i32(2))
+            isa.mbarrier_init(i32(empty + tid * 8), i32(n_warps * isa.ARRIVING_LANES))
+            isa.mbarrier_fence_init()
+        cuda.syncthreads()
+        if overlap:
+            isa.let_next_start()
+
+        if warp == n_warps:
+            begin, end = i32((first * n_units) >> 2), i32(((first + 1) * n_units) >> 2)
+            unit, stop, stream = following(i32(begin - units), end, first, last, n_units)
+            fetch_w(base, full, empty, w, tile0, tiles, unit, stop, stream, last, n_units, lane)
+            if overlap:
+                isa.wait_previous()  # only weights, which no kernel writes, were read before
+        elif warp > n_warps:
+            if overlap:
+                isa.wait_previous()
+            steps = steps_of(i32(STREAMS - 1), n_units)
+            packed = x + i64(cuda.blockIdx.y) * (STREAMS * i64(steps) * (units * x_unit_bytes))
+            fetch_x(i32(base + w_stage), full, empty, packed, n_units, first, last, lane)
+        else:
+            if overlap:
+                isa.wait_previous()
+            put_scales(base, sums, row0, rows, warp, lane, inv_width, eps)
+
+            accumulators = cuda.local.array(n_sums, f32)
+            totals = cuda.local.array(n_totals, f32)
+            for i in range(n_totals):
+                totals[i] = zero
+            operands = cuda.local.array(n_operands, i32)
+            own_totals = i32(base + totals_at + tid * 4)
+            own_w = i32(base + warp * (units * 2 * FRAGMENT) + lane * 16)
+            reading, barrier, parity, stream = i32(0), i32(0), i32(0), first
+            while stream <= last:
+                for i in range(n_sums):
+                    accumulators[i] = zero
+                for _ in range(steps_of(stream, n_units)):
+                    isa.mbarrier_wait(i32(full + barrier), parity)
+                    for u in range(units):
+                        at = i32(own_w + reading + u * (2 * FRAGMENT))
+                        a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
+                        for c in range(4):
+                            operands[u * 8 + c * 2], operands[u * 8 + c * 2 + 1] = a[c], b[c]
+                    isa.group_fence()
+                    for u in range(units):
+                        at = i32(base + w_stage + reading + u * x_unit_bytes)
+                        there = i64((at & 0x3FFFF) >> 4) + _DESCRIPTOR
+                        o = u * 8
+                        group_mma(
+                            accumulators, operands[o], operands[o + 1], operands[o + 2], operands[o + 3], there
+                        )  # fmt: skip
+                        group_mma(
+                            accumulators, operands[o + 4], operands[o + 5], operands[o + 6], operands[o + 7],
+                            there + (product_bytes >> 4),
+                        )  # fmt: skip
+                    isa.group_commit()
+                    group_settle(accumulators)
+                    cuda.syncwarp()
+                    if lane < isa.ARRIVING_LANES:
+                        isa.mbarrier_arrive(i32(empty + barrier))
+                    reading, barrier = i32(reading + stage_bytes), i32(barrier + 8)
+                    if barrier == 8 * stages:
+                        reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
+                if split == 1:
+                    if spilled:
+                        if stream > 0:
+                            for i in range(n_sums):
+                                total = isa.shared_load_f32(i32(own_totals + i * (4 * threads)))
+                                accumulators[i] = total + accumulators[i]
+                        if stream < last:
+                            for i in range(n_sums):
+                                isa.shared_store_f32(i32(own_totals + i * (4 * threads)), accumulators[i])
+                    else:
+                        for i in range(n_sums):
+                            totals[i] = totals[i] + accumulators[i]
+                stream = i32(stream + 1)
+            if split == 1 and not spilled:
+                for i in range(n_sums):
+                    accumulators[i] = totals[i]
+            isa.named_barrier(1, threads)  # everything that was fetched has been read
+
+            block = i64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y
+            block_sums = workspace + block * (STREAMS * stream_bytes)
+            own_sums = block_sums + first * stream_bytes
+            for m in range(x_tiles):
+                leave(
+                    base, own_sums, warp, i32(m), i32(lane >> 2), i32(lane & 3),
+                    accumulators[m * 4], accumulators[m * 4 + 1], accumulators[m * 4 + 2], accumulators[m * 4 + 3],
+                )  # fmt: skip
+            if hand_over(base, flag_at, counters + block * 4, tid) != 0:
+                part = i32(0)
+                if together:
+                    part = first
+                walk(
+                    base, block_sums, part, tid, row0, tile0, tiles, rows, n, bias, gain, residual, positions, slots,
+                    table, q_heads, kv_heads, y, second, third,
+                )  # fmt: skip
+
+    return gemm_group

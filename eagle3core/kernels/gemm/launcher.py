@@ -1,0 +1,256 @@
+"""Linear maps of a decode step: y = epilogue(x W^T) for any number of rows, with bits that do not depend on it.
+
+W is read once and x is small, so up to a few dozen rows the time is that of the weight's bytes. The kernels share one
+order of summation (see `gemm_ring`): `gemm_ring` for up to 16 rows, above `gemm_group` where the hardware has its
+instructions, else `gemm_tile`. A call becomes one launch, or two where `gemm_pack` rearranges x for `gemm_group`.
+
+Source: docs/requirements.md R-104, R-105; designs derived here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3core.errors import KernelLimit
+from eagle3core.kernels.card import (
+    DTYPES,
+    SHARED_BYTES_SM,
+    Case,
+    Cost,
+    Launch,
+    Variant,
+    overlaps,
+)
+from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
+from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
+from eagle3core.kernels.gemm.pack import pack_rows, packed_words
+from eagle3core.kernels.gemm.reference import EPS, n_columns, n_weight_rows
+from eagle3core.kernels.gemm.ring import STREAMS, UNIT, make_gemm_ring
+from eagle3core.kernels.gemm.tile import make_gemm_tile, totals_in_shared
+from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
+
+WORKSPACE_BYTES = 80 << 20  # enough for every tiling below, with 512 rows of 14336; see `workspace`
+COUNTERS = 4096
+
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "ring": make_gemm_ring, "bulk": make_gemm_ring, "tile": make_gemm_tile, "group": make_gemm_group
+}  # fmt: skip
+
+
+def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, packed: bool, ragged: bool) -> Variant:
+    """The compiled form of one GEMM configuration; `bulk` and `group` take packed weights."""
+    constants: dict[str, Any] = {
+        "dtype": dtype, "epilogue": epilogue, "x_tiles": tiling.x_tiles, "w_tiles": tiling.w_tiles,
+        "units": tiling.units, "stages": tiling.stages, "packed": packed, "ragged": ragged, "overlap": overlaps(arch),
+    }  # fmt: skip
+    products = 2 * tiling.x_tiles * tiling.w_tiles * tiling.units  # of a stage
+    registers, most, expected = 128, 128, {"HMMA": products, "LDGSTS": 3}
+    if tiling.kernel in ("ring", "bulk"):
+        constants["bulk"] = tiling.kernel == "bulk"
+    if tiling.kernel == "bulk":
+        expected = {"HMMA": products, "UBLKCP": 1}
+    if tiling.kernel == "tile":
+        warps = tiling.warps_x * tiling.warps_w
+        constants |= {"warps_x": tiling.warps_x, "warps_w": tiling.warps_w, "split": tiling.split}
+        expected["HMMA"] = products // warps
+        sums = 4 * tiling.x_tiles * tiling.w_tiles // warps  # a thread's; twice where it also holds totals
+        totals = tiling.split == 1 and not totals_in_shared(tiling.x_tiles, tiling.w_tiles, warps, tiling.split)
+        registers, most = sums * (2 if totals else 1) + 72, 255
+    if tiling.kernel == "group":
+        del constants["packed"], constants["ragged"]
+        constants |= {"split": tiling.split, "together": tiling.together}
+        in_registers = tiling.split == 1 and not group_totals_in_shared(tiling.x_tiles, tiling.w_tiles, tiling.split)
+        registers = 4 * tiling.x_tiles * (2 if in_registers else 1) + 8 * tiling.units + 36
+        most, expected = 255, {"HGMMA": 2 * tiling.units, "UBLKCP": 1}
+    resident = min(4, SHARED_BYTES_SM[arch] // (tiling.shared_bytes + 1024), 65536 // (tiling.threads * registers))
+    layout = ("packed" if packed else "rows") + ("_ragged" if "ragged" in constants and ragged else "")
+    return Variant(
+        name=f"gemm_{dtype}_{epilogue.name}_{tiling.name}_{layout}",
+        make=_KERNELS[tiling.kernel],
+        constants=constants,
+        parameters=gemm_parameters(),
+        threads=tiling.threads,
+        shared_bytes=tiling.shared_bytes,
+        blocks_per_sm=max(1, resident),
+        max_registers=most,
+        instructions=expected,
+        dependent=overlaps(arch),
+        rounds_itself=True,
+    )
+
+
+def pack_weight(w: Tensor, epilogue: Epilogue) -> Tensor:
+    """W `[n_w, k]` in the order a block reads it: tiles of 16 rows, each a run of 1 KB pieces of 32 k in lane order.
+
+    A piece is [lower or upper of the pairs][8 rows][32 k]. K is padded with zeros to a multiple of 32. Done once, at
+    load; saves a block 16 distant rows to walk (3% of a decode step on an H200).
+    """
+    n_w, k = w.shape
+    padded = F.pad(w, (0, -k % UNIT))
+    units = padded.shape[1] // UNIT
+    if epilogue.kind == "swiglu":
+        pieces = padded.view(2, n_w // 16, 8, units, UNIT).permute(1, 3, 0, 2, 4)
+    elif epilogue.kind == "qkv":
+        d = epilogue.head_dim
+        pieces = padded.view(n_w // d, 2, d // 16, 8, units, UNIT).permute(0, 2, 4, 1, 3, 5)
+    else:
+        pieces = padded.view(n_w // 16, 2, 8, units, UNIT).permute(0, 3, 1, 2, 4)
+    return pieces.reshape(n_w, units * UNIT).contiguous()
+
+
+def workspace(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Scratch of the GEMM, shared by all launches of a stream: sums and packed x (f32), and counters (int32, zero)."""
+    return (
+        torch.empty(WORKSPACE_BYTES // 4, dtype=torch.float32, device=device),
+        torch.zeros(COUNTERS, dtype=torch.int32, device=device),
+    )
+
+
+def gemm(
+    arch: str,
+    epilogue: Epilogue,
+    *,
+    x: Tensor,
+    w: Tensor,
+    y: Tensor,
+    k: int,
+    packed: bool,
+    weight_rows: int,
+    scratch: tuple[Tensor, Tensor] | None = None,
+    tiling: Tiling | None = None,
+    q_heads: int = 0,
+    kv_heads: int = 0,
+    norm_width: int = 0,
+    eps: float = EPS,
+    operands: Mapping[str, Tensor],
+) -> list[Launch]:
+    """One linear map as one launch or two.
+
+    Args:
+        x: `[M, k]`. y: `[M, n]`. w: `[weight_rows, k]`, or packed by `pack_weight`.
+        scratch: of `workspace`; without it K is never split between blocks, and x not packed for warpgroups.
+        norm_width: columns that the partial sums of squares in `sums` stand for; k by default.
+        operands: sums, bias, gain, residual, positions, slots, table, second, third as `gemm_parameters` describes.
+
+    Raises:
+        KernelLimit: a dtype other than bf16 and fp16, k or the rows of W no multiple of 16, or misaligned operands.
+    """
+    _check(x, w, y, k, weight_rows)
+    rows, n_tiles = x.shape[0], weight_rows // 16
+    tiling = tiling or choose_tiling(arch, rows, n_tiles, k, packed and scratch is not None, DTYPES[w.dtype])
+    if tiling.split > 1 and scratch is None:
+        tiling = replace(tiling, split=1, together=False)
+    _check_tiling(tiling, arch, n_tiles, k, packed)
+    blocks_x, blocks_w = -(-rows // (8 * tiling.x_tiles)), -(-n_tiles // tiling.w_tiles)
+    if tiling.together and blocks_x * blocks_w * tiling.split > _multiprocessors(x.device):
+        tiling = replace(tiling, together=False)  # some might wait for a block that has no place
+    launches = []
+    if scratch is not None:
+        taken, x_words = scratch_words(tiling, rows, n_tiles, k)
+        _check_scratch(scratch, taken + x_words, blocks_x * blocks_w, tiling)
+        if tiling.kernel == "group":
+            x_packed = scratch[0][taken : taken + x_words]
+            launches.append(pack_rows(arch, x, x_packed, tiling.x_tiles, tiling.units))
+            x = x_packed
+    elif tiling.kernel == "group":
+        raise KernelLimit(f"{tiling} without scratch", "room for x in its order", "pass what `workspace` gives")
+    variant = gemm_variant(arch, DTYPES[w.dtype], epilogue, tiling, packed, k % UNIT != 0)
+    grid = {
+        "ring": (blocks_w, blocks_x, 1),
+        "bulk": (blocks_w, blocks_x, 1),
+        "tile": (blocks_x, blocks_w, tiling.split),
+        "group": (tiling.split, blocks_x, blocks_w),
+    }[tiling.kernel]
+    names = ("sums", "bias", "gain", "residual", "positions", "slots", "table", "second", "third")
+    launches.append(variant.launch(
+        grid,
+        x=x, w=w, y=y, **{name: operands.get(name) for name in names},
+        workspace=scratch[0] if scratch else None, counters=scratch[1] if scratch else None,
+        rows=rows, n=y.shape[-1] if epilogue.kind != "qkv" else q_heads * epilogue.head_dim, k=k, tiles=n_tiles,
+        q_heads=q_heads, kv_heads=kv_heads, inv_width=1.0 / (norm_width or k), eps=eps,
+    ))  # fmt: skip
+    return launches
+
+
+def _check(x: Tensor, w: Tensor, y: Tensor, k: int, weight_rows: int) -> None:
+    if x.dtype not in DTYPES or w.dtype != x.dtype:
+        raise KernelLimit(
+            f"x is {x.dtype}, W is {w.dtype}", "both bf16 or both fp16", "convert, or use the reference backend"
+        )
+    if k % 16 or weight_rows % 16:
+        raise KernelLimit(
+            f"W is [{weight_rows}, {k}]", "multiples of 16", "pad the weight with zeros, or use the reference backend"
+        )
+    for name, tensor in (("x", x), ("w", w), ("y", y)):
+        if not tensor.is_contiguous() or tensor.data_ptr() % 16:
+            raise KernelLimit(
+                f"{name} is not contiguous and aligned to 16 bytes", "contiguous tensors", "copy it first"
+            )
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1 << 20
+
+
+def scratch_words(tiling: Tiling, rows: int, n_tiles: int, k: int) -> tuple[int, int]:
+    """What a launch takes of the workspace, words of 4 bytes: sums, then packed x."""
+    blocks = -(-rows // (8 * tiling.x_tiles)) * -(-n_tiles // tiling.w_tiles)
+    sums = blocks * STREAMS * 128 * tiling.x_tiles * tiling.w_tiles if tiling.split > 1 else 0
+    return sums, packed_words(rows, k, tiling.x_tiles, tiling.units) if tiling.kernel == "group" else 0
+
+
+def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) -> None:
+    units = -(-k // UNIT)
+    if tiling.kernel == "group" and (not packed or tiling.units > units):
+        raise KernelLimit(
+            f"{tiling} for W {'packed' if packed else 'by rows'}",
+            f"packed W, and at most {units} units a stage",
+            "pack the weight, or pass no tiling",
+        )
+    if tiling.kernel in ("ring", "bulk") and (
+        n_tiles % tiling.w_tiles or (tiling.units > 1 and units % (STREAMS * tiling.units))
+    ):
+        raise KernelLimit(
+            f"{tiling} for {n_tiles} tiles of {units} units", "whole blocks and stages", "use w_tiles=1 and units=1"
+        )
+    if tiling.kernel == "bulk" and (arch == "sm_80" or not packed or k % UNIT or tiling.x_tiles > 1):
+        raise KernelLimit(
+            f"{tiling} on {arch} for k {k} and W {'packed' if packed else 'by rows'}",
+            f"bulk copies, packed W, whole units of {UNIT}, x_tiles 1",
+            "use `ring`, or pass no tiling",
+        )
+
+
+def _check_scratch(scratch: tuple[Tensor, Tensor], words: int, blocks: int, tiling: Tiling) -> None:
+    counters = blocks if tiling.split > 1 else 0
+    if scratch[0].numel() < words or scratch[1].numel() < counters:
+        raise KernelLimit(
+            f"scratch holds {scratch[0].numel()} words and {scratch[1].numel()} counters",
+            f"{words} and {counters} for {tiling}",
+            "pass what `workspace` gives, or no scratch",
+        )
+
+
+def gemm_cost(case: Case) -> Cost:
+    """Weights, x, y once; and what the epilogue reads and writes beside y."""
+    m, k, n, n_w = case["m"], case["k"], n_columns(case), n_weight_rows(case)
+    moved = 2 * (n_w * k + m * k + m * n)
+    if case.get("bias"):
+        moved += 2 * n_w
+    if case.get("norm"):
+        moved += 4 * m * (k // 16)
+    if case["kind"] == "residual":
+        moved += 2 * m * n + 2 * n + 4 * m * (n // 16) + (2 * m * n if case.get("residual", True) else 0)
+    if case["kind"] == "head":
+        moved += 8 * m * (n // 16)
+    if case["kind"] == "qkv":
+        moved += 2 * m * 2 * case["kv_heads"] * case["head_dim"] + m * (4 * case["head_dim"] + 8)
+    return Cost(bytes=moved, flops=2 * m * n_w * k)

@@ -1,0 +1,261 @@
+"""Small-M GEMM kernel, sums of x W^T for up to 16 rows of x: every lane feeds itself.
+
+Weight rows are the m16 operand of mma.m16n8k16, x rows the n8 operand. The k order inside 32 is permuted so that the 16
+bytes which a lane copies are the operands of that same lane: no ldmatrix, no transposition, and each warp's ring of
+stages needs no barrier, only its own wait for copies. Four warps divide K. Where bulk copies exist and stages are
+whole, one copy brings a warp's stage of W instead (`gemm_bulk`): a third of the instructions less.
+
+The order in which a result is summed, the same for every kernel of the GEMM: K is cut into `STREAMS` contiguous ranges
+of units of 32, stream s from unit s n / STREAMS; within a stream units ascend, two mma each (elements 8t..8t+3 of lane
+t, then 8t+4..8t+7); the streams' sums are added as ((s0 + s1) + s2) + s3. Stages, units of a stage, rows of a block and
+weight layout change nothing in it.
+
+Source: derived here; fragment layouts from the PTX ISA.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from eagle3core.kernels.gemm.bulk import make_bulk_ring
+from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch, make_pairing
+from eagle3core.kernels.gemm.finish import make_finish
+from eagle3core.kernels.gemm.products import FRAGMENT as FRAGMENT
+from eagle3core.kernels.gemm.products import make_multiply
+from eagle3core.kernels.gemm.scale import make_row_scale
+
+STREAMS = 4
+UNIT = 32  # k of one unit
+
+
+def ring_shared_bytes(x_tiles: int, w_tiles: int, units: int, stages: int, bulk: bool = False) -> int:
+    """Dynamic shared memory of a block, bytes: the rings, which the last reduction reuses; barriers of bulk copies."""
+    fragments = (2 * w_tiles + (0 if bulk else x_tiles)) * units
+    rings = STREAMS * stages * (fragments * FRAGMENT + (8 if bulk else 0))
+    sums = STREAMS * 128 * x_tiles * w_tiles + 8 * x_tiles
+    return max(rings, 4 * sums)
+
+
+def make_gemm_ring(
+    isa: Any,
+    *,
+    dtype: str,
+    epilogue: Epilogue,
+    x_tiles: int,
+    w_tiles: int,
+    units: int,
+    stages: int,
+    packed: bool,
+    ragged: bool,
+    overlap: bool,
+    bulk: bool = False,
+) -> Any:
+    """The kernel for blocks of 8 `x_tiles` rows of x and 16 `w_tiles` rows of W; grid (tiles of W, blocks of x rows).
+
+    Args:
+        units: units of 32 k of one stage, 1, 2, 4, and 8 with `bulk`; every stream's length must be a multiple.
+        stages: depth of each warp's ring, 2..16.
+        packed: W comes in the order of `gemm.pack_weight`.
+        ragged: K is 16 more than a multiple of 32.
+        overlap: wait for the kernel before (programmatic dependent launch).
+        bulk: W, packed, comes by bulk copies; `x_tiles` is 1 and K not ragged.
+    """
+    cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
+    wait_stage, wait_all = isa.COPY_WAIT[stages - 2], isa.COPY_WAIT[0]
+    first_row, distance = make_pairing(isa, epilogue)
+    fetch, finish = make_fetch(isa, epilogue, dtype), make_finish(isa, epilogue, dtype)
+    share_of, scale_of = make_row_scale(isa, epilogue)
+    scaled = epilogue.quads > 0
+
+    threads, zero = 32 * STREAMS, np.float32(0)
+    stage_bytes = (2 * w_tiles + (0 if bulk else x_tiles)) * units * FRAGMENT
+    x_offset = 2 * w_tiles * units * FRAGMENT  # x comes after W in a stage
+    ring_bytes = stages * stage_bytes
+    unit_bytes = 2 * FRAGMENT if packed else 2 * UNIT  # from one unit of W to the next
+    ahead = stages - 1
+    n_accumulators, x_rows = 4 * w_tiles * x_tiles, 8 * x_tiles
+    block_sums = 128 * x_tiles * w_tiles
+    n_items = 64 * x_tiles * w_tiles
+    items = (n_items + threads - 1) // threads
+    n_held = 6 * items
+    scale_rows = x_rows // STREAMS
+    scale_at = STREAMS * block_sums * 4
+    n_operands = 8 * units
+    unit_shift, tile_shift = units.bit_length() - 1, (64 * x_tiles).bit_length() - 1
+
+    def copy_w(target: Any, sources: Any, partner: Any, offset: Any, unit: Any, n_units: Any, t: Any) -> None:
+        for r in range(w_tiles):
+            for u in range(units):
+                at, source = i32(target + (r * units + u) * (2 * FRAGMENT)), sources[r] + offset + u * unit_bytes
+                if ragged and not packed:
+                    size = i32(16)
+                    if unit + u == n_units - 1 and t >= 2:
+                        size = i32(0)
+                    isa.copy16_fill(at, source, size)
+                    isa.copy16_fill(i32(at + FRAGMENT), source + partner, size)
+                else:
+                    isa.copy16(at, source)
+                    isa.copy16(i32(at + FRAGMENT), source + partner)
+
+    def copy_x(target: Any, source: Any, tile_bytes: Any, sizes: Any, unit: Any, n_units: Any, t: Any) -> None:
+        for m in range(x_tiles):
+            for u in range(units):
+                size = sizes[m]
+                if ragged and unit + u == n_units - 1 and t >= 2:
+                    size = i32(0)
+                at = i32(target + x_offset + (m * units + u) * FRAGMENT)
+                isa.copy16_cached_fill(at, source + m * tile_bytes + u * (2 * UNIT), size)
+
+    copy_w, copy_x = isa.inlined(copy_w), isa.inlined(copy_x)
+    start_w, start_x, multiply_all = make_bulk_ring(isa, dtype=dtype, w_tiles=w_tiles, units=units, stages=stages)
+    multiply = make_multiply(
+        isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units,
+        pitches=(units * FRAGMENT, units * 2 * FRAGMENT), steps=(FRAGMENT, 2 * FRAGMENT),
+    )  # fmt: skip
+
+    def gemm_ring(
+        x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
+        workspace: Any, counters: Any, y: Any, second: Any, third: Any, rows: Any, n: Any, k: Any, tiles: Any,
+        q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any,
+    ) -> None:  # fmt: skip
+        tid = i32(cuda.threadIdx.x)
+        lane, warp = i32(tid & 31), i32(tid >> 5)
+        g, t = i32(lane >> 2), i32(lane & 3)
+        tile0, row0 = i32(cuda.blockIdx.x * w_tiles), i32(cuda.blockIdx.y * x_rows)
+        base = isa.shared_address(cuda.shared.array(0, f32, alignment=128))
+        if bulk:
+            warp = isa.shuffle_i32(warp, 0)  # so that the compiler knows it is one number for all lanes
+        ring, full = i32(base + warp * ring_bytes), i32(base + STREAMS * ring_bytes + warp * (8 * stages))
+        own = i32(ring + lane * 16)
+        n_units = i32((k + (UNIT - 1)) >> 5)
+        unit = i32((warp * n_units) >> 2)
+        n_steps = i32(((((warp + 1) * n_units) >> 2) - unit) >> unit_shift)
+        row_bytes = i64(k) * 2
+
+        # Where this lane's pieces of W start, by tile, and how far the partner row's lie from them.
+        sources = cuda.local.array(w_tiles, i64)
+        for r in range(w_tiles):
+            if packed:
+                sources[r] = w + (i64(tile0 + r) * n_units + unit) * (2 * FRAGMENT) + lane * 16
+            else:
+                sources[r] = w + i64(first_row(tile0 + r) + g) * row_bytes + unit * (2 * UNIT) + t * 16
+        partner = i64(FRAGMENT) if packed else i64(distance(n)) * row_bytes
+        offset = i64(0)
+
+        if overlap:
+            isa.let_next_start()
+        loading = unit
+        if bulk:
+            pitch = i64(n_units) * (2 * FRAGMENT)
+            source_w = w + (i64(tile0) * n_units + unit) * (2 * FRAGMENT)
+            start_w(ring, full, source_w, pitch, n_steps, lane)
+        else:
+            for stage in range(ahead):
+                if stage < n_steps:
+                    copy_w(i32(own + stage * stage_bytes), sources, partner, offset, loading, n_units, t)
+                    offset += units * unit_bytes
+                    loading = i32(loading + units)
+        if overlap:
+            isa.wait_previous()  # only weights, which no kernel writes, were read before
+
+        sizes = cuda.local.array(x_tiles, i32)
+        for m in range(x_tiles):
+            sizes[m] = i32(16)
+            if row0 + m * 8 + g >= rows:
+                sizes[m] = i32(0)
+        source_x = x + i64(row0 + g) * row_bytes + unit * (2 * UNIT) + t * 16
+        tile_bytes = row_bytes * 8
+        loading, has_row = unit, row0 + g < rows
+        operands_x = cuda.local.array(n_operands, i32)
+        if bulk:
+            start_x(operands_x, source_x, has_row, n_steps)
+        else:
+            for stage in range(ahead):
+                if stage < n_steps:
+                    copy_x(i32(own + stage * stage_bytes), source_x, tile_bytes, sizes, loading, n_units, t)
+                    source_x += units * (2 * UNIT)
+                    loading = i32(loading + units)
+                isa.copy_commit()
+
+        # Operands of the epilogue are asked for now, so that they have arrived when the sums are ready.
+        held = cuda.local.array(n_held, f32)
+        held_slot = cuda.local.array(items, i32)
+        for j in range(items):
+            item = i32(tid + j * threads)
+            row, tile = i32(row0 + ((item >> 3) & (x_rows - 1))), i32(tile0 + (item >> tile_shift))
+            if item >= n_items:
+                row = i32(rows)  # a thread without an item fetches nothing
+            fetched = fetch(tile, i32(item & 7), row, rows, n, bias, gain, residual, positions, slots, table)
+            for c in range(6):
+                held[j * 6 + c] = fetched[0][c]
+            held_slot[j] = fetched[1]
+        shares = cuda.local.array(scale_rows, f32)
+        if scaled:
+            for j in range(scale_rows):
+                shares[j] = share_of(sums, i32(row0 + warp + j * STREAMS), rows, lane)
+
+        accumulators = cuda.local.array(n_accumulators, f32)
+        for i in range(n_accumulators):
+            accumulators[i] = zero
+        if bulk:
+            multiply_all(accumulators, operands_x, ring, full, source_w, pitch, source_x, has_row, n_steps, lane)
+        else:
+            reading, writing = i32(0), i32(ahead * stage_bytes)
+            for step in range(n_steps):
+                wait_stage()
+                if step + ahead < n_steps:
+                    copy_w(i32(own + writing), sources, partner, offset, loading, n_units, t)
+                    copy_x(i32(own + writing), source_x, tile_bytes, sizes, loading, n_units, t)
+                    offset += units * unit_bytes
+                    source_x += units * (2 * UNIT)
+                    loading = i32(loading + units)
+                isa.copy_commit()
+                multiply(accumulators, own + x_offset, own, reading)
+                reading = i32(reading + stage_bytes)
+                if reading == ring_bytes:
+                    reading = i32(0)
+                writing = i32(writing + stage_bytes)
+                if writing == ring_bytes:
+                    writing = i32(0)
+            wait_all()
+
+        # The warps' sums meet in shared memory: [stream][tile][x row][16 rows of W], the lower rows of pairs first.
+        cuda.syncthreads()
+        for r in range(w_tiles):
+            for m in range(x_tiles):
+                q = (r * x_tiles + m) * 4
+                at = i32(base + (warp * block_sums + r * (128 * x_tiles) + (m * 8 + t * 2) * 16 + g) * 4)
+                isa.shared_store_f32(at, accumulators[q])
+                isa.shared_store_f32(i32(at + 64), accumulators[q + 1])
+                isa.shared_store_f32(i32(at + 32), accumulators[q + 2])
+                isa.shared_store_f32(i32(at + 96), accumulators[q + 3])
+        if scaled:
+            for j in range(scale_rows):
+                scale = scale_of(shares[j], inv_width, eps)
+                if lane == 0:
+                    isa.shared_store_f32(i32(base + scale_at + (warp + j * STREAMS) * 4), scale)
+        cuda.syncthreads()
+        for j in range(items):
+            item = i32(tid + j * threads)
+            if item < n_items:
+                local_row, pair = i32((item >> 3) & (x_rows - 1)), i32(item & 7)
+                at = i32(base + ((item >> 3) * 16 + pair) * 4)
+                v0, v1 = isa.shared_load_f32(at), isa.shared_load_f32(i32(at + 32))
+                for s in range(1, STREAMS):
+                    v0 = v0 + isa.shared_load_f32(i32(at + s * (block_sums * 4)))
+                    v1 = v1 + isa.shared_load_f32(i32(at + s * (block_sums * 4) + 32))
+                scale = zero
+                if scaled:
+                    scale = isa.shared_load_f32(i32(base + scale_at + local_row * 4))
+                operands = (
+                    held[j * 6], held[j * 6 + 1], held[j * 6 + 2], held[j * 6 + 3], held[j * 6 + 4], held[j * 6 + 5],
+                )  # fmt: skip
+                tile = i32(tile0 + (item >> tile_shift))
+                finish(
+                    v0, v1, scale, operands, held_slot[j], tile, pair, i32(row0 + local_row), rows, n, q_heads,
+                    kv_heads, y, second, third,
+                )  # fmt: skip
+
+    return gemm_ring

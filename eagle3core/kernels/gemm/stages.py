@@ -1,0 +1,113 @@
+"""Those who fetch, in `gemm_group`: a warp for W and one for x, by copies that complete a barrier.
+
+A stage holds `units` units of 32 k, of one stream as far as it goes. Whoever fetches walks the streams by himself:
+`following` gives the unit where the next stage starts.
+
+Source: derived here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS
+
+FETCHING_WARPS = 2
+
+
+def make_steps_of(isa: Any, units: int) -> Any:
+    """Inlined `steps_of(stream, n_units)`: stages of a stream."""
+    i32, shift = isa.i32, units.bit_length() - 1
+
+    def steps_of(stream: Any, n_units: Any) -> Any:
+        return i32(((((stream + 1) * n_units) >> 2) - ((stream * n_units) >> 2) + (units - 1)) >> shift)
+
+    return isa.inlined(steps_of)
+
+
+def make_following(isa: Any, units: int) -> Any:
+    """Inlined `following(unit, stop, stream, last, n_units)`: the stage after that at `unit`.
+
+    Returns its unit, the end of its stream, and the stream; after the last stage the unit is not below the end.
+    """
+    i32 = isa.i32
+
+    def following(unit: Any, stop: Any, stream: Any, last: Any, n_units: Any) -> Any:
+        unit = i32(unit + units)
+        while unit >= stop and stream < last:
+            unit = stop
+            stream = i32(stream + 1)
+            stop = i32(((stream + 1) * n_units) >> 2)
+        return unit, stop, stream
+
+    return isa.inlined(following)
+
+
+def make_fetch_w(isa: Any, *, w_tiles: int, units: int, stages: int, stage_bytes: int) -> Any:
+    """Inlined `fetch_w(ring, full, empty, w, tile0, tiles, unit, stop, stream, last, n_units, lane)`, by one warp.
+
+    A tile past the last is fetched from the last one's place.
+    """
+    i32, i64, cuda = isa.i32, isa.i64, isa.cuda
+    following = make_following(isa, units)
+    piece = units * 2 * FRAGMENT
+
+    def fetch_w(
+        ring: Any, full: Any, empty: Any, w: Any, tile0: Any, tiles: Any, unit: Any, stop: Any, stream: Any, last: Any,
+        n_units: Any, lane: Any,
+    ) -> None:  # fmt: skip
+        tile_bytes = i64(n_units) * (2 * FRAGMENT)
+        source, far = w + i64(tile0) * tile_bytes, i32(tiles - 1 - tile0)
+        target, barrier, parity = ring, i32(0), i32(1)  # the first round finds all stages empty
+        while unit < stop:
+            isa.mbarrier_wait(i32(empty + barrier), parity)
+            if lane == 0:
+                isa.mbarrier_expect(i32(full + barrier), i32(w_tiles * piece))
+            cuda.syncwarp()
+            start = unit
+            if units > 1 and start + units > n_units:
+                start = i32(n_units - units)
+            at = source + i64(start) * (2 * FRAGMENT)
+            for i in range(w_tiles):
+                isa.warp_bulk_copy(i32(target + i * piece), at, i32(piece), i32(full + barrier))
+                if i < far:
+                    at += tile_bytes
+            unit, stop, stream = following(unit, stop, stream, last, n_units)
+            target, barrier = i32(target + stage_bytes), i32(barrier + 8)
+            if barrier == 8 * stages:
+                target, barrier, parity = ring, i32(0), i32(parity ^ 1)
+
+    return isa.inlined(fetch_w)
+
+
+def make_fetch_x(isa: Any, *, x_tiles: int, units: int, stages: int, stage_bytes: int) -> Any:
+    """Inlined `fetch_x(ring, full, empty, packed, n_units, first, last, lane)`, by one warp: a copy a stage.
+
+    `packed` is the address of the block's x in the order of `gemm_pack`, which has zeros past the end of a stream.
+    """
+    i32, i64, cuda = isa.i32, isa.i64, isa.cuda
+    steps_of = make_steps_of(isa, units)
+    step_bytes = units * x_tiles * FRAGMENT
+
+    def fetch_x(
+        ring: Any, full: Any, empty: Any, packed: Any, n_units: Any, first: Any, last: Any, lane: Any
+    ) -> None:  # fmt: skip
+        stream_bytes = i64(steps_of(i32(STREAMS - 1), n_units)) * step_bytes  # the last stream is a longest one
+        source, stream = packed + i64(first) * stream_bytes, first
+        target, barrier, parity = ring, i32(0), i32(1)
+        while stream <= last:
+            at = source
+            for _ in range(steps_of(stream, n_units)):
+                isa.mbarrier_wait(i32(empty + barrier), parity)
+                if lane == 0:
+                    isa.mbarrier_expect(i32(full + barrier), i32(step_bytes))
+                cuda.syncwarp()
+                isa.warp_bulk_copy(target, at, i32(step_bytes), i32(full + barrier))
+                at += step_bytes
+                target, barrier = i32(target + stage_bytes), i32(barrier + 8)
+                if barrier == 8 * stages:
+                    target, barrier, parity = ring, i32(0), i32(parity ^ 1)
+            source += stream_bytes
+            stream = i32(stream + 1)
+
+    return isa.inlined(fetch_x)

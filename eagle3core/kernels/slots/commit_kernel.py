@@ -1,0 +1,127 @@
+"""The kernel of `commit`: a warp a row, whose lanes look for end tokens and write the row. Source: see `commit`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eagle3core.kernels.slots.slot_state import (
+    BAD_ACCEPTANCE,
+    BUDGET,
+    DRAFT_LENGTH,
+    FOUND_END,
+    LENGTH,
+    MISSING_BLOCKS,
+    MOST_ENDS,
+    N_PENDING,
+    N_RESULT,
+    NO_ROOM,
+    PLAIN,
+    ROOT,
+    RUNNING,
+    SPENT_BUDGET,
+    STOPPED,
+    result_width,
+)
+
+THREADS = 32
+
+
+def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: bool) -> Any:
+    """A warp a row; lane e looks for end token e."""
+    cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
+    width = result_width(path_len, nodes)
+
+    def kernel(
+        active: Any, n_accepted: Any, path: Any, tokens: Any, choices: Any, node_tokens: Any, places: Any, ends: Any,
+        state: Any, pending_tokens: Any, pending_rows: Any, kept: Any, turn: Any, results: Any, n_slots: Any,
+    ) -> None:  # fmt: skip
+        lane, row = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)
+        if overlap:
+            isa.let_next_start()
+            isa.wait_previous()
+        slot, block = isa.load_u32(active + row * 4), isa.load_u32(turn)
+        out = results + i64(i32(block * n_slots) + row) * (width * 4)
+        if slot < 0:
+            at = lane
+            while at < width:
+                isa.store_u32(out + at * 4, -1)
+                at = i32(at + THREADS)
+            if lane == 0:
+                isa.store_u32(kept + row * 4, 0)
+        else:
+            fields, pitch = state + slot * 4, i64(n_slots) * 4
+            n, choice = isa.load_u32(n_accepted + row * 4), isa.load_u32(choices + row * (nodes * 4))
+            budget, plain = isa.load_u32(fields + BUDGET * pitch), isa.load_u32(fields + PLAIN * pitch)
+            length, start = isa.load_u32(fields + LENGTH * pitch), isa.load_u32(fields + DRAFT_LENGTH * pitch)
+            n_pending = isa.load_u32(fields + N_PENDING * pitch)
+            end = isa.load_u32(ends + (i64(slot) * MOST_ENDS + lane) * 4)
+            root_place, is_missing = isa.load_u32(places + row * (nodes * 4)), i32(0)
+            at = lane
+            while at < nodes:
+                if isa.load_u32(places + (row * nodes + at) * 4) < 0:
+                    is_missing = i32(1)
+                at = i32(at + THREADS)
+            fault = i32(0)
+            if n < 0 or n >= path_len:
+                fault = i32(BAD_ACCEPTANCE)
+            if isa.any_lane(is_missing):
+                fault = i32(fault | MISSING_BLOCKS)
+            if root_place < 0:
+                fault = i32(fault | NO_ROOM)
+            if fault != 0:
+                plain = i32(1)
+            if plain != 0:
+                n = i32(0)
+            cut, finish, root = i32(n + 1), i32(0), choice
+            for t in range(path_len):
+                token = choice
+                if plain == 0:
+                    token = isa.load_u32(tokens + (row * path_len + t) * 4)
+                is_end = i32(0)
+                if t <= n and token >= 0 and token == end:
+                    is_end = i32(1)
+                if isa.any_lane(is_end) and finish == 0:
+                    cut, finish = i32(t + 1), i32(FOUND_END)
+                if t == n:
+                    root = token
+            if cut > budget or (cut == budget and finish == 0):
+                cut, finish = budget, i32(SPENT_BUDGET)
+            if (fault & NO_ROOM) != 0:
+                cut, finish = i32(0), i32(STOPPED)
+            at = lane
+            while at < path_len:
+                token, node = i32(-1), i32(0)
+                if at <= n:
+                    token = choice
+                    if plain == 0:
+                        token = isa.load_u32(tokens + (row * path_len + at) * 4)
+                        node = isa.load_u32(path + (row * path_len + at) * 4)
+                    if at < pending:
+                        isa.store_u32(pending_tokens + (i64(slot) * pending + at) * 4, token)
+                        isa.store_u32(pending_rows + (i64(slot) * pending + at) * 4, row * nodes + node)
+                isa.store_u32(out + (N_RESULT + at) * 4, token)
+                at = i32(at + THREADS)
+            at = i32(lane + 1)
+            while at < nodes:
+                drafted = isa.load_u32(node_tokens + (row * nodes + at) * 4)
+                isa.store_u32(out + (N_RESULT + path_len - 1 + at) * 4, drafted)
+                at = i32(at + THREADS)
+            if lane == 0:
+                is_running = i32(0)
+                if finish == 0:
+                    is_running = i32(1)
+                isa.store_u32(fields + RUNNING * pitch, is_running)
+                isa.store_u32(fields + LENGTH * pitch, length + n + 1)
+                isa.store_u32(fields + ROOT * pitch, root)
+                isa.store_u32(fields + DRAFT_LENGTH * pitch, start + n_pending)
+                isa.store_u32(fields + N_PENDING * pitch, n + 1)
+                isa.store_u32(fields + BUDGET * pitch, budget - cut)
+                isa.store_u32(fields + PLAIN * pitch, plain)
+                isa.store_u32(kept + row * 4, n + 1)
+                isa.store_u32(out, slot)
+                isa.store_u32(out + 4, n)
+                isa.store_u32(out + 8, cut)
+                isa.store_u32(out + 12, finish)
+                isa.store_u32(out + 16, fault)
+
+    return kernel

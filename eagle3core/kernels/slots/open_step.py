@@ -1,0 +1,237 @@
+"""What a step works on, gathered from the slots into rows: lengths, roots, block tables, masks, and where rows go.
+
+Row b of the batch is slot active[b]; a row without a slot is dead: length -1, tokens -1, masks 0, slots of the cache
+-1. The tree's node t stands at position length + depth and is written to cache row length + t. With a draft, the
+entries it has not read yet (`pending`) and the rows of its chained passes are placed too: entry j stands at position j.
+Source: docs/requirements.md R-45, R-46, R-82..R-84; paging after Kwon et al., arXiv 2309.06180.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.slots.cache_rows import THREADS, check_block
+from eagle3core.kernels.slots.open_step_kernel import make_open_step, step_parts
+from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, LENGTH, N_FIELDS, N_PENDING, ROOT
+from eagle3core.kernels.tree.mask_words import pack_words
+
+
+class OpenSlots(NamedTuple):
+    """What is read, int32.
+
+    Attributes:
+        active: `[S]` slot of each row, -1 past the last.
+        state: `[N_FIELDS, S]`.
+        pending_tokens, pending_rows: `[S, P]` entries the draft has not read: their tokens, and where their taps lie.
+        tables: `[S, M]` cache blocks, the same for target and draft.
+        depths: `[N]` of the tree. mask: `[N, W]` its ancestor-or-self words.
+    """
+
+    active: Tensor
+    state: Tensor
+    pending_tokens: Tensor
+    pending_rows: Tensor
+    tables: Tensor
+    depths: Tensor
+    mask: Tensor
+
+
+class OpenRows(NamedTuple):
+    """What is written, int32.
+
+    Attributes:
+        lengths: `[B]` cached tokens, -1 for a dead row. tables: `[B, M]`. roots: `[B]`.
+        positions, slots: `[B, N]` of the nodes. masks: `[B, N, W]`.
+        entry_lengths: `[B]` the draft's entries before the pending ones.
+        entry_rows, entry_tokens, entry_positions, entry_slots: `[B, P]`; row -1 and slot -1 past the last.
+        last_rows: `[B]` row of the last pending entry among the B P.
+        chain_lengths, chain_positions, chain_slots: `[levels, B]` of the chained passes.
+    """
+
+    lengths: Tensor
+    tables: Tensor
+    roots: Tensor
+    positions: Tensor
+    slots: Tensor
+    masks: Tensor
+    entry_lengths: Tensor
+    entry_rows: Tensor
+    entry_tokens: Tensor
+    entry_positions: Tensor
+    entry_slots: Tensor
+    last_rows: Tensor
+    chain_lengths: Tensor
+    chain_positions: Tensor
+    chain_slots: Tensor
+
+
+def new_open_rows(batch: int, nodes: int, pending: int, levels: int, entries: int, device: torch.device) -> OpenRows:
+    """Poisoned outputs."""
+    words = -(-nodes // 32)
+    shapes = (
+        (batch,), (batch, entries), (batch,), (batch, nodes), (batch, nodes), (batch, nodes, words),
+        (batch,), *((batch, pending),) * 4, (batch,), *((levels, batch),) * 3,
+    )  # fmt: skip
+    return OpenRows(*(poison(*shape, dtype=torch.int32, device=device) for shape in shapes))
+
+
+def open_step_reference(read: OpenSlots, batch: int, levels: int, block: int) -> OpenRows:
+    """The rows of a step, in plain torch."""
+    nodes, entries, pending = len(read.depths), read.tables.shape[1], read.pending_tokens.shape[1]
+    made = new_open_rows(batch, nodes, pending, levels, entries, read.state.device)
+
+    def place(token: int, slot: int) -> int:
+        held = int(read.tables[slot, token // block]) if token // block < entries else -1
+        return held * block + token % block if held >= 0 else -1
+
+    for b, slot in enumerate(read.active[:batch].tolist()):
+        if slot < 0:
+            for name in ("positions", "masks", "entry_tokens", "entry_positions"):
+                getattr(made, name)[b] = 0
+            for name in ("lengths", "tables", "roots", "slots", "entry_lengths", "entry_rows", "entry_slots"):
+                getattr(made, name)[b] = -1
+            made.last_rows[b] = b * pending
+            made.chain_positions[:, b], made.chain_lengths[:, b], made.chain_slots[:, b] = 0, -1, -1
+            continue
+        length, root, start, n = (int(read.state[f, slot]) for f in (LENGTH, ROOT, DRAFT_LENGTH, N_PENDING))
+        made.lengths[b], made.roots[b], made.tables[b] = length, root, read.tables[slot]
+        made.positions[b], made.masks[b] = length + read.depths, read.mask
+        made.entry_lengths[b], made.last_rows[b] = start, b * pending + max(n - 1, 0)
+        for t in range(nodes):
+            made.slots[b, t] = place(length + t, slot)
+        for t in range(pending):
+            is_one = t < n
+            made.entry_rows[b, t] = read.pending_rows[slot, t] if is_one else -1
+            made.entry_tokens[b, t] = read.pending_tokens[slot, t] if is_one else 0
+            made.entry_positions[b, t] = start + t if is_one else 0
+            made.entry_slots[b, t] = place(start + t, slot) if is_one else -1
+        for level in range(levels):
+            made.chain_lengths[level, b] = made.chain_positions[level, b] = start + n + level
+            made.chain_slots[level, b] = place(start + n + level, slot)
+    return made
+
+
+def open_step_variant(arch: str, nodes: int, pending: int, levels: int, block: int) -> Variant:
+    """The gather for trees of `nodes`, `pending` draft entries (0: no draft) and `levels` chained passes.
+
+    Raises:
+        KernelLimit: `block` is not a power of two.
+    """
+    check_block(block)
+    return Variant(
+        name=f"open_step_{nodes}_{pending}_{levels}_{block}",
+        make=make_open_step,
+        constants={
+            "nodes": nodes, "pending": pending, "levels": levels, "block": block, "overlap": overlaps(arch),
+        },
+        parameters=parameters(
+            "active:in state:in pending_tokens:in pending_rows:in slot_tables:in depths:const mask:const "
+            "lengths:out tables:out roots:out positions:out slots:out masks:out entry_lengths:out entry_rows:out "
+            "entry_tokens:out entry_positions:out entry_slots:out last_rows:out chain_lengths:out chain_positions:out "
+            "chain_slots:out n_slots:i32 entries:i32 batch:i32"
+        ),
+        threads=THREADS,
+        max_registers=64,
+        dependent=overlaps(arch),
+    )  # fmt: skip
+
+
+def open_step(arch: str, read: OpenSlots, out: OpenRows, block: int) -> list[Launch]:
+    """`out` from `read`; the batch is that of `out.lengths`.
+
+    Raises:
+        KernelLimit: `block` is not a power of two.
+    """
+    (nodes,), (batch, entries) = read.depths.shape, out.tables.shape
+    pending, levels = out.entry_rows.shape[1], len(out.chain_slots)
+    inputs = read._asdict()
+    return [
+        open_step_variant(arch, nodes, pending, levels, block).launch(
+            (sum(step_parts(nodes, pending, levels, entries)), batch),
+            **{"slot_tables" if name == "tables" else name: value for name, value in inputs.items()},
+            **out._asdict(), n_slots=read.state.shape[1], entries=entries, batch=batch,
+        )
+    ]  # fmt: skip
+
+
+def open_step_cost(batch: int, nodes: int, pending: int, levels: int, entries: int) -> Cost:
+    """Slot, four fields, table and pending entries in; everything of `OpenRows` out; depths and mask once."""
+    words = -(-nodes // 32)
+    read = 20 + 4 * entries + 8 * pending
+    written = 8 + 4 * entries + nodes * (8 + 4 * words) + (8 + 16 * pending + 12 * levels if pending else 0)
+    return Cost(batch * (read + written) + nodes * (4 + 4 * words))
+
+
+def _example(case: Case, generator: torch.Generator, device: torch.device) -> Tensors:
+    n_slots, entries, block, nodes = case["slots"], case["entries"], case["block"], case["nodes"]
+
+    def integers(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high, shape, generator=generator, device=device, dtype=torch.int32)
+
+    state = integers(0, 9, N_FIELDS, n_slots)
+    state[LENGTH] = integers(0, entries * block, n_slots)
+    state[DRAFT_LENGTH] = integers(0, entries * block, n_slots)
+    state[N_PENDING] = integers(0, case["pending"] + 1, n_slots)
+    tables = integers(0, 99, n_slots, entries)
+    tables[0, -1] = -1
+    others = torch.randperm(n_slots - 1, generator=generator, device=device)[: case["active"] - 1].sort().values
+    active = torch.full((n_slots,), -1, dtype=torch.int32, device=device)
+    active[: case["active"] - 1], active[case["active"] - 1] = others.int(), n_slots - 1
+    depths = torch.arange(nodes, device=device, dtype=torch.int32) // 2
+    mask = torch.rand(nodes, nodes, generator=generator, device=device) > 0.5
+    return {
+        "active": active, "state": state, "pending_tokens": integers(0, 99, n_slots, case["pending"]),
+        "pending_rows": integers(0, 50, n_slots, case["pending"]), "tables": tables, "depths": depths,
+        "mask": pack_words(mask),
+    }  # fmt: skip
+
+
+def _outputs(case: Case, inputs: Tensors) -> Tensors:
+    sizes = (case["batch"], case["nodes"], case["pending"], case["levels"], case["entries"])
+    return dict(new_open_rows(*sizes, inputs["state"].device)._asdict())
+
+
+def _reference(case: Case, inputs: Tensors) -> Tensors:
+    made = open_step_reference(OpenSlots(**inputs), case["batch"], case["levels"], case["block"])._asdict()
+    is_drafting = case["pending"] > 0
+    return {name: t for name, t in made.items() if is_drafting or not name.startswith(("entry", "last", "chain"))}
+
+
+CARD = Card(
+    name="open_step",
+    equation="rows of a step = fields of slot active[b]; cache row of token n = table[n / block] block + n mod block",
+    source="R-45, R-46, R-82..R-84",
+    example=_example,
+    outputs=_outputs,
+    reference=_reference,
+    launches=lambda arch, case, inputs, outputs: open_step(
+        arch, OpenSlots(**inputs), OpenRows(**outputs), case["block"]
+    ),
+    cost=lambda case: open_step_cost(
+        case["batch"], case["nodes"], case["pending"], case["levels"], case["entries"]
+    ),
+    variants=lambda arch: [open_step_variant(arch, 4, 4, 2, 64)],
+    slow_variants=lambda arch: [open_step_variant(arch, 1, 0, 0, 64), open_step_variant(arch, 64, 9, 7, 64)],
+    cases=(
+        {"batch": 4, "slots": 6, "active": 3, "nodes": 5, "pending": 3, "levels": 2, "entries": 3, "block": 4},
+        {"batch": 2, "slots": 2, "active": 2, "nodes": 1, "pending": 0, "levels": 0, "entries": 70, "block": 2},
+    ),
+    slow_cases=(
+        {"batch": 3, "slots": 4, "active": 3, "nodes": 67, "pending": 1, "levels": 0, "entries": 3, "block": 64},
+        {"batch": 2, "slots": 33, "active": 2, "nodes": 3, "pending": 2, "levels": 70, "entries": 260, "block": 4},
+    ),
+    shapes=tuple(
+        {"batch": b, "slots": 8, "active": b, "nodes": 4, "pending": 4, "levels": 2, "entries": 513, "block": 64}
+        for b in (1, 4)
+    ),
+    hand_counts=(
+        (
+            {"batch": 2, "nodes": 3, "pending": 2, "levels": 1, "entries": 5},
+            Cost(2 * (20 + 20 + 16 + 8 + 20 + 3 * 12 + 8 + 32 + 12) + 24),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,173 @@
+"""The kernel of `tree_masks`: relatives by bit planes, ancestors by a walk, paths by the set bits of a leaf's mask.
+
+Source: see `tree_masks`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eagle3core.kernels.isa.early import make_early
+
+
+def block_threads(nodes: int, path_len: int) -> int:
+    """Threads of a tree's block: two a node, and up to 576 to write the paths, an entry each."""
+    return max(-(-nodes // 32) * 64, min(576, -(-nodes * path_len // 32) * 32))
+
+
+def make_relatives(isa: Any, nodes: int) -> Any:
+    """`relatives(planes, parent, me)`: first child and next sibling of a node, -1 for none.
+
+    Row w of `planes` tells of the 32 nodes from 32 w: word b has bit b of their parents, the next one who has a parent.
+    The nodes whose parent is x are then the product of a few words, each as it is or inverted.
+    """
+    i32 = isa.i32
+    words, bits, pitch = -(-nodes // 32), (nodes - 1).bit_length(), plane_pitch(nodes)
+
+    def relatives(planes: Any, parent: Any, me: Any) -> Any:
+        child, sibling = i32(-1), i32(-1)
+        upto = i32(i32(1 << (me & 31)) | ((1 << (me & 31)) - 1))
+        for w in range(words):
+            row = planes + w * (4 * pitch)
+            children = siblings = isa.shared_load_u32(row + bits * 4)
+            for b in range(bits):
+                plane = isa.shared_load_u32(row + b * 4)
+                children = i32(children & (plane ^ (((me >> b) & 1) - 1)))
+                siblings = i32(siblings & (plane ^ (((parent >> b) & 1) - 1)))
+            if (me >> 5) == w:
+                siblings = i32(siblings & ~upto)
+            elif (me >> 5) > w:
+                siblings = i32(0)
+            if child < 0 and children != 0:
+                child = i32(w * 32 + isa.popcount(i32((children & -children) - 1)))
+            if sibling < 0 and parent >= 0 and siblings != 0:
+                sibling = i32(w * 32 + isa.popcount(i32((siblings & -siblings) - 1)))
+        return child, sibling
+
+    return isa.inlined(relatives)
+
+
+def plane_pitch(nodes: int) -> int:
+    """Words of a row of `relatives`' planes."""
+    return (nodes - 1).bit_length() + 1
+
+
+def make_nth_bit(isa: Any, words: int) -> Any:
+    """`nth_bit(row, n)`: the index of set bit n of the shared words at `row`, or -1."""
+    i32 = isa.i32
+
+    def nth_bit(row: Any, n: Any) -> Any:
+        left, word, index = n, i32(0), i32(-1)
+        for w in range(words):
+            here = isa.shared_load_u32(row + w * 4)
+            held = isa.popcount(here)
+            if index < 0 and left < held:
+                word, index = here, i32(w * 32)
+            elif index < 0:
+                left = i32(left - held)
+        if index >= 0:
+            for step in (16, 8, 4, 2, 1):
+                held = isa.popcount(i32(word & ((1 << step) - 1)))
+                if left >= held:
+                    left, word, index = i32(left - held), i32(word >> step), i32(index + step)
+        return index
+
+    return isa.inlined(nth_bit)
+
+
+def make_tree_masks(isa: Any, *, nodes: int, path_len: int, threads: int, overlap: bool) -> Any:
+    """A block a tree. A thread a node walks to the root, another finds its relatives; then all write paths."""
+    cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
+    words, pitch = -(-nodes // 32), plane_pitch(nodes)
+    node_threads, quads, cells = words * 32, -(-nodes // 4), nodes * path_len
+    plane_words, mask_words, reciprocal = words * pitch, nodes * words, (1 << 24) // path_len + 1
+    relatives, nth_bit, early = make_relatives(isa, nodes), make_nth_bit(isa, words), make_early(isa, threads)
+
+    def kernel(
+        parents: Any, lengths: Any, mask: Any, depths: Any, positions: Any, leaves: Any, paths: Any, first_child: Any,
+        next_sibling: Any,
+    ) -> None:  # fmt: skip
+        tid, tree = i32(cuda.threadIdx.x), i64(cuda.blockIdx.x)
+        lane, warp = i32(tid & 31), i32(tid >> 5)
+        above = isa.shared_address(cuda.shared.array(node_threads, i32))
+        planes = isa.shared_address(cuda.shared.array(plane_words, i32))
+        leaf_bits = isa.shared_address(cuda.shared.array(words, i32))
+        leaf_masks = isa.shared_address(cuda.shared.array(mask_words, i32))
+        own, me, parent, length = cuda.local.array(words, i32), tid, i32(-2), i32(0)
+        if warp >= words:
+            me = i32(tid - node_threads)
+        at = (tree * nodes + me) * 4
+        early((parents + at) ^ (lengths + tree * 4))
+        if overlap:
+            isa.let_next_start()
+            isa.wait_previous()
+        if warp < 2 * words:
+            length = isa.load_u32(lengths + tree * 4)
+            if me < nodes:
+                parent = isa.load_u32(parents + at)
+            if length < 0:
+                parent = i32(-2)
+        if warp < words:
+            isa.shared_store_u32(above + me * 4, parent)
+        elif warp < 2 * words:
+            kept = i32(0)
+            for b in range(pitch):
+                bit = i32((parent >> b) & 1)
+                if b == pitch - 1:
+                    bit = i32(parent >= 0)
+                plane = isa.ballot(bit)
+                if lane == b:
+                    kept = plane
+            if lane < pitch:
+                isa.shared_store_u32(planes + ((me >> 5) * pitch + lane) * 4, kept)
+        cuda.syncthreads()
+        for w in range(words):
+            own[w] = i32(0)
+        if warp < words:
+            depth, node, position = i32(-1), me, i32(0)
+            while parent >= -1 and node >= 0:
+                depth = i32(depth + 1)
+                for w in range(words):
+                    if (node >> 5) == w:
+                        own[w] = i32(own[w] | (1 << (node & 31)))
+                node = isa.shared_load_u32(above + node * 4)
+            if me < nodes:
+                if depth >= 0:
+                    position = i32(length + depth)
+                for w in range(words):
+                    isa.store_u32(mask + at * words + w * 4, own[w])
+                isa.store_u32(depths + at, max(depth, 0))
+                isa.store_u32(positions + at, position)
+        elif warp < 2 * words:
+            child, sibling = relatives(planes, parent, me)
+            votes = isa.ballot(i32(parent >= -1 and child < 0))
+            if lane == 0:
+                isa.shared_store_u32(leaf_bits + (me >> 5) * 4, votes)
+            if me < nodes:
+                isa.store_u32(first_child + at, child)
+                isa.store_u32(next_sibling + at, sibling)
+        cuda.syncthreads()
+        n_leaves, path_row, is_leaf = i32(0), i32(0), i32(0)
+        for w in range(words):
+            votes = isa.shared_load_u32(leaf_bits + w * 4)
+            if w == warp:
+                path_row = i32(n_leaves + isa.popcount(i32(votes & ((1 << lane) - 1))))
+                is_leaf = i32((votes >> lane) & 1)
+            n_leaves = i32(n_leaves + isa.popcount(votes))
+        if is_leaf == 1:
+            for w in range(words):
+                isa.shared_store_u32(leaf_masks + (path_row * words + w) * 4, own[w])
+        if tid < quads:
+            votes = i32(isa.shared_load_u32(leaf_bits + (tid >> 3) * 4) >> ((tid & 7) * 4))
+            spread = (votes & 1) | ((votes & 2) << 7) | ((votes & 4) << 14) | ((votes & 8) << 21)
+            isa.store_u32(leaves + (tree * quads + tid) * 4, spread)
+        cuda.syncthreads()
+        cell = tid
+        while cell < cells:
+            row, node = i32((i64(cell) * reciprocal) >> 24), i32(-1)
+            if row < n_leaves:
+                node = nth_bit(leaf_masks + row * (4 * words), i32(cell - row * path_len))
+            isa.store_u32(paths + (tree * cells + cell) * 4, node)
+            cell = i32(cell + threads)
+
+    return kernel

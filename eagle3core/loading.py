@@ -1,0 +1,224 @@
+"""From a configuration to models: what to read, where to put it, and what will compute with it.
+
+Reading comes first and the device second, so that memory can be planned in between: a model that does not fit is
+refused before the device holds any of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from eagle3core.backend import Backend, choose_backend
+from eagle3core.checkpoint import load_draft, load_target
+from eagle3core.checkpoint.draft import DraftCheckpoint, draft_shapes
+from eagle3core.checkpoint.target import TargetCheckpoint, target_shapes
+from eagle3core.config import EngineConfig
+from eagle3core.errors import CheckpointError, ConfigError, KernelLimit
+from eagle3core.geometry import DraftGeometry, TargetGeometry
+from eagle3core.kernels.launch import device_arch
+from eagle3core.model.draft import DraftModel
+from eagle3core.model.target import TargetModel
+from eagle3core.step.kernel_limits import why_plain_torch
+from eagle3core.step.replay import GraphReplayer
+from eagle3core.step.run import DeviceRunner
+from eagle3core.step.runner import Runner, TorchRunner
+from eagle3core.step.state import DeviceSizes
+from eagle3core.step.tree import chain_tree
+from eagle3core.weights.packed import PackedDraft, PackedTarget, Source, pack_draft, pack_target
+
+log = logging.getLogger("eagle3core")
+
+Models = tuple[TargetModel | PackedTarget, DraftModel | PackedDraft | None]
+
+
+@dataclass(frozen=True)
+class SpeculationState:
+    """Whether the engine speculates, and why or why not."""
+
+    enabled: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Models that are known but not on the device yet.
+
+    Attributes:
+        target, draft: their geometries. dtype: of the weights. backend: where they will go, and by what they will run.
+        build: puts them there. speculation: why there is no draft, if one was asked for.
+    """
+
+    target: TargetGeometry
+    draft: DraftGeometry | None
+    dtype: torch.dtype
+    backend: Backend
+    build: Callable[[], Models]
+    speculation: SpeculationState | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights on the device."""
+        shapes = [shape for _, shape in target_shapes(self.target)]
+        if self.draft is not None:
+            shapes += [shape for _, shape in draft_shapes(self.draft)]
+        return self.dtype.itemsize * sum(torch.Size(shape).numel() for shape in shapes)
+
+
+@dataclass(frozen=True)
+class TensorSource:
+    """A model whose weights are made on demand: its geometry, and a function from name to weight.
+
+    Names are those of `checkpoint.target.target_shapes`, or `checkpoint.draft.draft_shapes`.
+    """
+
+    geometry: TargetGeometry | DraftGeometry
+    tensor: Source
+    draft_to_target: Tensor | None = None
+
+
+def device_sizes(config: EngineConfig, *, drafts: bool) -> DeviceSizes:
+    """What the device's state is made for."""
+    spec = config.speculative_config if drafts else None
+    return DeviceSizes(
+        n_slots=config.max_batch_size,
+        session_len=config.session_len,
+        max_tokens=config.session_len + (spec.decoding_tokens if spec else 1),
+        tree=chain_tree(spec.num_speculative_tokens if spec else 0),
+        chunk=config.prefill_chunk,
+        block=config.block_size,
+    )
+
+
+def new_runner(
+    target: TargetModel | PackedTarget, draft: DraftModel | PackedDraft | None, config: EngineConfig
+) -> Runner:
+    """The runner of models on their device: plain torch for plain models, captured graphs for packed ones."""
+    if isinstance(target, TargetModel):
+        assert draft is None or isinstance(draft, DraftModel), "both models in plain torch"
+        return TorchRunner(target, draft, config)
+    assert draft is None or isinstance(draft, PackedDraft), "both models packed"
+    sizes = device_sizes(config, drafts=draft is not None)
+    runner = DeviceRunner(target, draft, sizes, arch=device_arch(target.device), replayer=GraphReplayer())
+    runner.prepare()
+    return runner
+
+
+def choose_path(
+    backend: Backend, target: TargetGeometry, draft: DraftGeometry | None, config: EngineConfig, dtype: torch.dtype
+) -> Backend:
+    """The backend with what computes on it: the kernels wherever they can, else plain torch, and why."""
+    if backend.device.type != "cuda":
+        return replace(backend, path="torch", path_reason="the kernels run on CUDA devices")
+    try:
+        arch = device_arch(backend.device)
+    except KernelLimit as limit:
+        return replace(backend, path="torch", path_reason=f"{limit.what}; the kernels take {limit.allowed}")
+    reason = why_plain_torch(target, draft, config, dtype)
+    if reason is None:
+        return replace(backend, path="kernels", path_reason=f"kernels for {arch}")
+    return replace(backend, path="torch", path_reason=reason)
+
+
+def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
+    """The models that a configuration names, read and checked on the host.
+
+    Raises:
+        CheckpointError: the target, or with on_draft_failure="raise" the draft, cannot be loaded.
+        BackendUnavailable: the configured device is not there.
+    """
+    backend = choose_backend(config)
+    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
+    target = load_target(target_dir, dtype=dtype)
+    draft, speculation = _read_draft(target, config)
+    geometry = draft.geometry if draft else None
+    backend = choose_path(backend, target.geometry, geometry, config, target.dtype)
+
+    def build() -> Models:
+        if backend.path == "torch":
+            return _plain(target, draft, backend.device)
+        packed = pack_target(
+            target.geometry, target.weights.pop, dtype=target.dtype, device=backend.device, block=config.block_size,
+            taps=geometry.taps if geometry else (),
+        )  # fmt: skip
+        if draft is None:
+            return packed, None
+        made = pack_draft(draft.geometry, draft.weights.pop, draft.draft_to_target, packed, block=config.block_size)
+        return packed, made
+
+    return Reading(target.geometry, geometry, target.dtype, backend, build, speculation)
+
+
+def read_sources(target: TensorSource, draft: TensorSource | None, config: EngineConfig, dtype: torch.dtype) -> Reading:
+    """Models whose weights are made tensor by tensor, for the kernels; no second copy ever exists.
+
+    Raises:
+        ConfigError: the kernels cannot run them here.
+    """
+    assert isinstance(target.geometry, TargetGeometry), "the first source is a target's"
+    draft = draft if config.speculative_config is not None else None
+    geometry = draft.geometry if draft else None
+    assert geometry is None or isinstance(geometry, DraftGeometry), "the second source is a draft's"
+    backend = choose_path(choose_backend(config), target.geometry, geometry, config, dtype)
+    if backend.path != "kernels":
+        raise ConfigError(
+            f"weights made on demand on a backend without kernels: {backend.path_reason}",
+            "a CUDA device and a model that the kernels can run",
+            "write the weights to disk and use Engine.from_pretrained",
+        )
+    size, whose = config.block_size, target.geometry
+
+    def build() -> Models:
+        taps = geometry.taps if geometry else ()
+        packed = pack_target(whose, target.tensor, dtype=dtype, device=backend.device, block=size, taps=taps)
+        if draft is None or geometry is None:
+            return packed, None
+        return packed, pack_draft(geometry, draft.tensor, draft.draft_to_target, packed, block=size)
+
+    return Reading(whose, geometry, dtype, backend, build)
+
+
+def _read_draft(
+    target: TargetCheckpoint, config: EngineConfig
+) -> tuple[DraftCheckpoint | None, SpeculationState | None]:
+    """The draft that the configuration names; when it cannot be loaded and the baseline may take over, the reason."""
+    spec = config.speculative_config
+    if spec is None:
+        return None, None
+    try:
+        checkpoint = load_draft(
+            str(spec.model),
+            target.geometry,
+            capture_layers=spec.capture_layers,
+            capture_convention=spec.capture_convention,
+            dtype=target.dtype,
+        )
+    except CheckpointError as error:
+        if config.on_draft_failure == "raise":
+            raise
+        log.warning("[EAGLE] decoding without the draft, which could not be loaded: %s", error)
+        return None, SpeculationState(False, f"the draft could not be loaded: {error.what}")
+    return checkpoint, None
+
+
+def _plain(target: TargetCheckpoint, draft: DraftCheckpoint | None, device: torch.device) -> Models:
+    """Both models in plain torch on a device."""
+    moved = TargetModel(
+        replace(target, weights=_moved(target.weights, device)), taps=draft.geometry.taps if draft else ()
+    )
+    if draft is None:
+        return moved, None
+    mapping = None if draft.draft_to_target is None else draft.draft_to_target.to(device)
+    weights = _moved(draft.weights, device)
+    return moved, DraftModel(replace(draft, weights=weights, draft_to_target=mapping), moved)
+
+
+def _moved(weights: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """The weights on a device, tied ones still tied."""
+    once: dict[int, Tensor] = {}
+    return {name: once.setdefault(tensor.data_ptr(), tensor.to(device)) for name, tensor in weights.items()}

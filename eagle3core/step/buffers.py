@@ -1,0 +1,131 @@
+"""Device memory of a model's passes: activations, scratch and rotary tables, allocated once for the largest pass.
+
+Every smaller pass uses the first rows of the same tensors, so addresses stay what they were when a graph was captured
+(docs/requirements.md R-25).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eagle3core.geometry import BlockGeometry
+from eagle3core.kernels.attention.launcher import attention_scratch
+from eagle3core.kernels.attention.layout import Shape
+from eagle3core.kernels.attention.plan import order_of
+from eagle3core.kernels.card import DTYPES
+from eagle3core.kernels.layer.embedding import partials_pitch
+from eagle3core.kernels.layer.rope import rope_pairs
+from eagle3core.weights.rope import rope_frequencies
+
+
+def rows_of(tensor: Tensor, *shape: int) -> Tensor:
+    """The first elements of a tensor, as a contiguous tensor of another shape at the same address."""
+    n = 1
+    for size in shape:
+        n *= size
+    return tensor.view(-1)[:n].view(shape)
+
+
+def columns_of(table: Tensor, width: int) -> list[Tensor]:
+    """The columns of a table, `width` at a time."""
+    return [table[:, at : at + width] for at in range(0, table.shape[1], width)]
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Rows of one model's layers.
+
+    Attributes:
+        stream, middle: `[R, E]` residual stream at a layer's input and after its attention.
+        scaled, sums: what the next GEMM reads of it: times the next gain, and partial sums of squares fp32.
+        q, mixed: `[R, H * D]`. act: `[R, F]`.
+        partial, tops: attention's scratch.
+        rope: `[positions, D / 2, 2]` fp32.
+    """
+
+    stream: Tensor
+    middle: Tensor
+    scaled: Tensor
+    sums: Tensor
+    q: Tensor
+    mixed: Tensor
+    act: Tensor
+    partial: Tensor
+    tops: Tensor
+    rope: Tensor
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """Rows of an output map: logits `[R, V]`, and the best of every 16 with its column `[R, V / 16]`."""
+
+    logits: Tensor
+    best: Tensor
+    column: Tensor
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The largest pass of a model.
+
+    Attributes:
+        rows: of all its GEMMs.
+        attention: (sequences, tokens a sequence) of the passes; scratch serves the largest product.
+        positions: rotary positions.
+    """
+
+    rows: int
+    attention: tuple[tuple[int, int], ...]
+    positions: int
+
+
+def attention_order(arch: str, block: BlockGeometry, order: tuple[int, int] | None) -> tuple[int, int]:
+    """(splits, streams) of an engine: one value for all its passes, since it sets the bits."""
+    return order or order_of(arch, block.n_kv_heads, block.head_dim)
+
+
+def new_activations(
+    arch: str,
+    block: BlockGeometry,
+    sizes: Sizes,
+    dtype: torch.dtype,
+    device: torch.device,
+    order: tuple[int, int] | None = None,
+) -> Activations:
+    """Tensors for passes up to `sizes`."""
+
+    def rows(width: int) -> Tensor:
+        return torch.zeros(sizes.rows, width, dtype=dtype, device=device)
+
+    queries = block.n_heads * block.head_dim
+    splits, streams = attention_order(arch, block, order)
+    shape = Shape(DTYPES[dtype], block.head_dim, block.n_heads // block.n_kv_heads, splits, streams)
+    batch, tokens = max(sizes.attention, key=lambda pass_: pass_[0] * pass_[1])
+    partial, tops = attention_scratch(shape, batch, tokens, block.n_kv_heads, device)
+    frequencies, scale = rope_frequencies(block.rope, block.head_dim)
+    return Activations(
+        stream=rows(block.hidden_size),
+        middle=rows(block.hidden_size),
+        scaled=rows(block.hidden_size),
+        # Zeros stay behind the last partial sum of a row, as the GEMM that adds them up expects.
+        sums=torch.zeros(sizes.rows, partials_pitch(block.hidden_size), dtype=torch.float32, device=device),
+        q=rows(queries),
+        mixed=rows(queries),
+        act=rows(block.intermediate_size),
+        partial=partial,
+        tops=tops,
+        rope=rope_pairs(frequencies.to(device), scale, sizes.positions).contiguous(),
+    )
+
+
+def new_head_rows(rows: int, vocabulary: int, dtype: torch.dtype, device: torch.device) -> HeadRows:
+    """Tensors for `rows` rows of logits."""
+    partials = vocabulary // 16
+    return HeadRows(
+        torch.zeros(rows, vocabulary, dtype=dtype, device=device),
+        torch.zeros(rows, partials, dtype=torch.float32, device=device),
+        torch.zeros(rows, partials, dtype=torch.int32, device=device),
+    )

@@ -1,0 +1,55 @@
+"""Whether the GPU's kernels can run a model, and if not, why, in words.
+
+Asked once, when the backend is chosen; where the answer is no, plain torch runs the same engine (docs/requirements.md
+R-62, R-77).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from eagle3core.config import EngineConfig
+from eagle3core.errors import KernelLimit
+from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
+from eagle3core.kernels.attention.launcher import check_limits
+from eagle3core.kernels.card import DTYPES
+from eagle3core.kernels.isa.by_row import row_threads
+from eagle3core.kernels.layer.take_rows import MOST_SOURCES
+from eagle3core.kernels.slots.active_slots import MOST_SLOTS
+from eagle3core.step.state import SPAN
+
+
+def why_plain_torch(
+    target: TargetGeometry, draft: DraftGeometry | None, config: EngineConfig, dtype: torch.dtype
+) -> str | None:
+    """What the kernels are not made for, or None if they can run the configuration."""
+    if dtype not in DTYPES:
+        return f"the kernels compute in bf16 or fp16, the model in {str(dtype).removeprefix('torch.')}"
+    if config.collect_draft_ranks:
+        return "collect_draft_ranks needs the draft's logits on the host"
+    if config.prefill_chunk % SPAN:
+        return f"prefill_chunk is {config.prefill_chunk}, the kernels read prompts in multiples of {SPAN}"
+    if config.max_batch_size > MOST_SLOTS:
+        return f"max_batch_size is {config.max_batch_size}, the kernels handle {MOST_SLOTS}"
+    blocks = [(target.block, target.block.hidden_size)]
+    if draft is not None:
+        if len(draft.taps) > MOST_SOURCES:
+            return f"the draft reads {len(draft.taps)} taps, the kernels gather {MOST_SOURCES}"
+        blocks.append((draft.block, 2 * draft.block.hidden_size))
+    try:
+        for block, _ in blocks:
+            _check_block(block, config, dtype)
+    except KernelLimit as limit:
+        return f"{limit.what}; the kernels take {limit.allowed}"
+    return None
+
+
+def _check_block(block: BlockGeometry, config: EngineConfig, dtype: torch.dtype) -> None:
+    spec = config.speculative_config
+    tokens = spec.num_speculative_tokens + 1 if spec else 1
+    check_limits(dtype, block.head_dim, block.n_heads, block.n_kv_heads, tokens, config.block_size)
+    row_threads(block.hidden_size)
+    for name in ("hidden_size", "intermediate_size"):
+        size = getattr(block, name)
+        if size % 16:
+            raise KernelLimit(f"{name} is {size}", "multiples of 16", "use the reference backend")

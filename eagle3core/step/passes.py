@@ -1,0 +1,239 @@
+"""Passes of the packed models as stages of launches: the target over its rows, the draft layer over its own.
+
+The kernels fuse what lies between the matrices: whoever makes the residual stream also makes what the next norm needs,
+rotation and cache writes happen in the epilogue of q, k, v, and a captured residual stream is written straight where
+the draft will read it. Source: docs/requirements.md R-93, R-104..R-109; fusions derived in `kernels.gemm_epilogue`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from eagle3core.geometry import BlockGeometry
+from eagle3core.kernels.attention.launcher import attention
+from eagle3core.kernels.card import Launch
+from eagle3core.kernels.choice.argmax import argmax_of_partials
+from eagle3core.kernels.gemm.launcher import gemm
+from eagle3core.kernels.layer.draft_input import draft_input
+from eagle3core.kernels.layer.embedding import embedding
+from eagle3core.step.buffers import Activations, HeadRows, rows_of
+from eagle3core.step.program import Stage, Tap, after_all
+from eagle3core.weights.packed import PackedDraft, PackedLayer, PackedLinear, PackedTarget
+
+TARGET = ("BASE_DECODE_STEP",)
+DRAFT = ("EagleModule::forward",)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where the rows of a pass sit, int32 tensors that a kernel before has filled.
+
+    Attributes:
+        positions, slots: `[B * T]` rotary position and cache row, -1 for padding.
+        prefix: `[B]` keys before the pass, -1 for a dead sequence. tables: `[B, M]`. masks: `[B, T, W]`.
+        keys_are_old: keys before the pass were written before this program began, or before a launch that waited for
+            everything; if not, attention itself has to wait.
+    """
+
+    positions: Tensor
+    slots: Tensor
+    prefix: Tensor
+    tables: Tensor
+    masks: Tensor
+    keys_are_old: bool = True
+
+    @property
+    def batch(self) -> int:
+        return self.masks.shape[0]
+
+    @property
+    def tokens(self) -> int:
+        return self.masks.shape[1]
+
+    @property
+    def n(self) -> int:
+        return self.batch * self.tokens
+
+
+@dataclass(frozen=True)
+class Emitter:
+    """Makes launches for one architecture.
+
+    Attributes:
+        order: (splits, streams) of attention, or None for the architecture's own.
+        scratch: workspace of GEMMs that split K between blocks, or None.
+    """
+
+    arch: str
+    order: tuple[int, int] | None = None
+    scratch: tuple[Tensor, Tensor] | None = None
+
+    def linear(
+        self, m: PackedLinear, x: Tensor, y: Tensor, block: BlockGeometry, **operands: Tensor | None
+    ) -> list[Launch]:  # fmt: skip
+        """y = epilogue(x W^T)."""
+        given = {name: tensor for name, tensor in {**operands, "bias": m.bias}.items() if tensor is not None}
+        return gemm(
+            self.arch, m.epilogue, x=x, w=m.weight, y=y, k=m.k, packed=m.is_packed, weight_rows=m.rows,
+            q_heads=block.n_heads, kv_heads=block.n_kv_heads, eps=block.rms_norm_eps, scratch=self.scratch,
+            operands=given,
+        )  # fmt: skip
+
+    def qkv(
+        self, layer: PackedLayer, x: Tensor, sums: Tensor | None, act: Activations, rows: Rows,
+        pages: tuple[Tensor, Tensor], block: BlockGeometry,
+    ) -> list[Launch]:  # fmt: skip
+        """Rotated q of `x`; k and v go to the cache."""
+        q = rows_of(act.q, len(x), act.q.shape[1])
+        return self.linear(
+            layer.qkv, x, q, block, sums=sums, positions=rows.positions, slots=rows.slots, table=act.rope,
+            second=pages[0], third=pages[1],
+        )  # fmt: skip
+
+    def attend(self, act: Activations, rows: Rows, pages: tuple[Tensor, Tensor], block: BlockGeometry) -> list[Launch]:
+        """Attention of the pass's q into `act.mixed`."""
+        shape = (rows.batch, rows.tokens, block.n_heads, block.head_dim)
+        launches = attention(
+            self.arch, q=rows_of(act.q, *shape), k_blocks=pages[0], v_blocks=pages[1], block_tables=rows.tables,
+            prefix_lens=rows.prefix, masks=rows.masks, out=rows_of(act.mixed, *shape),
+            scratch=(act.partial, act.tops), order=self.order,
+        )  # fmt: skip
+        return launches if rows.keys_are_old else after_all(launches)
+
+    def mlp(
+        self, layer: PackedLayer, act: Activations, n: int, out: Tensor, next_gain: Tensor, block: BlockGeometry
+    ) -> list[Launch]:
+        """Feed-forward of `act.middle`; the new residual stream goes to `out`."""
+        middle, scaled, sums, inner = (rows_of(t, n, t.shape[1]) for t in (act.middle, act.scaled, act.sums, act.act))
+        return [
+            *self.linear(layer.gate_up, scaled, inner, block, sums=sums),
+            *self.linear(
+                layer.down, inner, out, block, residual=middle, gain=next_gain, second=scaled, third=sums
+            ),
+        ]  # fmt: skip
+
+    def project(
+        self, layer: PackedLayer, act: Activations, n: int, residual: Tensor, block: BlockGeometry
+    ) -> list[Launch]:
+        """Attention's output map; the residual stream after attention goes to `act.middle`."""
+        mixed, middle, scaled, sums = (rows_of(t, n, t.shape[1]) for t in (act.mixed, act.middle, act.scaled, act.sums))
+        return self.linear(
+            layer.o, mixed, middle, block, residual=residual, gain=layer.mlp_gain, second=scaled, third=sums
+        )
+
+    def head(self, m: PackedLinear, scaled: Tensor, sums: Tensor, out: HeadRows, block: BlockGeometry) -> list[Launch]:
+        """Logits of `scaled: [n, E]` and their partial maxima."""
+        n = len(scaled)
+        logits, best, column = (rows_of(t, n, t.shape[1]) for t in (out.logits, out.best, out.column))
+        return self.linear(m, scaled, logits, block, sums=sums, second=best, third=column)
+
+    def choose(self, out: HeadRows, n: int, ids: Tensor, to_target: Tensor | None = None) -> list[Launch]:
+        """`ids: [n]` target ids of the largest logits."""
+        best, column = (rows_of(t, n, t.shape[1]) for t in (out.best, out.column))
+        return argmax_of_partials(self.arch, best, column, ids, to_target)
+
+
+@dataclass(frozen=True)
+class TargetPass:
+    """Operands of a pass over the target: `tokens: [n]`, `ids: [n]` scratch, caches `[L, n_blocks, K, block, D]`, and a
+    tensor of rows for each captured residual stream."""
+
+    model: PackedTarget
+    act: Activations
+    tokens: Tensor
+    ids: Tensor
+    k: Tensor
+    v: Tensor
+    captured: tuple[Tensor, ...]
+
+
+def target_stages(emit: Emitter, over: TargetPass, rows: Rows, scope: str, *, first_waits: bool) -> list[Stage]:
+    """Embedding and layers. What the head reads, the scaled stream and its sums, is left in the activations.
+
+    `first_waits`: the pass follows a kernel that wrote its lengths or tables.
+    """
+    model, act, n = over.model, over.act, rows.n
+    block, width = model.geometry.block, model.geometry.block.hidden_size
+    scaled, sums = (rows_of(t, n, t.shape[1]) for t in (act.scaled, act.sums))
+
+    def stream_of(layer: int) -> Tensor:
+        """Where the input of `layer` lies; of layer n, the last one's output."""
+        buffer = over.captured[model.taps.index(layer)] if layer in model.taps else act.stream
+        return rows_of(buffer, n, width)
+
+    def tap(value: Tensor) -> Tap:
+        return Tap(value, rows.slots, scope)
+
+    embed = embedding(
+        emit.arch, over.tokens, model.embedding, over.ids, stream_of(0), gain=model.layers[0].attn_gain, scaled=scaled,
+        sums=sums,
+    )  # fmt: skip
+    embed = after_all(embed) if first_waits else embed
+    stages = [Stage("target.embed", tuple(embed), TARGET, {"target.embed": tap(stream_of(0))})]
+    for i, layer in enumerate(model.layers):
+        gain = model.layers[i + 1].attn_gain if i + 1 < len(model.layers) else model.final_gain
+        pages = (over.k[i], over.v[i])
+        attend = [
+            *emit.qkv(layer, scaled, sums, act, rows, pages, block),
+            *emit.attend(act, rows, pages, block),
+            *emit.project(layer, act, n, stream_of(i), block),
+        ]
+        middle, name = rows_of(act.middle, n, width), f"target.{i}"
+        stages.append(Stage(f"{name}.attn", tuple(attend), TARGET, {f"{name}.attn": tap(middle)}))
+        forward = emit.mlp(layer, act, n, stream_of(i + 1), gain, block)
+        stages.append(Stage(f"{name}.mlp", tuple(forward), TARGET, {f"{name}.mlp": tap(stream_of(i + 1))}))
+    return stages
+
+
+@dataclass(frozen=True)
+class DraftPass:
+    """Operands of a pass over the draft layer.
+
+    Attributes:
+        hidden: `[n, Hd]` fused taps, or the feedback of the level before.
+        tokens: `[n]` target ids. x: `[n, 2 Hd]` scratch. out: `[n, Hd]` the layer's output.
+        k, v: `[n_blocks, K, block, D]`.
+    """
+
+    model: PackedDraft
+    act: Activations
+    hidden: Tensor
+    tokens: Tensor
+    x: Tensor
+    out: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def draft_keys(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, first_waits: bool) -> Stage:
+    """The draft's attention input, q, and k and v in its cache."""
+    model, block = over.model, over.model.geometry.block
+    launches = draft_input(
+        emit.arch, over.tokens, model.embedding, over.hidden, model.layer.attn_gain, model.hidden_gain, over.x,
+        block.rms_norm_eps,
+    )  # fmt: skip
+    launches = after_all(launches) if first_waits else launches
+    launches += emit.qkv(model.layer, over.x, None, over.act, rows, (over.k, over.v), block)
+    taps = {
+        "draft.tokens": Tap(over.tokens, rows.slots, scope), "draft.fc": Tap(over.hidden, rows.slots, scope),
+        "draft.concat": Tap(over.x, rows.slots, scope),
+    }  # fmt: skip
+    return Stage("draft.qkv", tuple(launches), (*DRAFT, "EAGLE_DRAFT_ATTENTION_FMHA"), taps)
+
+
+def draft_stages(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, first_waits: bool) -> list[Stage]:
+    """The draft layer; its output is left in `over.out`, what the head reads in the activations."""
+    model, act, block, n = over.model, over.act, over.model.geometry.block, rows.n
+    attend = [
+        *emit.attend(act, rows, (over.k, over.v), block),
+        *emit.project(model.layer, act, n, over.hidden, block),
+    ]
+    forward = emit.mlp(model.layer, act, n, over.out, model.final_gain, block)
+    feedback = {"draft.feedback": Tap(over.out, rows.slots, scope)}
+    return [
+        draft_keys(emit, over, rows, scope, first_waits=first_waits),
+        Stage("draft.attn", tuple(attend), (*DRAFT, "EAGLE_DRAFT_ATTENTION_FMHA")),
+        Stage("draft.mlp", tuple(forward), (*DRAFT, "EAGLE_DRAFT_FFN"), feedback),
+    ]

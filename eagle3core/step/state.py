@@ -1,0 +1,315 @@
+"""State of running sequences on the device: one set of tensors with fixed addresses, allocated once.
+
+The counterpart of `DecodeState` for kernels: int32, a slot's numbers in the table of `kernels.slot_state`. Blocks of
+the pool are assigned to slots once and for all (the pool holds every slot's most, docs/requirements.md R-64), so one
+table serves target and draft, and a rewind is a shorter length. Source: docs/requirements.md R-25, R-47..R-49, R-53.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+
+import torch
+from torch import Tensor
+
+from eagle3core.decode.kvcache import blocks_for
+from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
+from eagle3core.kernels.slots.open_chunk import ChunkRows, new_chunk_rows
+from eagle3core.kernels.slots.slot_state import LIMIT, MOST_ENDS, N_FIELDS, N_REQUEST, RESULT_BLOCKS, result_width
+from eagle3core.kernels.tree.mask_words import pack_words
+from eagle3core.step.buffers import Activations, HeadRows, Sizes, new_activations, new_head_rows
+from eagle3core.step.tree import FlatTree
+from eagle3core.weights.packed import HEAD_STEP
+
+SPAN = 64  # tokens of a prompt that attention treats as one sequence: as many as it takes at once
+
+
+@dataclass(frozen=True)
+class DeviceSizes:
+    """What the engine is built for.
+
+    Attributes:
+        n_slots: sequences at once. session_len: tokens of a prompt and its answer.
+        max_tokens: tokens a slot's cache holds, drafts in flight included (R-64).
+        tree: of every step; a chain of k drafts, or any flattened tree whose nodes are given from outside.
+        chunk, span: rows of a prefill pass, and those of one of its attention sequences.
+        block: tokens of a cache block.
+    """
+
+    n_slots: int
+    session_len: int
+    max_tokens: int
+    tree: FlatTree
+    chunk: int = 512
+    span: int = SPAN
+    block: int = 64
+
+    @property
+    def entries(self) -> int:
+        """Blocks of a slot."""
+        return blocks_for(self.max_tokens, self.block)
+
+    @property
+    def nodes(self) -> int:
+        return self.tree.n_nodes
+
+    @property
+    def path_len(self) -> int:
+        return self.tree.max_depth + 1
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of the largest step."""
+        return self.n_slots * self.nodes
+
+    @property
+    def is_chain(self) -> bool:
+        return self.tree.max_depth + 1 == self.tree.n_nodes
+
+    @property
+    def seed_row(self) -> int:
+        """First of the rows that keep the taps of a prompt's last token, a slot each, after those of a step."""
+        return self.step_rows
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """What a state's size depends on beside `DeviceSizes`: both models' geometries, and where it lives."""
+
+    target: TargetGeometry
+    draft: DraftGeometry | None
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def n_taps(self) -> int:
+        return len(self.draft.taps) if self.draft else 0
+
+
+@dataclass(frozen=True)
+class StepTensors:
+    """Scratch of a step, sized for all slots; a smaller batch uses the first elements (`buffers.rows_of`)."""
+
+    active: Tensor
+    inverse: Tensor
+    count: Tensor
+    no_ends: Tensor
+    opened: dict[str, Tensor]
+    drafted: Tensor
+    node_tokens: Tensor
+    ids: Tensor
+    choices: Tensor
+    accepted: dict[str, Tensor]
+    kept: Tensor
+
+
+@dataclass(frozen=True)
+class DraftTensors:
+    """Scratch of the draft's passes."""
+
+    act: Activations
+    head: HeadRows
+    k: Tensor
+    v: Tensor
+    taps: Tensor
+    hidden: Tensor
+    x: Tensor
+    out: Tensor
+    feedback: Tensor
+    next_feedback: Tensor
+    scaled: Tensor
+    sums: Tensor
+
+
+@dataclass(frozen=True)
+class DeviceState:
+    """Everything a program reads and writes.
+
+    Attributes:
+        state, ends, pending_tokens, pending_rows, tables: per slot, see `kernels.slot_state` and `kernels.open_step`.
+        k, v: `[L, n_blocks, K, block, D]`.
+        captured: a `[step_rows + n_slots, E]` for each tap: a step's rows, then the seeds.
+        chunk_captured: a `[chunk, E]` for each tap.
+        act, head: of the target. step, draft: scratch.
+        request, prompt, start, starts: what prefill works on; `starts` holds every chunk's first token.
+        chunk: rows of the chunk in work. chunk_masks: `[chunk / span, span, W]`.
+        first: `[1]` first token.
+        turn: `[1]` newest of `results: [RESULT_BLOCKS, S, W]`, which lie in the host's memory: see `ResultQueue`.
+        last_scaled, last_sums: what the head reads of a prompt's last row.
+    """
+
+    sizes: DeviceSizes
+    state: Tensor
+    ends: Tensor
+    pending_tokens: Tensor
+    pending_rows: Tensor
+    tables: Tensor
+    k: Tensor
+    v: Tensor
+    captured: tuple[Tensor, ...]
+    chunk_captured: tuple[Tensor, ...]
+    act: Activations
+    head: HeadRows
+    step: StepTensors
+    draft: DraftTensors | None
+    request: Tensor
+    prompt: Tensor
+    start: Tensor
+    starts: Tensor
+    chunk: ChunkRows
+    chunk_masks: Tensor
+    first: Tensor
+    turn: Tensor
+    results: Tensor
+    last_scaled: Tensor
+    last_sums: Tensor
+
+    @property
+    def tree(self) -> FlatTree:
+        return self.sizes.tree
+
+    def last_results(self) -> list[list[int]]:
+        """Rows of the newest result block, after waiting for the device; dead rows are older ones' or start with -1."""
+        rows: list[list[int]] = self.results[int(self.turn)].tolist()
+        return rows
+
+
+def state_bytes(arch: str, shape: StateShape, sizes: DeviceSizes) -> tuple[int, int]:
+    """(bytes of both caches, bytes of everything else) of a state, counted without allocating it."""
+    state = new_device_state(arch, replace(shape, device=torch.device("meta")), sizes)
+    caches = [state.k, state.v, *((state.draft.k, state.draft.v) if state.draft else ())]
+    cached = sum(tensor.nbytes for tensor in caches)
+    return cached, sum(tensor.nbytes for tensor in _tensors(state)) - cached
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    """Every tensor inside a value of dataclasses, tuples and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(item)
+    elif is_dataclass(value):
+        for field in fields(value):
+            yield from _tensors(getattr(value, field.name))
+
+
+def new_device_state(
+    arch: str, shape: StateShape, sizes: DeviceSizes, order: tuple[int, int] | None = None
+) -> DeviceState:
+    """An empty state."""
+    target, draft = shape.target, shape.draft
+    device, dtype, slots = shape.device, shape.dtype, sizes.n_slots
+    hidden = target.block.hidden_size
+    spans = sizes.chunk // sizes.span
+    pending = sizes.path_len if draft else 0
+    sides = Sizes(
+        max(sizes.step_rows, sizes.chunk), ((spans, sizes.span), (slots, sizes.nodes)), sizes.entries * sizes.block + 64
+    )
+    act = new_activations(arch, target.block, sides, dtype, device, order)
+
+    def integers(*shape: int, fill: int = 0) -> Tensor:
+        return torch.full(shape, fill, dtype=torch.int32, device=device)
+
+    def rows(n: int, width: int) -> Tensor:
+        return torch.zeros(n, width, dtype=dtype, device=device)
+
+    n_blocks = slots * sizes.entries
+    k, v = (_pages(target.block, target.n_layers, n_blocks, sizes.block, dtype, device) for _ in "kv")
+    state = integers(N_FIELDS, slots)
+    state[LIMIT] = sizes.entries * sizes.block
+    triangle = torch.ones(sizes.span, sizes.span, dtype=torch.bool, device=device).tril()
+    return DeviceState(
+        sizes=sizes,
+        state=state,
+        ends=integers(slots, MOST_ENDS, fill=-1),
+        pending_tokens=integers(slots, pending),
+        pending_rows=integers(slots, pending),
+        tables=torch.arange(n_blocks, dtype=torch.int32, device=device).view(slots, sizes.entries),
+        k=k,
+        v=v,
+        captured=tuple(rows(sizes.step_rows + slots, hidden) for _ in range(shape.n_taps)),
+        chunk_captured=tuple(rows(sizes.chunk, hidden) for _ in range(shape.n_taps)),
+        act=act,
+        head=new_head_rows(sizes.step_rows, _padded(target.vocab_size), dtype, device),
+        step=_step_tensors(sizes, pending, integers),
+        draft=_draft_tensors(arch, draft, shape, sizes, order) if draft else None,
+        request=integers(N_REQUEST + MOST_ENDS, fill=-1),
+        prompt=integers(blocks_for(sizes.session_len + 1, sizes.chunk) * sizes.chunk),
+        start=integers(1),
+        starts=torch.arange(0, sizes.session_len + sizes.chunk, sizes.chunk, dtype=torch.int32, device=device),
+        chunk=new_chunk_rows(sizes.chunk, spans, sizes.entries, device),
+        chunk_masks=pack_words(triangle).expand(spans, -1, -1).contiguous(),
+        first=integers(1),
+        turn=integers(1),
+        results=_host_blocks((RESULT_BLOCKS, slots, result_width(sizes.path_len, sizes.nodes)), device),
+        last_scaled=rows(1, hidden),
+        last_sums=torch.zeros(1, act.sums.shape[1], dtype=torch.float32, device=device),
+    )
+
+
+def _host_blocks(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Zeros that the device can write and the host read without a copy; on the CPU there is one memory."""
+    if device.type == "cuda":
+        return torch.zeros(shape, dtype=torch.int32, pin_memory=True)
+    return torch.zeros(shape, dtype=torch.int32, device=device)
+
+
+def _pages(
+    block: BlockGeometry, n_layers: int, n_blocks: int, size: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    # Zeros: rows never written get weight 0 in attention, and 0 times whatever lay there must be 0.
+    return torch.zeros(n_layers, n_blocks, block.n_kv_heads, size, block.head_dim, dtype=dtype, device=device)
+
+
+def _step_tensors(sizes: DeviceSizes, pending: int, make: Callable[..., Tensor]) -> StepTensors:
+    slots, nodes, path = sizes.n_slots, sizes.nodes, sizes.path_len
+    words, levels = -(-nodes // 32), max(path - 2, 0) if pending else 0
+    opened = {
+        "lengths": make(slots), "tables": make(slots, sizes.entries), "positions": make(slots, nodes),
+        "slots": make(slots, nodes), "masks": make(slots, nodes, words), "entry_lengths": make(slots),
+        **{f"entry_{name}": make(slots, pending) for name in ("rows", "tokens", "positions", "slots")},
+        "last_rows": make(slots), **{f"chain_{n}": make(levels, slots) for n in ("lengths", "positions", "slots")},
+    }  # fmt: skip
+    accepted = {
+        "n_accepted": make(slots), "n_committed": make(slots), "path": make(slots, path), "tokens": make(slots, path),
+        "bonus": make(slots), "stop": make(slots),
+    }  # fmt: skip
+    return StepTensors(
+        active=make(slots), inverse=make(slots), count=make(1), no_ends=make(0),
+        opened=opened, drafted=make(nodes * slots),
+        node_tokens=make(slots, nodes), ids=make(max(slots * nodes, sizes.chunk)), choices=make(slots, nodes),
+        accepted=accepted, kept=make(slots),
+    )  # fmt: skip
+
+
+def _draft_tensors(
+    arch: str, draft: DraftGeometry, shape: StateShape, sizes: DeviceSizes, order: tuple[int, int] | None
+) -> DraftTensors:
+    block, dtype, device = draft.block, shape.dtype, shape.device
+    width, pending, slots = block.hidden_size, sizes.path_len, sizes.n_slots
+    n = max(slots * pending, sizes.chunk)
+    sides = Sizes(n, ((slots, pending),), sizes.entries * sizes.block + 64)
+    act = new_activations(arch, block, sides, dtype, device, order)
+
+    def rows(n: int, width: int) -> Tensor:
+        return torch.zeros(n, width, dtype=dtype, device=device)
+
+    k, v = (_pages(block, 1, slots * sizes.entries, sizes.block, dtype, device)[0] for _ in "kv")
+    return DraftTensors(
+        act=act, head=new_head_rows(slots, _padded(draft.draft_vocab_size), dtype, device), k=k, v=v,
+        taps=rows(n, shape.n_taps * draft.target_hidden_size), hidden=rows(n, width),
+        x=rows(n, 2 * width), out=rows(n, width), feedback=rows(slots, width), next_feedback=rows(slots, width),
+        scaled=rows(slots, width),
+        sums=torch.zeros(slots, act.sums.shape[1], dtype=torch.float32, device=device),
+    )  # fmt: skip
+
+
+def _padded(vocabulary: int) -> int:
+    return -(-vocabulary // HEAD_STEP) * HEAD_STEP
+
+
+def tree_words(tree: FlatTree, device: torch.device) -> Tensor:
+    """`[N, W]` int32 ancestor-or-self words of a tree."""
+    return pack_words(tree.mask).to(device).contiguous()

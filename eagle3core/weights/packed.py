@@ -1,0 +1,262 @@
+"""Weights as the GPU's kernels read them: merged, packed, each matrix once on the device.
+
+Made layer by layer from any source of named tensors (a checkpoint, or a function that makes them), so that besides the
+packed model only the tensors of one layer exist. q, k and v become one matrix, gate and up another; a head is padded
+to whole groups of 64 rows, which the padding's bias of minus infinity keeps from ever being chosen.
+Source: docs/requirements.md R-22, R-23, R-104; packing order: `kernels.gemm.pack_weight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3core.checkpoint.draft import DraftCheckpoint
+from eagle3core.checkpoint.target import EMBEDDING, HEAD, TargetCheckpoint
+from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
+from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
+from eagle3core.kernels.gemm.launcher import pack_weight
+
+Source = Callable[[str], Tensor]  # a weight by its Hugging Face name, on any device, in any floating dtype
+HEAD_STEP = 64  # rows: the second pass of the argmax reads the best of every 16 in groups of 4
+
+
+@dataclass(frozen=True)
+class PackedLinear:
+    """One linear map.
+
+    Attributes:
+        epilogue: what the GEMM does with its sums.
+        weight: packed, or row-major as it came (a head tied to the embedding).
+        rows, k: of the matrix, padding rows included.
+        bias: `[rows]` or None.
+    """
+
+    epilogue: Epilogue
+    weight: Tensor
+    rows: int
+    k: int
+    is_packed: bool = True
+    bias: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """A decoder layer: the gain before attention belongs to whoever makes its input."""
+
+    attn_gain: Tensor
+    mlp_gain: Tensor
+    qkv: PackedLinear
+    o: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        maps = (self.qkv, self.o, self.gate_up, self.down)
+        return [self.attn_gain, self.mlp_gain, *(tensor for m in maps for tensor in m.tensors)]
+
+
+@dataclass(frozen=True)
+class PackedTarget:
+    """A Llama-architecture target on one device; `taps` as in `model.target.TargetModel`."""
+
+    geometry: TargetGeometry
+    taps: tuple[int, ...]
+    embedding: Tensor
+    layers: tuple[PackedLayer, ...]
+    final_gain: Tensor
+    head: PackedLinear
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    def own_tensors(self) -> Iterable[Tensor]:
+        """Every weight, shared ones once."""
+        tensors = [self.embedding, self.final_gain, *self.head.tensors]
+        tensors += [tensor for layer in self.layers for tensor in layer.tensors]
+        return {tensor.data_ptr(): tensor for tensor in tensors}.values()
+
+
+@dataclass(frozen=True)
+class PackedDraft:
+    """An EAGLE-3 head; shares the target's table or head where it has none of its own.
+
+    Attributes:
+        layer: its `attn_gain` is that of the embedding.
+        draft_to_target: `[Vd]` int32, or None when both vocabularies are one.
+        shares_embedding, shares_head: whether those are the target's.
+    """
+
+    geometry: DraftGeometry
+    fc: PackedLinear
+    hidden_gain: Tensor
+    layer: PackedLayer
+    final_gain: Tensor
+    head: PackedLinear
+    embedding: Tensor
+    draft_to_target: Tensor | None
+    shares_embedding: bool
+    shares_head: bool
+
+    def own_tensors(self) -> Iterable[Tensor]:
+        """Every weight the draft does not share with the target."""
+        tensors = [*self.fc.tensors, self.hidden_gain, self.final_gain, *self.layer.tensors]
+        tensors += [] if self.shares_head else self.head.tensors
+        tensors += [] if self.shares_embedding else [self.embedding]
+        return tensors + ([] if self.draft_to_target is None else [self.draft_to_target])
+
+
+class Packer:
+    """Takes named tensors to a device and packs them.
+
+    Args:
+        source: gives a weight by name; it is asked for each weight once.
+        dtype: bf16 or fp16, in which everything is kept.
+        device: where to.
+        block: tokens of a cache block, which the q, k, v map writes to.
+    """
+
+    def __init__(self, source: Source, dtype: torch.dtype, device: torch.device, block: int) -> None:
+        self.source, self.dtype, self.device, self.block = source, dtype, device, block
+
+    def get(self, name: str) -> Tensor:
+        """The weight on the device, in the dtype, aligned as the kernels read it."""
+        tensor = self.source(name).to(device=self.device, dtype=self.dtype).contiguous()
+        return tensor.clone() if tensor.data_ptr() % 16 else tensor
+
+    def linear(self, epilogue: Epilogue, names: Sequence[str]) -> PackedLinear:
+        """The map whose rows are those of `names` (without ".weight"), one after the other."""
+        self._give_back()
+        stacked = self._stack([f"{name}.weight" for name in names])
+        bias = self._stack([f"{name}.bias" for name in names]) if epilogue.has_bias else None
+        rows, k = stacked.shape
+        return PackedLinear(epilogue, self._packed(stacked, epilogue), rows, k, True, bias)
+
+    def layer(
+        self, prefix: str, block: BlockGeometry, *, normed: bool, bias: tuple[bool, bool] = (False, False)
+    ) -> PackedLayer:
+        """A decoder layer. `normed`: q, k, v read an input whose norm they apply; `bias` of attention and MLP maps."""
+        quads, (attn_bias, mlp_bias) = quads_of(block.hidden_size), bias
+        qkv = Epilogue(
+            "qkv", quads=quads if normed else 0, has_bias=attn_bias, head_dim=block.head_dim, block=self.block
+        )
+        return PackedLayer(
+            attn_gain=self.get(f"{prefix}input_layernorm.weight"),
+            qkv=self.linear(qkv, [f"{prefix}self_attn.{name}_proj" for name in "qkv"]),
+            o=self.linear(Epilogue("residual", has_bias=attn_bias), [f"{prefix}self_attn.o_proj"]),
+            mlp_gain=self.get(f"{prefix}post_attention_layernorm.weight"),
+            gate_up=self.linear(
+                Epilogue("swiglu", quads=quads, has_bias=mlp_bias), [f"{prefix}mlp.{n}_proj" for n in ("gate", "up")]
+            ),
+            down=self.linear(Epilogue("residual", has_bias=mlp_bias), [f"{prefix}mlp.down_proj"]),
+        )
+
+    def head(self, weight: Tensor, *, may_share: bool) -> PackedLinear:
+        """The output map of `weight: [V, E]`, padded; read as it lies if `may_share` and no padding is needed."""
+        n, k = weight.shape
+        padding = -n % HEAD_STEP
+        epilogue = Epilogue("head", quads=quads_of(k), has_bias=padding > 0)
+        if may_share and not padding:
+            return PackedLinear(epilogue, weight, n, k, is_packed=False)
+        bias = None
+        if padding:
+            weight = F.pad(weight, (0, 0, 0, padding))
+            bias = torch.zeros(n + padding, dtype=self.dtype, device=self.device)
+            bias[n:] = float("-inf")
+        return PackedLinear(epilogue, self._packed(weight, epilogue), n + padding, k, True, bias)
+
+    def _packed(self, weight: Tensor, epilogue: Epilogue) -> Tensor:
+        self._give_back()
+        return pack_weight(weight, epilogue)
+
+    def _give_back(self) -> None:
+        """What raw weights needed for a while, before others are made: or packed ones would lie in pieces of it."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _stack(self, names: Sequence[str]) -> Tensor:
+        tensors = [self.get(name) for name in names]
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
+
+def pack_target(
+    geometry: TargetGeometry,
+    source: Source,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    block: int,
+    taps: tuple[int, ...] = (),
+) -> PackedTarget:
+    """A target from named tensors, packed layer by layer on `device`."""
+    packer = Packer(source, dtype, device, block)
+    embedding = packer.get(EMBEDDING)
+    bias = (geometry.attention_bias, geometry.mlp_bias)
+    layers = tuple(
+        packer.layer(f"model.layers.{i}.", geometry.block, normed=True, bias=bias) for i in range(geometry.n_layers)
+    )
+    if geometry.tie_word_embeddings:
+        head = packer.head(embedding, may_share=True)
+    else:
+        head = packer.head(packer.get(HEAD), may_share=False)
+    return PackedTarget(geometry, taps, embedding, layers, packer.get("model.norm.weight"), head)
+
+
+def pack_draft(
+    geometry: DraftGeometry, source: Source, draft_to_target: Tensor | None, target: PackedTarget, *, block: int
+) -> PackedDraft:
+    """A draft from named tensors (those of `checkpoint.load_draft`), beside the target it belongs to."""
+    packer = Packer(source, target.dtype, target.device, block)
+    layer = packer.layer("midlayer.", geometry.block, normed=False)
+    embedding = packer.get("embed_tokens.weight") if geometry.has_embedding else target.embedding
+    head = packer.head(packer.get("lm_head.weight"), may_share=False) if geometry.has_head else target.head
+    map_ = None if draft_to_target is None else draft_to_target.to(device=target.device, dtype=torch.int32)
+    return PackedDraft(
+        geometry=geometry,
+        fc=packer.linear(Epilogue("store"), ["fc"]),
+        hidden_gain=packer.get("midlayer.hidden_norm.weight"),
+        layer=layer,
+        final_gain=packer.get("norm.weight"),
+        head=head,
+        embedding=embedding,
+        draft_to_target=_padded_map(map_, head.rows),
+        shares_embedding=not geometry.has_embedding,
+        shares_head=not geometry.has_head,
+    )
+
+
+def pack_checkpoints(
+    target: TargetCheckpoint, draft: DraftCheckpoint | None, *, device: torch.device, block: int
+) -> tuple[PackedTarget, PackedDraft | None]:
+    """Both models of loaded checkpoints; every raw tensor is dropped from its checkpoint once it is packed."""
+    packed = pack_target(
+        target.geometry,
+        target.weights.pop,
+        dtype=target.dtype,
+        device=device,
+        block=block,
+        taps=draft.geometry.taps if draft else (),
+    )
+    if draft is None:
+        return packed, None
+    return packed, pack_draft(draft.geometry, draft.weights.pop, draft.draft_to_target, packed, block=block)
+
+
+def _padded_map(draft_to_target: Tensor | None, rows: int) -> Tensor | None:
+    if draft_to_target is None:
+        return None
+    return F.pad(draft_to_target, (0, rows - len(draft_to_target))).contiguous()

@@ -1,0 +1,241 @@
+"""Counting accepted drafts: lengths, positions, categories, and the cause of every miss. Needs no engine.
+
+All means are over complete verify steps (docs/requirements.md 1.X-19): the token that prefill samples and steps cut
+short by a stop or a length limit are left out. The loss is an identity, not a model: a step that accepts a of k drafts
+loses k - a tokens, all at its first miss, so acceptance length = k + 1 - the sum of the losses by cause.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from eagle3core.metrics import StepRecord
+from eagle3core.request import Response
+from lab.acceptance.loops import looped_tokens
+from lab.errors import ExperimentError
+from lab.pairs.prompts import Prompt
+
+OUTSIDE, NEAR, DEEP = "outside the draft vocabulary", "rank 2 to 4", "rank 5 or deeper"
+REFUSED = "rank 1, yet refused"  # contradicts greedy acceptance: only a bug between draft and tree can do that
+CAUSES = (OUTSIDE, NEAR, DEEP, REFUSED)
+_NEAR_RANKS = 3  # ranks 1..3 counted from 0: the draft's second to fourth choice
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95% bootstrap interval over prompts; None where nothing was measured."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+
+    def values(self, name: str) -> dict[str, float | None]:
+        """Row values: the mean as `name`, its bounds beside it."""
+        return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
+
+
+@dataclass(frozen=True)
+class CategoryAcceptance:
+    """Acceptance on the prompts of one category."""
+
+    category: str
+    n_prompts: int
+    n_steps: int
+    length: Interval
+
+    def row_values(self) -> dict[str, Any]:
+        """What is stored of a category."""
+        return {"n_prompts": self.n_prompts, "n_steps": self.n_steps, **self.length.values("acceptance_length")}
+
+
+@dataclass(frozen=True)
+class DepthAcceptance:
+    """What was measured at one depth of speculation.
+
+    Attributes:
+        k: drafts a step.
+        n_prompts, n_tokens: requests, and tokens generated in all.
+        n_steps, n_cut: complete verify steps, and steps left out because a stop or limit shortened them.
+        length: mean acceptance length, bonus included, 1..k+1.
+        outside_loops: the same over steps none of whose committed tokens is looped.
+        looped_share: looped tokens over generated tokens, 0..1.
+        coverage: generated tokens that the draft vocabulary holds, 0..1.
+        histogram: entry a counts steps that accepted a drafts.
+        misses: steps by (position of the first miss from 0, draft's rank of the target's token, -1 outside).
+        categories: by category, in order of name.
+        per_prompt: mean acceptance length of each prompt, None without a complete step.
+        responses: the engine's own, for whoever counts differently.
+    """
+
+    k: int
+    n_prompts: int
+    n_tokens: int
+    n_steps: int
+    n_cut: int
+    length: Interval
+    outside_loops: Interval
+    looped_share: float
+    coverage: float
+    histogram: tuple[int, ...]
+    misses: Counter[tuple[int, int]]
+    categories: tuple[CategoryAcceptance, ...]
+    per_prompt: tuple[float | None, ...]
+    responses: tuple[Response, ...]
+
+    @property
+    def by_position(self) -> tuple[float, ...]:
+        """Share of steps that accepted the draft at position i and all before it, i = 0..k-1."""
+        return tuple(sum(self.histogram[i + 1 :]) / max(self.n_steps, 1) for i in range(self.k))
+
+    @property
+    def given_prefix(self) -> tuple[float | None, ...]:
+        """Acceptance at position i among the steps that reached it; None where none did."""
+        reached = (1.0, *self.by_position)
+        return tuple(p / r if r else None for p, r in zip(self.by_position, reached, strict=False))
+
+    @property
+    def expected_if_independent(self) -> float:
+        """Acceptance length if every position were as easy as the first: 1 + p + p^2 + ...; what chaining costs."""
+        first = self.by_position[0]
+        return 1.0 + sum(first ** (i + 1) for i in range(self.k))
+
+    @property
+    def loss_by_cause(self) -> dict[str, tuple[float, ...]]:
+        """Tokens lost a step, by cause and by position of the first miss; all of them add up to k + 1 - length."""
+        lost = {cause: [0.0] * self.k for cause in CAUSES}
+        for (position, rank), count in self.misses.items():
+            lost[cause_of(rank)][position] += count * (self.k - position) / max(self.n_steps, 1)
+        return {cause: tuple(values) for cause, values in lost.items()}
+
+    @property
+    def rank_shares(self) -> dict[str, tuple[float, ...]]:
+        """By position, among the steps that reached it: accepted (rank 1), then each cause of a miss; 1 in all."""
+        reached = [sum(self.histogram[i:]) for i in range(self.k)]
+        shares = {"rank 1, accepted": [sum(self.histogram[i + 1 :]) / max(reached[i], 1) for i in range(self.k)]}
+        shares |= {cause: [0.0] * self.k for cause in CAUSES}
+        for (position, rank), count in self.misses.items():
+            shares[cause_of(rank)][position] += count / reached[position]
+        return {name: tuple(values) for name, values in shares.items()}
+
+    def row_values(self) -> dict[str, Any]:
+        """What is stored of a depth (names as docs/requirements.md 1.X-19 where it names them)."""
+        accepted = sum(a * n for a, n in enumerate(self.histogram))
+        return {
+            **self.length.values("acceptance_length"),
+            **self.outside_loops.values("acceptance_length_outside_loops"),
+            "mean_accepted_draft_tokens": accepted / max(self.n_steps, 1),
+            "mean_acceptance_rate": accepted / max(self.n_steps * self.k, 1),
+            "acceptance_by_position": list(self.by_position),
+            "accepted_histogram": list(self.histogram),
+            "expected_if_independent": self.expected_if_independent,
+            **{f"lost to {cause}": sum(values) for cause, values in self.loss_by_cause.items()},
+            "looped_share": self.looped_share,
+            "draft_vocabulary_coverage": self.coverage,
+            "num_drafts": self.n_steps + self.n_cut,
+            "num_cut_steps": self.n_cut,
+            "n_tokens": self.n_tokens,
+            "why": self.why,
+        }
+
+    @property
+    def n_contradictions(self) -> int:
+        """Misses whose wanted token was the draft's own first choice; anything but 0 is a bug."""
+        return sum(count for (_, rank), count in self.misses.items() if rank == 0)
+
+    @property
+    def why(self) -> str:
+        """One sentence that says where the tokens between this acceptance length and k + 1 are lost."""
+        if self.length.mean is None:
+            return f"At spec-{self.k} no verify step was complete, so there is no acceptance length."
+        lost = {cause: sum(values) for cause, values in self.loss_by_cause.items()}
+        total = sum(lost.values())
+        head = f"At spec-{self.k} a step commits {self.length.mean:.2f} of at most {self.k + 1} tokens"
+        if not total:
+            return f"{head}: every draft was accepted."
+        first = sum(values[0] for values in self.loss_by_cause.values()) / total
+        bug = f", and {lost[REFUSED]:.2f} where its first choice was refused, a bug" if lost[REFUSED] else ""
+        return (
+            f"{head}; of the {total:.2f} lost, {lost[OUTSIDE]:.2f} go to tokens {OUTSIDE}, {lost[NEAR]:.2f} to tokens "
+            f"at {NEAR} and {lost[DEEP]:.2f} at {DEEP} of the draft's order{bug}; {first:.0%} of the loss is at the "
+            "first drafted position."
+        )
+
+
+def count_acceptance(
+    k: int, prompts: Sequence[Prompt], responses: Sequence[Response], n_covered: Callable[[Sequence[int]], int]
+) -> DepthAcceptance:
+    """Everything that one depth's responses say.
+
+    Raises:
+        ExperimentError: steps without draft ranks: the engine was not asked for them.
+    """
+    complete = [[step for step in r.req_metrics.steps if not step.cut] for r in responses]
+    loops = [looped_tokens(p.ids, r.token_ids) for p, r in zip(prompts, responses, strict=True)]
+    plain = [
+        [s for s in steps if not any(loop[s.start : s.start + s.n_committed])]
+        for steps, loop in zip(complete, loops, strict=True)
+    ]
+    n_tokens = sum(len(r.token_ids) for r in responses)
+    histogram = Counter(step.n_accepted for steps in complete for step in steps)
+    by_category = {c: [i for i, p in enumerate(prompts) if p.category == c] for c in {p.category for p in prompts}}
+    return DepthAcceptance(
+        k=k,
+        n_prompts=len(prompts),
+        n_tokens=n_tokens,
+        n_steps=sum(map(len, complete)),
+        n_cut=sum(step.cut for r in responses for step in r.req_metrics.steps),
+        length=acceptance_interval(complete),
+        outside_loops=acceptance_interval(plain),
+        looped_share=sum(map(sum, loops)) / n_tokens,
+        coverage=sum(n_covered(r.token_ids) for r in responses) / n_tokens,
+        histogram=tuple(histogram[a] for a in range(k + 1)),
+        misses=Counter(_miss(step) for steps in complete for step in steps if step.n_accepted < k),
+        categories=tuple(_category(name, [complete[i] for i in by_category[name]]) for name in sorted(by_category)),
+        per_prompt=tuple(_mean_committed(steps) for steps in complete),
+        responses=tuple(responses),
+    )
+
+
+def acceptance_interval(steps: Sequence[Sequence[StepRecord]], level: float = 0.95) -> Interval:
+    """Committed tokens a step, with a percentile bootstrap over prompts (steps of one prompt are not independent)."""
+    sums = [(sum(s.n_committed for s in own), len(own)) for own in steps if own]
+    if not sums:
+        return Interval(None, None, None)
+    source = random.Random(0)  # a fixed seed: the same responses give the same interval
+    means = []
+    for _ in range(_RESAMPLES):
+        drawn = source.choices(sums, k=len(sums))
+        means.append(sum(tokens for tokens, _ in drawn) / sum(n for _, n in drawn))
+    means.sort()
+    low, high = (means[round(q * (_RESAMPLES - 1))] for q in ((1 - level) / 2, (1 + level) / 2))
+    return Interval(sum(tokens for tokens, _ in sums) / sum(n for _, n in sums), low, high)
+
+
+def cause_of(rank: int) -> str:
+    """Why a draft was wrong, from its rank (from 0; -1 outside) of the target's token."""
+    if rank <= 0:
+        return OUTSIDE if rank < 0 else REFUSED
+    return NEAR if rank <= _NEAR_RANKS else DEEP
+
+
+def _miss(step: StepRecord) -> tuple[int, int]:
+    if step.ranks is None or len(step.ranks) <= step.n_accepted:
+        raise ExperimentError(
+            f"a step that accepted {step.n_accepted} drafts has ranks {step.ranks}",
+            "one rank a position up to the first miss",
+            "set EngineConfig(collect_draft_ranks=True)",
+        )
+    return step.n_accepted, step.ranks[step.n_accepted]
+
+
+def _category(name: str, steps: Sequence[Sequence[StepRecord]]) -> CategoryAcceptance:
+    return CategoryAcceptance(name, len(steps), sum(map(len, steps)), acceptance_interval(steps))
+
+
+def _mean_committed(steps: Sequence[StepRecord]) -> float | None:
+    return sum(step.n_committed for step in steps) / len(steps) if steps else None

@@ -1,0 +1,119 @@
+"""How many drafted tokens the target accepts: the real engine, once a depth, over the same prompts.
+
+Counting and its terms are in `lab.acceptance.counts`; what the count should have been is in `lab.acceptance.reference`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from eagle3core.config import GenerationConfig
+from eagle3core.engine import Engine
+from eagle3core.model.draft import DraftModel
+from lab.acceptance.counts import DepthAcceptance, count_acceptance
+from lab.errors import ExperimentError
+from lab.pairs.prompts import Prompt
+from lab.parity import faults
+from lab.parity.recording import PairUnderTest
+
+
+@dataclass(frozen=True)
+class AcceptanceReport:
+    """Acceptance at every depth, over the same prompts."""
+
+    dtype: str
+    depths: tuple[DepthAcceptance, ...]
+
+    def at(self, k: int) -> DepthAcceptance:
+        """The depth `k`.
+
+        Raises:
+            ExperimentError: it was not measured.
+        """
+        for depth in self.depths:
+            if depth.k == k:
+                return depth
+        raise ExperimentError(
+            f"spec-{k} was not measured", f"one of {[d.k for d in self.depths]}", "measure it as well"
+        )
+
+
+def measure_acceptance(
+    target: str | Path,
+    draft: str | Path,
+    prompts: Sequence[Prompt],
+    ks: Sequence[int] = (3,),
+    *,
+    max_new_tokens: int = 128,
+    dtype: str = "float32",
+    device: str = "auto",
+    batch: int = 8,
+    ignore_eos: bool = False,
+    fault: str | None = None,
+    on_depth: Callable[[int], None] | None = None,
+) -> AcceptanceReport:
+    """Generate greedily with speculation at every depth and count.
+
+    Args:
+        target, draft: checkpoint directories.
+        prompts: what to continue.
+        ks: depths, 1..8.
+        max_new_tokens: tokens a prompt, fewer where an end token comes first.
+        dtype, device: of the engine.
+        batch: requests decoded together.
+        ignore_eos: go on past end tokens, so that every prompt gives max_new_tokens tokens.
+        fault: name of a bug to plant in the engine (`lab.parity.faults`).
+        on_depth: called with each k before it is measured.
+
+    Raises:
+        ExperimentError: no prompt, no depth, or fewer than two tokens to generate.
+    """
+    if not prompts or not ks or min(ks) < 1 or max_new_tokens < 2:
+        raise ExperimentError(
+            f"{len(prompts)} prompts, depths {list(ks)}, max_new_tokens {max_new_tokens}",
+            "at least one prompt, depths of 1 to 8, and two tokens or more (the first comes from prefill)",
+            "correct the arguments",
+        )
+    pair = PairUnderTest(Path(target), Path(draft), dtype, device)
+    generation = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
+    depths = []
+    with faults.planted(fault) if fault else nullcontext():
+        for k, engine in _engines(pair, prompts, ks, max_new_tokens, batch):
+            if on_depth is not None:
+                on_depth(k)
+            responses = engine.generate([list(prompt.ids) for prompt in prompts], generation)
+            depths.append(count_acceptance(k, prompts, responses, in_draft_vocabulary(engine)))
+    return AcceptanceReport(dtype, tuple(depths))
+
+
+def _engines(
+    pair: PairUnderTest, prompts: Sequence[Prompt], ks: Sequence[int], max_new_tokens: int, batch: int
+) -> Iterator[tuple[int, Engine]]:
+    """An engine a depth; the weights are read once and shared."""
+    n_tokens = max(len(prompt.ids) for prompt in prompts) + max_new_tokens + 2 * (max(ks) + 1)
+    width = min(batch, len(prompts))
+    first = pair.engine(max(ks), n_tokens=n_tokens, max_batch_size=width, collect_draft_ranks=True)
+    spec = first.config.speculative_config
+    assert spec is not None, "an engine of depth 1 or more has its speculative settings"
+    for k in ks:
+        # Limits left out are derived from k; a replaced copy would keep those of the deepest.
+        shallow = replace(spec, num_speculative_tokens=k, max_path_len=None, max_decoding_tokens=None)
+        yield k, Engine(copy.copy(first.target), first.draft, replace(first.config, speculative_config=shallow))
+
+
+def in_draft_vocabulary(engine: Engine) -> Callable[[Sequence[int]], int]:
+    """A count of the tokens, of those given, that the engine's draft can propose."""
+    draft = engine.draft
+    assert isinstance(draft, DraftModel), "acceptance needs the draft's ranks, which plain torch collects"
+
+    def count(tokens: Sequence[int]) -> int:
+        ids = torch.tensor(list(tokens), dtype=torch.int64, device=engine.target.device)
+        return int((draft.to_draft_ids(ids) >= 0).sum())
+
+    return count

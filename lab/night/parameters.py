@@ -1,0 +1,211 @@
+"""A notebook's parameters, read from its source without running it, and checked before any kernel starts.
+
+papermill itself only warns about a name it does not know and goes on; a sweep then runs for hours with a width nobody
+read. So names and types are checked here, by `ast`, against the one cell tagged `parameters`.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import io
+import json
+import tokenize
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lab.errors import ExperimentError
+from lab.rows import environment
+
+TAG = "parameters"
+_TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict}
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One parameter: its name, the name of its JSON type, its default, and the comment beside it (unit, meaning)."""
+
+    name: str
+    type: str
+    default: Any
+    help: str
+
+
+def notebooks_folder() -> Path:
+    """Where the notebooks lie: in the checkout, else inside the installed package."""
+    root = environment.checkout()
+    return root / "notebooks" if root else Path(__file__).resolve().parents[1] / "_notebooks"
+
+
+def find_notebook(name: str) -> Path:
+    """The source of a notebook, given as a path or by its name with or without `.ipynb`.
+
+    Raises:
+        ExperimentError: there is none; the message lists those there are.
+    """
+    as_path = Path(name)
+    if as_path.suffix == ".ipynb" and as_path.is_file():
+        return as_path
+    folder = notebooks_folder()
+    path = folder / f"{name.removesuffix('.ipynb')}.ipynb"
+    if path.is_file():
+        return path
+    known = sorted(found.stem for found in folder.glob("*.ipynb"))
+    raise ExperimentError(
+        f"no notebook {name!r}{_closest(name, known)}",
+        ", ".join(known) or "none is installed",
+        "name one of these, or give the path of an .ipynb file",
+    )
+
+
+def read_notebook(path: Path) -> dict[str, Any]:
+    """The notebook's JSON.
+
+    Raises:
+        ExperimentError: the file is absent, not JSON, or not a version 4 notebook.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ExperimentError(
+            f"{path.name} cannot be read as a notebook: {error}", "a Jupyter notebook (.ipynb)", "check the path"
+        ) from error
+    if not isinstance(content, dict) or content.get("nbformat") != 4 or not isinstance(content.get("cells"), list):
+        raise ExperimentError(
+            f"{path.name} is not a version 4 notebook",
+            "nbformat 4 with a list of cells",
+            "save it again from JupyterLab",
+        )
+    return content
+
+
+def read_parameters(notebook_path: Path) -> list[ParameterSpec]:
+    """The parameters a notebook declares, in order.
+
+    Raises:
+        ExperimentError: not exactly one cell is tagged `parameters`, or a line in it is not `name: type = literal`.
+    """
+    cells = [cell for cell in read_notebook(notebook_path)["cells"] if TAG in cell.get("metadata", {}).get("tags", [])]
+    if len(cells) != 1:
+        raise ExperimentError(
+            f"{notebook_path.name} has {len(cells)} cells tagged {TAG!r}",
+            "exactly one",
+            "tag the cell with the defaults",
+        )
+    source = cells[0]["source"]
+    text = source if isinstance(source, str) else "".join(source)
+    comments = _comments(text)
+    return [_spec(node, comments, notebook_path) for node in ast.parse(text).body if not _is_docstring(node)]
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+
+
+def _comments(text: str) -> dict[int, str]:
+    """Trailing comment by line number."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return {token.start[0]: token.string.lstrip("# ").strip() for token in tokens if token.type == tokenize.COMMENT}
+
+
+def _spec(node: ast.stmt, comments: dict[int, str], path: Path) -> ParameterSpec:
+    line = ast.unparse(node)
+    try:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            name, default = node.target.id, ast.literal_eval(node.value)
+            kind = ast.unparse(node.annotation).partition("[")[0]
+        elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name, default = node.targets[0].id, ast.literal_eval(node.value)
+            kind = type(default).__name__
+        else:
+            raise ValueError("not an assignment of one literal")
+        if kind not in _TYPES:
+            raise ValueError(f"type {kind}")
+        if not _fits(kind, default):
+            raise ValueError(f"default {default!r} is not a {kind}")
+    except ValueError as error:
+        raise ExperimentError(
+            f"{path.name}: the parameter line {line!r} cannot be used: {error}",
+            f"one `name: type = literal  # unit` a line, type one of {', '.join(_TYPES)}",
+            "move anything computed to a later cell",
+        ) from error
+    return ParameterSpec(name, kind, default, comments.get(node.end_lineno or node.lineno, ""))
+
+
+def _fits(kind: str, value: object) -> bool:
+    if kind == "float":
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind == "int":
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, _TYPES[kind])
+
+
+def check_parameters(specs: list[ParameterSpec], given: dict[str, Any]) -> dict[str, Any]:
+    """Every parameter with its value: the given one where there is one, else the default.
+
+    An int is accepted for a float and becomes one; nothing else is converted.
+
+    Raises:
+        ExperimentError: an unknown name (with the closest known one) or a value of the wrong type.
+    """
+    known = {spec.name: spec for spec in specs}
+    for name, value in given.items():
+        if name not in known:
+            raise ExperimentError(
+                f"unknown parameter {name!r}{_closest(name, list(known))}",
+                ", ".join(f"{spec.name}: {spec.type}" for spec in specs) or "this notebook has no parameters",
+                "correct the name; nothing was started",
+            )
+        spec = known[name]
+        if not _fits(spec.type, value):
+            note = f" ({spec.help})" if spec.help else ""
+            raise ExperimentError(
+                f"parameter {name!r} is {value!r}, a {type(value).__name__}",
+                f"{spec.type}{note}, for example {spec.default!r}",
+                "give a value of that type; nothing was started",
+            )
+    resolved = {spec.name: given.get(spec.name, spec.default) for spec in specs}
+    return {name: float(value) if known[name].type == "float" else value for name, value in resolved.items()}
+
+
+def parse_value(spec: ParameterSpec, text: str) -> Any:
+    """The value that the command-line text `text` stands for.
+
+    Raises:
+        ExperimentError: it is not of the parameter's type.
+    """
+    if spec.type == "str":
+        return text
+    try:
+        value = json.loads(text.lower() if spec.type == "bool" else text)
+    except ValueError:
+        value = text
+    check_parameters([spec], {spec.name: value})
+    return value
+
+
+def _closest(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def listing() -> str:
+    """Every packaged notebook with its title and parameters, for people."""
+    blocks = []
+    for path in sorted(notebooks_folder().glob("*.ipynb")):
+        lines = [f"{path.stem}: {title(path)}"]
+        for spec in read_parameters(path):
+            if spec.name not in ("run_dir", "job"):
+                lines.append(f"  {spec.name}: {spec.type} = {spec.default!r}{f'  # {spec.help}' if spec.help else ''}")
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks) or "no notebooks are installed"
+
+
+def title(path: Path) -> str:
+    """The first heading of a notebook."""
+    for cell in read_notebook(path)["cells"]:
+        source = cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"])
+        if cell["cell_type"] == "markdown" and source.startswith("#"):
+            return source.splitlines()[0].lstrip("# ").strip()
+    return ""

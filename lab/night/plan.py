@@ -1,0 +1,280 @@
+"""A night that is ready to begin: everything that can be refused is refused here, before anything is started."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from lab.errors import ExperimentError, RunFailed
+from lab.night import jobs, parts
+from lab.night.jobs import Job, NightConfig
+from lab.night.notebook import declared
+from lab.night.parameters import check_parameters, find_notebook, parse_value, read_parameters
+from lab.night.parts import Part
+from lab.night.progress import duration
+from lab.night.summary import RUN_FILE, read_plan
+from lab.rows import environment, history
+from lab.rows.configuration import packaged
+from lab.rows.store import JOBS_FOLDER, utc_now
+
+PACKAGED_CONFIG = "nightly.toml"
+
+
+@dataclass(frozen=True)
+class NightOptions:
+    """What the command line may say; each beats the configuration file."""
+
+    config: Path | None = None
+    target: Path | None = None
+    draft: Path | None = None
+    prompts: Path | None = None
+    out: Path | None = None
+    require_gpu: bool = False
+    strict_undecided: bool = False
+    dry_run: bool = False
+    part: str | None = None
+    pack: Path | None = None
+    resume_from: tuple[Path, ...] = ()
+    settings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A night that is ready to begin."""
+
+    run_dir: Path
+    jobs: list[Job]
+    machine: environment.Environment
+    config: NightConfig
+    config_hash: str
+    earlier: list[Path]
+    strict_undecided: bool
+    gate_required: bool
+    part: Part
+
+    @property
+    def due(self) -> list[Job]:
+        """The jobs of this part."""
+        return self.jobs if self.part.of == 1 else self.part.jobs_of(self.jobs)
+
+    def expected_s(self) -> dict[str, float]:
+        """Seconds a job takes, by id: as in the latest run that finished it, else as the configuration expects."""
+        expected = {job.id: job.estimate_s for job in self.jobs if job.estimate_s is not None}
+        return expected | history.job_seconds(self.earlier)
+
+
+def prepare(options: NightOptions, config: NightConfig | None = None, *, gate_required: bool = True) -> Plan:
+    """Reads and checks everything; starts and writes nothing."""
+    config = with_options(config or jobs.load_config(config_path(options.config)), options)
+    machine = environment.collect()
+    if options.require_gpu and not machine.gpus:
+        raise RunFailed(
+            f"--require-gpu was given and there is no GPU: {machine.no_gpu_reason}",
+            "a CUDA device that torch can use",
+            "run `eagle3lab doctor` to see why not, or leave --require-gpu away",
+        )
+    run_dir = (options.out or Path("reports") / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")).resolve()
+    paths = pair_paths(config)
+    # Relative to a job's folder, where its notebook runs: a report folder then holds no absolute path.
+    job_folder = run_dir / JOBS_FOLDER / "job"
+    filled = {name: os.path.relpath(path, job_folder) for name, path in paths.items()}
+    content = jobs.content_hash(*(paths[name] for name in sorted(paths)))
+    state = json.dumps([machine.source, machine.fingerprint, content])
+    planned = jobs.expand(config, filled, state)
+    digest = config_hash(planned, content)
+    check_resumable(run_dir, digest, machine.fingerprint)
+    part = parts.read_part(options.part or "1/1")
+    if part.of > 1:
+        part.jobs_of(planned)
+    started = str(read_plan(run_dir)["started_at"]) if (run_dir / RUN_FILE).exists() else utc_now()
+    earlier = history.comparable_runs(run_dir, machine.fingerprint, digest, started)
+    return Plan(run_dir, planned, machine, config, digest, earlier, options.strict_undecided, gate_required, part)
+
+
+def one_notebook(notebook: str, settings: list[str], timeout_s: float) -> NightConfig:
+    """The configuration of a night with a single job; `settings` are `name=value` texts.
+
+    Raises:
+        ExperimentError: a setting is not `name=value`, or its name or type is wrong.
+    """
+    specs = {spec.name: spec for spec in read_parameters(find_notebook(notebook))}
+    given: dict[str, Any] = {}
+    for setting in settings:
+        name, text = split_setting(setting)
+        given[name] = parse_value(specs[name], text) if name in specs else text
+    return NightConfig(job=[jobs.JobConfig(notebook=notebook, parameters=given, timeout_s=timeout_s)])
+
+
+def config_path(given: Path | None) -> Path:
+    """The configuration named; a bare name that is no file here is the packaged one of that name, if there is one."""
+    if given is None:
+        return packaged_config()
+    is_bare = given.name == str(given) and not given.exists()
+    return packaged(given.name) if is_bare and packaged(given.name).exists() else given
+
+
+def packaged_config() -> Path:
+    """The configuration that is used when none is named."""
+    return packaged(PACKAGED_CONFIG)
+
+
+def with_options(config: NightConfig, options: NightOptions) -> NightConfig:
+    """The configuration with the command line's pair and prompts in place of its own.
+
+    Raises:
+        ExperimentError: only one of --target and --draft was given.
+    """
+    if (options.target is None) != (options.draft is None):
+        given, absent = ("--target", "--draft") if options.target else ("--draft", "--target")
+        raise ExperimentError(f"{given} was given without {absent}", "both or neither", f"add {absent} DIR")
+    update: dict[str, Any] = {}
+    if options.target and options.draft:
+        update["pair"] = jobs.PairConfig(target=str(options.target), draft=str(options.draft))
+    if options.prompts:
+        update["prompts"] = str(options.prompts)
+    if options.settings:
+        update["job"] = with_settings(config.job, options.settings)
+    return config.model_copy(update=update)
+
+
+def with_settings(entries: list[jobs.JobConfig], settings: tuple[str, ...]) -> list[jobs.JobConfig]:
+    """The jobs, each `name=value` in the place of that parameter wherever a notebook declares it.
+
+    `notebook.name=value` is for the jobs of that notebook alone.
+
+    Raises:
+        ExperimentError: a setting that no notebook of the night declares, or that a job's grid already varies.
+    """
+    specs = [{spec.name: spec for spec in read_parameters(find_notebook(entry.notebook))} for entry in entries]
+    given: list[dict[str, Any]] = [{} for _ in entries]
+    for setting in settings:
+        where, dot, name = setting.partition("=")[0].rpartition(".")
+        name, text = split_setting(setting.removeprefix(where + dot))
+        takers = [i for i, known in enumerate(specs) if name in known and where in ("", entries[i].notebook)]
+        varied = [entries[i].notebook for i in takers if name in entries[i].grid]
+        if not takers or varied:
+            what = f"the grid of {varied[0]} varies it" if varied else "no notebook of this night has it"
+            known = ", ".join(sorted(set().union(*specs) - set(jobs.PLACE_PARAMETERS) - set(jobs.PAIR_PARAMETERS)))
+            raise ExperimentError(f"-p {setting}: {what}", known, "correct the name; nothing was started")
+        for i in takers:
+            given[i][name] = parse_value(specs[i][name], text)
+    return [
+        entry.model_copy(update={"parameters": {**entry.parameters, **own}})
+        for entry, own in zip(entries, given, strict=True)
+    ]
+
+
+def split_setting(setting: str) -> tuple[str, str]:
+    """Name and text of `name=value`.
+
+    Raises:
+        ExperimentError: another form, or one of the pair, which has options of its own.
+    """
+    name, equals, text = setting.partition("=")
+    if not equals:
+        raise ExperimentError(f"-p {setting!r} has no '='", "-p name=value", "write the name, =, and the value")
+    if name in jobs.PAIR_PARAMETERS:
+        raise ExperimentError(f"-p {name}=... was given", f"--{name} PATH", f"use --{name} instead")
+    return name, text
+
+
+def pair_parameters(config: NightConfig) -> set[str]:
+    """Those of `target`, `draft` and `prompts` that some notebook of the night declares."""
+    return set().union(*(declared(find_notebook(job.notebook)) for job in config.job)) & set(jobs.PAIR_PARAMETERS)
+
+
+def pair_paths(config: NightConfig) -> dict[str, Path]:
+    """Existing paths for those of `target`, `draft` and `prompts` that some notebook declares.
+
+    Raises:
+        ExperimentError: a directory or file that a notebook needs is not there.
+    """
+    needed = pair_parameters(config)
+    if not needed:
+        return {}
+    from lab import pairs  # here, so that a night without a pair needs none
+
+    pair = config.pair
+    if pair.target and pair.draft:
+        found = pairs.pair_on_disk(Path(pair.target), Path(pair.draft))
+    elif pair.name == "shipped":
+        found = pairs.shipped_pair()
+    else:
+        raise ExperimentError(f"no pair is called {pair.name!r}", '"shipped"', "name it, or give target and draft")
+    paths = {"target": found.target, "draft": found.draft}
+    prompts = Path(config.prompts) if config.prompts else found.prompts
+    if prompts is not None:  # else the notebooks fall back on prompts of their own, and say so
+        paths["prompts"] = prompts
+    for name, path in paths.items():
+        if not path.exists():
+            raise ExperimentError(f"{name} {str(path)!r} does not exist", "an existing path", "check the path")
+    return {name: path.resolve() for name, path in paths.items() if name in needed}
+
+
+def config_hash(planned: list[Job], content: str) -> str:
+    """Twelve hex digits over what is measured: jobs, their resolved parameters, the pair's content; no paths."""
+    measured = []
+    for job in planned:
+        resolved = check_parameters(read_parameters(job.source), job.parameters)
+        hidden = (*jobs.PAIR_PARAMETERS, *jobs.PLACE_PARAMETERS)
+        measured.append([job.id, {name: value for name, value in resolved.items() if name not in hidden}])
+    return hashlib.sha256(json.dumps([measured, content], sort_keys=True).encode()).hexdigest()[:12]
+
+
+def check_resumable(run_dir: Path, digest: str, fingerprint: str) -> None:
+    """A run folder may be new, empty, or hold this very configuration on this very machine.
+
+    Raises:
+        ExperimentError: it holds another run, another machine's run, or other files.
+    """
+    if (run_dir / RUN_FILE).exists():
+        held = read_plan(run_dir)
+        if held["fingerprint"] != fingerprint:
+            raise ExperimentError(
+                f"--out {run_dir.name!r} holds a run of another machine ({held['fingerprint']}, here {fingerprint})",
+                "a run folder of this machine, or a new one",
+                "choose another --out; numbers of two machines are not one run",
+            )
+        if held["config_hash"] != digest:
+            raise ExperimentError(
+                f"--out {run_dir.name!r} holds a run of another configuration or pair",
+                "a new folder, or one that a night of the same configuration left unfinished",
+                "choose another --out",
+            )
+    elif run_dir.exists() and any(run_dir.iterdir()):
+        raise ExperimentError(
+            f"--out {run_dir.name!r} holds files that are not a run", "a new or empty folder", "choose another --out"
+        )
+
+
+def show_plan(plan: Plan) -> None:
+    """Prints the jobs part by part, which of them are done already, how long each takes, and what that adds up to."""
+    seconds = plan.expected_s()
+    numbers = itertools.count(1)
+    for part in sorted({job.part for job in plan.due}):
+        own = [job for job in plan.due if job.part == part]
+        if plan.config.budget is not None or plan.part.of > 1:
+            print(f"part {part}: {_expected(own, seconds, plan.config.budget.part_s if plan.config.budget else None)}")
+        for job in own:
+            done = jobs.finished_outcome(job, plan.run_dir) is not None
+            about = duration(seconds[job.id]) if job.id in seconds else "time not known yet"
+            shown = {name: value for name, value in job.parameters.items() if name not in jobs.PAIR_PARAMETERS}
+            print(f"{next(numbers):3}. {job.id}: {'already finished' if done else about}; {json.dumps(shown)}")
+    if plan.config.budget is not None:
+        print(f"together {_expected(plan.due, seconds, plan.config.budget.night_s)}")
+    of = f" of part {plan.part}" if plan.part.of > 1 else ""
+    print(f"{len(plan.due)} jobs{of}, into {plan.run_dir.name}/; nothing was started (--dry-run)")
+
+
+def _expected(own: list[Job], seconds: dict[str, float], limit_s: float | None) -> str:
+    """What jobs take together, for people."""
+    unknown = sum(job.id not in seconds for job in own)
+    total = f"{duration(sum(seconds.get(job.id, 0.0) for job in own))} expected"
+    more = f", and {unknown} job{'' if unknown == 1 else 's'} of unknown time" if unknown else ""
+    return total + more + (f", at most {duration(limit_s)}" if limit_s is not None else "")

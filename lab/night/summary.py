@@ -1,0 +1,196 @@
+"""One run's outcome, read from what it left on disk: gates, jobs, changes since the previous run, one verdict.
+
+The night calls it when all jobs are over; `90_nightly` calls it while the run still goes on; nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, EXIT_UNDECIDED, ExperimentError
+from lab.night.jobs import recorded
+from lab.rows import history, trend
+from lab.rows.gates import GateResult, Threshold, gates_of, judge
+from lab.rows.store import JOBS_FOLDER, Row, read_run
+
+RUN_FILE = "run.json"
+SUMMARY_SCHEMA = 1
+
+
+def read_plan(run_dir: Path) -> dict[str, Any]:
+    """What the run set out to do (`run.json`).
+
+    Raises:
+        ExperimentError: the folder is not a run.
+    """
+    path = run_dir / RUN_FILE
+    try:
+        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ExperimentError(
+            f"{run_dir.name!r} is not a run folder: {RUN_FILE}: {error}",
+            "a folder made by `eagle3lab nightly`",
+            "give a folder under reports/",
+        ) from error
+    return plan
+
+
+def conclude(run_dir: Path, *, now: str, running: str = "") -> dict[str, Any]:
+    """The summary of a run: verdict word and sentence, exit code, gates, jobs, and what moved since the run before.
+
+    Args:
+        now: the present moment, ISO-8601 UTC.
+        running: id of a job that is still going on and calls this itself; it is left out of the verdict.
+    """
+    plan, rows = read_plan(run_dir), read_run(run_dir)
+    jobs = [_job(run_dir, planned) for planned in plan["jobs"] if planned["id"] != running]
+    thresholds = [Threshold.model_validate(gate) for gate in plan["gates"]]
+    gates = gates_of(rows) + judge(thresholds, rows)
+    keys = (plan["fingerprint"], plan["config_hash"], plan["started_at"])
+    earlier = history.comparable_runs(run_dir, *keys, most=trend.MOST_NIGHTS - 1)
+    nights = [(path, read_run(path)) for path in earlier]
+    since = _since(run_dir, rows, nights[-history.MAX_NIGHTS :])
+    word, code = _word(gates, jobs, since, strict=plan["strict_undecided"], gate_required=plan["gate_required"])
+    summary: dict[str, Any] = {
+        "schema_version": SUMMARY_SCHEMA,
+        "run": run_dir.name,
+        "word": word,
+        "exit_code": code,
+        "sentence": "",
+        "started_at": plan["started_at"],
+        "finished_at": now,
+        "seconds": (datetime.fromisoformat(now) - datetime.fromisoformat(plan["started_at"])).total_seconds(),
+        "fingerprint": plan["fingerprint"],
+        "config_hash": plan["config_hash"],
+        "gates": [gate.as_dict() for gate in gates],
+        "jobs": jobs,
+        "n_rows": len(rows),
+        "n_missing": sum(row.status == "missing" for row in rows),
+        "since": since,
+        "nights": _series([*nights, (run_dir, rows)]),
+    }
+    if since["previous"] is not None:
+        before = history.read_summary(earlier[-1])
+        since["flipped"] = history.flipped_gates(before, summary)
+    summary["sentence"] = _sentence(word, gates, jobs, since)
+    return summary
+
+
+def _job(run_dir: Path, planned: dict[str, Any]) -> dict[str, Any]:
+    content = recorded(run_dir / JOBS_FOLDER / planned["id"])
+    base = {"id": planned["id"], "notebook": planned["notebook"]}
+    if content is None:
+        return {**base, "status": "not run", "seconds": 0.0, "passed": None, "error": "not run", "cell": None}
+    outcome = content["outcome"]
+    return {**base, **{key: outcome[key] for key in ("status", "seconds", "passed", "error", "cell")}}
+
+
+def _since(run_dir: Path, rows: list[Row], earlier: list[tuple[Path, list[Row]]]) -> dict[str, Any]:
+    """What moved since the latest comparable run; `previous` is None when there is none."""
+    nothing: dict[str, Any] = {"previous": None, "n_earlier": 0, "words": {}, "changes": [], "moved": [], "flipped": []}
+    if not earlier:
+        return nothing
+    nights, previous = [own for _, own in earlier], earlier[-1][0]
+    found = history.changes(nights[-1], rows, nights)
+    return {
+        "previous": previous.name,
+        "n_earlier": len(earlier),
+        "words": dict(Counter(change.verdict.word for change in found)),
+        "changes": [change.as_dict() for change in sorted(found, key=_size, reverse=True)],
+        "moved": history.moved_environment(previous, run_dir),
+        "flipped": [],
+    }
+
+
+def _series(nights: list[tuple[Path, list[Row]]]) -> list[dict[str, Any]]:
+    """What is drawn over the nights, this run the last one."""
+    return [series.as_dict() for series in trend.series_of([(path.name, rows) for path, rows in nights])]
+
+
+_ORDER = {"slower": 4, "faster": 3, "missing": 2, "unsure": 1, "same": 0}
+
+
+def _size(change: history.Change) -> tuple[int, float]:
+    """Sorts by word, then by how far it moved."""
+    ratio = change.verdict.ratio
+    return _ORDER[change.verdict.word], abs(ratio - 1) if ratio is not None else 0.0
+
+
+def _word(
+    gates: list[GateResult], jobs: list[dict[str, Any]], since: dict[str, Any], *, strict: bool, gate_required: bool
+) -> tuple[str, int]:
+    if any(gate.word == "fail" for gate in gates):
+        return "failed", EXIT_GATE_FAILED
+    if (gate_required and not gates) or any(gate.word == "missing" for gate in gates) or _not_finished(jobs):
+        return "incomplete", EXIT_COULD_NOT_RUN
+    if strict and (since["previous"] is None or since["words"].get("unsure") or since["words"].get("missing")):
+        return "undecided", EXIT_UNDECIDED
+    return "passed", EXIT_PASSED
+
+
+def _not_finished(jobs: list[dict[str, Any]]) -> list[str]:
+    return [job["id"] for job in jobs if job["status"] != "finished"]
+
+
+def _sentence(word: str, gates: list[GateResult], jobs: list[dict[str, Any]], since: dict[str, Any]) -> str:
+    """The verdict in one sentence, worst first."""
+    failed = [f"{gate.name} ({gate.job})" if gate.job else gate.name for gate in gates if gate.word == "fail"]
+    missing = [gate.name for gate in gates if gate.word == "missing"]
+    unfinished = _not_finished(jobs)
+    parts = []
+    if failed:
+        parts.append(f"{_n(len(failed), 'gate')} of {len(gates)} failed: {_listed(failed)}")
+    if missing:
+        parts.append(f"{_n(len(missing), 'gate')} could not be judged: {_listed(missing)}")
+    if unfinished:
+        parts.append(f"{_n(len(unfinished), 'job')} of {len(jobs)} did not finish: {_listed(unfinished)}")
+    if not gates:
+        parts.append("no gate was judged")
+    if not parts:
+        parts.append(f"all {_n(len(gates), 'gate')} held in {_n(len(jobs), 'job')}")
+    return f"{word.capitalize()}: {'; '.join(parts)}; {_since_clause(since)}."
+
+
+def _since_clause(since: dict[str, Any]) -> str:
+    if since["previous"] is None:
+        return "there is no earlier run on this machine to compare with"
+    words = since["words"]
+    moved = [f"{words[word]} {word}" for word in ("slower", "faster", "unsure", "missing") if words.get(word)]
+    same = words.get("same", 0)
+    if not moved:
+        return f"all {same} compared numbers are the same as in the previous run"
+    return f"against the previous run {', '.join(moved)} and {same} the same"
+
+
+def _n(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _listed(names: list[str], most: int = 4) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def latest_run(named: str, here: Path) -> Path:
+    """The run folder to summarise: the one named, else `here` if it is one, else the latest finished run.
+
+    Raises:
+        ExperimentError: there is none.
+    """
+    if named:
+        return Path(named)
+    if (here / RUN_FILE).exists():
+        return here
+    # By hand a notebook's folder is reports/by-hand/<notebook>/<time>.
+    runs = history.runs_under(here.parents[2])
+    if not runs:
+        raise ExperimentError(
+            f"no finished run under {here.parents[2].name}/",
+            "at least one",
+            "run `eagle3lab nightly` first, or set run",
+        )
+    return runs[-1][0]

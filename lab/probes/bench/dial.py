@@ -1,0 +1,134 @@
+"""`eagle3lab planted`: is a planted pair what its card says, and, if asked, its checkpoints on disk."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED
+from lab.pairs.planted import PlantedPair, share_for_length
+from lab.pairs.planted.check import DialCheck, Margin, check_dial, measure_margin, tokens_for
+from lab.pairs.planted.disk import write_pair
+from lab.pairs.planted.tokens import expected_length
+from lab.probes.bench.command import add_pair_options, chosen_dtype, one_dial, resolved_device
+from lab.probes.bench.record import Rows
+from lab.probes.bench.scenario import Scenario, read_points
+from lab.probes.bench.source import open_pair
+from lab.rows.environment import collect
+from lab.rows.store import RowWriter
+
+DEFAULT_LENGTH = 3.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Writes and checks a planted pair; 0, or 1 if it is not what its card says."""
+    given = _parser().parse_args(list(arguments))
+    scenario = scenario_of(given)
+    rows = Rows(given.out.stem if given.out else "planted", collect(), [])
+    passed = True
+    if given.write is not None:
+        pair = _pair(scenario)
+        write_pair(given.write, pair)
+        print(f"{given.write.name}: {pair.card()}")
+    if not given.no_margin:
+        passed &= _check_margin(scenario, rows)
+    if given.steps:
+        passed &= _check_dial(scenario, given.steps, rows)
+    if given.out is not None:
+        with RowWriter(given.out) as writer:
+            for row in rows.rows:
+                writer.write(row)
+    print(json.dumps({"command": "planted", "n_rows": len(rows.rows), "passed": passed}))
+    return EXIT_PASSED if passed else EXIT_GATE_FAILED
+
+
+def scenario_of(given: argparse.Namespace) -> Scenario:
+    """The scenario of the options.
+
+    Raises:
+        ExperimentError: options that contradict, or name what is not there.
+    """
+    one_dial(given)
+    length = given.acceptance_length if given.acceptance_length is not None else DEFAULT_LENGTH
+    device = resolved_device(given.device)
+    return Scenario(
+        geometry=given.geometry or "nano",
+        pair="planted",
+        points=read_points(given.at),
+        ks=(0, given.spec),
+        share=given.share if given.share is not None else share_for_length(length, given.spec),
+        dtype=chosen_dtype(given, device),
+        device=device,
+        peers=(),
+        seed=given.seed,
+    )
+
+
+def _pair(scenario: Scenario) -> PlantedPair:
+    return PlantedPair(
+        scenario.geometry, share=scenario.share, seed=scenario.seed, dtype=getattr(torch, scenario.dtype),
+        device=scenario.device,
+    )  # fmt: skip
+
+
+def _check_margin(scenario: Scenario, rows: Rows) -> bool:
+    if scenario.dtype == "float32":
+        rows.missing("margin", "a margin is against fp32, which is the dtype itself", {"geometry": scenario.geometry})
+        print("margin: missing: a margin is against fp32, which is the dtype itself; use --dtype bfloat16")
+        return True
+    with torch.no_grad():
+        found: Margin = measure_margin(_pair(scenario))
+    gc.collect()
+    if scenario.device == "cuda":
+        torch.cuda.empty_cache()
+    values = {
+        "gap": found.gap, "error": found.error, "ratio": found.ratio, "follows": found.follows, "holds": found.holds,
+        "n_rows": found.n_rows,
+    }  # fmt: skip
+    rows.measured("margin", values, {"geometry": scenario.geometry, "dtype": scenario.dtype}, scenario)
+    print(f"margin: gap {found.gap:.2f}, logit error {found.error:.4f}, ratio {found.ratio:.1f}, holds {found.holds}")
+    return found.holds
+
+
+def _check_dial(scenario: Scenario, n_steps: int, rows: Rows) -> bool:
+    started = time.perf_counter()
+    source = open_pair(scenario)
+    assert source.planted is not None, "the scenario's pair is planted"
+    print(f"{source.card}, made in {time.perf_counter() - started:.1f} s", flush=True)
+    passed, k = True, scenario.ks[-1]
+    for point in scenario.points:
+        n_tokens = tokens_for(n_steps, point.batch, expected_length(source.planted.tokens.share, k))
+        engine = source.engine(k, batch=point.batch, session_len=point.context + n_tokens + 1)
+        with torch.no_grad():
+            found: DialCheck = check_dial(source.planted, engine, n_steps=n_steps, context=point.context)
+        parameters: dict[str, Any] = {"geometry": scenario.geometry, "dtype": scenario.dtype, "device": scenario.device}
+        parameters |= {"context": point.context, "batch": point.batch, "spec_k": k}
+        rows.measured("dial", {**found.values(), **source.card}, parameters, scenario)
+        rates = ", ".join(f"{one.rate:.3f} [{one.interval[0]:.3f}, {one.interval[1]:.3f}]" for one in found.positions)
+        print(
+            f"{point} spec-{k}: dial {found.share:.3f}; by position {rates}; {found.length:.3f} tokens a step over "
+            f"{found.n_steps} steps; {found.n_wrong} requests not as planted; holds {found.holds}",
+            flush=True,
+        )
+        passed &= found.holds
+    return passed
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="eagle3lab planted", description="Check a planted pair against its dial, or write it to disk."
+    )
+    parser.add_argument("--at", default="64x8", metavar="CONTEXTxBATCH,...", help="default 64x8")
+    parser.add_argument("--spec", type=int, default=3, metavar="K", help="drafts a step (default 3)")
+    parser.add_argument("--steps", type=int, default=5000, help="verify steps to count, 0 for none (default 5000)")
+    parser.add_argument("--no-margin", action="store_true", help="leave out the top-2 gap against the logit error")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="write target, draft and card.json (small shapes)")
+    add_pair_options(parser)
+    return parser

@@ -1,0 +1,105 @@
+"""Pictures of decoding speed, each with the table it was drawn from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from lab.page.figures import HATCHES, SERIES
+from lab.probes.bench.clocks import SPANS
+from lab.probes.bench.decode import DecodeReport, ModeResult
+from lab.probes.bench.rounds import Spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GREY = "#7a7b7c"
+
+
+def speed_table(report: DecodeReport) -> pd.DataFrame:
+    """One row a mode: medians over rounds."""
+    rows = []
+    for mode in report.modes:
+        speed, step = mode.spread(lambda r: r.decode_tokens_per_s), mode.spread(lambda r: r.step_ms)
+        rows.append(
+            {
+                "mode": mode.name,
+                "decode_tokens_per_s": speed.median,
+                "p10": speed.p10,
+                "p90": speed.p90,
+                "with_prefill_tokens_per_s": mode.spread(lambda r: r.tokens_per_s).median,
+                "step_ms": step.median,
+                "acceptance_length": mode.mean_acceptance_length,
+                "speedup": report.speed_up(mode.k).median if mode.k else 1.0,
+                "rounds": len(mode.rounds),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def speeds(report: DecodeReport) -> tuple[Figure, pd.DataFrame]:
+    """Tokens a second and speed-up of every mode, every round shown."""
+    from matplotlib import pyplot as plt
+
+    fig, (left, right) = plt.subplots(1, 2, figsize=(7.2, 1.6 + 0.4 * len(report.modes)), width_ratios=(3, 2))
+    names = [mode.name for mode in report.modes]
+    for y, mode in enumerate(report.modes):
+        _rounds(left, mode.spread(lambda r: r.decode_tokens_per_s), y)
+        if mode.k:
+            _rounds(right, report.speed_up(mode.k), y)
+    left.set_yticks(range(len(names)), names)
+    right.set_yticks(range(len(names)), [""] * len(names))
+    right.axvline(1.0, color=GREY, linestyle=":")
+    right.annotate("baseline", (1.0, 0), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5)
+    for axes in (left, right):
+        axes.set_ylim(len(names) - 0.5, -0.5)
+    left.set_xlim(left=0)
+    left.set_xlabel("tokens a second, decoding only")
+    right.set_xlabel("times the baseline, round by round")
+    left.set_title(f"Decoding speed, {report.dtype}, batch {report.batch}")
+    right.set_title("Speed-up")
+    return fig, speed_table(report)
+
+
+def _rounds(axes: Axes, spread: Spread, y: int) -> None:
+    axes.hlines(y, spread.p10, spread.p90, linewidth=2.5, color=SERIES[0][0])
+    axes.plot(spread.samples, [y] * len(spread.samples), linestyle="none", marker="|", color=GREY, markersize=9)
+    axes.plot([spread.median], [y], marker="o", color=SERIES[0][0])
+
+
+def waterfall(report: DecodeReport, k: int) -> tuple[Figure, pd.DataFrame]:
+    """Time of one decode step by span, in the order of execution: plain decoding above, spec-k below."""
+    from matplotlib import pyplot as plt
+
+    shown = [report.modes[0], next(mode for mode in report.modes if mode.k == k)]
+    bars = [[span for span in SPANS if mode.span_ms[span] > 0] for mode in shown]
+    fig, panels = plt.subplots(
+        2, 1, figsize=(7.2, 1.8 + 0.24 * sum(map(len, bars))), sharex=True, height_ratios=[len(names) for names in bars]
+    )
+    for i, (axes, mode, names) in enumerate(zip(panels, shown, bars, strict=True)):
+        _falling(axes, mode, names, i)
+    panels[-1].set_xlabel("milliseconds into an average decode step")
+    table = pd.DataFrame(
+        [
+            {"mode": mode.name, "span": span, "ms_a_step": mode.span_ms[span], "share": mode.span_ms[span] / total}
+            for mode in shown
+            for total in [sum(mode.span_ms.values())]
+            for span in SPANS
+        ]
+    )
+    return fig, table
+
+
+def _falling(axes: Axes, mode: ModeResult, names: list[str], series: int) -> None:
+    start = 0.0
+    for y, span in enumerate(names):
+        took = mode.span_ms[span]
+        axes.barh(y, took, left=start, color=SERIES[series][0], hatch=HATCHES[series])
+        start += took
+        axes.annotate(f"{took:.2g}", (start, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks(range(len(names)), names, fontsize=8.5)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.margins(x=0.1)
+    axes.set_title(f"{mode.name}: {start:.3g} ms a step")

@@ -1,0 +1,206 @@
+"""What one point gave, and the row values that follow from it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lab.errors import RunFailed
+from lab.pairs.planted.tokens import expected_length
+from lab.probes.bench.clocks import SPANS, SpanClock
+from lab.probes.bench.floors import Floor, step_floor
+from lab.probes.bench.peers import Peer, PeerRound
+from lab.probes.bench.plain_torch import KNOWN_MS
+from lab.probes.bench.record import scenario_block, speculation_block, spread_block
+from lab.probes.bench.rounds import FullWindow, Round, Spread, Work, acceptance_length
+from lab.probes.bench.scenario import Point, Scenario
+from lab.probes.bench.source import PairSource
+
+AGREEMENT = 1.05  # between the plain-torch peer and what is known of it
+Key = tuple[str, int]  # a peer's name and its drafts a step
+
+
+@dataclass
+class PeerResult:
+    """What a peer gave: its rounds, or the reason why there are none."""
+
+    peer: Peer | None
+    rounds: list[PeerRound]
+    reason: str | None
+
+    @property
+    def steps(self) -> Spread:
+        """Time of a step, milliseconds."""
+        return Spread(tuple(result.step_ms for result in self.rounds))
+
+
+@dataclass
+class PointResult:
+    """Everything measured at one point.
+
+    Attributes:
+        works: engines by depth, as their last round left them.
+        rounds: of each depth, in the order measured.
+        peers: by name and depth.
+        gb_per_s: read ceiling.
+        spans: depths whose steps are taken apart, in one more pass; None: all.
+    """
+
+    scenario: Scenario
+    source: PairSource
+    point: Point
+    works: dict[int, Work]
+    rounds: dict[int, list[Round]]
+    peers: dict[Key, PeerResult]
+    gb_per_s: float
+    spans: Collection[int] | None = None
+
+    def full(self, k: int) -> list[FullWindow]:
+        """The full part of every round at depth `k`.
+
+        Raises:
+            RunFailed: a round had none.
+        """
+        windows = [result.full for result in self.rounds[k] if result.full is not None]
+        if len(windows) < len(self.rounds[k]):
+            raise RunFailed(
+                "a round had no step with every slot in use", "enough tokens for several full steps", "raise --tokens"
+            )
+        return windows
+
+    def floor(self, k: int) -> Floor:
+        """Necessary bytes of a step, at the mean length of what the engine generated on."""
+        itemsize = getattr(torch, self.scenario.dtype).itemsize
+        return step_floor(
+            self.source.target_geometry, self.source.draft_geometry, k=k, batch=self.point.batch,
+            cached=self.point.context + self.scenario.tokens / 2, itemsize=itemsize,
+        )  # fmt: skip
+
+    def engine_values(self, k: int) -> dict[str, Any]:
+        """Row values of the engine at depth `k`."""
+        work, windows = self.works[k], self.full(k)
+        steps = Spread(tuple(window.step_ms for window in windows))
+        speed = Spread(tuple(window.tokens_per_s for window in windows))
+        floor_ms = self.floor(k).ms(self.gb_per_s)
+        is_spanned = self.spans is None or k in self.spans
+        missing = [f"{name} at {depth} drafts: {one.reason}" for (name, depth), one in self.peers.items() if one.reason]
+        return {
+            **speed.values("decode_tokens_per_s"),
+            **_step_values(steps),
+            "floor_ms": floor_ms,
+            "share_of_floor": floor_ms / steps.median,
+            "ceiling_gb_per_s": self.gb_per_s,
+            "prefill_s": Spread(tuple(result.prefill_s for result in self.rounds[k])).median,
+            "n_steps": windows[0].n_steps,
+            "total_runs": len(windows),
+            **(self._speculative_values(k, steps) if k else {}),
+            **self._against_peers(k, steps),
+            "n_divergent": sum(a != b for a, b in zip(work.tokens, self.works[0].tokens, strict=True)),
+            "n_wrong_requests": self.source.n_wrong(work.prompts, work.tokens),
+            "is_complete": not missing,
+            "incomplete": missing,
+            **scenario_block(self.scenario, self.point, k),
+            **spread_block("latency_ms_per_token", [1e3 * self.point.batch / one.tokens_per_s for one in windows]),
+            **spread_block("throughput_tokens_per_sec", speed.samples),
+            **speculation_block(work.responses, k),
+            **({f"stage_ms.{name}": ms for name, ms in stage_ms(work).items()} if is_spanned else {}),
+        }
+
+    def _speculative_values(self, k: int, steps: Spread) -> dict[str, Any]:
+        base, floor = self.full(0), self.floor(k)
+        ratio = Spread(tuple(ours / one.step_ms for ours, one in zip(steps.samples, base, strict=True)))
+        pairs = zip(self.full(k), base, strict=True)
+        length = acceptance_length(self.works[k].responses)
+        planted = self.source.planted
+        # What chance did to one round's acceptance is in `speedup`; at the dial itself only the step's cost is left.
+        at_dial = (
+            {} if planted is None else {"speedup_at_dial": expected_length(planted.tokens.share, k) / ratio.median}
+        )
+        return {
+            **at_dial,
+            **ratio.values("step_over_base"),
+            "step_over_base_bound": floor.step_over_base,
+            **Spread(tuple(ours.tokens_per_s / plain.tokens_per_s for ours, plain in pairs)).values("speedup"),
+            "speedup_bound": floor.largest_speedup(length or 1.0),
+            "acceptance_length": length,
+        }
+
+    def _against_peers(self, k: int, steps: Spread) -> dict[str, float]:
+        """Our step over each peer's at the same depth, medians of the same rounds."""
+        return {
+            f"over_{name}": steps.median / one.steps.median
+            for (name, depth), one in self.peers.items()
+            if depth == k and one.rounds
+        }
+
+    def peer_values(self, key: Key) -> dict[str, Any]:
+        """Row values of a peer that was measured."""
+        (name, k), one = key, self.peers[key]
+        assert one.peer is not None, "a peer that was measured was built"
+        last = one.rounds[-1]
+        # A trained draft accepts by what is in the cache, and a peer's cache is random: only a planted one's counts.
+        length = last.tokens_per_step if k == 0 or self.source.planted is not None else None
+        values = {
+            **_step_values(one.steps),
+            "decode_tokens_per_s": None if length is None else 1e3 * self.point.batch * length / one.steps.median,
+            "tokens_per_step": length,
+            "n_wrong_requests": last.n_wrong,
+            **one.peer.facts(),
+        }
+        known = KNOWN_MS.get((self.point.context, self.point.batch))
+        if name == "plain-torch" and known and self.scenario.geometry == "llama-3.1-8b" and k in (0, 3):
+            values |= agreement(one.steps.median, known[1 if k else 0], str(values["attention"]))
+        return values
+
+
+def agreement(step_ms: float, known_ms: float, attention: str) -> dict[str, Any]:
+    """Whether the peer is as fast as it is known to be, and what to look at if not."""
+    ratio = step_ms / known_ms
+    agrees = 1 / AGREEMENT <= ratio <= AGREEMENT
+    why = "" if agrees else f"{ratio - 1:+.1%} of {known_ms} ms with torch {torch.__version__}, attention {attention}"
+    return {"known_step_ms_on_h200": known_ms, "over_known": ratio, "agrees_with_known": agrees, "why_not": why}
+
+
+def stage_ms(work: Work) -> Mapping[str, float]:
+    """Own time of every stage in a step, from one more pass in which stages run one by one."""
+    clock = SpanClock(work.engine.target.device)
+    kept = work.responses
+    work.decode(clock)
+    work.responses = kept
+    names = [*(name for name in SPANS if name in clock.bars_us), *(n for n in clock.bars_us if n not in SPANS)]
+    return {name: clock.bars_us[name] / clock.n_steps / 1e3 for name in names}
+
+
+def line_of(name: str, values: Mapping[str, Any]) -> str:
+    """An engine's row for people."""
+    text = f"{name}: {values['step_ms_median']:.3f} ms a step, {values['share_of_floor']:.1%} of the floor"
+    if "speedup" in values:
+        text += (
+            f"; step/base {values['step_over_base']:.3f} (bound {values['step_over_base_bound']:.3f}), "
+            f"{values['speedup']:.2f}x at {values['acceptance_length'] or 0:.2f} tokens a step"
+        )
+    if "speedup_at_dial" in values:
+        text += f", {values['speedup_at_dial']:.2f}x at the dial"
+    for key, value in values.items():
+        if key.startswith("over_"):
+            text += f"; {value:.3f} of {key.removeprefix('over_')}'s time"
+    return text + (f"; WRONG TOKENS: {wrong_tokens(values)}" if wrong_tokens(values) else "")
+
+
+def wrong_tokens(values: Mapping[str, Any]) -> str:
+    """What is wrong with a row's tokens, in words; empty if nothing is."""
+    words = {"n_divergent": "requests unlike the baseline's", "n_wrong_requests": "requests not as planted"}
+    return ", ".join(f"{values[name]} {text}" for name, text in words.items() if values.get(name))
+
+
+def _step_values(steps: Spread) -> dict[str, Any]:
+    """A step's time, named so that it is not compared between runs: a longer one may commit more."""
+    return {
+        "step_ms_median": steps.median,
+        "step_ms_p10": steps.p10,
+        "step_ms_p90": steps.p90,
+        "step_ms_samples": list(steps.samples),
+    }

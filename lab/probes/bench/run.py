@@ -1,0 +1,235 @@
+"""One call of the bench: every point, every depth and every peer, in the same rounds, into rows.
+
+A point that does not fit in memory gives missing rows with the plan; a peer that cannot run makes the rows beside it
+incomplete, with its reason. Tokens are checked: a mode that does not decode the baseline's tokens says so in its row.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from eagle3core.config import GenerationConfig
+from eagle3core.geometry import DraftGeometry, TargetGeometry
+from eagle3core.step.run import DeviceRunner
+from lab.pairs.planted import find_geometry
+from lab.probes.bench import memory
+from lab.probes.bench.floors import H200_GB_PER_S
+from lab.probes.bench.hf_static import HFStatic
+from lab.probes.bench.invariants import invariants_block
+from lab.probes.bench.peers import Peer, PeerRound
+from lab.probes.bench.plain_torch import PlainTorch
+from lab.probes.bench.record import Rows, memory_block, system_block
+from lab.probes.bench.results import Key, PeerResult, PointResult, line_of
+from lab.probes.bench.rounds import Work, interleave
+from lab.probes.bench.scenario import CACHE_SHARE, Point, Scenario
+from lab.probes.bench.source import HEADROOM, PairSource, open_pair
+from lab.probes.ceilings import memory_ceilings
+from lab.rows.environment import collect
+
+Tell = Callable[[str], None]
+PEER_STEPS = 64  # of a round, at most
+SPAN_TOKENS = 128  # of the pass that takes steps apart, at most: it waits for the device many times a step
+
+
+class Contender:
+    """A peer on its way: built, run once a round, and given up with a reason when it fails."""
+
+    def __init__(self, build: Callable[[], Peer]) -> None:
+        self.reason: str | None = None
+        self.peer: Peer | None = None
+        self.peer = self._guarded(build)
+
+    def once(self) -> PeerRound | None:
+        """One round, or None once it has failed."""
+        return self._guarded(self.peer.run) if self.peer is not None and self.reason is None else None
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except Exception as error:  # not our code: whatever stops a peer is the reason why its row is missing
+            first = str(error).strip().splitlines()
+            self.reason = f"{type(error).__name__}: {first[0] if first else 'no message'}"
+            return None
+
+
+class Bench:
+    """A scenario being measured.
+
+    Args:
+        scenario: what to measure.
+        run: name of the run, in every row.
+        tell: gets a line at every milestone.
+        rows: takes the rows; None begins a run's.
+        spans: depths whose steps are taken apart in one more pass, for `stage_ms.*`; None: all.
+    """
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        run: str = "bench",
+        tell: Tell = print,
+        rows: Rows | None = None,
+        spans: Collection[int] | None = None,
+    ) -> None:
+        self.scenario, self.tell, self.spans = scenario, tell, spans
+        self.device = torch.device(scenario.device)
+        self.rows = rows or Rows(run, collect(), [])
+
+    def run(self) -> Rows:
+        """Rows of every point."""
+        if self.scenario.pair == "planted":
+            geometry = find_geometry(self.scenario.geometry)
+            plans = {point: self.plan(geometry.target, geometry.draft, point) for point in self.scenario.points}
+            if not any(plan.engine_fits for plan in plans.values()):  # then the weights need not be made
+                for point, plan in plans.items():
+                    self._all_missing(point, f"does not fit: {plan}")
+                return self.rows
+        source = open_pair(self.scenario)
+        gb_per_s = read_ceiling(self.device)
+        self.tell(f"{source.card}; read ceiling {gb_per_s:.0f} GB/s")
+        for point in self.scenario.points:
+            with torch.no_grad():
+                self.measure(source, point, gb_per_s)
+            free(self.device)
+        return self.rows
+
+    def measure(self, source: PairSource, point: Point, gb_per_s: float) -> None:
+        """Rows of one point."""
+        plan = self.plan(source.target_geometry, source.draft_geometry, point)
+        self.tell(f"{point}: {plan}")
+        if not plan.engine_fits:
+            self._all_missing(point, f"does not fit: {plan}")
+            return
+        works = self._engines(source, point)
+        contenders = self._contenders(source, point, None if plan.peers_fit else f"does not fit: {plan}")
+        runs: dict[Key, Callable[[], Any]] = {("engine", k): work.run for k, work in works.items()}
+        runs |= {key: contender.once for key, contender in contenders.items()}
+        used: list[int] = []
+
+        def on_round(number: int) -> None:
+            self.tell(f"  round {number + 1} of {self.scenario.rounds}" if number >= 0 else "  warming up")
+            used.append(memory.used_bytes(self.device))
+
+        scenario = self.scenario
+        measured = interleave(runs, rounds=scenario.rounds, warmup=scenario.warmup, on_round=on_round)
+        used.append(memory.used_bytes(self.device))
+        peers = {
+            key: PeerResult(one.peer, [] if one.reason else measured[key], one.reason)
+            for key, one in contenders.items()
+        }
+        rounds = {k: measured["engine", k] for k in works}
+        self._write(PointResult(scenario, source, point, works, rounds, peers, gb_per_s, self.spans), used)
+
+    def _write(self, result: PointResult, used: list[int]) -> None:
+        point = result.point
+        shared = {**system_block(self.rows.environment, self.device), **memory_block(used[1:], self.device)}
+        for k, work in result.works.items():
+            work.generation = replace(work.generation, max_new_tokens=min(self.scenario.tokens, SPAN_TOKENS))
+            values = {**result.engine_values(k), **invariants_block(work, k), **shared}
+            self.rows.measured(point.name(k), values, self.parameters(point, k, "engine"), self.scenario)
+            self.tell("  " + line_of(point.name(k), values))
+        for (name, k), one in result.peers.items():
+            label, parameters = f"{point.name(k)}/{name}", self.parameters(point, k, name)
+            if one.reason:
+                self.rows.missing(label, one.reason, parameters)
+                self.tell(f"  {label}: missing: {one.reason}")
+                continue
+            values = {**result.peer_values((name, k)), **shared}
+            self.rows.measured(label, values, parameters, self.scenario)
+            self.tell(f"  {label}: {values['step_ms_median']:.3f} ms a step")
+
+    def _all_missing(self, point: Point, reason: str) -> None:
+        for k in self.scenario.ks:
+            self.rows.missing(point.name(k), reason, self.parameters(point, k, "engine"))
+        for name, k in self._peer_keys():
+            self.rows.missing(f"{point.name(k)}/{name}", reason, self.parameters(point, k, name))
+        self.tell(f"{point}: missing: {reason}")
+
+    def parameters(self, point: Point, k: int, who: str) -> dict[str, Any]:
+        """Where a row stands in the grid."""
+        scenario = self.scenario
+        # Named only where it is not the usual one, so that rows of old still belong to the same series.
+        cache = {} if scenario.cache_share == CACHE_SHARE else {"cache_share": scenario.cache_share}
+        return {
+            "who": who, "geometry": scenario.geometry, "pair": scenario.pair, "context": point.context,
+            "batch": point.batch, "spec_k": k, "dtype": scenario.dtype, "device": scenario.device,
+            "share": scenario.share if scenario.pair == "planted" else None, "tokens": scenario.tokens,
+            **cache,
+        }  # fmt: skip
+
+    # -- what runs
+
+    def session_len(self, point: Point) -> int:
+        """Tokens a sequence may come to."""
+        return point.context + self.scenario.tokens + HEADROOM
+
+    def plan(self, target: TargetGeometry, draft: DraftGeometry, point: Point) -> memory.Plan:
+        """What the point asks of the device's memory."""
+        return memory.plan(
+            target, draft, ks=self.scenario.ks, batch=point.batch, session_len=self.session_len(point),
+            itemsize=getattr(torch, self.scenario.dtype).itemsize, n_peers=len(self._peer_keys()), device=self.device,
+        )  # fmt: skip
+
+    def _peer_keys(self) -> list[Key]:
+        """Peers and their depths; Hugging Face has no EAGLE-3 to compare with."""
+        depths = {"plain-torch": self.scenario.ks, "hf-static": (0,)}
+        return [(name, k) for name in self.scenario.peers for k in depths[name]]
+
+    def _engines(self, source: PairSource, point: Point) -> dict[int, Work]:
+        prompts = source.prompts(point.batch, point.context, self.scenario.seed)
+        generation = GenerationConfig(self.scenario.tokens, ignore_eos=True)
+        session = self.session_len(point)
+        share = self.scenario.cache_share
+        engines = {
+            k: source.engine(k, batch=point.batch, session_len=session, cache_share=share) for k in self.scenario.ks
+        }
+        for engine in engines.values() if not self.scenario.warmup else ():
+            if isinstance(engine.runner, DeviceRunner):
+                engine.runner.prepare()  # or the first round would pay for it
+        return {k: Work(engine, prompts, generation) for k, engine in engines.items()}
+
+    def _contenders(self, source: PairSource, point: Point, reason: str | None) -> dict[Key, Contender]:
+        def build(name: str, k: int) -> Peer:
+            if reason is not None:
+                raise MemoryError(reason)
+            return self._peer(source, point, name, k)
+
+        return {(name, k): Contender(partial(build, name, k)) for name, k in self._peer_keys()}
+
+    def _peer(self, source: PairSource, point: Point, name: str, k: int) -> Peer:
+        target, draft = source.fused()
+        first = torch.tensor([prompt[-1] for prompt in source.prompts(point.batch, 2, self.scenario.seed)])
+        common: dict[str, Any] = {
+            # In the middle of what the engine generates, so that both read as many keys on average.
+            "context": point.context + self.scenario.tokens // 2,
+            "first": first,
+            "successor": source.planted.tokens.successor if source.planted else None,
+            "n_steps": min(self.scenario.tokens, PEER_STEPS),
+        }
+        if name == "hf-static":
+            return HFStatic(target, source.target_geometry, **common)
+        return PlainTorch(target, draft, source.target_geometry, source.draft_geometry, k=k, **common)
+
+
+def read_ceiling(device: torch.device) -> float:
+    """GB/s that floors are read against: the known one on an H200, else the best plain read of this run."""
+    if device.type == "cuda" and "H200" in torch.cuda.get_device_name(device):
+        return H200_GB_PER_S
+    size = 2**30 if device.type == "cuda" else 2**26
+    return max(found.gb_per_s for found in memory_ceilings(device.type, [size], repeats=9) if found.way == "read")
+
+
+def free(device: torch.device) -> None:
+    """Give the memory of a finished point back, compiled graphs included."""
+    gc.collect()
+    if device.type == "cuda":
+        reset: Any = torch.compiler.reset
+        reset()
+        torch.cuda.empty_cache()

@@ -1,0 +1,178 @@
+"""The pair under a bench: models for the engine, named tensors for the peers, prompts, and what must come out.
+
+Weights are made or read once for all points; the peers' copies are made from the same tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3core.checkpoint import load_draft, load_target
+from eagle3core.config import EngineConfig, SpeculativeConfig
+from eagle3core.engine import Engine
+from eagle3core.geometry import DraftGeometry, TargetGeometry
+from eagle3core.model.draft import DraftModel
+from eagle3core.model.target import TargetModel
+from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_draft, pack_target
+from lab.errors import ExperimentError
+from lab.pairs import shipped_pair
+from lab.pairs.planted import PlantedPair
+from lab.pairs.prompts import joined_prompts
+from lab.probes.bench.fused import FusedDraft, FusedTarget, fuse_draft, fuse_target
+from lab.probes.bench.rounds import without_taps
+from lab.probes.bench.scenario import CACHE_SHARE, Scenario
+
+HEADROOM = 64  # tokens of a session beyond prompt and generation: a last step's drafts
+
+
+@dataclass
+class PairSource:
+    """A pair in memory.
+
+    Attributes:
+        target, draft: as the engine takes them.
+        target_weights, draft_weights: by checkpoint name, for the peers.
+        draft_to_target: `[Vd]` int64, None when both vocabularies are one.
+        planted: the planted pair, whose next tokens are known; None for a trained one.
+        card: what the pair is, for the record.
+        ends: tokens that a planted pair's prompts end in, one a prompt; empty leaves them evenly spaced.
+    """
+
+    target: TargetModel | PackedTarget
+    draft: DraftModel | PackedDraft
+    target_weights: Mapping[str, Tensor]
+    draft_weights: Mapping[str, Tensor]
+    draft_to_target: Tensor | None
+    planted: PlantedPair | None
+    card: dict[str, Any]
+    ends: tuple[int, ...] = ()
+    _fused_target: FusedTarget | None = None
+    _fused_draft: FusedDraft | None = None
+
+    @property
+    def target_geometry(self) -> TargetGeometry:
+        """Shapes of the target."""
+        return self.target.geometry
+
+    @property
+    def draft_geometry(self) -> DraftGeometry:
+        """Shapes of the draft."""
+        return self.draft.geometry
+
+    def prompts(self, n_prompts: int, context: int, seed: int) -> list[list[int]]:
+        """`n_prompts` prompts of `context` tokens; a trained pair's are real text (docs/requirements.md 1.X-10)."""
+        if self.planted is None:
+            return joined_prompts(shipped_pair().target, n_prompts, context)
+        prompts = self.planted.prompts(n_prompts, context, seed=seed)
+        for prompt, end in zip(prompts, self.ends, strict=False):
+            prompt[-1] = end
+        return prompts
+
+    def fused(self) -> tuple[FusedTarget, FusedDraft]:
+        """Both models as peers take them, made when first asked for and kept."""
+        if self._fused_target is None:
+            self._fused_target = fuse_target(self.target_weights, self.target_geometry.n_layers)
+        if self._fused_draft is None:
+            self._fused_draft = fuse_draft(self.draft_weights, self._fused_target, self.draft_to_target)
+        return self._fused_target, self._fused_draft
+
+    def redialled(self, share: float) -> PairSource:
+        """The planted pair at another dial: the same target, and copies of it, with a draft of its own."""
+        assert self.planted is not None, "a trained pair has no dial"
+        was = self.planted
+        pair = PlantedPair(was.geometry, share=share, seed=was.seed, dtype=was.dtype, device=was.device)
+        mapping = pair.tokens.draft_to_target.to(pair.device)
+        if isinstance(self.target, PackedTarget):
+            pair.draft_weights.share_table(self.target.embedding)
+            draft: DraftModel | PackedDraft = pack_draft(
+                pair.geometry.draft,
+                pair.draft_weights.tensor,
+                pair.tokens.draft_to_target,
+                self.target,
+                block=EngineConfig().block_size,
+            )
+        else:
+            draft = DraftModel(pair.draft_checkpoint(), self.target)
+        return replace(
+            self, draft=draft, draft_weights=pair.draft_weights, draft_to_target=mapping, planted=pair,
+            card=pair.card(), ends=(), _fused_draft=None,
+        )  # fmt: skip
+
+    def n_wrong(self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> int | None:
+        """Outputs that are not the planted ones; None where no output is known beforehand."""
+        if self.planted is None:
+            return None
+        follow = self.planted.tokens.follow
+        return sum(list(out) != follow(prompt[-1], len(out)) for prompt, out in zip(prompts, outputs, strict=True))
+
+    def engine(self, k: int, *, batch: int, session_len: int, cache_share: float = CACHE_SHARE) -> Engine:
+        """An engine that drafts `k` tokens a step; a plain one captures nothing, and must not pay for it."""
+        limit = self.target_geometry.max_position_embeddings
+        if session_len > limit:
+            raise ExperimentError(
+                f"a session of {session_len} tokens", f"at most {limit}, the target's positions", "shorten the context"
+            )
+        spec = SpeculativeConfig(model=str(self.card["pair"]), num_speculative_tokens=k) if k else None
+        config = EngineConfig(
+            session_len=session_len,
+            max_batch_size=batch,
+            device=self.target.device.type,
+            cache_max_entry_count=cache_share,
+            speculative_config=spec,
+        )
+        if k:
+            return Engine(self.target, self.draft, config)
+        return Engine(without_taps(self.target), None, config)
+
+
+def open_pair(scenario: Scenario) -> PairSource:
+    """The scenario's pair, in memory on its device."""
+    dtype: torch.dtype = getattr(torch, scenario.dtype)
+    if scenario.pair == "planted":
+        pair = PlantedPair(
+            scenario.geometry, share=scenario.share, seed=scenario.seed, dtype=dtype, device=scenario.device
+        )
+        target, draft = planted_models(pair)
+        mapping = pair.tokens.draft_to_target.to(pair.device)
+        return PairSource(target, draft, pair.target_weights, pair.draft_weights, mapping, pair, pair.card())
+    shipped = shipped_pair()
+    checkpoint = load_target(shipped.target, dtype=dtype, device=scenario.device)
+    head = load_draft(shipped.draft, checkpoint.geometry, dtype=dtype, device=scenario.device)
+    card = {"pair": "shipped", "geometry": "shipped", "dtype": scenario.dtype}
+    named = (checkpoint.weights, head.weights, head.draft_to_target)
+    if is_packed(scenario.device, dtype):
+        packed = pack_target(
+            checkpoint.geometry, checkpoint.weights.__getitem__, dtype=dtype, device=torch.device(scenario.device),
+            block=EngineConfig().block_size, taps=head.geometry.taps,
+        )  # fmt: skip
+        with_draft = pack_draft(
+            head.geometry, head.weights.__getitem__, head.draft_to_target, packed, block=EngineConfig().block_size
+        )
+        return PairSource(packed, with_draft, *named, None, card)
+    target = TargetModel(checkpoint, head.geometry.taps)
+    return PairSource(target, DraftModel(head, target), *named, None, card)
+
+
+def is_packed(device: str, dtype: torch.dtype) -> bool:
+    """Whether the GPU's kernels, which read packed weights, run the engine."""
+    return torch.device(device).type == "cuda" and dtype in (torch.bfloat16, torch.float16)
+
+
+def planted_models(pair: PlantedPair) -> tuple[TargetModel, DraftModel] | tuple[PackedTarget, PackedDraft]:
+    """A planted pair as the engine runs it on its device; packed ones are made and packed tensor by tensor."""
+    if not is_packed(str(pair.device), pair.dtype):
+        return pair.models()
+    geometry, block = pair.geometry, EngineConfig().block_size
+    packed = pack_target(
+        geometry.target, pair.target_weights.tensor, dtype=pair.dtype, device=pair.device, block=block,
+        taps=geometry.draft.taps,
+    )  # fmt: skip
+    pair.draft_weights.share_table(packed.embedding)
+    return packed, pack_draft(
+        geometry.draft, pair.draft_weights.tensor, pair.tokens.draft_to_target, packed, block=block
+    )

@@ -1,0 +1,59 @@
+"""How fast this machine moves memory: the ceiling every bandwidth number in a report is read against.
+
+A copy reads and writes each byte; a read sums it. Buffers from inside the cache to well beyond it show where the
+ceiling of the memory itself begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+
+from lab.rows.clock import Timing, measure
+
+Way = Literal["copy", "read"]
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """One way of moving a buffer of `n_bytes`: `moved_bytes` counts reads and writes."""
+
+    device: str
+    way: Way
+    n_bytes: int
+    moved_bytes: int
+    timing: Timing
+
+    @property
+    def gb_per_s(self) -> float:
+        """Bytes moved a second at the median, in 10^9."""
+        return self.moved_bytes / self.timing.median_us / 1e3
+
+    @property
+    def samples_gb_per_s(self) -> list[float]:
+        """The same for each sample."""
+        return [self.moved_bytes / sample / 1e3 for sample in self.timing.samples_us]
+
+
+def memory_ceilings(device: str, sizes: list[int], *, repeats: int = 15) -> list[Ceiling]:
+    """Copy and read bandwidth of `device` ("cpu" or "cuda") for each buffer size in bytes, ascending.
+
+    On a CPU the number of torch threads that the process was given is used, and is part of what is measured.
+    """
+    found = []
+    for n_bytes in sizes:
+        source = torch.rand(n_bytes // 4, dtype=torch.float32, device=device)
+        destination = torch.empty_like(source)
+        found.append(_ceiling(device, "copy", n_bytes, 2 * n_bytes, partial(destination.copy_, source), repeats))
+        found.append(_ceiling(device, "read", n_bytes, n_bytes, source.sum, repeats))
+    return found
+
+
+def _ceiling(
+    device: str, way: Way, n_bytes: int, moved_bytes: int, call: Callable[[], object], repeats: int
+) -> Ceiling:
+    return Ceiling(device, way, n_bytes, moved_bytes, measure(call, warmup=3, repeats=repeats, device=device))

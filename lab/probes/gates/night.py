@@ -1,0 +1,149 @@
+"""Gates inside a night, for notebook 42_perf_gates: runs or stored rows, judged as `eagle3lab gates` judges them.
+
+The state file lies in the run folder unless another is named, so that a full run in a later part of the night finds the
+micro runs of an earlier one, and the archive between parts carries it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import pandas as pd
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from lab.errors import RunFailed
+from lab.night.experiment import Experiment
+from lab.page.figures import INK
+from lab.probes.gates.config import GatesConfig, RunKind, load_gates, packaged_gates
+from lab.probes.gates.history import append, entry_of, green_row, key_of, read, require_green
+from lab.probes.gates.judging import judge_run, listing, outcome
+from lab.probes.gates.measure import Runs, Tell, check_device
+from lab.rows.gates import GateResult, gates_of
+from lab.rows.store import Row, read_rows
+
+STATE = "gates.jsonl"
+
+
+@dataclass(frozen=True)
+class GateRuns:
+    """What runs of one kind came to.
+
+    Attributes:
+        rows: of the bench, every run's. results: gates of the last run.
+        n_runs: how many ran. n_green: newest micro runs in a row that were green, None where no state is known.
+        reason: why nothing was judged; empty if something was.
+    """
+
+    rows: tuple[Row, ...] = ()
+    results: tuple[GateResult, ...] = ()
+    n_runs: int = 0
+    n_green: int | None = None
+    reason: str = ""
+
+
+def configuration(path: str, geometry: str) -> GatesConfig:
+    """The configuration named, or the packaged one, for its own geometry or another."""
+    return load_gates(Path(path) if path else packaged_gates(), geometry or None)
+
+
+def run_gates(exp: Experiment, config: GatesConfig, kind: str, repeat: int, state: str, tell: Tell) -> GateRuns:
+    """Runs one after the other until one is not green; each has its line in the state file."""
+    which, path = cast(RunKind, kind), Path(state) if state else exp.run_dir / STATE
+    key = key_of(config, exp.environment)
+    tell(str(key))
+    rows: list[Row] = []
+    results: list[GateResult] = []
+    number = 0
+    try:
+        if which == "full":
+            tell(str(require_green(path, key, config.green_in_a_row)))
+        check_device(config)
+    except RunFailed as error:
+        return GateRuns(reason=error.what)
+    runs = Runs(config, exp.environment, tell=tell)
+    for number in range(1, repeat + 1):
+        try:
+            own = runs.run(which, f"gates-{kind}-{number}")
+        except Exception as error:  # whatever ends a run, it was not green
+            append(path, entry_of(key, which, "broke", [f"{type(error).__name__}: {error}".splitlines()[0]]))
+            raise
+        results = judge_run(config, which, own)
+        rows += own
+        word, not_passed = outcome(results), [gate.name for gate in results if gate.word != "pass"]
+        append(path, entry_of(key, which, word, not_passed))
+        tell(f"{kind} run {number} of {repeat}: {word}")
+        print(listing(results))
+        if word != "green":
+            break
+    row = green_row(read(path), key, config.green_in_a_row)
+    return GateRuns(tuple(rows), tuple(results), number, row.n_green)
+
+
+def stored_gates(path: Path, kind: str) -> GateRuns:
+    """Rows and gates that `eagle3lab gates micro|full --out` wrote; of several runs the last one's gates."""
+    rows = [row for row in read_rows(path) if row.parameters.get("run_kind") == kind]
+    gates = list({row.name: row for row in rows if row.kind == "gate"}.values())
+    reason = "" if gates else f"{path.name} has no gates of {kind} runs"
+    return GateRuns(tuple(row for row in rows if row.kind == "bench"), tuple(gates_of(gates)), reason=reason)
+
+
+def write(exp: Experiment, found: GateRuns, config: GatesConfig, kind: str, repeat: int) -> None:
+    """Rows and gates as the notebook's own."""
+    for number, row in _numbered(found.rows):
+        exp.carry(row, run_number=number)
+    if found.reason:
+        exp.gate(f"{kind} gates", None, detail=found.reason)
+    for gate in found.results:
+        passed = None if gate.word == "missing" else gate.word == "pass"
+        exp.gate(f"{kind}: {gate.name}", passed, value=gate.value, threshold=gate.threshold, detail=gate.detail)
+    if kind == "micro" and found.n_green is not None and repeat >= config.green_in_a_row:
+        least = config.green_in_a_row
+        detail = f"{found.n_runs} of {repeat} runs made"
+        exp.gate(
+            "micro runs green in a row", found.n_green >= least, value=found.n_green, threshold=least, detail=detail
+        )
+
+
+def _numbered(rows: tuple[Row, ...]) -> list[tuple[int, Row]]:
+    """Each row with the number of its run, from 1, so that runs are told apart."""
+    names = list(dict.fromkeys(row.run for row in rows))
+    return [(names.index(row.run) + 1, row) for row in rows]
+
+
+def gates_table(found: GateRuns) -> pd.DataFrame:
+    """gate, verdict, value, threshold, over_threshold (value over a bound it must reach, or bound over value)."""
+    lines = []
+    for gate in found.results:
+        side, _, bound = str(gate.threshold).rpartition(" ")
+        value = gate.value if isinstance(gate.value, (int, float)) else None
+        limit = float(bound) if bound else 0.0
+        room = None
+        if value and limit:
+            room = float(value) / limit if side.endswith("least") else limit / float(value)
+        lines.append(
+            {"gate": gate.name, "verdict": gate.word, "value": value, "threshold": gate.threshold, "room": room}
+        )
+    return pd.DataFrame(lines, columns=["gate", "verdict", "value", "threshold", "room"])
+
+
+def room(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+    """How far each gate's value is from its threshold, as a ratio: beyond 1 it holds."""
+    shown = table[table["room"].notna()]
+    figure, axes = plt.subplots(figsize=(7.2, 0.3 * len(shown) + 1.4))
+    places = range(len(shown))
+    axes.barh(places, shown["room"].astype(float) - 1, left=1, height=0.6)
+    axes.axvline(1.0, color=INK, linewidth=1)
+    for place, (verdict, value) in enumerate(zip(shown["verdict"], shown["value"], strict=True)):
+        note = "" if verdict == "pass" else f"  {verdict}"
+        axes.annotate(
+            f"{value:.4g}{note}", (1, place), xytext=(-6, 0), textcoords="offset points", ha="right", va="center"
+        )
+    axes.set_yticks(list(places), shown["gate"])
+    axes.set(xlabel="room over the threshold, as a ratio; left of the line it fails")
+    axes.set_title("Gates")
+    axes.invert_yaxis()
+    axes.grid(visible=False, axis="y")
+    return figure, table

@@ -1,0 +1,109 @@
+"""`eagle3lab gates check`: two stored records, a baseline's and a speculative run's, judged by the gates of a mode.
+
+Source: docs/requirements.md R-135; the form of a record is that of R-125 and R-126.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from lab.errors import ExperimentError
+from lab.probes.gates.bounds import number
+from lab.probes.gates.config import Mode
+from lab.rows.store import Row, Value, utc_now
+
+SCENARIO, MICRO = "scenario", "micro_run"
+# What compares two runs, and is made anew from the two records that are given.
+_COMPARED = ("speedup", "step_over_base", "speedup_at_dial")
+
+
+def rows_of(baseline: Path, spec: Path, mode: Mode) -> list[Row]:
+    """The records of a mode as rows of the bench, what compares them made anew.
+
+    Raises:
+        ExperimentError: a file without such a record, or one that was not a micro run.
+    """
+    rows = {**_of(baseline, mode.point.name(0)), **_of(spec, mode.point.name(mode.spec))}
+    for path, k in ((baseline, 0), (spec, mode.spec)):
+        name = mode.point.name(k)
+        if name not in rows:
+            raise ExperimentError(
+                f"{path.name} holds no record {name!r}", f"a record of mode {mode.name!r}", "check the file and --mode"
+            )
+        _check_micro(rows[name], path)
+    name = mode.point.name(mode.spec)
+    rows[name] = _compared(rows[name], rows[mode.point.name(0)])
+    return list(rows.values())
+
+
+def _of(path: Path, name: str) -> dict[str, Row]:
+    """The engine's record of that name in a file and its peers'; of several runs the last one's."""
+    return {row.name: row for row in _rows(path) if row.name == name or row.name.startswith(f"{name}/")}
+
+
+def _check_micro(row: Row, path: Path) -> None:
+    if row.status == "measured" and row.values.get(f"{SCENARIO}.{MICRO}") is not True:
+        raise ExperimentError(
+            f"{path.name}: {row.name} has no true {SCENARIO}.{MICRO}",
+            "records of runs over a fixed number of tokens",
+            "make them with `eagle3lab gates micro --records FILE` or `eagle3lab bench --records FILE`",
+        )
+
+
+def _compared(spec: Row, plain: Row) -> Row:
+    """The speculative row with its ratios to this baseline, not to that of its own run."""
+    if spec.status == "missing":
+        return spec
+    values = {name: value for name, value in spec.values.items() if name not in _COMPARED}
+    speedup = _ratio(spec, plain, "throughput_tokens_per_sec.mean")
+    step_over_base = _ratio(spec, plain, "step_ms_median")
+    dialled = [number(spec.values.get(name)) for name in ("speedup_at_dial", "step_over_base")]
+    if speedup is not None:
+        values["speedup"] = speedup
+    if step_over_base is not None:
+        values["step_over_base"] = step_over_base
+        if dialled[0] is not None and dialled[1] is not None:
+            values["speedup_at_dial"] = dialled[0] * dialled[1] / step_over_base
+    values.setdefault("acceptance_length", spec.values.get("eagle_speculation.mean_acceptance_length"))
+    return spec.model_copy(update={"values": values})
+
+
+def _ratio(spec: Row, plain: Row, name: str) -> float | None:
+    ours, base = number(spec.values.get(name)), number(plain.values.get(name))
+    return ours / base if ours and base else None
+
+
+def _rows(path: Path) -> Iterator[Row]:
+    """Every record of a file, one or a list of them, as a row."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise ExperimentError(f"{path.name} cannot be read: {error}", "a JSON file of records", "check it") from error
+    for record in found if isinstance(found, list) else [found]:
+        if not isinstance(record, dict) or not isinstance(record.get("name"), str):
+            raise ExperimentError(
+                f"{path.name} holds something that is no record", "objects with a name and their blocks", "check it"
+            )
+        yield _row(record)
+
+
+def _row(record: dict[str, Any]) -> Row:
+    values: dict[str, Value] = {}
+    for name, value in record.items():
+        if name in ("name", "status", "parameters", "reason"):
+            continue
+        if isinstance(value, dict):
+            values |= {f"{name}.{key}": inner for key, inner in value.items()}
+        else:
+            values[name] = value
+    is_missing = record.get("status") == "missing"
+    return Row(
+        run="records", job="bench", notebook="bench", kind="bench", name=record["name"],
+        values={} if is_missing else values, parameters=dict(record.get("parameters") or {}),
+        status="missing" if is_missing else "measured",
+        reason=str(record.get("reason") or "missing in the record") if is_missing else None, environment="records",
+        recorded_at=utc_now(),
+    )  # fmt: skip

@@ -1,0 +1,174 @@
+"""Times attention beside the libraries: python3 -m lab.probes.kernels.attention_bench --out rows.jsonl
+
+The frame, the proofs and the timing are those of `bench`; here a peer may be missing for a case, which a row says with
+the reason, and every row carries what was predicted before the first run. `--build DIR --arch sm_90a` compiles all
+kernels of a run on any machine.
+
+Source: docs/requirements.md R-104, R-105; timing rules derived here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagle3core.errors import BackendUnavailable
+from eagle3core.kernels import launch, proof
+from eagle3core.kernels.attention.card import CARD
+from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id
+from lab.probes.kernels import bench
+from lab.probes.kernels.attention_peers import FLASHINFER_US, FLEX_TOKENS
+from lab.probes.kernels.graph_timing import Captured, capture, time_captured
+
+# What the design should give on an H200, us, for 1, 4, 8, 16, 32 and 64 tokens, by (head size, batch); derived from
+# the byte floor, the prototype's fixed costs and 300 TFLOP/s of mma.sync, and written down before measuring.
+TOKENS = (1, 4, 8, 16, 32, 64)
+PREDICTED_US = {
+    (128, 1): (35.0, 36.8, 40.5, 45.0, 62.0, 115.0),
+    (128, 4): (65.5, 68.5, 74.0, 82.0, 115.0, 220.0),
+    (64, 1): (18.5, 23.0, 30.0, 38.0, 62.0, 115.0),
+    (64, 4): (33.5, 38.0, 50.0, 70.0, 115.0, 215.0),
+}
+# Least share of the floor, per cent, that head size 128 must reach.
+LEAST_SHARE = {(1, 1): 80, (1, 4): 77, (1, 8): 71, (4, 1): 85, (4, 4): 81, (4, 8): 76}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns 0, or 1 if a proof failed."""
+    parser = argparse.ArgumentParser(prog="lab.probes.kernels.attention_bench")
+    parser.add_argument("--out", default="attention.jsonl", help="rows are appended to this file")
+    parser.add_argument("--only", default="", help="only shapes whose text holds these words, e.g. 'dim=128 tokens=4'")
+    parser.add_argument("--limit-s", type=float, default=480.0, help="start no measurement after this many seconds")
+    parser.add_argument("--skip-peers", default="", help="peers not to time, separated by commas")
+    parser.add_argument("--build", default="", help="compile for --arch into this folder and stop; no GPU needed")
+    parser.add_argument("--arch", default="sm_90a", choices=ARCHES)
+    options = parser.parse_args(arguments)
+    if options.build:
+        wanted = needed(options.arch)
+        made = launch.build_cubins(wanted, options.arch, Path(options.build), tell=print)
+        print(f"{len(wanted)} kernels wanted, {made} compiled")
+        return 0
+    with Path(options.out).open("a") as out:
+        run = AttentionRun(out, launch.device_arch(), time.monotonic() + options.limit_s, options.only)
+        run.skipped = set(options.skip_peers.split(","))
+        run.measure_ceiling()
+        if not run.prove(CARD):
+            return 1
+        run.compile_peers(CARD)
+        run.measure(CARD)
+    return 0
+
+
+def compile_flex(case: Case) -> None:
+    """Compiles FlexAttention for a case, which then lies in torch's cache on disk for every process."""
+    device = torch.device("cuda")
+    inputs = CARD.example(case, proof.generator(0, device), device)
+    CARD.peers["flex"](case, inputs)()
+    torch.cuda.synchronize()
+
+
+def needed(arch: str) -> list[Variant]:
+    """Every kernel that a run launches: proofs under every setting, rows alone, shapes, and the read ceiling."""
+    uses: list[tuple[Case, Mapping[str, Any]]] = [(case, {}) for case in CARD.shapes]
+    for case in bench.proven(CARD):
+        uses += [(case, setting) for setting in CARD.settings]
+        plain = {key: value for key, value in case.items() if key != "counting"}
+        uses += [({**plain, "tokens": n, "prefix": (0,)}, {}) for n in range(1, case["tokens"] + 1)]
+    assert CARD.variants_of is not None, "the card says which variants a case needs"
+    found = {v.name: v for case, setting in uses for v in CARD.variants_of(arch, case, **setting)}
+    return [*bench.read_variants(), *found.values()]
+
+
+@contextmanager
+def _noted(missing: dict[str, str], name: str) -> Iterator[None]:
+    """A library's refusal is recorded, with its words."""
+    try:
+        yield
+    except (BackendUnavailable, RuntimeError) as error:
+        missing[name] = str(error).strip().split("\n")[0][:200] or type(error).__name__
+
+
+class AttentionRun(bench.Run):
+    """A run whose peers may be missing for a case."""
+
+    skipped: set[str]
+
+    def compile_peers(self, card: Card) -> None:
+        """Compiles FlexAttention for all shapes at once, a process each: one after the other takes minutes."""
+        cases = [case for case in self._shapes(card) if case["tokens"] in FLEX_TOKENS and "flex" not in self.skipped]
+        if not cases:
+            return
+        n, begun = min(len(cases), os.cpu_count() or 1), time.monotonic()
+        with ProcessPoolExecutor(n, get_context("spawn")) as pool:
+            made: list[Future[None]] = [pool.submit(compile_flex, case) for case in cases]
+        reasons = {str(each.exception()).split("\n")[0] for each in made if each.exception()}  # the rows will say more
+        print(f"FlexAttention for {len(cases)} shapes: {time.monotonic() - begun:.0f} s {sorted(reasons)}", flush=True)
+
+    def measure(self, card: Card) -> None:
+        """Times every shape and its peers in the same kind of graph over the same rotation."""
+        for case in self._shapes(card):
+            rotation = self._rotation(card, case)
+            graphs, missing = self._peers(card, case, [inputs for inputs, _ in rotation])
+            ours, *theirs = time_captured([capture([bound for _, bound in rotation]), *graphs.values()])
+            times = {name: timing.median_us for name, timing in zip(graphs, theirs, strict=True)}
+            self._row(card, case, ours, times, missing)
+            del rotation, graphs
+            torch.cuda.empty_cache()
+
+    def _peers(self, card: Card, case: Case, inputs: list[Any]) -> tuple[dict[str, Captured], dict[str, str]]:
+        """The peers' graphs, and why others are missing.
+
+        All run once before any is captured: torch's compiler frees cuBLAS's workspaces, which a graph would still use.
+        """
+        calls, graphs, missing = {}, {}, {}
+        for name, peer in card.peers.items():
+            if name in self.skipped or self.is_over():
+                missing[name] = "left out of this run"
+                continue
+            with _noted(missing, name):
+                made = [peer(case, one) for one in inputs]
+                for call in made:
+                    call()
+                calls[name] = made
+        for name, made in calls.items():
+            with _noted(missing, name):
+                graphs[name] = capture(made)
+        return graphs, missing
+
+    def _row(
+        self, card: Card, case: Case, ours: bench.Timing, times: dict[str, float], missing: dict[str, str]
+    ) -> None:
+        batch, tokens, dim = case["batch"], case["tokens"], case["dim"]
+        cost, quoted = card.cost(case), FLASHINFER_US.get((dim, batch, tokens))
+        floor = cost.floor_us(self.gb_per_s)
+        predicted = PREDICTED_US[dim, batch][TOKENS.index(tokens)]
+        peer = min(times, key=lambda name: times[name]) if times else None
+        self.write(
+            "kernel", op=card.name, shape=dict(case), us=ours.median_us, us_p10=ours.p10_us, us_p90=ours.p90_us,
+            floor_us=floor, bytes=cost.bytes, flops=cost.flops, dependent_passes=cost.dependent_passes, peer=peer,
+            peer_us=times[peer] if peer else None, peers=times, missing_peers=missing, predicted_us=predicted,
+            quoted_us={"flashinfer, another run": quoted} if quoted else {}, clocks=bench.clocks(),
+            status="measured" if peer else "incomplete",
+        )  # fmt: skip
+        share, best = 100 * floor / ours.median_us, min([*times.values(), *([quoted] if quoted else [])], default=None)
+        least = LEAST_SHARE.get((batch, tokens)) if dim == 128 else None
+        print(
+            f"{case_id(case)}: {ours.median_us:.2f} us (predicted {predicted:.1f}), {share:.1f}% of floor"
+            f"{f' (at least {least})' if least else ''}, best other {best or float('nan'):.1f}, "
+            f"{(best or float('nan')) / ours.median_us:.2f}x faster; {times} missing {missing}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

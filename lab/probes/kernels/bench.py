@@ -1,0 +1,219 @@
+"""Times the cards on a GPU: python3 -m lab.probes.kernels.bench --out rows.jsonl --ops gemm
+
+Proofs come first: every emulated case of an op runs on the GPU under the 2x rule and the bit rule; an op that fails is
+not timed. Then each shape worth measuring is captured, library peers beside it, in CUDA graphs whose launches rotate
+over more memory than the L2 cache holds. One JSON line a measurement, flushed: the run may be stopped at any time.
+
+`--build DIR --arch sm_90a` compiles everything that a run needs, on any machine, and stops; the run finds it through
+the environment variable EAGLE3_CUBINS. Settings are timed against each other by `eagle3lab sweep`.
+
+Source: docs/requirements.md R-104, R-105, R-129; timing rules derived here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+
+from eagle3core.kernels import launch, proof, registry
+from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id
+from lab.probes.kernels.bench_machine import clocks as clocks
+from lab.probes.kernels.bench_machine import environment as environment
+from lab.probes.kernels.graph_timing import TIMER
+from lab.probes.kernels.graph_timing import Timing as Timing
+from lab.probes.kernels.graph_timing import read_variants as read_variants
+from lab.probes.kernels.graph_timing import time_graph as time_graph
+from lab.probes.kernels.graph_timing import time_graphs as time_graphs
+
+ROTATED_BYTES = 1_200_000_000  # a rotation's operands; 20 times an H200's L2 cache
+KNOWN_GB_PER_S = 4578.0  # best read-only reduction seen on an H200; source: docs/log.md
+_MOST_COPIES = 64  # of an op of a few kilobytes, whose time is latency and not memory
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns 0, or 1 if a proof failed."""
+    options = _options(arguments)
+    cards = [registry()[name] for name in options.ops.split(",")]
+    if options.build:
+        return _build(cards, options)
+    with Path(options.out).open("a") as out:
+        run = Run(out, launch.device_arch(), time.monotonic() + options.limit_s, options.only)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        run.measure_ceiling()
+        failed = [card.name for card in cards if not run.prove(card)]
+        for card in cards:
+            if card.name not in failed:
+                run.measure(card)
+    return 1 if failed else 0
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="lab.probes.kernels.bench", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--out", default="kernels.jsonl", help="rows are appended to this file")
+    others = ",".join(name for name in registry() if name != "attention")  # which `attention_bench` times
+    parser.add_argument("--ops", default=others, help="cards, separated by commas (default: all but attention)")
+    parser.add_argument("--only", default="", help="only shapes whose text holds this, e.g. 'm=16 n=4096'")
+    parser.add_argument("--limit-s", type=float, default=480.0, help="start no measurement after this many seconds")
+    parser.add_argument("--build", default="", help="compile for --arch into this folder and stop; no GPU needed")
+    parser.add_argument("--arch", default="sm_90a", choices=ARCHES)
+    return parser.parse_args(arguments)
+
+
+def _build(cards: Sequence[Card], options: argparse.Namespace) -> int:
+    """Compiles what proofs and shapes need."""
+    wanted: dict[str, Variant] = {v.name: v for v in read_variants()}
+    for card in cards:
+        if card.variants_of is None:
+            wanted |= {v.name: v for v in [*card.variants(options.arch), *card.slow_variants(options.arch)]}
+            continue
+        for case, setting in _uses(card, options.arch):
+            wanted |= {v.name: v for v in card.variants_of(options.arch, case, **setting)}
+    made = launch.build_cubins(list(wanted.values()), options.arch, Path(options.build), tell=print)
+    print(f"{len(wanted)} kernels wanted, {made} compiled")
+    return 0
+
+
+def _uses(card: Card, arch: str) -> list[tuple[Case, Mapping[str, Any]]]:
+    """Every (case, setting) that a run on `arch` launches."""
+    uses = []
+    for case in proven(card):
+        uses += [(case, setting) for setting in card.settings]
+        uses.append(({**case, "m": 1} if "m" in case else case, {}))  # rows alone
+    return uses + [(case, {}) for case in card.shapes]
+
+
+def proven(card: Card) -> list[Case]:
+    """The cases a run proves before it times: the emulator's, and every seventh of the measured shapes."""
+    return [*card.cases, *card.slow_cases, *card.shapes[3::7]]
+
+
+class Run:
+    """One benchmark run: its clock, its ceiling, its rows."""
+
+    def __init__(self, out: TextIO, arch: str, deadline: float, only: str) -> None:
+        self.out, self.arch, self.deadline, self.only = out, arch, deadline, only
+        self.device = torch.device("cuda")
+        self.gb_per_s = KNOWN_GB_PER_S
+        self.about = environment() | {"timer": TIMER}
+
+    def write(self, kind: str, **values: Any) -> None:
+        row = {"kind": kind, **values, **self.about}
+        self.out.write(json.dumps(row, default=str) + "\n")  # a shape may hold a torch dtype
+        self.out.flush()
+
+    def is_over(self) -> bool:
+        return time.monotonic() > self.deadline
+
+    def measure_ceiling(self) -> None:
+        """The read ceiling: the best of plain read-only kernels in this run, or the known one if that is higher."""
+        n_bytes = 2 << 30
+        data = torch.zeros(n_bytes // 4, dtype=torch.int32, device=self.device)
+        sink = torch.zeros(1, dtype=torch.int32, device=self.device)
+        best = 0.0
+        for variant in read_variants():
+            for blocks in (132 * 2, 132 * 4, 132 * 8):
+                bound = launch.bind([variant.launch((blocks,), x=data, y=sink, n_bytes=n_bytes)])
+                best = max(best, n_bytes / time_graph([bound] * 4).median_us / 1e3)
+        self.write("ceiling", op="read", gb_per_s=best, clocks=clocks())
+        self.gb_per_s = max(KNOWN_GB_PER_S, best)
+        print(f"read ceiling of this run {best:.0f} GB/s; floors use {self.gb_per_s:.0f}", flush=True)
+
+    def prove(self, card: Card) -> bool:
+        """Whether every case of the card obeys the 2x rule and the bit rule on this device."""
+        found, proven_cases, cases = [], 0, proven(card)
+        for seed, case in enumerate(cases):
+            if self.is_over():
+                break
+            found += prove_case(card, self.arch, case, self.device, seed)
+            proven_cases += 1
+        verdict = "failed" if found else "passed" if proven_cases == len(cases) else "incomplete"
+        self.write("proof", op=card.name, cases=proven_cases, of=len(cases), faults=found, verdict=verdict)
+        print(f"{card.name}: {proven_cases} of {len(cases)} proofs, {len(found)} faults {found[:5]}", flush=True)
+        return verdict == "passed"
+
+    def measure(self, card: Card) -> None:
+        """Times every shape and its peers, in the same kind of graph over the same rotation."""
+        ratios: dict[Any, list[tuple[float, float]]] = {}
+        for case in self._shapes(card):
+            rotation = self._rotation(card, case)
+            calls = [[peer(case, inputs) for inputs, _ in rotation] for peer in card.peers.values()]
+            ours, *theirs = time_graphs([[bound for _, bound in rotation], *calls])
+            peers = {name: timing.median_us for name, timing in zip(card.peers, theirs, strict=True)}
+            self._report(card, case, ours, peers)
+            if peers:
+                share = card.cost(case).floor_us(self.gb_per_s) / ours.median_us
+                ratios.setdefault(case.get("m"), []).append((ours.median_us / min(peers.values()), share))
+        for rows, cells in ratios.items():
+            ratio, share = (statistics.geometric_mean(column) for column in zip(*cells, strict=True))
+            worst = max(cell[0] for cell in cells)
+            print(
+                f"{card.name} m={rows}: ratio {ratio:.3f} (worst {worst:.3f}), {100 * share:.1f}% of floor", flush=True
+            )
+
+    def _shapes(self, card: Card) -> list[Case]:
+        wanted = [case for case in card.shapes if all(word in case_id(case).split() for word in self.only.split())]
+        return [case for case in wanted if not self.is_over()]
+
+    def _rotation(self, card: Card, case: Case) -> list[tuple[dict[str, torch.Tensor], Callable[[], None]]]:
+        made = []
+        copies = min(_MOST_COPIES, max(2, -(-ROTATED_BYTES // card.cost(case).bytes)))
+        for copy in range(copies):
+            inputs = card.example(case, proof.generator(copy, self.device), self.device)
+            made.append((inputs, self._bound(card, case, inputs)))
+        return made
+
+    def _bound(self, card: Card, case: Case, inputs: Any) -> Callable[[], None]:
+        outputs = card.outputs(case, inputs)
+        return launch.bind(card.launches(self.arch, case, inputs, outputs))
+
+    def _report(self, card: Card, case: Case, ours: Timing, peers: dict[str, float]) -> None:
+        cost = card.cost(case)
+        peer = min(peers, key=lambda name: peers[name]) if peers else None
+        floor = cost.floor_us(self.gb_per_s)
+        self.write(
+            "kernel", op=card.name, shape=dict(case), us=ours.median_us, us_p10=ours.p10_us, us_p90=ours.p90_us,
+            floor_us=floor, bytes=cost.bytes, flops=cost.flops, dependent_passes=cost.dependent_passes, peer=peer,
+            peer_us=peers[peer] if peer else None, peers=peers,
+            status="measured" if peer or not card.peers else "incomplete",
+            clocks=clocks(),
+        )  # fmt: skip
+        beside = f"{peer} {peers[peer]:8.2f} ratio {ours.median_us / peers[peer]:.3f}" if peer else "no peer"
+        share = 100 * floor / ours.median_us
+        bound = 1.5 * (cost.bytes / KNOWN_GB_PER_S / 1e3 + 1.3 * cost.dependent_passes)  # see docs/kernels.md
+        print(
+            f"{card.name} {case_id(case)}: {ours.median_us:8.2f} us, {share:5.1f}% of floor, "
+            f"{ours.median_us / bound:.2f} of the bound {bound:.2f}, {beside}",
+            flush=True,
+        )
+
+
+def prove_case(card: Card, arch: str, case: Case, device: torch.device, seed: int) -> list[str]:
+    """What is wrong with the numbers, the bits or the promises of one case on the GPU, in words."""
+
+    def execute(launches: Any) -> None:
+        launch.execute(launches)
+        torch.cuda.synchronize()
+
+    inputs = card.example(case, proof.generator(seed, device), device)
+    outputs = proof.run(card, arch, case, inputs, execute)
+    found = [
+        f"{d.output}: error {d.error:.3g}, allowed {d.allowed:.3g}"
+        for d in proof.deviations(card, case, inputs, outputs)
+        if not d.passes
+    ]
+    found += card.invariants(case, inputs, outputs)
+    rows = range(card.n_rows(case)) if card.n_rows(case) <= 8 else (0, 1, card.n_rows(case) - 1)
+    found += proof.batch_dependence(card, arch, case, inputs, execute, list(rows))
+    return [f"{case_id(case)}: {fault}" for fault in found]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

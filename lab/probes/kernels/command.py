@@ -1,0 +1,63 @@
+"""`eagle3lab kernels`: the cards, the thresholds, or the roofline, from the registry and a file of benchmark rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError
+from lab.probes.kernels import cards
+from lab.probes.kernels.rows import WANTED, Bench, read_bench, reference_files
+
+
+def show(rows: Path | None, *, gates: bool, draw: Path | None) -> int:
+    """Prints what was asked for and gives the exit code.
+
+    Args:
+        rows: a file of benchmark rows; None takes the newest committed one, if there is one.
+        gates: print the thresholds instead of the cards; 1 if one failed, 3 if none failed and one is missing.
+        draw: write the roofline of all cards to this .svg file instead.
+    """
+    bench = chosen(rows)
+    if draw is not None:
+        return _draw(bench, draw)
+    if not gates:
+        print(cards.listing(bench))
+        return EXIT_PASSED
+    return _gates(bench)
+
+
+def chosen(rows: Path | None) -> Bench | None:
+    """The rows to show: those of `rows`, else of the newest committed file, else None."""
+    if rows is not None:
+        return read_bench(rows)
+    known = reference_files()
+    return read_bench(known[-1]) if known else None
+
+
+def _gates(bench: Bench | None) -> int:
+    found = cards.checks(bench)
+    print(f"rows: {bench.line() if bench else f'missing: {cards.NO_ROWS}'}")
+    print("\n".join(check.line() for check in found))
+    musts = [check for check in found if check.is_must]
+    failed = sum(check.holds is False for check in musts)
+    missing = sum(check.holds is None for check in musts)
+    print(f"{len(musts) - failed - missing} of {len(musts)} thresholds held, {failed} failed, {missing} missing")
+    return EXIT_GATE_FAILED if failed else EXIT_COULD_NOT_RUN if missing else EXIT_PASSED
+
+
+def _draw(bench: Bench | None, path: Path) -> int:
+    from lab.page import figures
+    from lab.probes.kernels import pictures
+
+    if bench is None or not bench.cells:
+        raise ExperimentError(
+            "there is nothing to draw: no timed kernel", "a file of benchmark rows", f"measure on a GPU: {WANTED}"
+        )
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    figures.use_style()
+    fig, _ = pictures.roofline(bench)
+    path.write_text(figures.standalone(figures.to_svg(fig, "roofline")), encoding="utf-8")
+    print(f"{path.name}: {bench.line()}")
+    return EXIT_PASSED

@@ -1,0 +1,47 @@
+"""Runs the kernels' own benchmark on the GPU of this machine, in a process of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from eagle3core.kernels import registry
+from lab.errors import RunFailed
+from lab.probes.kernels.rows import FILE
+
+_PROOF_FAILED = 1  # the benchmark's exit code when rows were written and a proof failed
+
+
+def measured(folder: Path, ops: Sequence[str], limit_s: float) -> Path:
+    """Rows of `ops` (all when empty), fresh from this machine's GPU; no measurement begins after `limit_s` seconds.
+
+    Attention has a benchmark of its own, since its libraries do not all exist for every shape.
+
+    Raises:
+        RunFailed: a benchmark could not run; its last words are in the message.
+    """
+    out, end = folder / FILE, time.monotonic() + limit_s
+    wanted = list(ops) or list(registry())
+    others = [op for op in wanted if op != "attention"]
+    if others:
+        _run(out, "bench", limit_s, "--ops", ",".join(others))
+    if "attention" in wanted:
+        _run(out, "attention_bench", end - time.monotonic())
+    return out
+
+
+def _run(out: Path, module: str, limit_s: float, *options: str) -> None:
+    command = [sys.executable, "-m", f"eagle3core.kernels.{module}", "--out", str(out), "--limit-s", f"{limit_s:.0f}"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    # Python ends a crash with the same code as a failed proof; only the crash leaves a traceback.
+    crashed = done.returncode not in (0, _PROOF_FAILED) or "Traceback" in done.stderr
+    if crashed or not out.exists() or not out.stat().st_size:
+        words = done.stderr.strip().splitlines()
+        raise RunFailed(
+            f"the benchmark of the kernels ended with {done.returncode}: {words[-1] if words else 'no message'}",
+            "a CUDA device of compute capability 8.0 or later, with numba-cuda and cuda-core",
+            "see `eagle3lab doctor`, or leave `measure` off to read stored rows",
+        )

@@ -1,0 +1,151 @@
+"""The pair under proof as packed models, and engines over it that can be watched step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from eagle3core.backend import Backend
+from eagle3core.config import EngineConfig, SpeculativeConfig
+from eagle3core.engine import Engine
+from eagle3core.kernels.launch import device_arch
+from eagle3core.loading import device_sizes
+from eagle3core.memory import plan_loaded
+from eagle3core.step.replay import GraphReplayer, Replayer
+from eagle3core.step.run import DeviceRunner
+from eagle3core.trace import Trace
+from eagle3core.weights.packed import PackedDraft, PackedTarget
+from lab.errors import ExperimentError
+from lab.pairs.planted import TokenMap, share_for_length
+from lab.probes.bench.scenario import Point, Scenario
+from lab.probes.bench.source import open_pair
+
+PLANTED_LENGTH, PLANTED_DEPTH = 3.0, 3  # the dial: tokens a step at three drafts
+
+Watch = Callable[["WatchedEngine"], AbstractContextManager[None]]
+
+
+class WatchedEngine(Engine):
+    """An engine whose steps run inside a context that a proof gives.
+
+    Attributes:
+        watch: makes the context of one step; None leaves steps alone.
+    """
+
+    watch: Watch | None = None
+
+    def step(self) -> None:
+        """One step of the scheduler, watched."""
+        if self.watch is None:
+            super().step()
+            return
+        with self.watch(self):
+            super().step()
+
+    @property
+    def device_runner(self) -> DeviceRunner:
+        """The runner, which is the device's."""
+        assert isinstance(self.runner, DeviceRunner), "proofs are of the kernels' path"
+        return self.runner
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an engine is made for: drafts a step, slots, tokens of a session."""
+
+    k: int
+    batch: int
+    session_len: int
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A pair whose engines are proven.
+
+    Attributes:
+        name: for rows.
+        target, draft: packed, on one device.
+        tokens: the planted map, or None for a trained pair.
+        arch: compile target. replayer: how programs run.
+        settings: of `EngineConfig`, beside what a `Setting` says.
+        order: (splits, streams) of attention, or None for the architecture's own.
+    """
+
+    name: str
+    target: PackedTarget
+    draft: PackedDraft
+    tokens: TokenMap | None
+    arch: str
+    replayer: Replayer
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    order: tuple[int, int] | None = None
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its engines run on a GPU."""
+        return self.target.device.type == "cuda"
+
+    def config(self, setting: Setting) -> EngineConfig:
+        """The configuration of an engine."""
+        spec = SpeculativeConfig(model=self.name, num_speculative_tokens=setting.k) if setting.k else None
+        return EngineConfig(**{
+            "session_len": setting.session_len, "max_batch_size": setting.batch, "cache_max_entry_count": 0.95,
+            "dtype": str(self.target.dtype).removeprefix("torch."), "device": self.target.device.type, **self.settings,
+        }, speculative_config=spec)  # fmt: skip
+
+    def runner(self, setting: Setting, through: Callable[[Replayer], Replayer] | None = None) -> DeviceRunner:
+        """A runner for a setting; a plain one captures no taps, as a plain engine's target does not."""
+        sizes = device_sizes(self.config(setting), drafts=setting.k > 0)
+        target = self.target if setting.k else replace(self.target, taps=())
+        draft = self.draft if setting.k else None
+        replayer = through(self.replayer) if through else self.replayer
+        return DeviceRunner(target, draft, sizes, arch=self.arch, replayer=replayer, order=self.order)
+
+    def engine(
+        self,
+        setting: Setting,
+        *,
+        trace: Trace | None = None,
+        through: Callable[[Replayer], Replayer] | None = None,
+    ) -> WatchedEngine:
+        """An engine for a setting.
+
+        Args:
+            through: wraps the replayer, to see or time what is run.
+
+        Raises:
+            ConfigError: the session does not fit in the target's positions or in memory.
+        """
+        config, path = self.config(setting), "kernels" if self.on_gpu else "torch"
+        limit = self.target.geometry.max_position_embeddings
+        if setting.session_len > limit:
+            raise ExperimentError(
+                f"a session of {setting.session_len} tokens",
+                f"at most {limit}, the target's positions",
+                "shorten context or answer",
+            )
+        backend = Backend(self.target.device, "the proof's device", path, self.arch)  # type: ignore[arg-type]
+        plan = plan_loaded(self.target, self.draft if setting.k else None, config, backend)
+        runner = self.runner(setting, through)
+        if self.on_gpu:
+            runner.prepare()
+        return WatchedEngine(
+            runner.target, runner.draft, config, trace=trace, backend=backend, memory_plan=plan, runner=runner
+        )
+
+
+def open_subject(geometry: str, device: str = "cuda") -> Subject:
+    """The shipped pair ("shipped") or a planted one of a geometry, packed in bf16 on a GPU."""
+    is_shipped = geometry == "shipped"
+    scenario = Scenario(
+        geometry=geometry, pair="shipped" if is_shipped else "planted", points=(Point(512, 1),), ks=(0, PLANTED_DEPTH),
+        share=share_for_length(PLANTED_LENGTH, PLANTED_DEPTH), dtype="bfloat16", device=device, peers=(),
+    )  # fmt: skip
+    source = open_pair(scenario)
+    assert isinstance(source.target, PackedTarget), "a pair in bf16 on a GPU is packed"
+    assert isinstance(source.draft, PackedDraft), "and so is its draft"
+    tokens = source.planted.tokens if source.planted else None
+    name = geometry if is_shipped else f"planted {geometry}"
+    return Subject(name, source.target, source.draft, tokens, device_arch(source.target.device), GraphReplayer())

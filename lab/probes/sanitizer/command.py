@@ -1,0 +1,224 @@
+"""Every card under compute-sanitizer: python3 -m lab.probes.sanitizer.command --out rows.jsonl
+
+memcheck watches each access to memory, racecheck each pair of accesses to shared memory; both see only our kernels.
+First the planted bugs (`sanitize_plants`) take the same path: a tool that misses its plant, or reports the same kernel
+without it, has no say, and nothing is called clean. Then every card runs in a process of its own, several at once: its
+tiny cases under every setting, each launched once. Kernels are compiled before the tools start.
+
+Racecheck reports some right synchronisation too, which is shown on plants as well; cards with such kernels run under it
+in another form (`sanitize_form`), and are then `followed`, not clean.
+
+`--build DIR --arch sm_90a` compiles on any machine; the run finds the kernels through EAGLE3_CUBINS.
+Exit codes: 0 all clean or followed, 1 something found or failed, 3 not all could be run.
+
+Source: Compute Sanitizer documentation, release 2025.3; limits derived here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from eagle3core.errors import BackendUnavailable, InvariantViolated
+from eagle3core.kernels import launch, registry
+from eagle3core.kernels.card import ARCHES, Card, Variant
+from eagle3core.kernels.compile import tool
+from lab.probes.kernels.bench_machine import environment
+from lab.probes.sanitizer.plants import PLANTS, WRITTEN, Pair, plants_of, written_on
+from lab.probes.sanitizer.processes import NAMED, Run
+from lab.probes.sanitizer.report import CLEAN, FAILED, FOLLOWED, FOUND, INCOMPLETE, Outcome
+from lab.probes.sanitizer.run import seen_by, variants
+
+SANITIZER = "compute-sanitizer"
+TOOLS = tuple(PLANTS)
+_MOST_JOBS = 12  # processes at once; each holds a CUDA context and a core or more
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns its exit code."""
+    options = _options(arguments)
+    try:
+        return _built(options) if options.build else _sanitized(options)
+    except BackendUnavailable as missing:
+        print(missing, file=sys.stderr)
+        return 3
+
+
+def _built(options: argparse.Namespace) -> int:
+    wanted = _wanted(_cards(options), options.arch)
+    made = _compiled(wanted, options.arch, Path(options.build), options.jobs)
+    print(f"{len(wanted)} kernels wanted, {made} compiled")
+    return 0
+
+
+def _cards(options: argparse.Namespace) -> list[Card]:
+    return [registry()[name] for name in options.ops.split(",")]
+
+
+def _wanted(cards: Sequence[Card], arch: str) -> list[Variant]:
+    """Every kernel of the plants and of `cards`, as each tool gets it."""
+    wanted = [card for card, _ in _planted(arch)] + list(cards)
+    return variants([seen_by(name, card) for card in wanted for name in TOOLS], arch)
+
+
+def _planted(arch: str) -> list[tuple[Card, str]]:
+    """The plants with the tool each is for."""
+    pairs = [(card, name) for name, found in plants_of(arch).items() for pair in found for card in pair]
+    return pairs + [(card, "racecheck") for card in written_on(arch)]
+
+
+def _sanitized(options: argparse.Namespace) -> int:
+    """Prepares, tries the tools on the planted bugs, runs the cards, and concludes.
+
+    Raises:
+        BackendUnavailable: no GPU, no compute-sanitizer, or one that does not work on this machine.
+    """
+    cards, path, arch = _cards(options), located(), launch.device_arch()
+    _prepare(cards, arch, options.jobs)
+    tell = _teller(path, options.out)
+    with tempfile.TemporaryDirectory() as scratch:
+        logs = Path(options.logs or scratch)
+        logs.mkdir(parents=True, exist_ok=True)
+        run = Run(path, logs, time.monotonic() + options.limit_s, options.jobs)
+        plants = run.all_of(_planted(arch), tell)
+        missed = missed_plants(plants, plants_of(arch))
+        print("\n".join(missed) or "both tools find their planted bugs and pass the same kernels without them")
+        print("\n".join(not_followed(plants)), flush=True)
+        found = [] if missed else run.all_of([(card, name) for card in cards for name in TOOLS], tell)
+    return _concluded(found, len(cards) * len(TOOLS), missed)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="lab.probes.sanitizer.command", description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--out", default="", help="rows are appended to this file")
+    parser.add_argument("--ops", default=",".join(registry()), help="cards, separated by commas")
+    parser.add_argument("--jobs", type=int, default=min(_MOST_JOBS, os.cpu_count() or 1), help="processes at once")
+    parser.add_argument("--limit-s", type=float, default=510.0, help="stop whatever runs after this many seconds")
+    parser.add_argument("--logs", default="", help="keep the tools' logs in this folder")
+    parser.add_argument("--build", default="", help="compile for --arch into this folder and stop; no GPU needed")
+    parser.add_argument("--arch", default="sm_90a", choices=ARCHES)
+    return parser.parse_args(arguments)
+
+
+def located() -> str:
+    """Path of compute-sanitizer.
+
+    Raises:
+        BackendUnavailable: it is not installed.
+    """
+    try:
+        return tool(SANITIZER)
+    except BackendUnavailable as missing:
+        raise BackendUnavailable(
+            f"{SANITIZER} was not found in CUDA_HOME/bin, PATH or /usr/local/cuda/bin",
+            "the one of a CUDA 13 toolkit",
+            "install the toolkit's package cuda-sanitizer, or set CUDA_HOME to a toolkit that has it",
+        ) from missing
+
+
+def _prepare(cards: Sequence[Card], arch: str, jobs: int) -> None:
+    """Finds or compiles every kernel, so that nothing is compiled under a tool."""
+    begun, wanted = time.monotonic(), _wanted(cards, arch)
+    missing = [variant for variant in wanted if not _is_at_hand(variant, arch)]
+    print(f"{len(wanted)} kernels for {arch}, {len(missing)} of them to be compiled first", flush=True)
+    _compiled(missing, arch, launch.cache_folder(), jobs)
+    for variant in wanted:
+        _, about = launch.cubin(variant, arch)
+        if NAMED not in about["entry"]:
+            raise InvariantViolated(
+                f"{variant.name} is called {about['entry']} in its cubin, which the tools would skip",
+                f"a name that holds {NAMED!r}", "keep kernel factories in modules of the package",
+            )  # fmt: skip
+    print(f"kernels at hand after {time.monotonic() - begun:.0f} s", flush=True)
+
+
+def _is_at_hand(variant: Variant, arch: str) -> bool:
+    folders = [*os.environ.get(launch.CUBINS_VARIABLE, "").split(os.pathsep), str(launch.cache_folder())]
+    name = f"{variant.name}.{arch}.{launch.digest(variant, arch)}.json"
+    return any(Path(folder, name).exists() for folder in folders if folder)
+
+
+def _compiled(wanted: Sequence[Variant], arch: str, out: Path, jobs: int) -> int:
+    """Compiles into `out` what it lacks, in `jobs` processes; how many kernels that were."""
+    if not wanted:
+        return 0
+    # Processes that start anew: one that is forked may not use the GPU its parent has used.
+    with ProcessPoolExecutor(min(jobs, len(wanted)), mp_context=get_context("spawn")) as pool:
+        return sum(pool.map(partial(launch.build_cubins, arch=arch, out=out), [[variant] for variant in wanted]))
+
+
+def missed_plants(outcomes: Sequence[Outcome], plants: Mapping[str, Sequence[Pair]]) -> list[str]:
+    """Why a tool may not judge, in words: it missed a plant, or took the same kernel without it for faulty.
+
+    Raises:
+        BackendUnavailable: a tool gave no verdict at all.
+    """
+    verdicts = {(outcome.tool, outcome.op): outcome for outcome in outcomes}
+    words = []
+    for name, (planted, undone) in ((name, pair) for name, pairs in plants.items() for pair in pairs):
+        with_bug, without = verdicts[name, planted.name], verdicts[name, undone.name]
+        for outcome in (with_bug, without):
+            if outcome.summary is None:
+                raise BackendUnavailable(
+                    f"{name} does not work on this machine: {'; '.join(outcome.reasons)}",
+                    "a driver and a container that let compute-sanitizer instrument kernels",
+                    "see its log with --logs DIR, or run it on another machine",
+                )
+        if with_bug.verdict != FOUND:
+            words.append(f"{name} missed the bug of {planted.name} ({with_bug.verdict}): nothing it says counts")
+        if without.verdict not in (CLEAN, FOLLOWED):
+            words.append(f"{name} is not content with {undone.name} ({without.verdict}): nothing it says counts")
+    return words
+
+
+def not_followed(outcomes: Sequence[Outcome]) -> list[str]:
+    """What racecheck makes of right kernels as they are written, in words."""
+    written = [outcome for outcome in outcomes if outcome.op in {card.name for card in WRITTEN}]
+    return [
+        f"racecheck cannot follow {outcome.op}: it is right, and has {outcome.summary.hazards} hazards reported"
+        if outcome.verdict == FOUND and outcome.summary
+        else f"racecheck follows {outcome.op} ({outcome.verdict}): no other form is needed for what it does"
+        for outcome in written
+    ]
+
+
+def _teller(path: str, out: str) -> Callable[[Outcome], None]:
+    """Prints an outcome and appends its row to `out`, if a file is named, at once: a run may be stopped at any time."""
+    about: dict[str, Any] = environment()
+    words = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
+    about["versions"][SANITIZER] = next((line for line in words if line.startswith("Version")), None)
+
+    def tell(outcome: Outcome) -> None:
+        print(outcome.line(), flush=True)
+        if out:
+            with Path(out).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"kind": "sanitizer", **outcome.row(), **about}) + "\n")
+
+    return tell
+
+
+def _concluded(found: Sequence[Outcome], wanted: int, missed: Sequence[str]) -> int:
+    verdicts = (CLEAN, FOLLOWED, FOUND, FAILED, INCOMPLETE)
+    counts = {verdict: sum(o.verdict == verdict for o in found) for verdict in verdicts}
+    kernels = sum(outcome.launches for outcome in found)
+    print(f"{counts[CLEAN]} of {wanted} runs clean and {counts[FOLLOWED]} followed over {kernels} kernels, "
+          f"{counts[FOUND]} found something, {counts[FAILED]} failed, "
+          f"{wanted - len(found) + counts[INCOMPLETE]} incomplete", flush=True)  # fmt: skip
+    if missed or counts[FOUND] or counts[FAILED]:
+        return 1
+    return 0 if counts[CLEAN] + counts[FOLLOWED] == wanted else 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

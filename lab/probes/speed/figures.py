@@ -1,0 +1,210 @@
+"""Pictures of what speculation brings, each with the table it was drawn from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from lab.page.figures import DASHES, FAINT, MARKERS, SERIES
+from lab.probes.speed.curves import best_at, break_even_length, break_even_share, envelope, speedup_line
+from lab.probes.speed.recommend import Choice
+from lab.probes.speed.rows import Depth, PointSpeed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+GRID = 101  # shares drawn
+FEW_BATCHES = 3  # of a context; where there are more, it is a sweep, which the recommendation shows
+
+
+def curve_points(points: Sequence[PointSpeed]) -> list[PointSpeed]:
+    """The points whose curves are drawn: of a sweep over batches the smallest, and only if there is nothing else."""
+    by_context: dict[int, list[PointSpeed]] = {}
+    for point in points:
+        if len(point.depths) > 1 and 0 in point.depths:
+            by_context.setdefault(point.context, []).append(point)
+    single = [point for ones in by_context.values() if len(ones) <= FEW_BATCHES for point in ones]
+    return single or [ones[0] for ones in by_context.values()]
+
+
+def curve_table(point: PointSpeed) -> pd.DataFrame:
+    """One row a depth: its cost, its break-even, its bound, and what was measured."""
+    rows = []
+    for k, depth in sorted(point.depths.items()):
+        if k == 0:
+            continue
+        over = depth.over_base.median
+        even, share = break_even_length(k, over), break_even_share(k, over)
+        rows.append(
+            {
+                "k": k, "step_ms": depth.step_ms, "step_over_base": over, "byte_bound": depth.bound,
+                "break_even_tokens": "never" if even is None else even, "break_even_share": share,
+                "most_speedup": (k + 1) / over, "measured_tokens": depth.length,
+                "measured_speedup": depth.speedup.median if depth.speedup else None,
+                "p10": depth.speedup.low if depth.speedup else None,
+                "p90": depth.speedup.high if depth.speedup else None,
+                "dial_tokens": depth.dial_length,
+                "speedup_at_dial": depth.dial_length / over if depth.dial_length else None,
+            }
+        )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def speed_curve(point: PointSpeed, k: int) -> tuple[Figure, pd.DataFrame]:
+    """Speed-up over acceptance length for every depth, depth `k` set apart with its byte bound."""
+    from matplotlib import pyplot as plt
+
+    fig, axes = plt.subplots(figsize=(7.2, 4.6))
+    for depth in (d for d in point.depths.values() if d.k):
+        _line(axes, depth, is_shown=depth.k == k)
+    deepest = max(point.depths)
+    axes.axhline(1.0, color=FAINT, linestyle=":")
+    axes.annotate(
+        "plain decoding", (deepest + 1, 1.0), xytext=(0, 4), textcoords="offset points", fontsize=8.5, ha="right"
+    )
+    axes.margins(x=0.08, y=0.1)
+    axes.set_xlabel("tokens a step (acceptance length, bonus included)")
+    axes.set_ylabel("times plain decoding")
+    axes.set_title(f"Speed-up over acceptance, {point.name}")
+    if k in point.depths:
+        axes.legend(fontsize=8.5, loc="upper left")
+    return fig, curve_table(point)
+
+
+def _line(axes: Axes, depth: Depth, *, is_shown: bool) -> None:
+    (x0, y0), (x1, y1) = speedup_line(depth.k, depth.over_base.median)
+    colour, top = SERIES[1 if is_shown else 0][0], y1
+    axes.plot([x0, x1], [y0, y1], color=colour, linestyle="-", marker="", linewidth=2.4 if is_shown else 1.2)
+    if is_shown:
+        ends = speedup_line(depth.k, depth.bound)
+        label, top = f"bytes alone, k = {depth.k}", max(y1, ends[1][1])
+        axes.plot(*zip(*ends, strict=True), color=SERIES[2][0], linestyle="--", marker="", label=label)
+    axes.annotate(
+        f"k = {depth.k}", (x1, top), xytext=(0, 5), textcoords="offset points", fontsize=8.5, ha="center", va="bottom"
+    )
+    if depth.speedup and depth.length:
+        gain = depth.speedup
+        spread = [[max(gain.median - gain.low, 0.0)], [max(gain.high - gain.median, 0.0)]]
+        axes.errorbar(
+            depth.length, gain.median, yerr=spread, color=colour, marker=MARKERS[1 if is_shown else 0],
+            linestyle="none", capsize=3,
+        )  # fmt: skip
+
+
+def curve_words(point: PointSpeed, k: int) -> str:
+    """What the curve says of depth `k`, in a sentence."""
+    if k not in point.depths:
+        return f"spec-{k} was not measured at {point.name}."
+    depth = point.depths[k]
+    over = depth.over_base.median
+    even = break_even_length(k, over)
+    text = f"At {point.name} a step of spec-{k} costs {over:.3f} plain steps (bytes alone: {depth.bound:.3f}); "
+    text += "it never breaks even" if even is None else f"it breaks even at {max(even, 1.0):.2f} tokens a step"
+    if depth.speedup and depth.length:
+        text += f" and was {depth.speedup.median:.2f} times as fast at {depth.length:.2f} measured ones"
+    return text + "."
+
+
+def depth_table(points: Sequence[PointSpeed]) -> pd.DataFrame:
+    """One row a point and span of acceptance shares over which one depth is best."""
+    rows = []
+    for point in points:
+        for reign in envelope(point.over_base):
+            rows.append(
+                {
+                    "point": point.name, "k": reign.k, "from_share": reign.low, "to_share": reign.high,
+                    "speedup_in_the_middle": reign.best.speedup, "next_k": reign.best.next_k,
+                    "ahead_of_next": reign.best.advantage, "speedup_at_the_end": best_at(
+                        point.over_base, reign.high).speedup,
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def best_depth(points: Sequence[PointSpeed]) -> tuple[Figure, pd.DataFrame]:
+    """Over the share of accepted drafts: the best speed-up there is, and the depth that has it."""
+    from matplotlib import pyplot as plt
+
+    fig, (upper, lower) = plt.subplots(
+        2, 1, figsize=(7.2, 3.6 + 0.42 * len(points)), sharex=True, height_ratios=(3.0, 0.5 + 0.42 * len(points))
+    )
+    shares = [i / (GRID - 1) for i in range(GRID)]
+    for i, point in enumerate(points):
+        best = [best_at(point.over_base, share).speedup for share in shares]
+        colour = SERIES[i % len(SERIES)][0]
+        upper.plot(shares, best, color=colour, linestyle=DASHES[i % len(DASHES)], marker="", label=point.name)
+        _strip(lower, point, i, colour)
+    upper.axhline(1.0, color=FAINT, linestyle=":")
+    upper.set_ylabel("times plain decoding")
+    upper.set_title("The best depth at every acceptance")
+    upper.legend(fontsize=8.5, loc="upper left")
+    lower.set_yticks(range(len(points)), [point.name for point in points], fontsize=8.5)
+    lower.set_ylim(len(points) - 0.5, -0.5)
+    lower.set_xlim(0, 1)
+    lower.grid(visible=False)
+    lower.set_xlabel("share of drafted tokens accepted (number: drafts a step of the best depth)")
+    return fig, depth_table(points)
+
+
+def _strip(axes: Axes, point: PointSpeed, y: int, colour: str) -> None:
+    for n, reign in enumerate(envelope(point.over_base)):
+        axes.barh(y, reign.high - reign.low, left=reign.low, height=0.62, color=colour, alpha=0.14 + 0.2 * (n % 2))
+        if reign.high - reign.low > 0.02:
+            axes.text((reign.low + reign.high) / 2, y, str(reign.k), ha="center", va="center", fontsize=8.5)
+
+
+def choice_table(found: Mapping[str, Sequence[Choice]]) -> pd.DataFrame:
+    """One row an acceptance and point."""
+    rows = []
+    for name, ones in found.items():
+        for one in ones:
+            best, plain = one.tokens_per_s[one.k], one.tokens_per_s[0]
+            rows.append(
+                {
+                    "acceptance": name, "context": one.context, "batch": one.batch, "best_k": one.k,
+                    "tokens_a_step": one.lengths[one.k], "expected_tokens_per_s": best, "plain_tokens_per_s": plain,
+                    "speedup": one.speedup, "next_k": one.next_k, "ahead_of_next": one.advantage,
+                    "is_clear": one.is_clear,
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def recommendation(found: Mapping[str, Sequence[Choice]]) -> tuple[Figure, pd.DataFrame]:
+    """The best expected speed-up at every batch, a line an acceptance and context, with the depth that has it."""
+    from matplotlib import pyplot as plt
+
+    fig, axes = plt.subplots(figsize=(7.2, 4.4))
+    lines = _lines(found)
+    for index, (label, at) in enumerate(lines.items()):
+        series = index % len(SERIES)
+        axes.plot(
+            [one.batch for one in at], [one.speedup for one in at], label=label, color=SERIES[series][0],
+            linestyle=DASHES[series], marker=MARKERS[series],
+        )  # fmt: skip
+        for one in at:
+            where = {"xytext": (0, 5), "textcoords": "offset points", "ha": "center"}
+            axes.annotate(str(one.k), (one.batch, one.speedup), fontsize=8.5, **where)
+    axes.axhline(1.0, color=FAINT, linestyle=":")
+    batches = sorted({one.batch for at in lines.values() for one in at})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(batches, [str(batch) for batch in batches])
+    axes.minorticks_off()
+    axes.margins(x=0.06, y=0.14)
+    axes.set_xlabel("batch (number at a point: drafts a step of the best depth)")
+    axes.set_ylabel("times plain decoding, expected")
+    axes.set_title("What to choose at which batch")
+    fig.legend(fontsize=8.5, loc="outside lower center", ncols=2)
+    return fig, choice_table(found)
+
+
+def _lines(found: Mapping[str, Sequence[Choice]]) -> dict[str, list[Choice]]:
+    """Choices by acceptance and context, by batch: contexts at several batches, or all where there is none."""
+    lines: dict[str, list[Choice]] = {}
+    for name, ones in found.items():
+        for one in sorted(ones, key=lambda one: (one.context, one.batch)):
+            lines.setdefault(f"{name}, {one.context} tokens", []).append(one)
+    return {label: at for label, at in lines.items() if len(at) > 1} or lines

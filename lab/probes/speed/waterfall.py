@@ -1,0 +1,125 @@
+"""Where each microsecond of a step goes: bytes, kernels above them, gaps, and the time between two steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from lab.page.figures import HATCHES, SERIES
+from lab.probes.speed.rows import PointSpeed, StageCost, Stages
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PARTS = ("floor of its bytes", "kernels above it", "no kernel running")
+WHOLE = "own time, not split"
+
+
+def parts_of(cost: StageCost) -> tuple[float, float, float] | None:
+    """(floor, kernels above it, gaps) as they are stacked, us; they sum to the own time.
+
+    A stage may be faster than the read ceiling, from a cache: then its floor is drawn as long as it took.
+    """
+    if cost.kernel_us is None or cost.gap_us is None:
+        return None
+    gap = min(max(cost.gap_us, 0.0), cost.own_us)
+    floor = min(cost.floor_us, cost.own_us - gap)
+    return floor, cost.own_us - gap - floor, gap
+
+
+def above_floor(cost: StageCost) -> float:
+    """Time of a stage that its bytes do not ask for, us."""
+    return max(0.0, cost.own_us - cost.floor_us)
+
+
+def table_of(point: PointSpeed, k: int) -> pd.DataFrame:
+    """One row a stage, plain decoding first, then `k` drafts."""
+    rows = []
+    for depth, stages in _shown(point, k):
+        for cost in stages.costs:
+            rows.append(
+                {
+                    "step": _name(depth), "stage": cost.stage, "own_us": cost.own_us, "floor_us": cost.floor_us,
+                    "kernels_above_us": cost.kernel_us, "gap_us": cost.gap_us, "kernels": cost.n_kernels,
+                    "above_floor_us": above_floor(cost), "share_of_step": cost.own_us / stages.step_us,
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def why(point: PointSpeed, k: int) -> str:
+    """One sentence a step: which three stages hold most of the time above the floor."""
+    return " ".join(_why(depth, stages) for depth, stages in _shown(point, k))
+
+
+def _why(depth: int, stages: Stages) -> str:
+    total = sum(map(above_floor, stages.costs))
+    most = sorted(stages.costs, key=above_floor, reverse=True)[:3]
+    held = ", ".join(f"{cost.stage} {_us(above_floor(cost))} us" for cost in most)
+    share = sum(map(above_floor, most)) / total if total else 0.0
+    step = f"{_name(depth).capitalize()} takes {stages.step_us / 1e3:.3f} ms"
+    return f"{step}, {total / 1e3:.3f} ms of it above the floor of its bytes, {share:.0%} of that in {held}."
+
+
+def checks(point: PointSpeed, k: int) -> str:
+    """Whether the parts are the whole, and the whole the step as it is timed."""
+    shown = _shown(point, k)
+    parts = []
+    for depth, stages in shown:
+        total = stages.sum_over_step
+        whole = "" if total is None else f"own times sum to {total:.2%} of the step; "
+        parts.append(f"{_name(depth)}: {whole}watched, a step takes {stages.over_timed:.3f} of its time unwatched")
+    return "; ".join([*parts, *{f"kernels and gaps {stages.split}" for _, stages in shown if not stages.is_split}])
+
+
+def waterfall(point: PointSpeed, k: int) -> tuple[Figure, pd.DataFrame]:
+    """A step of plain decoding above, one of `k` drafts below, stage after stage on one scale."""
+    from matplotlib import pyplot as plt
+
+    shown = _shown(point, k)
+    counts = [len(stages.costs) for _, stages in shown]
+    fig, panels = plt.subplots(
+        len(shown), 1, figsize=(7.2, 1.7 + 0.27 * sum(counts)), sharex=True, height_ratios=counts, squeeze=False
+    )
+    for axes, (depth, stages) in zip(panels[:, 0], shown, strict=True):
+        _falling(axes, depth, stages)
+    panels[-1, 0].set_xlabel(f"microseconds into a step at {point.name}")
+    if any(stages.is_split for _, stages in shown):
+        panels[0, 0].legend(fontsize=8.5, loc="upper right")
+    return fig, table_of(point, k)
+
+
+def _falling(axes: Axes, depth: int, stages: Stages) -> None:
+    start = 0.0
+    labels: set[str] = set()
+    for y, cost in enumerate(stages.costs):
+        parts = parts_of(cost)
+        pieces = list(zip(PARTS, parts, range(3), strict=True)) if parts else [(WHOLE, cost.own_us, 3)]
+        left = start
+        for label, us, series in pieces:
+            name = "" if label in labels else label
+            axes.barh(y, us, left=left, color=SERIES[series][0], hatch=HATCHES[series], label=name)
+            labels.add(label)
+            left += us
+        start += cost.own_us
+        text = f"{_us(cost.own_us)} us" + (f", {_us(above_floor(cost))} above the floor" if cost.floor_us else "")
+        axes.annotate(text, (start, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
+    axes.set_yticks(range(len(stages.costs)), [cost.stage for cost in stages.costs], fontsize=8.5)
+    axes.set_ylim(len(stages.costs) - 0.4, -0.6)
+    axes.margins(x=0.3)
+    axes.grid(visible=False, axis="y")  # it would strike the numbers through
+    axes.set_title(f"{_name(depth)}: {stages.step_us / 1e3:.3f} ms")
+
+
+def _shown(point: PointSpeed, k: int) -> list[tuple[int, Stages]]:
+    return [(depth, point.stages[depth]) for depth in dict.fromkeys((0, k)) if depth in point.stages]
+
+
+def _us(us: float) -> str:
+    return f"{us:.0f}" if us >= 100 else f"{us:.3g}"
+
+
+def _name(depth: int) -> str:
+    return f"spec-{depth}" if depth else "plain decoding"

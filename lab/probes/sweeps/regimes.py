@@ -1,0 +1,164 @@
+"""What a sweep times: one regime for each key of the tuned file, its shapes, and the settings that compete there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3core.kernels import tuned
+from eagle3core.kernels.attention import card as attention_card
+from eagle3core.kernels.attention.card import attention_sweep
+from eagle3core.kernels.attention.layout import Shape
+from eagle3core.kernels.attention.plan import choose_plan, order_of, plan_key
+from eagle3core.kernels.card import Card, Case
+from eagle3core.kernels.gemm import card as gemm_card
+from eagle3core.kernels.gemm.tiling import choose_tiling
+from eagle3core.performance.gemm_audit import Product, read_shapes
+from lab.errors import ExperimentError
+
+CARDS: dict[str, Card] = {"gemm": gemm_card.CARD, "attention": attention_card.CARD}
+TAIL = 2  # settings beside the default for a regime that is not among the first
+SHAPES = 2  # numbers of rows that stand for a regime: those of the most launches
+MAKE_SHAPES = "`eagle3lab sweep shapes --out FILE`, or EAGLE3_GEMM_SHAPE_LOG=FILE with any run on a GPU"
+
+
+@dataclass(frozen=True)
+class Regime:
+    """One key and what competes for it.
+
+    Attributes:
+        cases: shapes of the card that stand for the regime; a setting has to serve all of them.
+        settings: complete sets of order-neutral parameters, the present default first.
+        tags: which products of an engine these are. count: their launches.
+    """
+
+    op: str
+    key: tuned.Key
+    cases: tuple[Case, ...]
+    settings: tuple[tuned.Setting, ...]
+    tags: tuple[str, ...] = ()
+    count: int = 0
+
+    @property
+    def name(self) -> str:
+        """Names it in rows."""
+        return self.key.text
+
+    @property
+    def default(self) -> tuned.Setting:
+        """What is used now."""
+        return self.settings[0]
+
+
+def load_shapes(path: Path) -> dict[Product, int]:
+    """The products of a shape log.
+
+    Raises:
+        ExperimentError: it is none.
+    """
+    try:
+        found = read_shapes(path)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ExperimentError(
+            f"{path.name} holds no shapes: {type(error).__name__}: {error}", "a shape log", f"make one: {MAKE_SHAPES}"
+        ) from error
+    if not found:
+        raise ExperimentError(f"{path.name} holds no product", "at least one", f"make it again: {MAKE_SHAPES}")
+    return found
+
+
+def gemm_regimes(arch: str, shapes: Mapping[Product, int], top: int) -> list[Regime]:
+    """Regimes of logged products, by the time their weights' bytes take; the first `top` with every setting.
+
+    The others get an entry too, from `TAIL` neighbours of the default: in performance mode every product needs one.
+    """
+    groups: dict[tuned.GemmKey, list[Product]] = {}
+    for product in shapes:
+        groups.setdefault(product.key, []).append(product)
+
+    def weight(key: tuned.GemmKey) -> int:
+        return sum(shapes[product] for product in groups[key]) * key.weight_rows * key.k
+
+    ranked = sorted(groups, key=lambda key: (-weight(key), key))
+    return [_gemm_regime(arch, key, groups[key], shapes, whole=i < top) for i, key in enumerate(ranked)]
+
+
+def _gemm_regime(
+    arch: str, key: tuned.GemmKey, products: Sequence[Product], shapes: Mapping[Product, int], *, whole: bool
+) -> Regime:  # fmt: skip
+    by_rows = Counter[int]()
+    for one in products:
+        by_rows[one.m] += shapes[one]
+    hottest = sorted(by_rows, key=lambda m: (-by_rows[m], -m))[:SHAPES]
+    chosen = [max((one for one in products if one.m == m), key=lambda one: (shapes[one], one.tag))
+              for m in sorted(hottest)]  # fmt: skip
+    most = chosen[-1].m
+    default = asdict(choose_tiling(arch, most, key.weight_rows // 16, key.k, key.packed, key.dtype))
+    settings = _with_default(default, CARDS["gemm"].sweep(arch, chosen[-1].case))
+    return Regime(
+        "gemm", key, tuple(one.case for one in chosen), settings if whole else nearest(settings, TAIL),
+        tuple(sorted({one.tag for one in products})), sum(shapes[one] for one in products),
+    )  # fmt: skip
+
+
+def nearest(settings: Sequence[tuned.Setting], n: int) -> tuple[tuned.Setting, ...]:
+    """The first setting and the `n` others that differ from it in the fewest parameters."""
+    first, *others = settings
+    others.sort(key=lambda one: sum(one[name] != first[name] for name in first))
+    return (first, *others[:n])
+
+
+def _with_default(default: tuned.Setting, others: Sequence[tuned.Setting]) -> tuple[tuned.Setting, ...]:
+    return (default, *(dict(one) for one in others if dict(one) != dict(default)))
+
+
+@dataclass(frozen=True)
+class AttentionGrid:
+    """Shapes of attention to sweep.
+
+    Attributes:
+        heads: query heads and key heads by head size.
+        points: batch and keys. tokens: queries a sequence.
+        order: (splits, streams), or None for the architecture's own.
+    """
+
+    heads: Mapping[int, tuple[int, int]]
+    points: tuple[tuple[int, int], ...] = ((1, 32768), (4, 16384))
+    tokens: tuple[int, ...] = (1, 4, 8, 16, 64)
+    order: tuple[int, int] | None = None
+    dtype: str = "bf16"
+
+    def cases(self, dim: int) -> list[Case]:
+        """Cases of the attention card, for one head size."""
+        heads, kv_heads = self.heads[dim]
+        order: dict[str, Any] = {"order": self.order} if self.order else {}
+        return [
+            {"dtype": self.dtype, "dim": dim, "heads": heads, "kv_heads": kv_heads, "batch": batch, "kv": kv,
+             "tokens": n, **order} for batch, kv in self.points for n in self.tokens
+        ]  # fmt: skip
+
+
+HEADS = {128: (32, 8), 64: (64, 8)}
+TINY = AttentionGrid({64: (2, 1)}, points=((1, 96),), tokens=(1,), order=(2, 2))  # what a CPU can emulate
+
+
+def attention_regimes(arch: str, grid: AttentionGrid) -> list[Regime]:
+    """A regime for every shape of the grid."""
+    return [_attention_regime(arch, case) for dim in grid.heads for case in grid.cases(dim)]
+
+
+def _attention_regime(arch: str, case: Case) -> Regime:
+    shape = shape_of(arch, case)
+    plan = choose_plan(arch, shape, case["tokens"], case["batch"], case["kv_heads"], case["kv"])
+    default = {name: value for name, value in asdict(plan).items() if name in tuned.NEUTRAL["attention"]}
+    key = plan_key(shape, case["tokens"], case["batch"], case["kv_heads"], case["kv"])
+    return Regime("attention", key, (case,), _with_default(default, attention_sweep(arch, case)))
+
+
+def shape_of(arch: str, case: Case) -> Shape:
+    """One head's work, with the order of its sums."""
+    splits, streams = case.get("order") or order_of(arch, case["kv_heads"], case["dim"])
+    return Shape(case["dtype"], case["dim"], case["heads"] // case["kv_heads"], splits, streams)

@@ -1,0 +1,214 @@
+"""Rows: the lab's only record of a number. One JSON object a line, appended, flushed, never rewritten.
+
+Place in the path of a night: notebooks write rows through `lab.night.experiment`; everything after (history, verdict,
+report) reads them here and needs neither torch nor a GPU.
+
+How a value is named decides how it is compared (see `lab.rows.history`): the unit is the suffix (`_us`, `_s`, `_bytes`,
+`_per_s`, `_ratio`). Spread of a value `x` goes beside it as `x_samples` (list), or `x_p10` and `x_p90`; a row with one
+measured value may call its samples just `samples`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+
+from lab.errors import NotComparable, RunFailed
+
+SCHEMA = 1
+ROWS_FILE = "rows.jsonl"
+JOBS_FOLDER = "jobs"
+
+Value = float | int | str | bool | None | list[Any]
+
+# JSON has no word for these three; pydantic writes them as strings, and reading turns them back into floats.
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def utc_now() -> str:
+    """The present moment as ISO-8601 UTC with milliseconds."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+class Row(BaseModel):
+    """One measurement, or one statement that a measurement is missing and why.
+
+    Source: docs/requirements.md (rows with a versioned schema; relative paths only).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="strings")
+
+    schema_version: int = SCHEMA
+    run: str
+    job: str
+    notebook: str
+    kind: str
+    name: str
+    values: dict[str, Value] = {}
+    parameters: dict[str, Value] = {}
+    status: Literal["measured", "missing"] = "measured"
+    reason: str | None = None
+    timer: str | None = None
+    warmup: int | None = None
+    repeats: int | None = None
+    environment: str
+    recorded_at: str
+
+    @field_validator("values", "parameters", mode="before")
+    @classmethod
+    def _restore_not_finite(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        return {key: _restored(value) for key, value in given.items()}
+
+    @model_validator(mode="after")
+    def _missing_has_a_reason(self) -> Row:
+        if self.status == "missing" and not self.reason:
+            raise ValueError("a missing row needs a reason")
+        return self
+
+    def __repr_args__(self) -> list[tuple[str | None, Any]]:
+        """Short, because a notebook echoes the last row it wrote."""
+        return [("kind", self.kind), ("name", self.name), ("status", self.status)]
+
+    def line(self) -> str:
+        """The row as one JSON line, newline included."""
+        return self.model_dump_json() + "\n"
+
+    def key(self) -> tuple[str, str, str, str]:
+        """What makes two rows of two runs the same measurement: notebook, kind, name, parameters."""
+        return self.notebook, self.kind, self.name, json.dumps(self.parameters, sort_keys=True, default=str)
+
+
+def _restored(value: object) -> object:
+    if isinstance(value, list):
+        return [_restored(item) for item in value]
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+class RowWriter:
+    """Appends rows to one file so that a written row stays written.
+
+    Each row is one `write` followed by `fsync`. When the disk refuses a row, the torn tail is cut off again, so the
+    file always holds whole rows. Opening a file that a killed process left torn cuts its tail as well.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.n_rows = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        whole = path.read_bytes()
+        self._size = whole.rfind(b"\n") + 1
+        self.n_rows = whole.count(b"\n")
+        if self._size != len(whole):
+            os.ftruncate(self._file, self._size)
+
+    def write(self, row: Row) -> None:
+        """Appends `row`.
+
+        Raises:
+            RunFailed: the file system refused it (disk full, quota, file limit); the rows before it are intact.
+        """
+        line = row.line().encode()
+        try:
+            self._append(line)
+            os.fsync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, self._size)
+            raise RunFailed(
+                f"row {self.n_rows + 1} ({row.kind}: {row.name}) could not be written to {self.path.name}: "
+                f"{error.strerror or error}",
+                f"a file system with room for {len(line)} more bytes; the {self.n_rows} rows before it are safe",
+                "free some space (or raise the file limit), then run the same command with the same --out to go on",
+            ) from error
+        self._size += len(line)
+        self.n_rows += 1
+
+    def _append(self, line: bytes) -> None:
+        done = 0
+        while done < len(line):
+            done += os.pwrite(self._file, line[done:], self._size + done)
+
+    def close(self) -> None:
+        """Releases the file; writing afterwards is an error."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> RowWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of one file, in order; an absent file has none.
+
+    A torn last line (a process killed while writing) does not lose the rest: a row of kind "warning" takes its place.
+
+    Raises:
+        NotComparable: a row was written by a newer version of the lab.
+        RunFailed: a line that is not the last is not a row.
+    """
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    torn, whole = lines[-1], lines[:-1]
+    rows = [_parse(line, path, number) for number, line in enumerate(whole, start=1) if line.strip()]
+    if torn.strip():
+        rows.append(_torn_row(rows, path, len(lines)))
+    return rows
+
+
+def read_run(run_dir: Path) -> list[Row]:
+    """All rows of a run: the night's own, then each job's, jobs in name order."""
+    rows = read_rows(run_dir / ROWS_FILE)
+    for path in sorted((run_dir / JOBS_FOLDER).glob(f"*/{ROWS_FILE}")):
+        rows.extend(read_rows(path))
+    return rows
+
+
+def _parse(line: str, path: Path, number: int) -> Row:
+    try:
+        data = json.loads(line)
+        if not isinstance(data, dict):
+            raise ValueError("not a JSON object")
+        version = data.get("schema_version")
+        if isinstance(version, int) and version > SCHEMA:
+            raise NotComparable(
+                f"line {number} of {path.name} has row schema {version}",
+                f"schema {SCHEMA} or older",
+                "read it with the version of eagle3lab that wrote it, or a newer one",
+            )
+        return Row.model_validate(data)
+    except (ValueError, ValidationError) as error:
+        first = str(error).splitlines()
+        raise RunFailed(
+            f"line {number} of {path.name} is not a row: {' '.join(part.strip() for part in first[:3])}",
+            f"one JSON object of row schema {SCHEMA} a line",
+            "remove that line if it was edited by hand; the lines around it are unharmed",
+        ) from error
+
+
+def _torn_row(before: list[Row], path: Path, number: int) -> Row:
+    known = before[-1] if before else None
+    return Row(
+        run=known.run if known else "unknown",
+        job=known.job if known else "unknown",
+        notebook=known.notebook if known else "unknown",
+        kind="warning",
+        name="store.torn_line",
+        status="missing",
+        reason=f"line {number} of {path.name} was cut short, most likely by a process killed while writing",
+        environment=known.environment if known else "unknown",
+        recorded_at=utc_now(),
+    )

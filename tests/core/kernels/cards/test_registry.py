@@ -1,0 +1,145 @@
+"""Derived from the registry: every card proves its numbers, its bits, its machine code and its cost."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from eagle3core.kernels import proof, registry
+from eagle3core.kernels.card import ARCHES, case_id
+from eagle3core.kernels.compile import compile_variant
+from eagle3core.kernels.emulator import instructions as emulator
+
+CARDS = registry()
+CPU = torch.device("cpu")
+
+
+def cases(field: str):
+    return [
+        pytest.param(name, case, id=f"{name}: {case_id(case)}")
+        for name, card in CARDS.items()
+        for case in getattr(card, field)
+    ]
+
+
+def variants(field: str):
+    """(variant, arch) pairs that share name and constants, hence one pass of the compiler's front end."""
+    grouped = {}
+    for card in CARDS.values():
+        for arch in ARCHES:
+            for variant in getattr(card, field)(arch):
+                key = (variant.name, repr(variant.constants), variant.threads, variant.blocks_per_sm)
+                grouped.setdefault(key, []).append((variant, arch))
+    return [pytest.param(pairs, id=" ".join([key[0], *(arch for _, arch in pairs)])) for key, pairs in grouped.items()]
+
+
+def cases_elsewhere():
+    """Cases on further architectures, where their kernels differ from those before by more than waiting."""
+    found = []
+    for name, card in CARDS.items():
+        for case in card.cases:
+            inputs = card.example(case, proof.generator(0, CPU), CPU)
+            seen = set()
+            for arch in ("sm_90a", *(arch for arch in ARCHES if arch != "sm_90a")):
+                launches = [
+                    (item.variant.name, repr({**item.variant.constants, "overlap": True}), item.grid)
+                    for setting in card.settings
+                    for item in card.launches(arch, case, inputs, card.outputs(case, inputs), **setting)
+                ]
+                if repr(launches) not in seen and arch != "sm_90a":
+                    found.append(pytest.param(name, case, arch, id=f"{name} {arch}: {case_id(case)}"))
+                seen.add(repr(launches))
+    return found
+
+
+def faults(pairs):
+    return {arch: compile_variant(variant, arch, disassemble=True).faults(variant) for variant, arch in pairs}
+
+
+def prove(name, case, device, arch, execute, seed):
+    card = CARDS[name]
+    inputs = card.example(case, proof.generator(seed, device), device)
+    outputs = proof.run(card, arch, case, inputs, execute)
+    bad = [d for d in proof.deviations(card, case, inputs, outputs) if not d.passes]
+    assert not bad
+    assert proof.batch_dependence(card, arch, case, inputs, execute) == []
+
+
+@pytest.mark.reference
+def test_the_registry_is_not_empty_and_names_are_unique():
+    assert CARDS
+    for name, card in CARDS.items():
+        assert card.name == name
+        assert card.cases, f"{name} has no emulated case"
+        assert card.hand_counts, f"{name} has no hand count"
+        assert card.shapes, f"{name} has nothing to measure"
+
+
+@pytest.mark.reference
+def test_listing_the_cards_imports_no_compiler():
+    code = (
+        "import sys, eagle3core.kernels as k; k.registry(); "
+        "print([m for m in ('numba', 'llvmlite', 'greenlet') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("name", CARDS)
+def test_declared_costs_equal_the_hand_counts(name):
+    for case, counted in CARDS[name].hand_counts:
+        assert CARDS[name].cost(case) == counted, case_id(case)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(("name", "case"), cases("cases"))
+def test_emulated_numbers_obey_the_2x_rule_and_bits_do_not_depend_on_company(name, case):
+    prove(name, case, CPU, "sm_90a", emulator.execute, seed=1)
+
+
+@pytest.mark.emulated
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "case"), cases("slow_cases"))
+def test_further_emulated_cases_obey_the_same_rules(name, case):
+    prove(name, case, CPU, "sm_90a", emulator.execute, seed=2)
+
+
+@pytest.mark.emulated
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "case", "arch"), cases_elsewhere())
+def test_other_architectures_tiles_obey_the_same_rules(name, case, arch):
+    prove(name, case, CPU, arch, emulator.execute, seed=3)
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize("pairs", variants("variants"))
+def test_a_variant_compiles_without_faults(pairs):
+    assert faults(pairs) == {arch: [] for _, arch in pairs}
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
+@pytest.mark.parametrize("pairs", variants("slow_variants"))
+def test_a_further_variant_compiles_without_faults(pairs):
+    assert faults(pairs) == {arch: [] for _, arch in pairs}
+
+
+@pytest.mark.reference
+def test_variant_names_are_unique_in_the_package():
+    seen = {}
+    for arch in ARCHES:
+        for card in CARDS.values():
+            for variant in [*card.variants(arch), *card.slow_variants(arch)]:
+                key = (variant.name, arch)
+                constants = dataclasses.astuple(variant)[2]
+                assert seen.setdefault(key, constants) == constants, key
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "case"), cases("cases") + cases("slow_cases"))
+def test_the_gpu_gives_the_same_proofs(name, case, gpu):
+    device, arch, execute = gpu
+    prove(name, case, device, arch, execute, seed=4)

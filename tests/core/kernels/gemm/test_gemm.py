@@ -1,0 +1,302 @@
+"""The GEMM's layout, limits and planted bugs; its numbers, bits and machine code are derived in test_registry."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from eagle3core.errors import KernelLimit
+from eagle3core.kernels import proof
+from eagle3core.kernels.card import ARCHES, SHARED_BYTES
+from eagle3core.kernels.emulator import instructions as emulator
+from eagle3core.kernels.emulator.machine import EmulationError
+from eagle3core.kernels.gemm.card import CARD, gemm_launches
+from eagle3core.kernels.gemm.epilogue import Epilogue
+from eagle3core.kernels.gemm.launcher import gemm, pack_weight
+from eagle3core.kernels.gemm.reference import partial_squares
+from eagle3core.kernels.gemm.tile import totals_in_shared
+from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
+
+CPU = torch.device("cpu")
+STORE = {"kind": "store", "m": 3, "n": 48, "k": 272, "dtype": "bf16", "packed": True}
+TILE = {"kernel": "tile", "x_tiles": 2, "w_tiles": 2, "warps_x": 2, "warps_w": 1, "units": 1, "stages": 3}
+
+
+def example(case, seed=5):
+    return CARD.example(case, proof.generator(seed, CPU), CPU)
+
+
+# ---- layout
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    ("epilogue", "rows", "partner"),
+    [
+        (Epilogue("store"), 48, lambda tile, pair: (16 * tile + pair, 16 * tile + pair + 8)),
+        (Epilogue("swiglu"), 48, lambda tile, pair: (8 * tile + pair, 24 + 8 * tile + pair)),
+        (Epilogue("qkv", head_dim=32, block=16), 96, lambda tile, pair: (
+            32 * (tile // 2) + 8 * (tile % 2) + pair, 32 * (tile // 2) + 8 * (tile % 2) + pair + 16)),
+    ],
+)  # fmt: skip
+def test_packing_puts_every_weight_where_its_lane_reads_it(epilogue, rows, partner):
+    k = 80  # two units of 32 and a half
+    w = torch.arange(rows * k, dtype=torch.float32).view(rows, k)
+    packed = pack_weight(w, epilogue).view(rows // 16, 3, 2, 8, 32)  # tile, unit, half of the pair, pair, k
+    for tile in range(rows // 16):
+        for pair in range(8):
+            for half, row in enumerate(partner(tile, pair)):
+                line = packed[tile, :, half, pair].flatten()
+                assert torch.equal(line[:k], w[row])
+                assert not line[k:].any()
+
+
+@pytest.mark.reference
+def test_partial_squares_add_up_to_the_row_and_are_padded_with_zeros():
+    h = torch.randn(3, 2080, dtype=torch.float64)
+    sums = partial_squares(h)
+    assert sums.shape == (3, 256)
+    assert torch.allclose(sums.sum(-1), h.square().sum(-1))
+    assert not sums[:, 130:].any()
+
+
+# ---- tilings
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("arch", ARCHES)
+def test_every_tiling_fits_its_architecture(arch):
+    for rows in (1, 8, 9, 16, 17, 32, 33, 64, 65, 240, 1000):
+        for n_tiles in (1, 180, 256, 384, 896, 12568):
+            for k in (16, 2880, 4096, 14336):
+                tiling = choose_tiling(arch, rows, n_tiles, k)
+                assert tiling.shared_bytes <= SHARED_BYTES[arch]
+                assert tiling.stages >= (3 if tiling.kernel == "group" else 2)
+                units = -(-k // 32)
+                streams = [(s * units // 4, (s + 1) * units // 4) for s in range(4)]
+                if tiling.kernel == "group":
+                    assert tiling.units <= units
+                else:
+                    assert all((end - start) % tiling.units == 0 for start, end in streams)
+
+
+@pytest.mark.reference
+def test_a_block_that_fits_nowhere_is_refused():
+    with pytest.raises(KernelLimit, match="use smaller blocks"):
+        gemm_launches("sm_120", {**STORE, "m": 240}, example(STORE), {}, kernel="tile", x_tiles=64, w_tiles=64, units=2)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    ("dtype", "n", "k", "message"),
+    [
+        (torch.float32, 32, 32, "x is torch.float32"),
+        (torch.bfloat16, 24, 32, r"W is \[24, 32\]"),
+        (torch.bfloat16, 32, 40, r"W is \[32, 40\]"),
+    ],
+)
+def test_what_the_kernels_cannot_do_is_refused_with_the_way_out(dtype, n, k, message):
+    x, w, y = torch.zeros(2, k, dtype=dtype), torch.zeros(n, k, dtype=dtype), torch.zeros(2, n, dtype=dtype)
+    with pytest.raises(KernelLimit, match=message):
+        gemm("sm_90a", Epilogue("store"), x=x, w=w, y=y, k=k, packed=False, weight_rows=n, operands={})
+
+
+@pytest.mark.reference
+def test_operands_that_are_not_contiguous_are_refused():
+    x, w = torch.zeros(2, 64, dtype=torch.bfloat16), torch.zeros(32, 32, dtype=torch.bfloat16)
+    with pytest.raises(KernelLimit, match="x is not contiguous"):
+        gemm("sm_90a", Epilogue("store"), x=x[:, :32], w=w, y=torch.zeros(2, 32), k=32, packed=False, weight_rows=32,
+             operands={})  # fmt: skip
+
+
+@pytest.mark.reference
+def test_scratch_that_is_too_small_for_a_split_is_refused_and_without_scratch_nothing_is_split():
+    x, w, y = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((64, 4096), (512, 4096), (64, 512)))
+    (launch,) = gemm("sm_90a", Epilogue("store"), x=x, w=w, y=y, k=4096, packed=False, weight_rows=512, operands={})
+    assert launch.grid[2] == 1
+    assert choose_tiling("sm_90a", 64, 32, 4096).split == 4
+    with pytest.raises(KernelLimit, match="scratch holds 10 words and 1 counters"):
+        gemm("sm_90a", Epilogue("store"), x=x, w=w, y=y, k=4096, packed=False, weight_rows=512, operands={},
+             scratch=(torch.zeros(10), torch.zeros(1, dtype=torch.int32)))  # fmt: skip
+
+
+@pytest.mark.reference
+def test_a_head_size_that_is_no_power_of_two_is_refused():
+    with pytest.raises(KernelLimit, match="head_dim is 96"):
+        Epilogue("qkv", head_dim=96, block=64)
+
+
+@pytest.mark.reference
+def test_a_tiling_names_every_field_that_shapes_its_kernel():
+    base = Tiling("tile", 8, 8, 1, 4, 2, 2, 1)
+    changed = [
+        replace(base, **{name: value})
+        for name, value in {"x_tiles": 4, "w_tiles": 4, "units": 2, "stages": 5, "warps_x": 1, "warps_w": 1, "split": 4,
+                            "kernel": "ring"}.items()
+    ]  # fmt: skip
+    assert len({tiling.name for tiling in [base, *changed]}) == 9
+
+
+# ---- planted bugs
+
+
+def faulty(**replaced):
+    """The emulator's instruction set with some names replaced."""
+    return SimpleNamespace(**{n: v for n, v in vars(emulator).items() if n[0] != "_"} | replaced)
+
+
+def shallow_waits():
+    return faulty(COPY_WAIT=(emulator.COPY_WAIT[0], *emulator.COPY_WAIT[2:], emulator.COPY_WAIT[15]))
+
+
+def no_block_barrier():
+    names = {n: getattr(emulator.cuda, n) for n in ("threadIdx", "blockIdx", "gridDim", "blockDim", "shared", "local")}
+    return faulty(cuda=SimpleNamespace(**names, syncthreads=lambda: None, syncwarp=emulator.cuda.syncwarp))
+
+
+def swapped_rows():
+    """Each lane's piece lands where the lane of the neighbouring row would look for it: a wrong swizzle."""
+
+    def copy16_fill(target, source, n_bytes):
+        emulator.copy16_fill(target ^ 64, source, n_bytes)
+
+    return faulty(copy16=lambda target, source: copy16_fill(target, source, 16), copy16_fill=copy16_fill)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("setting", [{}, TILE], ids=["ring", "tile"])
+@pytest.mark.parametrize(
+    ("plant", "message"), [(shallow_waits, "under way"), (no_block_barrier, "race|nobody has written|under way")]
+)
+def test_a_planted_bug_in_the_pipeline_is_found(setting, plant, message):
+    inputs = example(STORE)
+    outputs = CARD.outputs(STORE, inputs)
+    with pytest.raises(EmulationError, match=message):
+        emulator.execute(gemm_launches("sm_90a", STORE, inputs, outputs, **setting), isa=plant())
+
+
+@pytest.mark.emulated
+def test_a_wrong_swizzle_is_found_by_the_machine_where_lanes_are_private_and_by_the_numbers_where_they_share():
+    inputs = example(STORE)
+    outputs = CARD.outputs(STORE, inputs)
+    with pytest.raises(EmulationError, match=r"race|nobody has written"):
+        emulator.execute(gemm_launches("sm_90a", STORE, inputs, outputs), isa=swapped_rows())
+    emulator.execute(gemm_launches("sm_90a", STORE, inputs, outputs, **TILE), isa=swapped_rows())
+    assert not all(d.passes for d in proof.deviations(CARD, STORE, inputs, outputs))
+
+
+@pytest.mark.emulated
+def test_one_block_too_many_is_out_of_bounds():
+    inputs = example(STORE)
+    (launch,) = gemm_launches("sm_90a", STORE, inputs, CARD.outputs(STORE, inputs))
+    x, y, z = launch.grid
+    with pytest.raises(EmulationError, match="out of bounds"):
+        emulator.execute([replace(launch, grid=(x + 1, y, z))])
+
+
+@pytest.mark.emulated
+def test_a_split_that_merges_in_another_order_changes_bits():
+    case = {**STORE, "m": 16, "k": 512}
+    inputs = example(case)
+    # The first and the last stream all but cancel, so that the order of addition shows after rounding to bf16.
+    inputs["x"][:, :128] *= 1e5
+    inputs["x"][:, 384:], inputs["w"][:, 384:] = inputs["x"][:, :128], -inputs["w"][:, :128]
+    split = {"kernel": "tile", "x_tiles": 2, "w_tiles": 1, "warps_x": 1, "warps_w": 1, "stages": 2, "units": 1}
+    ours = proof.run(CARD, "sm_90a", case, inputs, emulator.execute, {**split, "split": 4})["y"]
+    outputs = CARD.outputs(case, inputs)
+    (launch,) = gemm_launches("sm_90a", case, inputs, outputs, **split, split=4)
+    workspace = launch.values[[p.name for p in launch.variant.parameters].index("workspace")]
+    assert workspace.nbytes == 3 * 4 * 1024  # 3 blocks, 4 streams, 16 x 16 sums
+
+    def exchanged(address):
+        """The second and the last stream's sums change places."""
+        stream = (address - workspace.data_ptr()) // 1024 % 4
+        return emulator.load_f32x4_l2(address + 1024 * {1: 2, 3: -2}.get(stream, 0))
+
+    emulator.execute([launch], isa=faulty(load_f32x4_l2=exchanged))
+    assert proof.differing(ours, outputs["y"]) > 0
+    assert torch.allclose(ours.float(), outputs["y"].float(), atol=0.2)
+
+
+@pytest.mark.emulated
+def test_a_lost_stream_breaks_the_2x_rule():
+    inputs = example(STORE)
+    outputs = CARD.outputs(STORE, inputs)
+    (launch,) = gemm_launches("sm_90a", STORE, inputs, outputs)
+    emulator.execute([launch])
+    assert all(d.passes for d in proof.deviations(CARD, STORE, inputs, outputs))
+    outputs["y"] -= inputs["x"][:, -64:] @ inputs["w"][:, -64:].T  # what a lost last stream would leave out
+    assert not all(d.passes for d in proof.deviations(CARD, STORE, inputs, outputs))
+
+
+@pytest.mark.emulated
+def test_weights_are_read_before_the_previous_kernel_ends_and_nothing_else_is():
+    """The order of waits is checked by the emulator; here, that the ring really is filled early."""
+    inputs = example(STORE)
+    events = []
+
+    def copy16(target, source):
+        events.append("weights")
+        emulator.copy16(target, source)
+
+    def wait_previous():
+        events.append("wait")
+        emulator.wait_previous()
+
+    execute = emulator.execute
+    execute(gemm_launches("sm_90a", STORE, inputs, CARD.outputs(STORE, inputs)),
+            isa=faulty(copy16=copy16, wait_previous=wait_previous))  # fmt: skip
+    assert events.index("weights") < events.index("wait")
+
+
+@pytest.mark.emulated
+def test_totals_kept_in_shared_memory_give_the_same_bits_as_totals_in_registers():
+    case = {**STORE, "n": 64, "m": 2, "k": 336}
+    wide = {"kernel": "tile", "x_tiles": 8, "w_tiles": 4, "warps_x": 1, "warps_w": 1, "stages": 2, "units": 1}
+    card = replace(CARD, settings=({}, wide), alone=None)
+    assert totals_in_shared(8, 4, 1, split=1)
+    assert proof.batch_dependence(card, "sm_90a", case, example(case), emulator.execute) == []
+
+
+# ---- on a GPU
+
+
+@pytest.mark.gpu
+def test_a_chain_of_dependent_launches_in_a_graph_equals_separate_launches(gpu):
+    from eagle3core.kernels import launch
+
+    device, arch, execute = gpu
+    n, n_layers = 1024, 12
+    weights = [torch.randn(n, n, device=device).div(32).bfloat16() for _ in range(n_layers)]
+    rows = [torch.randn(4, n, device=device).bfloat16() for _ in range(n_layers + 1)]
+    chain = [
+        item
+        for i, w in enumerate(weights)
+        for item in gemm(
+            arch, Epilogue("store"), x=rows[i], w=w, y=rows[i + 1], k=n, packed=False, weight_rows=n, operands={}
+        )
+    ]
+    for item in chain:
+        execute([replace(item, overlap=False)])
+    expected = rows[-1].clone()
+    bound = launch.bind(chain)
+    bound()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        bound()
+    for _ in range(20):
+        for y in rows[1:]:
+            y.fill_(float("nan"))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(rows[-1], expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("m", [1, 7, 8, 9, 16, 17, 31, 32, 33, 48, 64])
+def test_rows_of_a_real_shape_have_the_same_bits_at_every_batch(gpu, m):
+    device, arch, execute = gpu
+    case = {"kind": "store", "m": m, "n": 4096, "k": 2880, "dtype": "bf16", "packed": True}
+    inputs = CARD.example(case, proof.generator(m, device), device)
+    assert proof.batch_dependence(CARD, arch, case, inputs, execute) == []

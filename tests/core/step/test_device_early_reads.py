@@ -1,0 +1,58 @@
+"""Nothing is read before the kernel that writes it has ended, unless it was there before."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from device_engines import BY_MEANING, device_runner
+from tiny_engines import Pair
+
+from eagle3core.step.program import Program, launches_of
+
+pytestmark = pytest.mark.reference
+
+
+@pytest.mark.parametrize("k", [None, 1, 3])
+def test_nothing_is_read_early_that_a_kernel_of_the_same_program_may_still_be_writing(
+    nano_pair: Pair, k: int | None
+) -> None:
+    runner = device_runner(nano_pair, k, BY_MEANING)
+    assert hazards(runner.chunk, own_keys_are_early=False) == []
+    assert hazards(runner.finish, own_keys_are_early=False) == []
+    for program in runner.programs.values():
+        assert hazards(program, own_keys_are_early=True) == []
+
+
+def test_a_missing_wait_is_found(nano_pair: Pair) -> None:
+    program = device_runner(nano_pair, 3, BY_MEANING).programs[2]
+    found = []
+    for s, stage in enumerate(program):
+        for at, launch in enumerate(stage.launches):
+            if not launch.overlap and s > 0:
+                launches = list(stage.launches)
+                launches[at] = dataclasses.replace(launch, overlap=True)
+                planted = (*program[:s], dataclasses.replace(stage, launches=tuple(launches)), *program[s + 1 :])
+                found.append(hazards(planted, own_keys_are_early=True) != [])
+    assert found == [True] * 3, "after the rows are opened, and before each chained pass"
+
+
+def hazards(program: Program, *, own_keys_are_early: bool) -> list[str]:
+    """Operands that are `const` to a kernel though one before it writes them and nothing waited in between."""
+    found, written, wait = [], [], -1
+    launches = launches_of(program)
+    for i, launch in enumerate(launches):
+        wait = wait if launch.overlap and launch.variant.dependent else i
+        operands = [
+            (p, v.data_ptr(), v.data_ptr() + v.nbytes)
+            for p, v in zip(launch.variant.parameters, launch.values, strict=True)
+            if isinstance(v, torch.Tensor) and v.nbytes
+        ]
+        for parameter, start, end in operands:
+            for writer, name, first, last in written:
+                is_own_key = own_keys_are_early and parameter.name in "kv" and writer == i - 1
+                if parameter.role == "const" and first < end and start < last and writer >= wait and not is_own_key:
+                    found.append(f"{launch.variant.name}.{parameter.name} after {launches[writer].variant.name}.{name}")
+        written += [(i, p.name, start, end) for p, start, end in operands if p.role in ("out", "inout")]
+    return found

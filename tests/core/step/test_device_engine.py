@@ -1,0 +1,289 @@
+"""The engine on the kernels' path: schedules, slots, stops, faults and trees, each launch computed by its reference."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device_engines import BY_MEANING, device_runner, engine_by_meaning, write_nano_pair
+from tiny_engines import Pair, accepted_counts, letter_tokenizer, new_tokens, random_prompts, tokens_of
+from torch_launches import execute
+
+from eagle3core import Engine, EngineConfig, GenerationConfig, InvariantViolated
+from eagle3core.engine import PERF_MODE_VARIABLE
+from eagle3core.kernels.card import Launch
+from eagle3core.kernels.slots.slot_state import RUNNING
+from eagle3core.step.program import Program, launches_of
+from eagle3core.step.replay import EagerReplayer
+from eagle3core.step.run import DeviceRunner, buckets
+from eagle3core.step.runner import RowOutcome, SlotRequest
+from eagle3core.step.state import DeviceSizes
+from eagle3core.step.tree import FlatTree, chain_tree
+from eagle3core.step_log import ACTIVE_DEBUG_VARIABLE
+from eagle3core.trace import Trace
+
+pytestmark = pytest.mark.reference
+
+LENGTHS = [3, 9, 1, 17, 70, 130]  # the last two take two and three chunks
+QUIET = Trace()
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    return random_prompts(LENGTHS, n_vocab=256)
+
+
+@pytest.fixture(scope="module")
+def baseline(nano_pair: Pair, prompts: list[list[int]]) -> list[list[int]]:
+    return tokens_of(engine_by_meaning(nano_pair, None, n_slots=3).generate(prompts, new_tokens(24)))
+
+
+def test_plain_decoding_gives_the_reference_engines_tokens(
+    nano_pair: Pair, prompts: list[list[int]], baseline: list[list[int]]
+) -> None:
+    config = EngineConfig(session_len=256, device="cpu", dtype="float32")
+    exact = tokens_of(Engine.from_pretrained(nano_pair[0], config).generate(prompts, new_tokens(24)))
+    agree = [next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), 24)
+             for ours, theirs in zip(baseline, exact, strict=True)]  # fmt: skip
+    assert sum(n == 24 for n in agree) >= 5, "sixteen-bit weights may turn a near-tie, once"
+    assert min(agree) >= 4
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("n_slots", [1, 3, 5])
+def test_any_depth_and_company_give_the_baselines_tokens(
+    nano_pair: Pair, prompts: list[list[int]], baseline: list[list[int]], k: int, n_slots: int
+) -> None:
+    responses = engine_by_meaning(nano_pair, k, n_slots=n_slots).generate(prompts, new_tokens(24))
+    assert tokens_of(responses) == baseline
+    assert set(range(min(k, 2) + 1)) <= accepted_counts(responses)
+
+
+def test_drafts_and_acceptances_are_the_reference_engines(nano_pair: Pair, prompts: list[list[int]]) -> None:
+    ours = engine_by_meaning(nano_pair, 3).generate(prompts, new_tokens(16))
+    config = dataclasses.replace(engine_by_meaning(nano_pair, 3).config, dtype="float32")
+    theirs = Engine.from_pretrained(nano_pair[0], config).generate(prompts, new_tokens(16))
+    same = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.token_ids == b.token_ids]
+    assert len(same) >= 4, "a near-tie may turn in sixteen bits, seldom"
+    assert sum(a.req_metrics == b.req_metrics for a, b in same) >= len(same) - 1
+    assert len(accepted_counts(ours)) >= 3
+
+
+def test_slots_that_fill_and_empty_in_the_middle_of_a_run_change_no_token(
+    nano_pair: Pair, prompts: list[list[int]], baseline: list[list[int]]
+) -> None:
+    limits = [new_tokens(n) for n in (1, 24, 2, 5, 1, 13)]
+    for k in (None, 3):
+        responses = engine_by_meaning(nano_pair, k, n_slots=2).generate(prompts, limits)
+        expected = [tokens[: limit.max_new_tokens] for tokens, limit in zip(baseline, limits, strict=True)]
+        assert tokens_of(responses) == expected
+        assert {response.finish_reason for response in responses} == {"length"}
+
+
+def test_an_engine_gives_the_same_again_and_is_empty_between(
+    nano_pair: Pair, prompts: list[list[int]], baseline: list[list[int]]
+) -> None:
+    made = engine_by_meaning(nano_pair, 3)
+    for _ in range(2):
+        assert tokens_of(made.generate(prompts, new_tokens(24))) == baseline
+        assert made.state.state[RUNNING].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("k", [None, 3])
+def test_end_tokens_stop_the_slot_on_the_device(
+    nano_pair: Pair, prompts: list[list[int]], baseline: list[list[int]], k: int | None
+) -> None:
+    ends = tuple(dict.fromkeys(tokens[7] for tokens in baseline))
+    expected = [tokens[: next(i for i, t in enumerate(tokens) if t in ends) + 1] for tokens in baseline]
+    made = engine_by_meaning(nano_pair, k)
+    responses = made.generate(prompts, GenerationConfig(max_new_tokens=24, stop_token_ids=ends))
+    assert tokens_of(responses) == expected
+    assert {response.finish_reason for response in responses} == {"stop"}
+
+
+def test_stop_words_are_found_by_the_host_a_step_late_and_later_tokens_thrown_away(tmp_path: Path) -> None:
+    pair = write_nano_pair(tmp_path, seed=5, vocab=16, draft_vocab=16)
+    prompts = random_prompts([3, 9, 5], n_vocab=6)
+    words = GenerationConfig(max_new_tokens=24, stop_words=("a", "b", "c", "d", "e"))
+    got = {}
+    for k in (None, 3):
+        made = engine_by_meaning(pair, k, tokenizer=letter_tokenizer())
+        got[k] = tokens_of(made.generate(prompts, words))
+        plain = tokens_of(engine_by_meaning(pair, k).generate(prompts, new_tokens(24)))
+        assert [full[: len(cut)] for full, cut in zip(plain, got[k], strict=True)] == got[k]
+        assert made.state.state[RUNNING].tolist() == [0, 0]
+    assert got[None] == got[3]
+    assert any(len(tokens) < 24 for tokens in got[3])
+
+
+def test_buckets_are_one_to_four_then_powers_of_two_and_the_most() -> None:
+    sizes = [buckets(DeviceSizes(n, 64, 64, chain_tree(0))) for n in (1, 2, 3, 8, 12)]
+    assert sizes == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4, 8], [1, 2, 3, 4, 8, 12]]
+
+
+def test_the_batch_shrinks_with_the_slots_that_run(nano_pair: Pair) -> None:
+    made = engine_by_meaning(nano_pair, None, n_slots=4)
+    used: list[int] = []
+    for batch, program in made.runner.programs.items():
+        made.runner._whole[id(program)] = _noting(used, batch, program)
+    made.generate(random_prompts([3, 3, 3, 3], n_vocab=256), [new_tokens(n) for n in (3, 6, 9, 12)])
+    assert used == sorted(used, reverse=True)
+    assert set(used) == {4, 3, 2, 1}
+
+
+def _noting(used: list[int], batch: int, program: Program) -> Any:
+    def run() -> None:
+        used.append(batch)
+        execute(launches_of(program))
+
+    return run
+
+
+def test_active_slots_are_logged_every_step_when_asked_for(
+    nano_pair: Pair, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = engine_by_meaning(nano_pair, None, n_slots=2)
+    prompts, limits = random_prompts([3, 9], n_vocab=256), [new_tokens(2), new_tokens(4)]
+    with caplog.at_level(logging.INFO, "eagle3core"):
+        made.generate(prompts, limits)
+        assert "[Active]" not in caplog.text
+        monkeypatch.setenv(ACTIVE_DEBUG_VARIABLE, "1")
+        made.generate(prompts, limits)
+    lines = [record.message for record in caplog.records if "[Active]" in record.message]
+    assert lines[0] == "[EAGLE][Active] step 0: 2 of 2 slots, [0, 1]"
+    assert lines[-1].endswith(": 1 of 2 slots, [1]")
+
+
+# ---- trees
+
+
+def test_a_tree_given_by_hand_is_verified_in_one_pass_and_its_path_kept(
+    nano_pair: Pair, baseline: list[list[int]]
+) -> None:
+    """Thirteen nodes, the accepted path not the first: its keys have to move."""
+    tree = FlatTree((-1, 0, 0, 0, 1, 2, 2, 3, 6, 6, 8, 9, 9))
+    path = [2, 6, 9, 12]
+    prompt = random_prompts(LENGTHS, n_vocab=256)[0]
+    runner = device_runner(nano_pair, None, BY_MEANING, n_slots=2, tree=tree, drafts=False)
+    runner.admit(1, SlotRequest(prompt, 24, ()), QUIET)
+    [first] = runner.collect(everything=True)
+    tokens = list(first.rows[0].tokens)
+    while len(tokens) < 20:
+        right = baseline[0][len(tokens) : len(tokens) + 4]
+        drafted = runner.state.step.drafted.view(-1)[: tree.n_nodes].view(tree.n_nodes, 1)
+        for node in range(1, tree.n_nodes):
+            wrong = (right[min(int(tree.depths[node]), 4) - 1] + node) % 256
+            drafted[node] = right[path.index(node)] if node in path else wrong
+        runner.enqueue(QUIET)
+        [outcome] = runner.collect(everything=True)
+        assert outcome.rows[0].n_accepted == 4
+        tokens += outcome.rows[0].tokens
+    assert tokens == baseline[0][: len(tokens)]
+
+
+# ---- faults
+
+
+def broken(runner: DeviceRunner, name: str, value: int) -> None:
+    """Make the next step's acceptance wrong, or take blocks away."""
+    if name == "n_accepted":
+        program = runner.programs[runner.n_slots]
+        stages = [dataclasses.replace(s, launches=s.launches[:-1]) if s.name == "accept" else s for s in program]
+        runner.state.step.accepted["n_accepted"].fill_(value)
+        runner.state.step.accepted["path"].zero_()
+        runner.programs[runner.n_slots] = tuple(stages)
+    else:
+        runner.state.tables[0, value:] = -1
+
+
+@pytest.mark.parametrize(("what", "value"), [("n_accepted", 9), ("n_accepted", -3), ("tables", 1)])
+def test_a_broken_invariant_gives_the_baselines_tokens_and_a_clear_message(
+    nano_pair: Pair, caplog: pytest.LogCaptureFixture, what: str, value: int
+) -> None:
+    prompt = random_prompts([62], n_vocab=256)
+    n = 4 if what == "n_accepted" else 1  # with one block alone, only the rows of this one fit
+    expected = tokens_of(engine_by_meaning(nano_pair, None, n_slots=1).generate(prompt, new_tokens(n)))
+    made = engine_by_meaning(nano_pair, 3, n_slots=1)
+    broken(made.runner, what, value)
+    assert tokens_of(made.generate(prompt, new_tokens(n))) == expected
+    if n > 1:
+        errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+        assert errors
+        assert errors[0].startswith("[EAGLE] slot 0 goes on without its drafts: slot 0 reports fault 1")
+
+
+def test_a_row_without_a_block_stops_the_run_rather_than_giving_wrong_tokens(nano_pair: Pair) -> None:
+    made = engine_by_meaning(nano_pair, 3, n_slots=1)
+    broken(made.runner, "tables", 1)
+    with pytest.raises(InvariantViolated, match="fault 6"):
+        made.generate(random_prompts([64], n_vocab=256), new_tokens(9))
+
+
+def test_a_broken_invariant_is_fatal_in_performance_mode(nano_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PERF_MODE_VARIABLE, "1")
+    made = engine_by_meaning(nano_pair, 3, n_slots=1)
+    broken(made.runner, "n_accepted", 9)
+    with pytest.raises(InvariantViolated, match="slot 0 reports fault 1"):
+        made.generate(random_prompts([5], n_vocab=256), new_tokens(9))
+
+
+def test_results_are_read_one_step_behind(nano_pair: Pair) -> None:
+    runner = device_runner(nano_pair, None, BY_MEANING, n_slots=1)
+    runner.admit(0, SlotRequest([1, 2, 3], 9, ()), QUIET)
+    assert runner.collect(everything=False) == []
+    runner.enqueue(QUIET)
+    [first] = runner.collect(everything=False)
+    assert first.is_admission
+    runner.enqueue(QUIET)
+    with pytest.raises(InvariantViolated, match="2 results are under way"):
+        runner.enqueue(QUIET)
+    assert [outcome.is_admission for outcome in runner.collect(everything=True)] == [False, False]
+
+
+def test_a_released_slot_takes_no_part(nano_pair: Pair) -> None:
+    runner = device_runner(nano_pair, 2, BY_MEANING)
+    for slot in (0, 1):
+        runner.admit(slot, SlotRequest([1, 2, slot], 99, ()), QUIET)
+        runner.collect(everything=True)
+    runner.release(0)
+    runner.enqueue(QUIET)
+    [outcome] = runner.collect(everything=True)
+    assert [row.slot for row in outcome.rows] == [1]
+    assert isinstance(outcome.rows[0], RowOutcome)
+
+
+class BreaksOff:
+    """Computes launches by their meaning and raises once, at the n-th."""
+
+    def __init__(self, at: int, error: type[BaseException]) -> None:
+        self.left, self.error = at, error
+
+    def __call__(self, launches: Sequence[Launch]) -> None:
+        for launch in launches:
+            self.left -= 1
+            if self.left == 0:
+                raise self.error("broken off")
+            execute([launch])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("at", [5, 60, 90, 140, 141])
+def test_a_step_that_breaks_off_half_way_leaves_the_engine_usable(
+    nano_pair: Pair, at: int, error: type[BaseException]
+) -> None:
+    prompts = random_prompts([5, 20, 3], n_vocab=256)
+    expected = tokens_of(engine_by_meaning(nano_pair, 3).generate(prompts, new_tokens(9)))
+    engine = engine_by_meaning(nano_pair, 3)
+    runner = engine.runner
+    assert isinstance(runner, DeviceRunner)
+    breaking = BreaksOff(at, error)
+    runner.replay_by(EagerReplayer(breaking))
+    with pytest.raises(error, match="broken off"):
+        engine.generate(prompts, new_tokens(9))
+    assert breaking.left == 0
+    assert not runner.state.state[RUNNING].any()
+    assert tokens_of(engine.generate(prompts, new_tokens(9))) == expected

@@ -1,0 +1,81 @@
+"""The whole engine with its kernels run lane by lane: prompt, drafts, verification, commit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from device_engines import device_engine, device_runner, write_nano_pair
+from tiny_engines import Pair, new_tokens, random_prompts, tokens_of
+from torch import Tensor
+from torch_launches import execute as by_meaning
+
+from eagle3core.kernels.emulator import instructions as emulator
+from eagle3core.step.replay import EagerReplayer
+from eagle3core.step.runner import SlotRequest
+from eagle3core.step.tree import FlatTree
+from eagle3core.trace import RecordingTrace, Trace
+
+pytestmark = pytest.mark.emulated
+
+LANES, MEANING = EagerReplayer(emulator.execute), EagerReplayer(by_meaning)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return write_nano_pair(tmp_path_factory.mktemp("nano"), seed=5, n_layers=1, taps=(0, 1), vocab=64)
+
+
+def recorded(pair: Pair, k: int | None, prompt: list[int], n: int, **changes: Any) -> tuple[list[int], Tensor]:
+    """Tokens, and the bits of the logits `[n, V]` that chose them."""
+    trace = RecordingTrace()
+    engine = device_engine(pair, k, LANES, trace=trace, n_slots=1, **changes)
+    response = engine.generate([prompt], new_tokens(n))[0]
+    rows = [trace.tensors["prefill/target.head"]]
+    kept = [step.n_accepted + 1 for step in response.req_metrics.steps] if k else [1] * (n - 1)
+    rows += [trace.tensors[f"step{i}/verify/target.head"][:count] for i, count in enumerate(kept)]
+    return response.token_ids, torch.cat(rows)[:n].view(torch.int16)
+
+
+def test_speculation_gives_the_baselines_tokens_and_the_bits_of_its_logits(pair: Pair) -> None:
+    """The slow ring has longer runs and prefill passes of more rows."""
+    prompt, n = random_prompts([6], n_vocab=64, seed=2)[0], 4
+    tokens, logits = recorded(pair, None, prompt, n, chunk=16)
+    drafted, same = recorded(pair, 3, prompt, n, chunk=16)
+    assert drafted == tokens
+    assert torch.equal(same, logits)
+    assert tokens == tokens_of(device_engine(pair, 3, MEANING).generate([prompt], new_tokens(n)))[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [None, 2])
+def test_a_batch_whose_slots_fill_and_empty_gives_the_baselines_tokens(tmp_path: Path, k: int | None) -> None:
+    pair = write_nano_pair(tmp_path, seed=5, heads=4)
+    prompts = random_prompts([6, 66, 3], n_vocab=256, seed=2)
+    limits = [new_tokens(n) for n in (2, 4, 3)]
+    expected = tokens_of(device_engine(pair, None, MEANING).generate(prompts, limits))
+    assert tokens_of(device_engine(pair, k, LANES).generate(prompts, limits)) == expected
+
+
+@pytest.mark.slow
+def test_a_tree_given_by_hand_is_verified_in_one_pass(pair: Pair) -> None:
+    """Forty nodes, five of them right and not neighbours, in two mask words."""
+    prompt, n = random_prompts([5], n_vocab=64)[0], 12
+    expected = tokens_of(device_engine(pair, None, MEANING).generate([prompt], new_tokens(n + 1)))[0]
+    parents = [-1] + [0] * 9 + [7] * 10 + [15] * 10 + [25] * 10
+    tree, path = FlatTree(tuple(parents)), (7, 15, 25, 39)
+    runner = device_runner(pair, None, LANES, n_slots=1, tree=tree, drafts=False)
+    runner.admit(0, SlotRequest(prompt, n, ()), Trace())
+    tokens = list(runner.collect(everything=True)[0].rows[0].tokens)
+    for _ in range(2):
+        right = expected[len(tokens) :]
+        for node in range(1, tree.n_nodes):
+            here = right[int(tree.depths[node]) - 1]
+            runner.state.step.drafted[node] = here if node in path else (here + 1) % 64
+        runner.enqueue(Trace())
+        row = runner.collect(everything=True)[0].rows[0]
+        assert row.n_accepted == 4
+        tokens += row.tokens
+    assert tokens == expected[: len(tokens)]

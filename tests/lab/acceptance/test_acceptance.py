@@ -1,0 +1,272 @@
+"""Acceptance is counted as stated, explained without remainder, and held against an independent reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from agreeing_pairs import write_agreeing_pair
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from random_pairs import write_random_pair
+
+from eagle3core.metrics import RequestMetrics, StepRecord, spec_info_from_steps
+from eagle3core.request import Response
+from lab.acceptance.counts import (
+    DEEP,
+    NEAR,
+    OUTSIDE,
+    REFUSED,
+    DepthAcceptance,
+    acceptance_interval,
+    cause_of,
+    count_acceptance,
+)
+from lab.acceptance.loops import looped_tokens
+from lab.acceptance.measure import AcceptanceReport, measure_acceptance
+from lab.acceptance.reference import ReferenceReport, check_acceptance
+from lab.errors import ExperimentError
+from lab.pairs.prompts import Prompt, prompts_from_ids
+
+pytestmark = pytest.mark.reference
+
+# A vocabulary of six, four of them drafted: random weights then agree often enough for chains to be accepted.
+VOCAB, DRAFT_VOCAB = 6, 4
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A random target and draft over the tiny vocabulary."""
+    torch.set_num_threads(1)
+    return write_random_pair(tmp_path_factory.mktemp("pair"), vocab=VOCAB, draft_vocab=DRAFT_VOCAB)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[Prompt]:
+    """Four prompts of different lengths in two categories."""
+    random = torch.Generator().manual_seed(1)
+    ids = [torch.randint(0, VOCAB, (9 + i,), generator=random).tolist() for i in range(4)]
+    return [*prompts_from_ids(ids[:2], "code"), *prompts_from_ids(ids[2:], "prose")]
+
+
+@pytest.fixture(scope="module")
+def report(pair: tuple[Path, Path], prompts: list[Prompt]) -> AcceptanceReport:
+    """Both depths measured once."""
+    return measure_acceptance(*pair, prompts, (1, 3), max_new_tokens=40, ignore_eos=True, batch=3)
+
+
+def checked(pair: tuple[Path, Path], prompts: Sequence[Prompt], depth: DepthAcceptance, dtype: str) -> ReferenceReport:
+    return check_acceptance(*pair, prompts, depth.responses, depth.k, dtype=dtype)
+
+
+def response(tokens: list[int], steps: Sequence[tuple[int, int, tuple[int, ...]]], k: int) -> Response:
+    """A response whose complete steps are (n_accepted, n_committed, ranks), after one prefill token."""
+    records, start = [], 1
+    for n_accepted, n_committed, ranks in steps:
+        records.append(StepRecord(start, k, n_accepted, n_committed, n_committed < n_accepted + 1, ranks))
+        start += n_committed
+    return Response("", tokens, 2, "length", RequestMetrics(spec_info_from_steps(records, k), tuple(records)))
+
+
+def hand_counted() -> DepthAcceptance:
+    """Two prompts, six steps, one of them cut."""
+    prompts = [Prompt((1, 2), "", "a"), Prompt((3, 4), "", "b")]
+    first = response(list(range(10, 18)), [(2, 3, (0, 0)), (0, 1, (-1,)), (1, 2, (0, 2)), (2, 1, (0, 0))], k=2)
+    second = response(list(range(20, 24)), [(0, 1, (7,)), (1, 2, (0, 1))], k=2)
+    return count_acceptance(2, prompts, [first, second], lambda tokens: sum(t % 2 == 0 for t in tokens))
+
+
+def test_a_hand_counted_run_gives_the_hand_counted_numbers() -> None:
+    depth = hand_counted()
+    assert (depth.n_steps, depth.n_cut, depth.n_tokens) == (5, 1, 12)
+    assert depth.histogram == (2, 2, 1)
+    assert depth.length.mean == pytest.approx(9 / 5)
+    assert depth.by_position == (3 / 5, 1 / 5)
+    assert depth.given_prefix == pytest.approx((3 / 5, 1 / 3))
+    assert depth.expected_if_independent == pytest.approx(1 + 0.6 + 0.36)
+    assert depth.coverage == 0.5
+    assert depth.per_prompt == (2.0, 1.5)
+    assert [(c.category, c.n_steps, c.length.mean) for c in depth.categories] == [("a", 3, 2.0), ("b", 2, 1.5)]
+
+
+def test_the_loss_is_attributed_to_cause_and_position() -> None:
+    depth = hand_counted()
+    assert depth.loss_by_cause == {
+        OUTSIDE: (2 / 5, 0.0),
+        NEAR: (0.0, 2 / 5),
+        DEEP: (2 / 5, 0.0),
+        REFUSED: (0.0, 0.0),
+    }
+    assert depth.why == (
+        "At spec-2 a step commits 1.80 of at most 3 tokens; of the 1.20 lost, 0.40 go to tokens outside the draft "
+        "vocabulary, 0.40 to tokens at rank 2 to 4 and 0.40 at rank 5 or deeper of the draft's order; 67% of the loss "
+        "is at the first drafted position."
+    )
+    shares = depth.rank_shares
+    assert shares["rank 1, accepted"] == (3 / 5, 1 / 3)
+    assert sum(values[0] for values in shares.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("rank", "cause"), [(-1, OUTSIDE), (0, REFUSED), (1, NEAR), (3, NEAR), (4, DEEP), (900, DEEP)])
+def test_a_rank_has_one_cause(rank: int, cause: str) -> None:
+    assert cause_of(rank) == cause
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 8), st.data())
+def test_length_and_losses_always_add_up(k: int, data: st.DataObject) -> None:
+    accepted = data.draw(st.lists(st.integers(0, k), min_size=1, max_size=30))
+    ranks = data.draw(st.lists(st.integers(-1, 40).filter(bool), min_size=len(accepted), max_size=len(accepted)))
+    steps = [(a, a + 1, (*[0] * a, r)) for a, r in zip(accepted, ranks, strict=True)]
+    n_tokens = 1 + sum(a + 1 for a in accepted)
+    depth = count_acceptance(k, [Prompt((1,), "")], [response(list(range(n_tokens)), steps, k)], len)
+    assert depth.length.mean is not None
+    lost = sum(sum(values) for values in depth.loss_by_cause.values())
+    assert depth.length.mean == pytest.approx(k + 1 - lost)
+    assert depth.length.mean == pytest.approx(1 + sum(depth.by_position))
+    for position in range(k):
+        if sum(depth.histogram[position:]):
+            assert sum(values[position] for values in depth.rank_shares.values()) == pytest.approx(1.0)
+
+
+def test_a_run_without_complete_steps_has_no_acceptance_length() -> None:
+    depth = count_acceptance(2, [Prompt((1,), "")], [response([5, 6], [(2, 1, (0, 0))], k=2)], len)
+    assert (depth.length.mean, depth.n_steps, depth.per_prompt) == (None, 0, (None,))
+    assert depth.why == "At spec-2 no verify step was complete, so there is no acceptance length."
+
+
+def test_steps_without_ranks_are_refused() -> None:
+    bare = StepRecord(1, 2, 0, 1, False, None)
+    made = Response("", [5, 6], 1, "length", RequestMetrics(None, (bare,)))
+    with pytest.raises(ExperimentError, match="collect_draft_ranks"):
+        count_acceptance(2, [Prompt((1,), "")], [made], len)
+
+
+def test_a_repeated_run_is_a_loop_and_a_new_one_is_not() -> None:
+    run = list(range(16))
+    assert looped_tokens(run, run) == [True] * 16
+    assert looped_tokens(run, run[:15]) == [False] * 15
+    assert looped_tokens([], [*run, 99, *run]) == [False] * 17 + [True] * 16
+    assert looped_tokens([], [7] * 16) == [False] * 16
+    assert looped_tokens([], [7] * 17) == [False] + [True] * 16
+    assert looped_tokens([7], [7] * 16) == [True] * 16
+
+
+def test_steps_with_a_looped_token_are_left_out_of_the_length_outside_loops() -> None:
+    run = list(range(16))
+    steps = [(1, 2, (0, 5))] * 8 + [(2, 3, (0, 0))] * 5 + [(0, 1, (3,))]
+    made = response([50, *run, *run], steps, k=2)
+    depth = count_acceptance(2, [Prompt((1,), "")], [made], len)
+    assert depth.looped_share == pytest.approx(16 / 33)
+    assert depth.length.mean == pytest.approx(32 / 14)
+    assert depth.outside_loops.mean == pytest.approx(2.0)
+
+
+def test_the_interval_is_wide_between_prompts_and_closed_for_equal_ones() -> None:
+    def steps(n_committed: int) -> list[StepRecord]:
+        return [StepRecord(1, 3, n_committed - 1, n_committed, False, None)] * 5
+
+    equal = acceptance_interval([steps(2), steps(2), steps(2)])
+    assert (equal.mean, equal.low, equal.high) == (2.0, 2.0, 2.0)
+    spread = acceptance_interval([steps(1), steps(4)] * 8)
+    assert spread.mean == 2.5
+    assert spread.low is not None
+    assert spread.high is not None
+    assert 1.5 < spread.low < 2.2 < 2.8 < spread.high < 3.5
+
+
+def test_the_interval_covers_the_true_mean_about_as_often_as_it_says() -> None:
+    # 60 simulated runs of 40 prompts; 95% intervals that were right at that rate would miss more than 9 of them in less
+    # than one of 400 trials, and the seed is fixed.
+    random = torch.Generator().manual_seed(3)
+    missed = 0
+    for _ in range(60):
+        means = torch.rand(40, generator=random) * 2
+        runs = [
+            [StepRecord(1, 3, int(a), int(a) + 1, False, None) for a in torch.poisson(m.expand(12), generator=random)]
+            for m in means
+        ]
+        interval = acceptance_interval(runs)
+        assert interval.low is not None
+        assert interval.high is not None
+        missed += not interval.low <= 2.0 <= interval.high
+    assert missed <= 9
+
+
+def test_the_engine_is_counted_as_it_counts_itself(report: AcceptanceReport, prompts: list[Prompt]) -> None:
+    for depth in report.depths:
+        infos = [r.req_metrics.spec_info for r in depth.responses]
+        assert depth.histogram == tuple(
+            sum(info.accepted_histogram[a] for info in infos if info) for a in range(depth.k + 1)
+        )
+        assert depth.n_tokens == 40 * len(prompts)
+        assert depth.n_contradictions == 0
+        assert sum(c.n_steps for c in depth.categories) == depth.n_steps
+    assert [list(r.token_ids) for r in report.at(1).responses] == [list(r.token_ids) for r in report.at(3).responses]
+    assert sum(report.at(3).histogram[2:]) > 0, "the pair must accept chains, or nothing here is tested"
+    with pytest.raises(ExperimentError, match="spec-2 was not measured"):
+        report.at(2)
+
+
+def test_the_same_run_gives_the_same_report(
+    pair: tuple[Path, Path], prompts: list[Prompt], report: AcceptanceReport
+) -> None:
+    again = measure_acceptance(*pair, prompts, (3,), max_new_tokens=40, ignore_eos=True, batch=4)
+    assert again.at(3).histogram == report.at(3).histogram
+    assert again.at(3).length == report.at(3).length
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_measured_acceptance_equals_the_reference_expectation(
+    pair: tuple[Path, Path], prompts: list[Prompt], report: AcceptanceReport, k: int
+) -> None:
+    reference = checked(pair, prompts, report.at(k), "float32")
+    assert reference.passed()
+    assert reference.bugs == ()
+    assert reference.n_steps == report.at(k).n_steps
+    assert reference.measured == pytest.approx(report.at(k).length.mean)
+    if reference.n_near_ties == 0:
+        assert reference.expected == reference.measured
+
+
+def test_bf16_differs_from_its_reference_by_rounding_alone(tmp_path: Path) -> None:
+    pair = write_agreeing_pair(tmp_path, n_layers=7, dtype=torch.bfloat16)
+    random = torch.Generator().manual_seed(2)
+    prompts = prompts_from_ids([torch.randint(3, 512, (7 + 5 * i,), generator=random).tolist() for i in range(4)])
+    report = measure_acceptance(*pair, prompts, (3,), max_new_tokens=32, ignore_eos=True, dtype="bfloat16")
+    reference = checked(pair, prompts, report.at(3), "bfloat16")
+    assert reference.bugs == ()
+    assert sum(d.accepted for d in reference.decisions) >= 10, "the pair must accept drafts, or nothing is tested"
+    assert reference.row_values()["n_positions"] == len(reference.decisions)
+
+
+def test_fp64_leaves_no_room_for_rounding(pair: tuple[Path, Path], prompts: list[Prompt]) -> None:
+    report = measure_acceptance(*pair, prompts[:2], (2,), max_new_tokens=16, ignore_eos=True, dtype="float64")
+    reference = checked(pair, prompts[:2], report.at(2), "float64")
+    assert reference.near_tie == 0.0
+    assert reference.passed(0.0)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["wrong_tap", "swapped_concat", "normed_feedback", "rope_query_off_by_one", "missing_d2t", "stale_draft_kv"],
+)
+def test_a_bug_in_the_draft_contradicts_the_reference(
+    pair: tuple[Path, Path], prompts: list[Prompt], fault: str
+) -> None:
+    broken = measure_acceptance(*pair, prompts, (3,), max_new_tokens=40, ignore_eos=True, fault=fault)
+    reference = checked(pair, prompts, broken.at(3), "float32")
+    assert not reference.passed()
+    assert len(reference.bugs) >= 2
+    assert "contradicts the Hugging Face reference" in reference.verdict
+
+
+def test_unusable_arguments_are_refused(pair: tuple[Path, Path], prompts: list[Prompt]) -> None:
+    for bad in ({"prompts": []}, {"ks": ()}, {"ks": (0,)}, {"max_new_tokens": 1}):
+        arguments = {"prompts": prompts, "ks": (1,), **bad}
+        with pytest.raises(ExperimentError, match="at least one prompt"):
+            measure_acceptance(*pair, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ExperimentError, match="0 responses to 4 prompts"):
+        check_acceptance(*pair, prompts, [], 1)

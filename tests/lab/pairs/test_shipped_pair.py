@@ -1,0 +1,56 @@
+"""The shipped pair keeps its promises: held-out prompts, better than a 5-gram, and long acceptance."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from eagle3core.pipeline import load_tokenizer
+from lab.acceptance.measure import measure_acceptance
+from lab.pairs import shipped_pair
+from lab.pairs.prompts import Prompt, load_prompts
+from lab.training import corpus, ngram, target, tokenizer
+from lab.training.corpus import HELD_OUT
+
+pytestmark = pytest.mark.reference
+
+
+@pytest.fixture(scope="module")
+def loaded() -> list[Prompt]:
+    pair = shipped_pair()
+    assert pair.prompts is not None
+    return load_prompts(pair.prompts, load_tokenizer(pair.target))
+
+
+def test_there_are_sixty_four_prompts_and_their_text_was_held_out(loaded: list[Prompt]) -> None:
+    text = corpus.read_stdlib()
+    held_out = "\0".join(document.text for document in text.split("held out"))
+    assert len(loaded) == 64
+    found = sum(prompt.text in held_out for prompt in loaded)
+    # The prompts were cut from one Python's library; another release has edited a few of those places.
+    assert found >= 48, f"only {found} of 64 prompts are in this Python's {', '.join(sorted(HELD_OUT))}"
+
+
+def test_the_target_beats_an_interpolated_five_gram_on_the_held_out_modules() -> None:
+    pair, text = shipped_pair(), corpus.read_stdlib()
+    bpe = tokenizer.load_tokenizer(pair.target)
+    training, held_out = (tokenizer.encode(bpe, text.split(name)) for name in ("training", "held out"))
+    model = target.load_target(pair.target, torch.device("cpu"))
+    stream = torch.from_numpy(held_out.astype("int32"))
+    with torch.no_grad():
+        own = target.stream_loss(model, stream, 512)
+    five_gram = ngram.NGram(training, bpe.get_vocab_size()).loss(held_out)
+    assert own < five_gram
+    assert own == pytest.approx(pair.card["held_out_loss_nats_per_token"]["target"], abs=0.1)
+
+
+def test_spec_3_commits_at_least_2_2_tokens_a_step_outside_loops(loaded: list[Prompt]) -> None:
+    pair = shipped_pair()
+    report = measure_acceptance(
+        pair.target, pair.draft, loaded, ks=(3,), max_new_tokens=128, batch=32, ignore_eos=True
+    ).at(3)
+    assert report.n_tokens == 64 * 128
+    assert report.outside_loops.mean is not None
+    assert report.outside_loops.mean >= 2.2
+    assert report.looped_share == pytest.approx(pair.card["acceptance"]["looped_share"], abs=0.05)
+    assert report.coverage == pytest.approx(pair.card["acceptance"]["coverage"], abs=0.05)

@@ -1,0 +1,143 @@
+"""Recorded stages on disk: written, read back, refused where they do not fit, and used as the reference."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from agreeing_pairs import write_agreeing_pair
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from lab.errors import ExperimentError, NotComparable
+from lab.parity import run_stage_parity
+from lab.parity.stages import StageReport
+from lab.parity.taps import main, read_taps, write_taps
+
+pytestmark = pytest.mark.reference
+
+Pair = tuple[Path, Path]
+PROMPTS = [[5, 17, 99, 230, 301, 44, 8, 412, 77], [1, 2, 3, 4, 5]]
+
+
+@pytest.fixture(scope="module")
+def agreeing(tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return write_agreeing_pair(tmp_path_factory.mktemp("agreeing"))
+
+
+@pytest.fixture(scope="module")
+def taps(agreeing: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_taps(*agreeing, tmp_path_factory.mktemp("taps") / "ours.safetensors", prompts=PROMPTS, k=3, steps=3)
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    with safe_open(path, framework="pt") as opened:
+        return dict(opened.metadata())
+
+
+def changed(path: Path, out: Path, name: str, change: float) -> Path:
+    """A copy of a taps file with one number of one tensor changed."""
+    tensors = load_file(path)
+    tensors[name].view(-1)[0] += change
+    save_file(tensors, out, metadata=metadata_of(path))
+    return out
+
+
+def against(agreeing: Pair, reference: Path, **options: object) -> StageReport:
+    return run_stage_parity(*agreeing, prompts=PROMPTS, k=3, steps=3, reference=reference, **options)  # type: ignore[arg-type]
+
+
+def test_a_file_says_which_tokens_and_sizes_it_holds(taps: Path) -> None:
+    metadata = metadata_of(taps)
+    assert json.loads(metadata["prompts"]) == PROMPTS
+    assert (metadata["k"], metadata["steps"], metadata["dtype"]) == ("3", "3", "float32")
+    shapes = json.loads(metadata["shapes"])
+    assert shapes["prompt0/prefill/target.taps"] == [9, 3 * 64]
+    assert shapes["prompt1/step2/chain2/draft.head"] == [1, 128]
+    assert str(taps.parent) not in json.dumps(metadata)
+
+
+def test_our_own_recording_is_a_reference_that_agrees_exactly(agreeing: Pair, taps: Path) -> None:
+    report = against(agreeing, taps)
+    assert report.passed, report.verdict
+    assert max(cell.max_abs or 0.0 for cell in report.cells) == 0.0
+    assert "recorded reference" in report.verdict
+
+
+def test_a_recording_in_another_dtype_is_judged_by_the_tolerance_of_ours(agreeing: Pair, tmp_path: Path) -> None:
+    path = write_taps(*agreeing, tmp_path / "exact.safetensors", prompts=PROMPTS, dtype="float64", k=3, steps=3)
+    report = against(agreeing, path)
+    assert report.passed, report.verdict
+    assert max(cell.max_abs or 0.0 for cell in report.cells) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "change"), [("step1/chain2/draft.attn", 0.01), ("prefill/target.3.mlp", 1.0), ("step0/tree.tokens", 1)]
+)
+def test_the_stage_where_a_recording_differs_is_named(
+    agreeing: Pair, taps: Path, tmp_path: Path, name: str, change: float
+) -> None:
+    report = against(agreeing, changed(taps, tmp_path / "other.safetensors", f"prompt0/{name}", change))
+    first = report.first_divergent
+    assert first is not None
+    assert f"{first.pass_name}/{first.stage}" == name
+    assert sum(cell.status != "pass" for cell in report.cells) == 1
+
+
+def test_a_recording_far_from_the_truth_cannot_make_ours_pass(agreeing: Pair, taps: Path, tmp_path: Path) -> None:
+    tensors = {k: v * 3 if v.is_floating_point() else v for k, v in load_file(taps).items()}
+    save_file(tensors, tmp_path / "loud.safetensors", metadata=metadata_of(taps))
+    assert not against(agreeing, tmp_path / "loud.safetensors").passed
+
+
+def test_stages_a_recording_lacks_fail_unless_the_comparison_is_narrowed_to_others(
+    agreeing: Pair, taps: Path, tmp_path: Path
+) -> None:
+    kept = {name: tensor for name, tensor in load_file(taps).items() if name.endswith(("draft.fc", "draft.head"))}
+    save_file(kept, tmp_path / "few.safetensors", metadata=metadata_of(taps))
+    report = against(agreeing, tmp_path / "few.safetensors")
+    assert not report.passed
+    assert {cell.status for cell in report.cells} == {"pass", "missing"}
+    narrowed = against(agreeing, tmp_path / "few.safetensors", stages=("draft.fc", "draft.head"))
+    assert narrowed.passed, narrowed.verdict
+    assert {cell.stage for cell in narrowed.cells} == {"draft.fc", "draft.head"}
+
+
+def test_files_of_other_runs_are_refused(taps: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotComparable, match="other prompts"):
+        read_taps(taps, [[1, 2, 3]], k=3, steps=3)
+    with pytest.raises(NotComparable, match="3 steps of 3 drafts"):
+        read_taps(taps, PROMPTS, k=2, steps=3)
+    with pytest.raises(NotComparable, match="at least 4 steps"):
+        read_taps(taps, PROMPTS, k=3, steps=4)
+    newer = tmp_path / "newer.safetensors"
+    save_file(load_file(taps), newer, metadata={**metadata_of(taps), "schema": "2"})
+    with pytest.raises(NotComparable, match="schema '2'"):
+        read_taps(newer, PROMPTS, k=3, steps=3)
+
+
+def test_unusable_files_are_refused_by_name(taps: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"absent\.safetensors cannot be read"):
+        read_taps(tmp_path / "absent.safetensors", PROMPTS, k=3, steps=3)
+    short = tmp_path / "short.safetensors"
+    short.write_bytes(taps.read_bytes()[:-100])
+    with pytest.raises(ExperimentError, match=r"short\.safetensors cannot be read"):
+        read_taps(short, PROMPTS, k=3, steps=3)
+    bare = tmp_path / "bare.safetensors"
+    save_file({"prompt0/first_token": torch.tensor([1])}, bare)
+    with pytest.raises(ExperimentError, match="no metadata schema, prompts"):
+        read_taps(bare, PROMPTS, k=3, steps=3)
+
+
+def test_the_command_writes_a_file_for_a_pair_on_disk(
+    agreeing: Pair, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "sub" / "ours.safetensors"
+    options = ["--spec-k", "2", "--steps", "1", "--n-prompts", "1", "--dtype", "bfloat16"]
+    assert main(["--target", str(agreeing[0]), "--draft", str(agreeing[1]), "--out", str(out), *options]) == 0
+    assert "1 steps of spec-2 in bfloat16" in capsys.readouterr().out
+    assert load_file(out)["prompt0/step0/chain1/draft.fc"].dtype == torch.bfloat16
+    with pytest.raises(ExperimentError, match=r"\.safetensors"):
+        write_taps(*agreeing, tmp_path / "ours.bin", prompts=PROMPTS)

@@ -1,0 +1,82 @@
+"""Floors are those counted by hand, rounds take turns, and a step is timed with every slot in use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from eagle3core.metrics import RequestMetrics, StepRecord
+from eagle3core.request import Response
+from lab.pairs.planted import GEOMETRIES
+from lab.probes.bench.floors import step_floor
+from lab.probes.bench.rounds import WARM_STEPS, full_window, interleave
+
+pytestmark = pytest.mark.reference
+K = 3
+
+
+def test_floors_of_the_8b_geometry_are_those_counted_by_hand() -> None:
+    geometry = GEOMETRIES["llama-3.1-8b"]
+    # Bytes in bf16: weights without the table 15.009 GB, cache 131072 a token; head 849 MB first, 749 MB later.
+    for context, batch, base_gb, step_gb, ratio in (
+        (512, 1, 15.08, 17.43, 1.156),
+        (2048, 1, 15.28, 17.65, 1.155),
+        (32768, 1, 19.30, 22.05, 1.142),
+        (16384, 4, 23.60, 26.75, 1.134),
+    ):
+        floor = step_floor(geometry.target, geometry.draft, k=3, batch=batch, cached=context, itemsize=2)
+        assert floor.base_bytes / 1e9 == pytest.approx(base_gb, abs=0.005)
+        assert floor.step_bytes / 1e9 == pytest.approx(step_gb, abs=0.01)
+        assert floor.step_over_base == pytest.approx(ratio, abs=0.001)
+        assert floor.largest_speedup(3.0) == pytest.approx(3 / ratio, abs=0.01)
+    plain = step_floor(geometry.target, geometry.draft, k=0, batch=1, cached=512, itemsize=2)
+    assert plain.draft_bytes == 0
+    assert plain.ms(4578.0) == pytest.approx(3.29, abs=0.01)
+
+
+def test_a_tied_table_is_read_as_the_head_and_a_shared_head_by_the_draft() -> None:
+    geometry = GEOMETRIES["nano"]
+    target, draft = geometry.target, geometry.draft
+    floor = step_floor(target, draft, k=2, batch=1, cached=10, itemsize=2)
+    tied = step_floor(replace(target, tie_word_embeddings=True), draft, k=2, batch=1, cached=10, itemsize=2)
+    assert tied.base_bytes == floor.base_bytes
+    shared = step_floor(target, replace(draft, has_head=False), k=2, batch=1, cached=10, itemsize=2)
+    assert shared.draft_bytes == floor.draft_bytes
+
+
+# -- rounds
+
+
+def test_modes_take_turns_and_the_order_turns_around() -> None:
+    seen: list[str] = []
+    runs = {name: (lambda name=name: seen.append(name) or len(seen)) for name in "ab"}
+    told: list[int] = []
+    found = interleave(runs, rounds=2, warmup=1, on_round=told.append)
+    assert seen == ["b", "a", "a", "b", "b", "a"]
+    assert found == {"a": [3, 6], "b": [4, 5]}
+    assert told == [-1, 0, 1]
+
+
+def response(*committed: int) -> Response:
+    """A request whose steps committed so many tokens each."""
+    steps = tuple(StepRecord(0, K, n - 1, n, False) for n in committed)
+    return Response("", [0] * (1 + sum(committed)), 4, "length", RequestMetrics(None, steps))
+
+
+def test_the_full_window_ends_before_the_first_request_does() -> None:
+    ends = [float(i * i) for i in range(20)]
+    window = full_window([response(*[2] * 10), response(*[3] * 7)], ends, 2)
+    assert window is not None
+    assert window.n_steps == 6 - WARM_STEPS
+    assert window.seconds == ends[5] - ends[WARM_STEPS - 1]
+    assert window.n_tokens == window.n_steps * 5
+    assert full_window([response(*[2] * 10)] * 3, ends, 2) is None, "one waited for a slot"
+    assert full_window([response(2, 2, 2)], ends, 1) is None, "too short to tell"
+    plain = Response("", [0] * 9, 4, "length", RequestMetrics())
+    counted = full_window([plain], ends, 1)
+    assert counted is not None
+    assert counted.n_tokens == counted.n_steps == 8 - 1 - WARM_STEPS
+
+
+# -- peers

@@ -1,0 +1,58 @@
+"""The benchmark compiles what it will need without a GPU, and knows which shapes were asked for."""
+
+import pytest
+import torch
+
+from eagle3core.kernels import launch, registry
+from eagle3core.kernels.card import case_id
+from lab.probes.kernels import bench
+
+
+@pytest.mark.compiled
+def test_the_read_kernel_compiles_and_is_built_once(tmp_path):
+    wanted = bench.read_variants()
+    assert launch.build_cubins(wanted, "sm_90a", tmp_path) == 2
+    assert launch.build_cubins(wanted, "sm_90a", tmp_path) == 0
+
+
+@pytest.mark.emulated
+def test_the_read_kernel_reads_every_byte_and_no_byte_beyond():
+    from eagle3core.kernels.emulator import instructions as emulator
+
+    variant = bench.read_variants()[0]
+    x, y = torch.arange(8 * 512 * 4 // 8 + 36, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    touched = set()
+    faulty = {n: v for n, v in vars(emulator).items() if n[0] != "_"}
+
+    def load(address):
+        touched.update(range(address, address + 16, 4))
+        return emulator.load_u32x4_stream(address)
+
+    isa = type("isa", (), faulty | {"load_u32x4_stream": staticmethod(load)})
+    emulator.execute([variant.launch((1,), x=x, y=y, n_bytes=x.nbytes)], isa=isa)
+    assert len(touched) == x.numel()
+
+
+@pytest.mark.reference
+def test_everything_a_gemm_run_launches_is_known_without_tensors():
+    card = registry()["gemm"]
+    uses = bench._uses(card, "sm_90a")
+    assert all(card.variants_of("sm_90a", case, **setting) for case, setting in uses)
+    measured = {case_id(case) for case, _ in uses}
+    assert {case_id(case) for case in [*card.cases, *card.shapes]} <= measured
+
+
+@pytest.mark.reference
+def test_the_gemm_is_measured_on_every_shape_of_its_gate():
+    shapes = registry()["gemm"].shapes
+    assert len({(case["n"], case["k"]) for case in shapes}) == 13
+    assert {case["m"] for case in shapes} == {1, 2, 3, 4, 5, 8, 16, 32, 64, 240}
+
+
+@pytest.mark.gpu
+def test_a_graph_of_copies_is_timed_near_the_time_of_its_bytes(gpu):
+    a = torch.zeros(1 << 28, dtype=torch.uint8, device="cuda")
+    b = torch.empty_like(a)
+    timing = bench.time_graph([lambda: b.copy_(a)] * 4)
+    assert timing.p10_us <= timing.median_us <= timing.p90_us
+    assert 2 * a.nbytes / timing.median_us / 1e3 < 10_000  # GB/s; no device copies faster

@@ -1,0 +1,83 @@
+"""Bits do not depend on depth or company, and a row whose bits do is found."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from proof_subjects import planted_subject, verdicts
+from tiny_engines import random_prompts
+
+from eagle3core.step.replay import EagerReplayer
+from lab.probes.proofs.identity import Identity, IdentityPlan, compare_bits, compare_tokens
+from lab.probes.proofs.plans import planted_prompts
+from lab.probes.proofs.subject import Subject
+
+pytestmark = pytest.mark.reference
+
+
+@pytest.fixture(scope="module")
+def planted() -> Subject:
+    return planted_subject()
+
+
+PLAN = IdentityPlan((0, 1, 3), (1, 3), 16, 128, shuffled=2, logit_slots=(1, 2), logit_tokens=8)
+
+
+def test_depth_company_and_order_change_neither_tokens_nor_logits(nano_kernels: Subject) -> None:
+    found = verdicts(Identity(nano_kernels, random_prompts([3, 70, 9, 5], n_vocab=256), PLAN).checks())
+    assert {name: one.detail for name, one in found.items() if not one.held} == {}
+    assert set(found) == {
+        *(f"nano spec-{k} x {n}" for k in (0, 1, 3) for n in (1, 3) if (k, n) != (0, 1)),
+        *(f"nano spec-{k} x 2 shuffled" for k in (0, 1, 3)),
+        *(f"nano logits spec-{k} x {n}" for k in (0, 1, 3) for n in (1, 2) if (k, n) != (0, 1)),
+    }
+    assert found["nano spec-3 x 3"].values == {"n_prompts": 4, "n_tokens": 64, "n_differing_prompts": 0}
+    assert found["nano logits spec-3 x 2"].values == {"n_rows": 16, "n_differing_rows": 0}
+
+
+def test_a_planted_pair_is_also_held_against_its_map(planted: Subject) -> None:
+    assert planted.tokens is not None
+    prompts = planted_prompts(planted.tokens, 2, 40)
+    identity = Identity(planted, prompts, IdentityPlan((0, 2), (1,), 12, 128))
+    assert {name: one.held for name, one in verdicts(identity.checks()).items()} == {
+        "planted small the map": True, "planted small spec-2 x 1": True,
+    }  # fmt: skip
+    identity.baseline[1][5] += 1
+    assert verdicts(identity.checks())["planted small the map"].values["first_token"] == 5
+
+
+def test_a_row_whose_bits_depend_on_the_depth_is_found(nano_kernels: Subject) -> None:
+    inner = nano_kernels.replayer
+    assert isinstance(inner, EagerReplayer)
+    execute = inner.execute
+
+    def spoiled(launches: Any) -> None:
+        execute(launches)
+        for launch in launches:
+            values = dict(zip([p.name for p in launch.variant.parameters], launch.values, strict=True))
+            if "tiles" in values and values["third"] is not None and values["y"].shape == (4, 256):
+                values["y"][1:, 3] += 0.5  # of logits of a step of four nodes alone
+
+    wrong = dataclasses.replace(nano_kernels, replayer=EagerReplayer(spoiled))
+    found = verdicts(Identity(wrong, random_prompts([3, 9], n_vocab=256), PLAN).checks())
+    assert found["nano logits spec-1 x 1"].held
+    broken = found["nano logits spec-3 x 1"]
+    assert broken.held is False
+    assert "first: prompt 0, row" in broken.detail
+
+
+def test_first_differences_are_named() -> None:
+    found = compare_tokens([[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 9, 6]])
+    assert (found.held, found.values["first_prompt"], found.values["first_token"]) == (False, 1, 1)
+    assert compare_tokens([[1, 2]], [[1, 2, 3]]).held is False
+    assert compare_tokens([], []).held is None
+    rows = torch.zeros(3, 5, dtype=torch.int16)
+    other = rows.clone()
+    other[2, 1] = 1
+    assert compare_bits([rows], [rows]).held is True
+    assert compare_bits([rows], [other]).values == {"n_rows": 3, "n_differing_rows": 1}
+    assert compare_bits([rows[:2]], [rows]).held is False
+    assert compare_bits([], []).held is None

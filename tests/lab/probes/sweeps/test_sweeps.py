@@ -1,0 +1,310 @@
+"""A sweep from shapes to entries: on the CPU twin for real, and on stored rows for what goes wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import ROOT
+
+from eagle3core.errors import ConfigError
+from eagle3core.kernels import tuned
+from eagle3core.kernels.gemm.tiling import Tiling, ruled_tiling
+from eagle3core.performance.gemm_audit import Product, write_shapes
+from lab.cli import main
+from lab.errors import ExperimentError, NotComparable
+from lab.probes.sweeps import measure
+from lab.probes.sweeps.bake import bake, faults_of
+from lab.probes.sweeps.choose import choose_all
+from lab.probes.sweeps.command import read_orders
+from lab.probes.sweeps.confirm import contenders, named_file
+from lab.probes.sweeps.joint import joint_orders
+from lab.probes.sweeps.machines import TwinMachine, variants_of
+from lab.probes.sweeps.measure import Sweep
+from lab.probes.sweeps.pictures import best_table, cells, families, heat_map, unmeasured
+from lab.probes.sweeps.regimes import (
+    HEADS,
+    TINY,
+    AttentionGrid,
+    attention_regimes,
+    gemm_regimes,
+    load_shapes,
+    nearest,
+)
+from lab.probes.sweeps.rows import SweepWriter, read_sweep
+
+pytestmark = pytest.mark.reference
+
+ABOUT = {"gpu": "a GPU", "timer": "a clock", "versions": {"driver": "1"}, "commit": "c" * 40}
+HOT = Product("EAGLE3_FC", 3, 32, 256, "bf16", "packed", "store")
+COLD = Product("EAGLE3_O", 1, 16, 256, "bf16", "packed", "residual")
+KEY = HOT.key._asdict()
+
+
+@pytest.fixture
+def no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(tuned.TUNED_VARIABLE, tuned.NO_FILE)
+
+
+def screen(setting: Tiling, us: float, **more: Any) -> dict[str, Any]:
+    """A stored row beside a default of 10 us."""
+    return {
+        "kind": "sweep", "op": "gemm", "phase": "screen", "regime": HOT.key.text, "key": KEY, "shape": HOT.case,
+        "setting": asdict(setting), "us": us, "over_default": us / 10, "is_default": us == 10.0, "bits_equal": True,
+        "floor_us": 5.0, **ABOUT, **more,
+    }  # fmt: skip
+
+
+DEFAULT, FASTER, SLOWER = (Tiling("ring", 1, 1, 1, stages) for stages in (16, 12, 8))
+
+
+def stored() -> list[dict[str, Any]]:
+    """A default that is certainly beaten."""
+    decided = screen(FASTER, 9.0) | {"phase": "decide", "default_us": 10.0, "ratios": [0.9, 0.901, 0.899] * 5}
+    return [screen(DEFAULT, 10.0), screen(FASTER, 9.0), screen(SLOWER, 11.0), decided]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_one_command_sweeps_logged_shapes_bakes_entries_and_goes_on_where_it_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], no_file: None
+) -> None:
+    shapes, out, baked = tmp_path / "shapes.json", tmp_path / "rows.jsonl", tmp_path / "tuned.json"
+    write_shapes(shapes, {HOT: 1})
+    command = ["sweep", "gemm", "--shapes", str(shapes), "--top", "0", "--device", "cpu", "--out", str(out)]
+    assert main([*command, "--bake", str(baked)]) in (0, 4)  # 4: times of an emulator may not decide anything
+    rows = read_sweep(out).rows
+    screened = [row for row in rows if row["phase"] == "screen"]
+    assert len(screened) == 3
+    assert all(row["bits_equal"] and row["us"] > 0 for row in screened)
+    assert [row["setting"] for row in screened if row["is_default"]] == [asdict(ruled_tiling("sm_90a", 3, 2, 256))]
+    artifact = tuned.read_artifact(baked)
+    assert (artifact.gpu, artifact.n_entries) == ("CPU twin", 1)
+    assert HOT.key in artifact.settings["gemm"]
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["regimes"] == 1
+    main(command)
+    assert len(read_sweep(out).rows) == len(rows)
+
+
+def test_settings_with_other_bits_are_never_chosen_and_fail_the_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [screen(DEFAULT, 10.0), screen(FASTER, 5.0, bits_equal=False)]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    assert main(["sweep", "gemm", "--rows", str(path), "--bake", str(tmp_path / "tuned.json")]) == 1
+    assert "keeps the default" in capsys.readouterr().out
+    [entry] = json.loads((tmp_path / "tuned.json").read_text())["gemm"]
+    assert entry["setting"] == asdict(DEFAULT)
+
+
+def test_other_bits_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_file: None) -> None:
+    """A planted fault: one setting's launch leaves a different number behind."""
+    honest = measure.launches_of
+
+    def planted(op: str, arch: str, case: Any, inputs: Any, outputs: Any, setting: Any, scratch: Any) -> Any:
+        if setting["stages"] == FASTER.stages:
+            inputs = {**inputs, "x": inputs["x"] * 1.01}
+        return honest(op, arch, case, inputs, outputs, setting, scratch)
+
+    monkeypatch.setattr(measure, "launches_of", planted)
+    machine = TwinMachine()
+    writer = SweepWriter(tmp_path / "rows.jsonl", machine.about())
+    [regime] = gemm_regimes("sm_90a", {HOT: 1}, 0)
+    Sweep(machine, writer)._screen(regime, regime.cases[0])
+    equal = {row["setting"]["stages"]: row["bits_equal"] for row in writer.rows}
+    assert equal == {stages: stages != FASTER.stages for stages in equal}
+    assert False in equal.values()
+
+
+def test_rows_of_another_gpu_or_timer_are_never_added_to_nor_read_together(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", stored())
+    for name in ("gpu", "timer"):
+        with pytest.raises(NotComparable) as refused:
+            SweepWriter(path, {**ABOUT, name: "another"})
+        assert "'another'" in refused.value.what
+        assert refused.value.remedy
+        mixed = write_rows(tmp_path / f"{name}.jsonl", [*stored(), screen(SLOWER, 9.5) | {name: "another"}])
+        with pytest.raises(NotComparable, match=name):
+            read_sweep(mixed)
+
+
+def test_a_torn_last_line_is_taken_out_and_its_cell_measured_again(tmp_path: Path) -> None:
+    path = write_rows(tmp_path / "rows.jsonl", stored())
+    with path.open("a") as out:
+        out.write('{"kind": "swe')
+    writer = SweepWriter(path, ABOUT)
+    assert len(writer.rows) == 4
+    assert writer.has(stored()[0])
+    cell = {name: stored()[0][name] for name in ("op", "phase", "regime", "key", "shape")} | {"setting": {"stages": 1}}
+    assert not writer.has(cell)
+    writer.write(cell, us=1.0)
+    assert len(read_sweep(path).rows) == 5
+    path.write_text("no json\n" + path.read_text())
+    with pytest.raises(ExperimentError, match="line 1"):
+        read_sweep(path)
+
+
+def test_rows_beside_another_default_are_not_mixed_with_new_ones(tmp_path: Path, no_file: None) -> None:
+    [regime] = gemm_regimes("sm_90a", {HOT: 1}, 0)
+    other = screen(SLOWER, 10.0) | {"gpu": TwinMachine.gpu, "timer": TwinMachine.timer}
+    writer = SweepWriter(write_rows(tmp_path / "rows.jsonl", [other]), TwinMachine().about())
+    with pytest.raises(NotComparable, match="beside the default"):
+        Sweep(TwinMachine(), writer).run([regime])
+
+
+def test_a_baked_entry_holds_against_its_rows_and_an_altered_one_does_not(tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", stored())
+    sweep = read_sweep(rows)
+    choices, missing = choose_all(sweep.rows, "gemm")
+    assert missing == {}
+    content = bake(tmp_path / "tuned.json", choices, sweep, rows, "sm_90a")
+    [entry] = content["gemm"]
+    assert entry["setting"] == asdict(FASTER)
+    assert (entry["rows"], entry["baked_us"], entry["default_us"]) == ("rows.jsonl", 9.0, 10.0)
+    assert faults_of(content, lambda name: sweep.rows) == []
+    altered = {**content, "gemm": [{**entry, "setting": asdict(SLOWER)}]}
+    assert "not what its rows give" in faults_of(altered, lambda name: sweep.rows)[0]
+    slow = {**content, "gemm": [{**entry, "baked_us": 9.5}]}
+    assert "further from the best" in faults_of(slow, lambda name: sweep.rows)[0]
+    assert "no rows" in faults_of(content, lambda name: [])[0]
+    with pytest.raises(NotComparable):
+        bake(tmp_path / "tuned.json", choices, sweep, rows, "sm_80")
+    entry_with_order = replace(choices[0], setting={"streams": 8})
+    with pytest.raises(ConfigError, match="order of sums"):
+        bake(tmp_path / "tuned.json", [entry_with_order], sweep, rows, "sm_90a")
+
+
+def test_every_entry_that_ships_is_what_its_committed_rows_give() -> None:
+    for path in sorted(tuned.FOLDER.glob("*.json")):
+        content = json.loads(path.read_text())
+        assert tuned.read_artifact(path).n_entries == len(content.get("gemm", [])) + len(content.get("attention", []))
+        assert faults_of(content, lambda name: read_sweep(ROOT / name).rows) == []
+
+
+def test_regimes_are_ranked_by_the_bytes_of_their_weights_and_the_tail_gets_few_settings(no_file: None) -> None:
+    hot, cold = gemm_regimes("sm_90a", {COLD: 1, HOT: 5}, top=1)
+    assert (hot.name, hot.tags, hot.count) == (HOT.key.text, ("EAGLE3_FC",), 5)
+    assert hot.default == asdict(ruled_tiling("sm_90a", 3, 2, 256))
+    assert len(hot.settings) > len(cold.settings) == 3
+    assert nearest(hot.settings, 2)[0] == hot.default
+    # Of a regime the row counts of the most launches stand for all.
+    several = {Product(**{**asdict(HOT), "m": m}): n for m, n in ((1, 3), (2, 9), (4, 5))}
+    [regime] = gemm_regimes("sm_90a", several, top=1)
+    assert [case["m"] for case in regime.cases] == [2, 4]
+
+
+def test_kernels_of_a_sweep_are_known_without_operands(no_file: None) -> None:
+    [regime] = gemm_regimes("sm_90a", {HOT: 1}, top=1)
+    names = {one.name for s in regime.settings for one in variants_of("gemm", "sm_90a", regime.cases[0], s)}
+    assert names == {
+        f"gemm_bf16_store_{Tiling(**setting).name}_packed" for setting in regime.settings
+    }  # fmt: skip
+    grid = attention_regimes("sm_90a", AttentionGrid(HEADS))
+    assert len(grid) == 20
+    wanted = {one.name for r in grid for s in r.settings for one in variants_of("attention", "sm_90a", r.cases[0], s)}
+    present = {one.name for r in grid for one in variants_of("attention", "sm_90a", r.cases[0], r.default)}
+    assert len(wanted - present) <= 24  # each takes half a minute to compile
+    assert all(r.default in r.settings and len({str(s) for s in r.settings}) == len(r.settings) for r in grid)
+
+
+def test_contenders_are_whole_files_the_default_first_and_named_for_engines_only_inside(
+    tmp_path: Path, no_file: None
+) -> None:
+    found = contenders(stored(), "gemm", "a GPU", "sm_90a")
+    assert [one.content["gemm"][0]["setting"]["stages"] for one in found] == [16, 12, 8]
+    for one in found:
+        with named_file(one.content):
+            known = tuned.active("sm_90a") if tuned.gpu_kind("sm_90a") is None else None
+            assert known is None or known.settings["gemm"][HOT.key] == one.content["gemm"][0]["setting"]
+    assert tuned.active("sm_90a") is None
+
+
+def test_an_order_of_sums_is_judged_over_all_regimes() -> None:
+    rows = [
+        {"phase": "joint", "shape": {"dim": 128, "tokens": t}, "setting": {"splits": s, "streams": 4},
+         "regime": f"T {t}", "over_default": ratio}
+        for s, ratios in ((32, (0.8, 1.25)), (8, (0.9, 0.9))) for t, ratio in zip((1, 4), ratios, strict=True)
+    ]  # fmt: skip
+    best, other = joint_orders(rows)
+    assert (best.splits, best.ratio) == (8, pytest.approx(0.9))
+    assert (other.ratio, other.worst, other.worst_regime) == (pytest.approx(1.0), 1.25, "T 4")
+    assert read_orders("32x4, 8x4") == [(32, 4), (8, 4)]
+    for text in ("32", "3x4", "x", "32x0"):
+        with pytest.raises(ExperimentError):
+            read_orders(text)
+
+
+def test_a_heat_map_names_the_cells_that_were_not_measured() -> None:
+    other = HOT.key._replace(weight_rows=64)
+    more = screen(DEFAULT, 10.0) | {"regime": other.text, "key": other._asdict()}
+    [(name, rows)] = families("gemm", [*stored(), more]).items()
+    fig, table, missing = heat_map(name, cells("gemm", rows))
+    assert name == "up to 8 rows"
+    assert len(table) == 4
+    assert sorted(missing) == [f"{other.text}: ring_1x1_u1_p12", f"{other.text}: ring_1x1_u1_p8"]
+    assert unmeasured(missing, table) == f"Not measured: {'; '.join(missing)}."
+    assert unmeasured([], table) == "Every cell was measured."
+    assert unmeasured(missing * 4, table).startswith("A dash: not measured, 8 of 6 cells"), "many are counted"
+    assert fig.axes[0].get_title("left") or fig.axes[0].get_title()
+    best = best_table("gemm", stored())
+    assert list(best["rank"]) == ["default", 1, 2]
+    from matplotlib import pyplot as plt
+
+    plt.close(fig)
+
+
+@pytest.mark.parametrize(
+    "options", [["gemm"], ["gemm", "--out", "x.jsonl", "--device", "cpu"], ["gemm", "--rows", "no"]]
+)
+def test_a_command_without_what_it_needs_is_refused_in_three_parts(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", *options]) == 2
+    said = capsys.readouterr().err
+    assert "allowed:" in said
+    assert "do:" in said
+
+
+def test_shapes_of_an_engine_are_logged_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "shapes.json"
+    assert main(["sweep", "shapes", "--geometry", "nano", "--at", "64x2", "--spec", "0,2", "--out", str(out)]) == 0
+    assert "EAGLE3_LM_HEAD_SMALLVOC" in capsys.readouterr().out
+    found = load_shapes(out)
+    assert {product.m for product in found if product.tag == "BASE_QKV"} >= {1, 2, 3, 6}
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(ExperimentError, match="holds no shapes"):
+        load_shapes(tmp_path / "bad.json")
+
+
+@pytest.mark.slow
+def test_attention_is_swept_with_tiles_orders_and_micro_runs(tmp_path: Path, no_file: None) -> None:
+    out = tmp_path / "rows.jsonl"
+    command = ["sweep", "fmha", "--device", "cpu", "--out", str(out), "--tile-stats", "--ab", "--orders", "4x2"]
+    assert main([*command, "--confirm", "--micro-tokens", "16", "--rounds", "1"]) in (0, 4)
+    sweep = read_sweep(out)
+    phases = {row["phase"] for row in sweep.rows}
+    assert phases >= {"screen", "joint", "tiles", "micro"}
+    [tiles] = sweep.of("attention", "tiles")
+    assert tiles["tiles"]["total"] == sum(tiles["tiles"][n] for n in ("span_empty", "mask_empty", "executed"))
+    [against] = sweep.of("attention", "against")
+    assert 0 < against["error"] <= against["allowed"]
+    micro = sweep.of("attention", "micro")
+    assert len(micro) == 3  # the default and both others of the grid
+    assert all(row["n_wrong"] == 0 and row["tokens_per_s"] > 0 for row in micro)
+    assert len(attention_regimes("sm_90a", TINY)) == 1
+
+
+def test_attention_unlike_its_plain_reference_fails_the_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    against = screen(DEFAULT, 10.0) | {"phase": "against", "error": 1.0, "allowed": 0.1, "passes": False}
+    path = write_rows(tmp_path / "rows.jsonl", [*stored(), against])
+    assert main(["sweep", "gemm", "--rows", str(path)]) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["unlike_reference"] == 1

@@ -1,0 +1,193 @@
+"""Only like is compared with like, and what a value's name says decides the direction."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lab.errors import ExperimentError, NotComparable
+from lab.rows.comparison import comparison
+from lab.rows.history import (
+    better_of,
+    changes,
+    comparable_runs,
+    compare_runs,
+    flipped_gates,
+    job_seconds,
+    metrics_of,
+    moved_environment,
+)
+from lab.rows.store import Row, RowWriter
+from lab.rows.throttle import held_back_in
+
+pytestmark = pytest.mark.reference
+
+
+def row(run: str = "r", name: str = "spec-3", kind: str = "decode", **changes: Any) -> Row:
+    facts = {"run": run, "job": "j", "notebook": "30_decode", "kind": kind, "name": name, "environment": "m"}
+    return Row.model_validate(facts | {"recorded_at": "2026-01-01T00:00:00+00:00"} | changes)
+
+
+@pytest.mark.parametrize(
+    ("metric", "better"),
+    [
+        ("time_us", "lower"),
+        ("step_ms", "lower"),
+        ("peak_bytes", "lower"),
+        ("tokens_per_s", "higher"),
+        ("gb_per_s", "higher"),
+        ("acceptance_length", "higher"),
+        ("speedup_ratio", "higher"),
+        ("time_us_p90", None),
+        ("p10_us", None),
+        ("tokens_per_s_samples", None),
+        ("acceptance_length_low", None),
+        ("max_abs_error", None),
+        ("n_prompts", None),
+    ],
+)
+def test_the_name_of_a_value_decides_its_direction(metric: str, better: str | None) -> None:
+    assert better_of(metric) == better
+
+
+def test_a_value_finds_the_spread_written_beside_it() -> None:
+    values = {"time_us": 2.0, "time_us_samples": [1.0, 2.0, 3.0], "tokens_per_s": 5.0, "tokens_per_s_p10": 4.0}
+    time, rate = metrics_of(row(values=values | {"tokens_per_s_p90": 6.0}, repeats=3))
+    assert time.sample.samples == (1.0, 2.0, 3.0)
+    assert (rate.sample.p10, rate.sample.p90, rate.sample.n) == (4.0, 6.0, 3)
+    (alone,) = metrics_of(row(values={"median_us": 2.0, "samples": [1.0, 2.0], "p10_us": 1.0, "p90_us": 3.0}))
+    assert alone.sample.samples == (1.0, 2.0)
+    assert alone.sample.p90 == 3.0
+
+
+def test_parity_and_gate_rows_and_missing_ones_have_nothing_to_compare() -> None:
+    assert metrics_of(row(kind="parity", values={"time_us": 1.0})) == []
+    assert metrics_of(row(status="missing", reason="no GPU")) == []
+
+
+def test_a_row_is_compared_with_the_row_of_equal_parameters_only() -> None:
+    before = [row(values={"tokens_per_s": 10.0}, parameters={"dtype": "a"})]
+    after = [row(values={"tokens_per_s": 30.0}, parameters={"dtype": dtype}) for dtype in ("a", "b")]
+    words = {change.parameters["dtype"]: change.verdict for change in changes(before, after, [before])}
+    assert words["a"].word == "faster"
+    assert (words["b"].word, words["b"].reason) == ("missing", "not measured before")
+
+
+def test_what_this_run_lost_is_missing_with_its_reason() -> None:
+    before = [row(values={"tokens_per_s": 10.0})]
+    (gone,) = changes(before, [], [before])
+    assert (gone.verdict.word, gone.before, gone.after) == ("missing", 10.0, None)
+    (lost,) = changes(before, [row(status="missing", reason="the kernel died")], [before])
+    assert lost.verdict.reason == "the kernel died"
+
+
+def test_another_measuring_method_is_unsure_and_not_a_regression() -> None:
+    before = [row(values={"time_us": 10.0}, timer="perf_counter_ns/1")]
+    after = [row(values={"time_us": 90.0}, timer="perf_counter_ns/2")]
+    (change,) = changes(before, after, [before])
+    assert change.verdict.word == "unsure"
+    assert "from perf_counter_ns/1 to perf_counter_ns/2" in change.verdict.reason
+
+
+def test_enough_earlier_nights_narrow_the_verdict() -> None:
+    nights = [[row(values={"time_us": 100.0 + (i % 3) * 0.2})] for i in range(8)]
+    (few,) = changes(nights[-1], [row(values={"time_us": 108.0})], nights[-1:])
+    (many,) = changes(nights[-1], [row(values={"time_us": 108.0})], nights)
+    assert (few.verdict.word, many.verdict.word) == ("unsure", "slower")
+
+
+def store(
+    reports: Path, name: str, *, fingerprint: str = "m", started: str = "2026-01-01", value: float = 10.0
+) -> Path:
+    run = reports / name
+    summary = {
+        "started_at": started,
+        "fingerprint": fingerprint,
+        "config_hash": "c",
+        "jobs": [{"id": "j", "status": "finished", "seconds": value}],
+    }
+    machine = {"cpu": "Fast", "n_cores": 2, "gpus": [], "fingerprint": fingerprint, "packages": {"torch": name}}
+    with RowWriter(run / "rows.jsonl") as writer:
+        writer.write(row(name, values={"tokens_per_s": value}))
+    (run / "summary.json").write_text(json.dumps(summary))
+    (run / "environment.json").write_text(json.dumps(machine))
+    return run
+
+
+def test_runs_of_unequal_machines_are_refused_with_both_named(tmp_path: Path) -> None:
+    before, after = store(tmp_path, "a"), store(tmp_path, "b", fingerprint="other")
+    with pytest.raises(NotComparable) as caught:
+        compare_runs(before, after)
+    assert "a ran on Fast, 2 cores, no GPU (m)" in caught.value.what
+    assert "same machine fingerprint" in caught.value.allowed
+
+
+def test_a_comparison_shows_the_worst_first_and_says_whether_anything_is_slower(tmp_path: Path) -> None:
+    before, after = store(tmp_path, "a", value=30.0), store(tmp_path, "b", started="2026-01-02", value=10.0)
+    text, any_slower = comparison(before, after)
+    assert any_slower
+    assert "torch went from a to b" in text
+    assert "slower    -66.7%  30_decode spec-3 tokens_per_s: 30.0 -> 10.0" in text
+    assert not comparison(after, before)[1]
+
+
+def test_the_previous_run_is_the_latest_earlier_one_of_this_machine_and_configuration(tmp_path: Path) -> None:
+    names = ("a", "2026-01-01", "m"), ("b", "2026-01-03", "m"), ("c", "2026-01-04", "other"), ("e", "2026-01-09", "m")
+    for name, started, machine in names:
+        store(tmp_path, name, started=started, fingerprint=machine, value=float(len(started)))
+    found = comparable_runs(tmp_path / "d", "m", "c", "2026-01-05")
+    assert [path.name for path in found] == ["a", "b"]
+    assert job_seconds(found) == {"j": 10.0}
+
+
+def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ExperimentError, match="holds no finished run"):
+        compare_runs(tmp_path, tmp_path)
+
+
+def test_what_moved_around_the_numbers_is_told(tmp_path: Path) -> None:
+    assert moved_environment(store(tmp_path, "a"), store(tmp_path, "b")) == ["torch went from a to b"]
+    before = {"gates": [{"job": "j", "name": "g", "word": "pass"}, {"job": "j", "name": "h", "word": "pass"}]}
+    after = {"gates": [{"job": "j", "name": "g", "word": "fail"}]}
+    assert flipped_gates(before, after) == ["gate g (j) went from pass to fail", "gate h (j) is gone"]
+
+
+def test_another_timer_begins_a_series_that_the_nights_before_it_say_nothing_about() -> None:
+    old = [[row(values={"time_us": 100.0}, timer="old")] for _ in range(9)]
+    new = [[row(values={"time_us": 300.0 + i % 3}, timer="new")] for i in range(9)]
+    (first,) = changes(old[-1], new[0], old)
+    assert (first.verdict.word, first.verdict.reason) == (
+        "unsure",
+        "a new series: the measuring method changed from old to new",
+    )
+    (second,) = changes(new[0], new[1], [*old, new[0]])
+    assert "only 1 earlier night" in second.verdict.reason
+    (later,) = changes(new[-1], [row(values={"time_us": 330.0}, timer="new")], [*old, *new])
+    assert (later.verdict.word, later.verdict.reason) == ("slower", "spread of 9 earlier nights")
+
+
+@pytest.mark.parametrize("where", ["throttled", "system.throttled"])
+def test_a_number_measured_while_the_clocks_were_held_back_is_unsure_with_the_reason(where: str) -> None:
+    before, held = [row(values={"time_us": 10.0})], [row(values={"time_us": 90.0, where: "hw thermal slowdown"})]
+    for old, new in ((before, held), (held, before)):
+        (change,) = changes(old, new, [old])
+        assert change.verdict.word == "unsure"
+        assert "hw thermal slowdown" in change.verdict.reason
+    assert held_back_in("Not Active, Active, Not Active, Active") == "hw thermal slowdown, hw power brake slowdown"
+    assert held_back_in("Not Active, Not Active, Not Active, Not Active") == ""
+    assert held_back_in("Field is not valid") is None
+
+
+def test_a_comparison_for_a_pull_request_is_tables_with_what_moved_first(tmp_path: Path) -> None:
+    before, after = store(tmp_path, "a", value=30.0), store(tmp_path, "b", started="2026-01-02", value=10.0)
+    text, any_slower = comparison(before, after, markdown=True)
+    assert any_slower
+    lines = text.splitlines()
+    assert lines[0] == "### `a` → `b`: 1 slower"
+    assert "- torch went from a to b" in lines
+    assert "| slower | -66.7% | 30_decode spec-3 tokens_per_s | 30 | 10 |" in text
+    same, _ = comparison(before, store(tmp_path, "c", started="2026-01-03", value=30.0), markdown=True)
+    assert "<details><summary>1 unsure</summary>" in same, "two nights alone leave room for the machine's moods"

@@ -1,0 +1,153 @@
+"""Rows survive torn lines, full disks and newer versions."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from places import ROOT
+from pydantic import ValidationError
+
+from lab.errors import NotComparable, RunFailed
+from lab.rows.store import SCHEMA, Row, RowWriter, read_rows, read_run, utc_now
+
+pytestmark = pytest.mark.reference
+
+
+def row(name: str = "draft.fc", **changes: object) -> Row:
+    facts: dict[str, object] = {
+        "run": "r",
+        "job": "j",
+        "notebook": "n",
+        "kind": "parity",
+        "name": name,
+        "environment": "abc",
+        "recorded_at": utc_now(),
+    }
+    return Row.model_validate(facts | changes)
+
+
+plain = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**53), 2**53), st.floats(allow_nan=False), st.text(max_size=20)
+)
+
+
+@given(values=st.dictionaries(st.text(min_size=1, max_size=10), st.one_of(plain, st.lists(plain, max_size=4))))
+@settings(max_examples=100, deadline=None)
+def test_a_row_comes_back_from_its_line_as_it_was(values: dict[str, object]) -> None:
+    written = row(values={key: value for key, value in values.items() if value not in ("NaN", "Infinity", "-Infinity")})
+    assert Row.model_validate_json(written.line()) == written
+
+
+def test_a_value_that_is_not_finite_stays_a_number_and_the_line_stays_strict_json() -> None:
+    written = row(values={"worst": math.inf, "error": math.nan, "list": [math.nan, 1.0]})
+
+    def refuse(constant: str) -> float:
+        raise AssertionError(f"{constant} is not JSON")
+
+    json.loads(written.line(), parse_constant=refuse)
+    back = Row.model_validate_json(written.line())
+    assert back.values["worst"] == math.inf
+    assert math.isnan(back.values["error"])  # type: ignore[arg-type]
+    assert math.isnan(back.values["list"][0])  # type: ignore[index]
+
+
+def test_an_unknown_key_and_a_missing_row_without_a_reason_are_refused() -> None:
+    with pytest.raises(ValidationError, match="surprise"):
+        row(surprise=1)
+    with pytest.raises(ValidationError, match="needs a reason"):
+        row(status="missing")
+
+
+def test_rows_are_appended_and_read_in_order(tmp_path: Path) -> None:
+    for part in (("a", "b"), ("c",)):
+        with RowWriter(tmp_path / "rows.jsonl") as writer:
+            for name in part:
+                writer.write(row(name))
+    assert [found.name for found in read_rows(tmp_path / "rows.jsonl")] == ["a", "b", "c"]
+
+
+def test_an_absent_file_has_no_rows(tmp_path: Path) -> None:
+    assert read_rows(tmp_path / "rows.jsonl") == []
+
+
+def test_a_torn_last_line_becomes_a_warning_and_the_rest_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(row("a").line() + row("b").line()[:40])
+    found = read_rows(path)
+    assert [(one.kind, one.name) for one in found] == [("parity", "a"), ("warning", "store.torn_line")]
+    assert "line 2 of rows.jsonl" in str(found[1].reason)
+
+
+def test_opening_a_torn_file_cuts_the_tail_so_that_the_next_row_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(row("a").line() + row("b").line()[:40])
+    with RowWriter(path) as writer:
+        writer.write(row("c"))
+    assert [one.name for one in read_rows(path)] == ["a", "c"]
+
+
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(row("a").line() + "not json\n" + row("b").line())
+    with pytest.raises(RunFailed, match=r"line 2 of rows.jsonl is not a row"):
+        read_rows(path)
+
+
+def test_a_newer_schema_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(row("a").line() + json.dumps({"schema_version": SCHEMA + 1, "wonder": 1}) + "\n")
+    with pytest.raises(NotComparable) as caught:
+        read_rows(path)
+    assert f"row schema {SCHEMA + 1}" in caught.value.what
+    assert f"schema {SCHEMA} or older" in caught.value.allowed
+
+
+def test_a_run_is_read_across_its_jobs(tmp_path: Path) -> None:
+    for folder, name in (("", "night"), ("jobs/b", "b"), ("jobs/a", "a")):
+        with RowWriter(tmp_path / folder / "rows.jsonl") as writer:
+            writer.write(row(name))
+    assert [one.name for one in read_run(tmp_path)] == ["night", "a", "b"]
+
+
+FILLS_THE_DISK = """
+import resource, signal, sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from test_store import row
+from lab.errors import LabError
+from lab.rows.store import RowWriter
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write then fails with an OSError, as on a full disk
+resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
+writer = RowWriter(Path(sys.argv[1]))
+try:
+    for number in range(100):
+        writer.write(row(f"row {number}"))
+except LabError as error:
+    print(type(error).__name__, writer.n_rows)
+    print(error)
+"""
+
+
+def test_a_full_disk_loses_nothing_that_was_written_and_says_how_much_is_safe(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    done = subprocess.run(
+        [sys.executable, "-c", FILLS_THE_DISK, str(path), str(ROOT), str(Path(__file__).resolve().parent)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    kind, n_safe = done.stdout.splitlines()[0].split()
+    found = read_rows(path)
+    assert kind == "RunFailed"
+    assert len(found) == int(n_safe) > 2
+    assert [one.name for one in found] == [f"row {number}" for number in range(len(found))]
+    assert path.read_bytes().endswith(b"\n")
+    assert f"the {n_safe} rows before it are safe" in done.stdout
+    assert "File too large" in done.stdout

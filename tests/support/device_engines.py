@@ -1,0 +1,85 @@
+"""Engines on the kernels' path over nano pairs, run on the CPU: by the emulator, or by what each launch means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from agreeing_pairs import write_agreeing_pair
+from tiny_engines import Pair
+from torch_launches import execute
+
+from eagle3core import Engine, EngineConfig, SpeculativeConfig
+from eagle3core.checkpoint import load_draft, load_target
+from eagle3core.step.replay import EagerReplayer, Replayer
+from eagle3core.step.run import DeviceRunner
+from eagle3core.step.state import DeviceSizes
+from eagle3core.step.tree import FlatTree, chain_tree
+from eagle3core.trace import Trace
+from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_checkpoints
+
+NANO: dict[str, Any] = {
+    "n_layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "ffn": 64, "vocab": 256, "draft_vocab": 64,
+    "taps": (0, 1, 2), "convention": "input", "eos": [], "dtype": torch.bfloat16,
+}  # fmt: skip
+CPU = torch.device("cpu")
+BY_MEANING = EagerReplayer(execute)  # every launch computed by its reference
+ORDER = (2, 2)  # splits and streams of attention: few, for the emulator's sake
+
+
+def write_nano_pair(directory: Path, **changes: Any) -> Pair:
+    """Two layers of head size 64 over 256 tokens; the draft is right about half the time."""
+    return write_agreeing_pair(directory, **{**NANO, **changes})
+
+
+def packed_pair(pair: Pair, *, drafts: bool = True) -> tuple[PackedTarget, PackedDraft | None]:
+    """Both models packed in bf16."""
+    target = load_target(pair[0], dtype=torch.bfloat16)
+    draft = load_draft(pair[1], target.geometry, dtype=torch.bfloat16) if drafts else None
+    return pack_checkpoints(target, draft, device=CPU, block=64)
+
+
+def device_runner(
+    pair: Pair,
+    k: int | None,
+    replayer: Replayer,
+    *,
+    n_slots: int = 2,
+    session_len: int = 128,
+    tree: FlatTree | None = None,
+    drafts: bool | None = None,
+    order: tuple[int, int] | None = ORDER,
+    chunk: int = 64,
+) -> DeviceRunner:
+    """A runner of `k` drafts a step, or of another tree whose tokens come from outside."""
+    drafts = k is not None if drafts is None else drafts
+    target, draft = packed_pair(pair, drafts=drafts)
+    shape = tree or chain_tree(k or 0)
+    room = session_len + max(shape.n_nodes, 2 * (k or 0))
+    sizes = DeviceSizes(n_slots, session_len, room, shape, chunk=chunk, span=8)
+    return DeviceRunner(target, draft, sizes, arch="sm_90a", replayer=replayer, order=order)
+
+
+def device_engine(
+    pair: Pair,
+    k: int | None,
+    replayer: Replayer,
+    *,
+    trace: Trace | None = None,
+    n_slots: int = 2,
+    session_len: int = 128,
+    tokenizer: Any = None,
+    chunk: int = 64,
+) -> Engine:
+    """An engine whose runner is the device's, with prefill passes of `chunk` rows."""
+    runner = device_runner(pair, k, replayer, n_slots=n_slots, session_len=session_len, chunk=chunk)
+    spec = None if k is None else SpeculativeConfig(model=str(pair[1]), num_speculative_tokens=k)
+    config = EngineConfig(session_len=session_len, max_batch_size=n_slots, dtype="bfloat16", device="cpu",
+                          prefill_chunk=64, speculative_config=spec)  # fmt: skip
+    return Engine(runner.target, runner.draft, config, trace=trace, runner=runner, tokenizer=tokenizer)
+
+
+def engine_by_meaning(pair: Pair, k: int | None, **changes: Any) -> Engine:
+    """An engine for sessions of 256 tokens, every launch computed by its reference."""
+    return device_engine(pair, k, BY_MEANING, **{"session_len": 256, **changes})

@@ -1,0 +1,9 @@
+"""Where things lie, for tests in any folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "tests" / "data"
+GOLDEN = DATA / "golden" / "eagle3_random"

@@ -1,0 +1,54 @@
+"""Subjects of proofs on the CPU: the kernels' path over small pairs, each launch computed by its reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from device_engines import CPU, ORDER, packed_pair
+from tiny_engines import Pair
+from torch_launches import execute
+
+from eagle3core.geometry import BlockGeometry, DraftGeometry, RopeGeometry, TargetGeometry
+from eagle3core.step.replay import EagerReplayer
+from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_draft, pack_target
+from lab.pairs.planted import PlantedGeometry, PlantedPair, TokenMap
+from lab.parity.recording import PairUnderTest
+from lab.probes.proofs.check import Check, Verdict
+from lab.probes.proofs.plans import packed
+from lab.probes.proofs.subject import Subject
+
+
+def subject_of(name: str, target: PackedTarget, draft: PackedDraft, tokens: TokenMap | None = None) -> Subject:
+    """Packed models whose engines run here."""
+    settings: dict[str, Any] = {"prefill_chunk": 64}
+    return Subject(name, target, draft, tokens, "sm_90a", EagerReplayer(execute), settings, ORDER)
+
+
+def nano_subject(pair: Pair) -> Subject:
+    """A pair on disk."""
+    target, draft = packed_pair(pair)
+    assert draft is not None
+    return subject_of("nano", target, draft)
+
+
+def subject_on_disk(pair: PairUnderTest) -> Subject:
+    """The pair that Hugging Face reads."""
+    return subject_of("on disk", *packed(pair))
+
+
+def planted_subject(share: float = 0.7, dtype: torch.dtype = torch.bfloat16) -> Subject:
+    """A planted pair of two layers over 1024 tokens."""
+    block = BlockGeometry(256, 192, 4, 2, 64, 1e-5, RopeGeometry())
+    target, draft = TargetGeometry(block, 2, 1024, 512), DraftGeometry(block, 256, 1024, 512, (0, 1, 2), False, True)
+    pair = PlantedPair(PlantedGeometry("small", target, draft), share=share, dtype=dtype)
+    made = pack_target(target, pair.target_weights.tensor, dtype=dtype, device=CPU, block=64, taps=draft.taps)
+    pair.draft_weights.share_table(made.embedding)
+    head = pack_draft(draft, pair.draft_weights.tensor, pair.tokens.draft_to_target, made, block=64)
+    return subject_of("planted small", made, head, pair.tokens)
+
+
+def verdicts(checks: list[Check]) -> dict[str, Verdict]:
+    """What each check found, by name."""
+    with torch.no_grad():
+        return {check.name: check.judge() for check in checks}
