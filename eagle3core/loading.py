@@ -21,6 +21,7 @@ from eagle3core.checkpoint.target import TargetCheckpoint, target_shapes
 from eagle3core.config import EngineConfig
 from eagle3core.errors import CheckpointError, KernelLimit
 from eagle3core.geometry import DraftGeometry, TargetGeometry
+from eagle3core.kernels.card import DTYPES
 from eagle3core.kernels.launch import device_arch
 from eagle3core.step.kernel_limits import why_plain_torch
 from eagle3core.step.replay import EagerReplayer, GraphReplayer
@@ -118,6 +119,11 @@ def choose_path(
     if reason is None:
         return replace(backend, path="kernels", path_reason=f"kernels for {arch}")
     return replace(backend, path="torch", path_reason=reason)
+
+
+def packs_for(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether weights on a device are packed for kernels there: on a GPU, in a dtype that kernels compute in."""
+    return device.type == "cuda" and dtype in DTYPES
 
 
 def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:

@@ -139,6 +139,11 @@ class Launch:
     values: tuple[Value, ...]
     overlap: bool = True
 
+    @property
+    def operands(self) -> dict[str, Any]:
+        """The values by parameter name."""
+        return dict(zip((p.name for p in self.variant.parameters), self.values, strict=True))
+
 
 @dataclass(frozen=True)
 class Call:

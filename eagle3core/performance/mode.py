@@ -63,7 +63,7 @@ def check_products(backend: Backend, runner: DeviceRunner) -> None:
     Raises:
         InvariantViolated: plain torch computes on a GPU.
     """
-    if backend.device.type == "cuda" and runner.emit.arch is None:
+    if backend.device.type == "cuda" and not runner.has_kernels:
         raise violated("gemm_fallbacks", f"plain torch multiplies on the GPU: {backend.path_reason}")
 
 
@@ -276,7 +276,7 @@ class Watch:
         if not is_on():
             return
         log.info("[EAGLE][Active] %s", self.counts.line())
-        if self.runner.emit.arch is None:
+        if not self.runner.has_kernels:
             return
         who = f"spec-{self.runner.n_drafts}" if self.runner.n_drafts else "plain decoding"
         for prompt, tokens in zip(prompts, answers, strict=True):

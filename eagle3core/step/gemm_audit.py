@@ -142,9 +142,7 @@ def products_of(program: Program) -> Iterator[Product]:
 def _product(stage: Stage, launch: Launch) -> Product:
     constants = launch.variant.constants
     epilogue = constants["epilogue"]
-    given: dict[str, Any] = dict(
-        zip((one.name for one in launch.variant.parameters), launch.values, strict=True)
-    )  # fmt: skip
+    given = launch.operands
     model = stage.name.partition(".")[0]
     known = _TAGS.get(model, {})
     if epilogue.kind == "residual":

@@ -8,7 +8,7 @@ knows whose it is; the runner keeps no book of requests. Source: docs/requiremen
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -118,6 +118,11 @@ class DeviceRunner:
         self._results = ResultQueue(self.state.results, target.device)
 
     @property
+    def has_kernels(self) -> bool:
+        """Whether programs are kernels, not their meaning alone."""
+        return self.emit.arch is not None
+
+    @property
     def all_programs(self) -> tuple[Program, ...]:
         """Every program: chunks of a prompt, its end, steps."""
         return (*self.chunks.values(), self.finish, *self.programs.values())
@@ -132,6 +137,13 @@ class DeviceRunner:
         self.replayer = replayer
         self._whole.clear()
         self._staged.clear()
+
+    def change_programs(self, change: Callable[[Program], Program]) -> None:
+        """Run `change(program)` in place of every program from now on, for one that is to differ on purpose."""
+        self.chunks = {rows: change(program) for rows, program in self.chunks.items()}
+        self.finish = change(self.finish)
+        self.programs = {batch: change(program) for batch, program in self.programs.items()}
+        self.replay_by(self.replayer)
 
     def admit(self, slot: int, request: SlotRequest, trace: Trace) -> None:
         """Read a prompt into an empty slot and sample its first token; the slot then takes part in steps."""
