@@ -28,6 +28,7 @@ _PASSED_ON = (
     ("profile", "lab.probes.profiles.command", "profile a step by NVTX range, or a stored capture"),
     ("planted", "lab.probes.bench.dial", "check a planted pair: margin, acceptance; or write it to disk"),
     ("train", "lab.training.command", "train a small (target, draft) pair from scratch"),
+    ("rows", "lab.rows.upgrade", "carry stored rows of older forms over to today's: rows upgrade FILE|DIR..."),
     ("taps", "lab.parity.taps", "write the engine's recorded stages to a safetensors file"),
 )
 
