@@ -145,7 +145,9 @@ def _nightly(made: argparse.ArgumentParser) -> None:
     _pair_options(made)
     made.add_argument("--require-gpu", action="store_true", help="exit 3 when there is no GPU")
     made.add_argument(
-        "--strict-undecided", action="store_true", help="exit 4 when a compared number is unsure or missing"
+        "--strict-undecided",
+        action="store_true",
+        help="exit 1 when a number is certainly slower, 4 when one is unsure or missing",
     )
     made.add_argument("--dry-run", action="store_true", help="show the jobs and the time; start nothing")
     made.add_argument(

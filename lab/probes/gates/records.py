@@ -6,11 +6,12 @@ Source: docs/requirements.md R-135; the form of a record is that of R-125 and R-
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lab.errors import ExperimentError
+from lab.errors import ExperimentError, GateFailed
 from lab.probes.gates.bounds import number
 from lab.probes.gates.config import Mode
 from lab.rows.store import Row, Value, utc_now
@@ -18,6 +19,9 @@ from lab.rows.store import Row, Value, utc_now
 SCENARIO, MICRO = "scenario", "micro_run"
 # What compares two runs, and is made anew from the two records that are given.
 _COMPARED = ("speedup", "step_over_base", "speedup_at_dial")
+# The acceptance length of a record's own level, and that of its block: one number, counted in two places.
+LENGTH, NESTED_LENGTH = "acceptance_length", "eagle_speculation.mean_acceptance_length"
+_ROUNDING = 1e-6  # a stored record may hold six digits or more of either
 
 
 def rows_of(baseline: Path, spec: Path, mode: Mode) -> list[Row]:
@@ -25,6 +29,7 @@ def rows_of(baseline: Path, spec: Path, mode: Mode) -> list[Row]:
 
     Raises:
         ExperimentError: a file without such a record, or one that was not a micro run.
+        GateFailed: a record whose two acceptance lengths contradict each other.
     """
     rows = {**_of(baseline, mode.point.name(0)), **_of(spec, mode.point.name(mode.spec))}
     for path, k in ((baseline, 0), (spec, mode.spec)):
@@ -34,6 +39,7 @@ def rows_of(baseline: Path, spec: Path, mode: Mode) -> list[Row]:
                 f"{path.name} holds no record {name!r}", f"a record of mode {mode.name!r}", "check the file and --mode"
             )
         _check_micro(rows[name], path)
+        _check_length(rows[name], path)
     name = mode.point.name(mode.spec)
     rows[name] = _compared(rows[name], rows[mode.point.name(0)])
     return list(rows.values())
@@ -53,6 +59,17 @@ def _check_micro(row: Row, path: Path) -> None:
         )
 
 
+def _check_length(row: Row, path: Path) -> None:
+    flat, nested = number(row.values.get(LENGTH)), number(row.values.get(NESTED_LENGTH))
+    if flat is None or nested is None or math.isclose(flat, nested, rel_tol=_ROUNDING):
+        return
+    raise GateFailed(
+        f"{path.name}: {row.name} has {LENGTH} {flat:g} and {NESTED_LENGTH} {nested:g}",
+        "one acceptance length in a record, wherever it stands",
+        "the record was altered, or put together from two runs: make it again with --records",
+    )
+
+
 def _compared(spec: Row, plain: Row) -> Row:
     """The speculative row with its ratios to this baseline, not to that of its own run."""
     if spec.status == "missing":
@@ -67,7 +84,7 @@ def _compared(spec: Row, plain: Row) -> Row:
         values["step_over_base"] = step_over_base
         if dialled[0] is not None and dialled[1] is not None:
             values["speedup_at_dial"] = dialled[0] * dialled[1] / step_over_base
-    values.setdefault("acceptance_length", spec.values.get("eagle_speculation.mean_acceptance_length"))
+    values.setdefault(LENGTH, spec.values.get(NESTED_LENGTH))
     return spec.model_copy(update={"values": values})
 
 
