@@ -61,8 +61,9 @@ class RowMaker:
 
 def machines_of(rows: Iterable[Row]) -> dict[str, Environment]:
     """The machine's record of every run among `rows` that wrote one, by the run's name."""
-    return {
-        row.run: Environment.model_validate_json(str(row.values["record"][0]))
-        for row in rows
-        if row.kind == ENVIRONMENT_KIND and isinstance(row.values.get("record"), list) and row.values["record"]
-    }
+    found = {}
+    for row in rows:
+        record = row.values.get("record") if row.kind == ENVIRONMENT_KIND else None
+        if isinstance(record, list) and record:
+            found[row.run] = Environment.model_validate_json(str(record[0]))
+    return found

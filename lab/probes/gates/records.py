@@ -14,7 +14,8 @@ from typing import Any
 from lab.errors import ExperimentError, GateFailed
 from lab.probes.gates.bounds import number
 from lab.probes.gates.config import Mode
-from lab.rows.store import Row, Value, utc_now
+from lab.rows.maker import RowMaker
+from lab.rows.store import Row, Value, block
 
 SCENARIO, MICRO = "scenario", "micro_run"
 # What compares two runs, and is made anew from the two records that are given.
@@ -112,15 +113,8 @@ def _row(record: dict[str, Any]) -> Row:
     for name, value in record.items():
         if name in ("name", "status", "parameters", "reason"):
             continue
-        if isinstance(value, dict):
-            values |= {f"{name}.{key}": inner for key, inner in value.items()}
-        else:
-            values[name] = value
-    is_missing = record.get("status") == "missing"
-    return Row(
-        run="records", job="bench", notebook="bench", kind="bench", name=record["name"],
-        values={} if is_missing else values, parameters=dict(record.get("parameters") or {}),
-        status="missing" if is_missing else "measured",
-        reason=str(record.get("reason") or "missing in the record") if is_missing else None, environment="records",
-        recorded_at=utc_now(),
-    )  # fmt: skip
+        values |= block(name, value) if isinstance(value, dict) else {name: value}
+    maker, parameters = RowMaker("records", "bench", "records"), dict(record.get("parameters") or {})
+    if record.get("status") == "missing":
+        return maker.missing("bench", record["name"], str(record.get("reason") or "missing in the record"), parameters)
+    return maker.measured("bench", record["name"], values, parameters)
