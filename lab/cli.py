@@ -28,6 +28,7 @@ _PASSED_ON = (
     ("profile", "lab.probes.profiles.command", "profile a step by NVTX range, or a stored capture"),
     ("planted", "lab.probes.bench.dial", "check a planted pair: margin, acceptance; or write it to disk"),
     ("train", "lab.training.command", "train a small (target, draft) pair from scratch"),
+    ("rows", "lab.rows.upgrade", "carry stored rows of older forms over to today's: rows upgrade FILE|DIR..."),
     ("taps", "lab.parity.taps", "write the engine's recorded stages to a safetensors file"),
 )
 
@@ -144,7 +145,9 @@ def _nightly(made: argparse.ArgumentParser) -> None:
     _pair_options(made)
     made.add_argument("--require-gpu", action="store_true", help="exit 3 when there is no GPU")
     made.add_argument(
-        "--strict-undecided", action="store_true", help="exit 4 when a compared number is unsure or missing"
+        "--strict-undecided",
+        action="store_true",
+        help="exit 1 when a number is certainly slower, 4 when one is unsure or missing",
     )
     made.add_argument("--dry-run", action="store_true", help="show the jobs and the time; start nothing")
     made.add_argument(

@@ -68,11 +68,12 @@ def _once(
     runs: Runs, kind: RunKind, given: argparse.Namespace, key: Key, name: str, records: list[dict[str, object]]
 ) -> list[GateResult]:
     """One run: measured, judged, written, and its line in the state file whatever becomes of it."""
+    machine = runs.environment.fingerprint
     try:
         rows = runs.run(kind, name)
     except Exception as error:  # whatever ends a run, it was not green
         first = (str(error).splitlines() or ["no message"])[0]
-        append(given.state, entry_of(key, kind, "broke", [f"{type(error).__name__}: {first}"]))
+        append(given.state, entry_of(key, kind, "broke", [f"{type(error).__name__}: {first}"], machine))
         raise
     results = judge_run(runs.config, kind, rows)
     result = outcome(results)
@@ -83,7 +84,8 @@ def _once(
         records += [record_of(row) for row in rows]
         given.records.parent.mkdir(parents=True, exist_ok=True)
         given.records.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
-    append(given.state, entry_of(key, kind, result, [gate.name for gate in results if gate.word != "pass"]))
+    not_passed = [gate.name for gate in results if gate.word != "pass"]
+    append(given.state, entry_of(key, kind, result, not_passed, machine))
     return results
 
 

@@ -17,7 +17,6 @@ Source: Compute Sanitizer documentation, release 2025.3; limits derived here.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -28,17 +27,18 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 from eagle3core.errors import BackendUnavailable, InvariantViolated
 from eagle3core.kernels import launch, registry
 from eagle3core.kernels.card import ARCHES, Card, Variant
 from eagle3core.kernels.compile import tool
-from lab.probes.kernels.bench_machine import environment
 from lab.probes.sanitizer.plants import PLANTS, WRITTEN, Pair, plants_of, written_on
 from lab.probes.sanitizer.processes import NAMED, Run
-from lab.probes.sanitizer.report import CLEAN, FAILED, FOLLOWED, FOUND, INCOMPLETE, Outcome
+from lab.probes.sanitizer.report import CLEAN, FAILED, FOLLOWED, FOUND, INCOMPLETE, KIND, Outcome
 from lab.probes.sanitizer.run import seen_by, variants
+from lab.rows import environment
+from lab.rows.maker import RowMaker
+from lab.rows.store import RowWriter, utc_now
 
 SANITIZER = "compute-sanitizer"
 TOOLS = tuple(PLANTS)
@@ -195,15 +195,20 @@ def not_followed(outcomes: Sequence[Outcome]) -> list[str]:
 
 def _teller(path: str, out: str) -> Callable[[Outcome], None]:
     """Prints an outcome and appends its row to `out`, if a file is named, at once: a run may be stopped at any time."""
-    about: dict[str, Any] = environment()
     words = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
-    about["versions"][SANITIZER] = next((line for line in words if line.startswith("Version")), None)
+    version = next((line for line in words if line.startswith("Version")), None)
+    machine = environment.collect()
+    machine = machine.model_copy(update={"packages": {**machine.packages, SANITIZER: version}})
+    gpu = machine.gpus[0].name if machine.gpus else None
+    maker = RowMaker(f"sanitizer-{utc_now()}", KIND, machine.fingerprint, shared={"gpu": gpu})
+    writer = RowWriter(Path(out)) if out else None
+    if writer:
+        writer.write(maker.machine(machine))
 
     def tell(outcome: Outcome) -> None:
         print(outcome.line(), flush=True)
-        if out:
-            with Path(out).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"kind": "sanitizer", **outcome.row(), **about}) + "\n")
+        if writer:
+            writer.write(maker.measured(KIND, outcome.op, outcome.values(), {"tool": outcome.tool}))
 
     return tell
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+KIND = "sanitizer"  # of a row
 CLEAN, FOLLOWED, FOUND, FAILED, INCOMPLETE = "clean", "followed", "found", "failed", "incomplete"
 
 _ERRORS = re.compile(r"^=+ ERROR SUMMARY: (\d+) errors?\s*$", re.MULTILINE)
@@ -61,14 +62,14 @@ class Outcome:
     summary: Summary | None = None
     reasons: list[str] = field(default_factory=list)
 
-    def row(self) -> dict[str, Any]:
-        """The outcome as a row of kind `sanitizer`, without its machine."""
+    def values(self) -> dict[str, Any]:
+        """The outcome as the values of a row of kind `sanitizer`."""
         summary = self.summary
         return {
-            "op": self.op, "tool": self.tool, "verdict": self.verdict, "cases": self.cases, "launches": self.launches,
-            "in_form": self.in_form, "errors": summary.errors if summary else None,
-            "hazards": summary.hazards if summary else None, "warnings": summary.warnings if summary else None,
-            "seconds": round(self.seconds, 1), "reasons": self.reasons,
+            "verdict": self.verdict, "n_cases": self.cases, "n_launches": self.launches, "n_in_form": self.in_form,
+            "n_errors": summary.errors if summary else None, "n_hazards": summary.hazards if summary else None,
+            "n_warnings": summary.warnings if summary else None, "took_s": round(self.seconds, 1),
+            "reasons": self.reasons,
         }  # fmt: skip
 
     def line(self) -> str:

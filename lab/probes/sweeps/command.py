@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
             raise ExperimentError("--confirm with --rows", "--confirm with --out", "micro runs add rows to --out")
         return _conclude(op, given, given.rows, is_whole=True)
     machine = machine_of(given.device)
-    writer = SweepWriter(given.out, machine.about())
+    writer = SweepWriter(given.out, machine.gpu, machine.timer)
     sweep = Sweep(
         machine, writer, deadline=time.monotonic() + given.limit_s,
         counts_tiles=given.tile_stats or bool(os.environ.get(TILE_STATS_VARIABLE)),
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     is_whole = sweep.run(regimes)
     if op == "attention" and given.orders:
         sweep.joint(_of_dim(regimes, given.orders_dim), read_orders(given.orders))
-        print("\n".join(joint_table(writer.rows)))
+        print("\n".join(joint_table(writer.cells)))
     if given.confirm:
         MicroRuns(writer, op, machine.arch, _scenario(given, machine)).run()
     return _conclude(op, given, given.out, is_whole=is_whole)
@@ -169,7 +169,7 @@ def _scenario(given: argparse.Namespace, machine: Machine) -> Scenario:
 def _conclude(op: str, given: argparse.Namespace, rows: Path, *, is_whole: bool) -> int:
     """What was chosen, in words and as one JSON line; the tuned file if one is asked for."""
     sweep = read_sweep(rows)
-    choices, missing = choose_all(sweep.rows, op)
+    choices, missing = choose_all(sweep.cells, op)
     if not choices and not missing:
         raise ExperimentError(f"{sweep.name} has no rows of {op}", "rows of its sweep", f"eagle3lab sweep {given.what}")
     unequal = [row["regime"] for row in sweep.of(op, SCREEN) if not row["bits_equal"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -23,6 +22,7 @@ from lab.probes.sanitizer import processes as sanitize_processes
 from lab.probes.sanitizer.plants import PLANTS, WRITTEN, plants_of, written_on
 from lab.probes.sanitizer.report import CLEAN, FAILED, FOLLOWED, FOUND, Outcome, Summary
 from lab.probes.sanitizer.run import CPU, cases_of, known, seen_by, variants, watched
+from lab.rows.store import read_rows
 
 PAIRS = [pytest.param(tool, pair, id=pair[0].name) for tool, pairs in PLANTS.items() for pair in pairs]
 REPAIRED = [undone for pairs in PLANTS.values() for _, undone in pairs]
@@ -239,8 +239,8 @@ def test_both_tools_find_their_plant_on_this_gpu_and_a_card_is_clean(gpu, tmp_pa
         pytest.skip(str(missing))
     out = tmp_path / "rows.jsonl"
     assert sanitize.main(["--ops", "accept", "--out", str(out), "--logs", str(tmp_path)]) == 0
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert {(row["op"], row["tool"], row["verdict"]) for row in rows} >= {
+    rows = [row for row in read_rows(out) if row.kind == "sanitizer"]
+    assert {(row.name, row.parameters["tool"], row.values["verdict"]) for row in rows} >= {
         ("planted_race", "racecheck", FOUND), ("planted_write", "memcheck", FOUND),
         ("accept", "racecheck", CLEAN), ("accept", "memcheck", CLEAN),
     }  # fmt: skip
