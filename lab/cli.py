@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lab.errors import EXIT_COULD_NOT_RUN, EXIT_USAGE, LabError
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, EXIT_USAGE, LabError
 from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions
 from lab.options.exchange import ImportOptions, TapsOptions
 from lab.options.fields import Options
@@ -34,7 +34,7 @@ class Command:
     Attributes:
         name: the word or words that are typed. help: what it does, in a line.
         options: the model of what may be typed after the name.
-        function: `module:name` of what runs with these options and gives the exit code.
+        function: `module:name`, inside `lab`, of what runs with these options and gives the exit code.
     """
 
     name: str
@@ -45,34 +45,34 @@ class Command:
     def run(self, options: Options) -> int:
         """Imports the function and calls it."""
         module, _, name = self.function.partition(":")
-        function: Callable[[Options], int] = getattr(importlib.import_module(module), name)
+        function: Callable[[Options], int] = getattr(importlib.import_module(f"lab.{module}"), name)
         return function(options)
 
 
 COMMANDS = (
-    Command("nightly", "run every notebook of a configuration and write a report", NightOptions, "lab.nightly:run_night"),
-    Command("run", "run one notebook with checked parameters and write a report", RunOptions, "lab.nightly:run_one"),
-    Command("notebooks", "list the notebooks and their parameters", NoOptions, "lab.night.parameters:show"),
-    Command("report", "draw a run's report again from its stored rows", ReportOptions, "lab.page.report:show"),
-    Command("compare", "compare two runs of one machine", CompareOptions, "lab.rows.comparison:show"),
-    Command("doctor", "say what this machine can run, and why not the rest", NoOptions, "lab.doctor:show"),
-    Command("kernels", "list the GPU kernels, their proofs and thresholds", KernelsOptions, "lab.probes.kernels.command:run"),
-    Command("bench", "time decoding beside other engines", BenchOptions, "lab.probes.bench.command:run"),
-    Command("scenarios", "run the bench over named suites", ScenariosOptions, "lab.probes.bench.suite:run"),
-    Command("ab", "compare two commits or settings, measured in turns", AbOptions, "lab.probes.ab.command:run"),
-    Command("import", "hold acceptance of vLLM or SGLang against ours", ImportOptions, "lab.acceptance.imported:run"),
-    Command("prove", "prove the GPU engine: bits, parity, long runs, memory", ProveOptions, "lab.probes.proofs.command:run"),
-    Command("speed", "time every depth and take its step apart", SpeedOptions, "lab.probes.speed.command:run"),
-    Command("sweep shapes", "log an engine's matrix products", ShapesOptions, "lab.probes.sweeps.command:log_shapes"),
-    Command("sweep gemm", "time settings of matrix products", GemmOptions, "lab.probes.sweeps.command:sweep_gemm"),
-    Command("sweep fmha", "time settings of attention", FmhaOptions, "lab.probes.sweeps.command:sweep_fmha"),
-    Command("gates micro", "short runs, which count", GatesRunOptions, "lab.probes.gates.command:run_micro"),
-    Command("gates full", "long runs, after enough green micro runs", GatesRunOptions, "lab.probes.gates.command:run_full"),
-    Command("gates check", "judge stored records", GatesCheckOptions, "lab.probes.gates.command:check"),
-    Command("profile", "profile a step by NVTX range, or a stored capture", ProfileOptions, "lab.probes.profiles.command:run"),
-    Command("planted", "check a planted pair, or write it to disk", PlantedOptions, "lab.probes.bench.dial:run"),
-    Command("train", "train a small (target, draft) pair from scratch", TrainOptions, "lab.training.command:run"),
-    Command("taps", "write the engine's recorded stages to a file", TapsOptions, "lab.parity.taps:run"),
+    Command("nightly", "run every notebook of a configuration and write a report", NightOptions, "nightly:run_night"),
+    Command("run", "run one notebook with checked parameters and write a report", RunOptions, "nightly:run_one"),
+    Command("notebooks", "list the notebooks and their parameters", NoOptions, "cli:show_notebooks"),
+    Command("report", "draw a run's report again from its stored rows", ReportOptions, "cli:show_report"),
+    Command("compare", "compare two runs of one machine", CompareOptions, "cli:show_comparison"),
+    Command("doctor", "say what this machine can run, and why not the rest", NoOptions, "cli:show_machine"),
+    Command("kernels", "list the GPU kernels and their thresholds", KernelsOptions, "probes.kernels.command:run"),
+    Command("bench", "time decoding beside other engines", BenchOptions, "probes.bench.command:run"),
+    Command("scenarios", "run the bench over named suites", ScenariosOptions, "probes.bench.suite:run"),
+    Command("ab", "compare two commits or settings, measured in turns", AbOptions, "probes.ab.command:run"),
+    Command("import", "hold acceptance of vLLM or SGLang against ours", ImportOptions, "acceptance.imported:run"),
+    Command("prove", "prove the GPU engine: bits, parity, memory", ProveOptions, "probes.proofs.command:run"),
+    Command("speed", "time every depth and take its step apart", SpeedOptions, "probes.speed.command:run"),
+    Command("sweep shapes", "log an engine's matrix products", ShapesOptions, "probes.sweeps.command:log_shapes"),
+    Command("sweep gemm", "time settings of matrix products", GemmOptions, "probes.sweeps.command:sweep_gemm"),
+    Command("sweep fmha", "time settings of attention", FmhaOptions, "probes.sweeps.command:sweep_fmha"),
+    Command("gates micro", "short runs, which count", GatesRunOptions, "probes.gates.command:run_micro"),
+    Command("gates full", "long runs, after enough green micro runs", GatesRunOptions, "probes.gates.command:run_full"),
+    Command("gates check", "judge stored records", GatesCheckOptions, "probes.gates.command:check"),
+    Command("profile", "profile a step by range, or a stored capture", ProfileOptions, "probes.profiles.command:run"),
+    Command("planted", "check a planted pair, or write it to disk", PlantedOptions, "probes.bench.dial:run"),
+    Command("train", "train a small (target, draft) pair from scratch", TrainOptions, "training.command:run"),
+    Command("taps", "write the engine's recorded stages to a file", TapsOptions, "parity.taps:run"),
 )  # fmt: skip
 GROUPS = {
     "sweep": "time order-neutral settings of the kernels and keep the best",
@@ -127,7 +127,9 @@ def _parser() -> Parser:
         group, _, name = command.name.rpartition(" ")
         if group not in commands:
             made = commands[""].add_parser(group, help=GROUPS[group], description=GROUPS[group])
-            commands[group] = made.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+            commands[group] = made.add_subparsers(
+                title="commands", metavar="COMMAND", required=True, parser_class=Parser
+            )
         _add_command(commands[group], name, command)
     return top
 
@@ -137,6 +139,41 @@ def _add_command(commands: argparse._SubParsersAction[Parser], name: str, comman
     made = commands.add_parser(name, help=command.help, description=text)
     add_options(made, command.options)
     made.set_defaults(command=command, parser=made)
+
+
+def show_notebooks(_: NoOptions) -> int:
+    """Lists the notebooks and their parameters."""
+    from lab.night.parameters import listing
+
+    print(listing())
+    return EXIT_PASSED
+
+
+def show_report(options: ReportOptions) -> int:
+    """Draws a run's report again; needs no torch."""
+    from lab.page.report import render
+
+    print(render(options.run_dir))
+    return EXIT_PASSED
+
+
+def show_comparison(options: CompareOptions) -> int:
+    """Compares two runs; 1 if anything is slower."""
+    from lab.rows.comparison import comparison
+
+    text, any_slower = comparison(options.before, options.after, markdown=options.markdown)
+    print(text)
+    return EXIT_GATE_FAILED if any_slower else EXIT_PASSED
+
+
+def show_machine(_: NoOptions) -> int:
+    """Says what this machine can run; 3 if `make lab` could not."""
+    from lab.doctor import conclusion, examine, exit_code
+
+    checks = examine()
+    print("\n".join(check.line() for check in checks))
+    print(conclusion(checks))
+    return exit_code(checks)
 
 
 def _stopped(signal_number: int, frame: object) -> None:

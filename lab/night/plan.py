@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,29 +20,12 @@ from lab.night.parameters import check_parameters, find_notebook, parse_value, r
 from lab.night.parts import Part
 from lab.night.progress import duration
 from lab.night.summary import RUN_FILE, read_plan
+from lab.options.night import NightOptions
 from lab.rows import environment, history
 from lab.rows.configuration import packaged
 from lab.rows.store import JOBS_FOLDER, utc_now
 
 PACKAGED_CONFIG = "nightly.toml"
-
-
-@dataclass(frozen=True)
-class NightOptions:
-    """What the command line may say; each beats the configuration file."""
-
-    config: Path | None = None
-    target: Path | None = None
-    draft: Path | None = None
-    prompts: Path | None = None
-    out: Path | None = None
-    require_gpu: bool = False
-    strict_undecided: bool = False
-    dry_run: bool = False
-    part: str | None = None
-    pack: Path | None = None
-    resume_from: tuple[Path, ...] = ()
-    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +81,7 @@ def prepare(options: NightOptions, config: NightConfig | None = None, *, gate_re
     return Plan(run_dir, planned, machine, config, digest, earlier, options.strict_undecided, gate_required, part)
 
 
-def one_notebook(notebook: str, settings: list[str], timeout_s: float) -> NightConfig:
+def one_notebook(notebook: str, settings: Sequence[str], timeout_s: float) -> NightConfig:
     """The configuration of a night with a single job; `settings` are `name=value` texts.
 
     Raises:

@@ -10,9 +10,20 @@ from pydantic import Field, model_validator
 from lab.errors import ExperimentError
 from lab.options.fields import Options, option
 from lab.options.values import (
-    DIAL_DEPTH, MOST_DRAFTS, Counts, Depths, DeviceName, DtypeName, GeometryName, PairName, Peers, PeerName, Points,
-    of_text, refused,
-)  # fmt: skip
+    DIAL_DEPTH,
+    MOST_DRAFTS,
+    Depths,
+    DeviceName,
+    DtypeName,
+    GeometryName,
+    PairName,
+    PeerName,
+    Peers,
+    Points,
+    of_text,
+    read_counts,
+    refused,
+)
 
 SuiteName = Literal["baseline", "single", "batch", "large-context", "stress"]
 SUITE_NAMES: tuple[SuiteName, ...] = get_args(SuiteName)
@@ -95,7 +106,9 @@ class ScenariosOptions(PairOptions):
     contexts: Annotated[tuple[int, ...], of_text(lambda text: read_contexts(text))] = option(
         ",".join(map(str, CONTEXTS)), "in tokens, shortest first", metavar="S,..."
     )
-    spec: Counts = option(",".join(map(str, DRAFTS)), "drafts a step, beside the baseline", metavar="K,...")
+    spec: Annotated[tuple[int, ...], of_text(lambda text: read_drafts(text))] = option(
+        ",".join(map(str, DRAFTS)), "drafts a step, beside the baseline", metavar="K,..."
+    )
     tokens: int = option(256, "generated a request and round", ge=16)
     rounds: int = option(2, "measured rounds", ge=1, variable="EAGLE3_MEASUREMENT_RUNS")
     warmup: int = option(0, "rounds before them", ge=0, variable="EAGLE3_WARMUP_RUNS")
@@ -146,3 +159,11 @@ def read_contexts(text: str) -> tuple[int, ...]:
     if len(contexts) != len(parts) or contexts != sorted(set(contexts)) or contexts[0] < 2:
         raise refused(text, "ascending numbers of tokens of at least 2, e.g. 8192,16384")
     return tuple(contexts)
+
+
+def read_drafts(text: str) -> tuple[int, ...]:
+    """Depths of speculation, ascending; the baseline is always measured beside them."""
+    depths = tuple(sorted(set(read_counts(text))))
+    if depths[-1] > MOST_DRAFTS:
+        raise refused(text, f"numbers of drafts of 1 to {MOST_DRAFTS}, e.g. 2,3,4,5")
+    return depths

@@ -24,9 +24,7 @@ class TapsOptions(Options):
 
     target: str = option("", "directory of the target; default: the shipped pair", metavar="DIR")
     draft: str = option("", "directory of the draft; default: the shipped pair", metavar="DIR")
-    out: Annotated[Path, AfterValidator(_safetensors)] = option(
-        ..., "the file to write", metavar="NAME.safetensors"
-    )
+    out: Annotated[Path, AfterValidator(_safetensors)] = option(..., "the file to write", metavar="NAME.safetensors")
     prompts: str = option("", "prompt file (JSON lines); default: the shipped pair's", metavar="FILE")
     n_prompts: int = option(2, "how many of them", ge=1)
     max_prompt_tokens: int = option(64, "longer prompts are cut", ge=2)

@@ -48,10 +48,13 @@ def option(
     allowed: str | None = None,
     variable: str | None = None,
     is_hidden: bool = False,
-    **limits: float,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
 ) -> Any:
-    """A field that can be typed; `...` as default makes it needed, `limits` are pydantic's `ge`, `gt`, `le`, `lt`."""
-    field: FieldInfo = Field(default, description=description, **limits)  # type: ignore[arg-type, assignment]
+    """A field that can be typed; `...` as default makes it needed, `ge`, `gt`, `le`, `lt` are limits."""
+    field: FieldInfo = Field(default, description=description, ge=ge, gt=gt, le=le, lt=lt)
     field.metadata.append(Typed(flag, metavar, shape, allowed, variable, is_hidden))
     return field
 

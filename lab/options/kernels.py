@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from lab.options.fields import Options, option
 from lab.options.values import ArchName, ExistingFile, Names, Seconds
-from typing import Literal
 
 MOST_JOBS = 12  # processes at once under the sanitizer; each holds a CUDA context and a core or more
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,10 +29,21 @@ class Parser(argparse.ArgumentParser):
     """A parser that refuses in the same three parts as everything else, and never takes part of a name for it."""
 
     def __init__(self, **given: Any) -> None:
-        super().__init__(**{"allow_abbrev": False, "epilog": EXIT_CODES, "argument_default": argparse.SUPPRESS, **given})
+        super().__init__(
+            **{"allow_abbrev": False, "epilog": EXIT_CODES, "argument_default": argparse.SUPPRESS, **given}
+        )
 
     def error(self, message: str) -> NoReturn:
         raise ExperimentError(message, " ".join(self.format_usage().split()), f"see `{self.prog} --help`")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:  # of commands; options have models
+            close = difflib.get_close_matches(value, action.choices, 1)
+            raise ExperimentError(
+                f"no command {value!r}" + (f" (did you mean {close[0]!r}?)" if close else ""),
+                ", ".join(action.choices),
+                f"see `{self.prog} --help`",
+            )
 
     def refuse_unknown(self, words: Sequence[str]) -> NoReturn:
         """Names what was not understood, and the closest option there is."""
@@ -100,7 +112,7 @@ def described(model: type[Options]) -> str:
 
 
 def _typed_fields(model: type[Options]) -> Iterator[tuple[str, FieldInfo, Typed]]:
-    order = dict.fromkeys(name for kind in model.__mro__ for name in kind.__dict__.get("__annotations__", {}))
+    order = dict.fromkeys(name for kind in model.__mro__ for name in inspect.get_annotations(kind))
     for name in order:
         field = model.model_fields.get(name)
         typed = typed_of(field) if field is not None else None
@@ -136,7 +148,9 @@ def _argument(name: str, field: FieldInfo, typed: Typed) -> dict[str, Any]:
 
 def _help(field: FieldInfo, typed: Typed) -> str:
     default = field.default
-    is_told = default not in (None, PydanticUndefined, "", (), False) and field.annotation is not bool
+    is_told = field.annotation is not bool and (
+        type(default) is int or default not in (None, PydanticUndefined, "", ())
+    )
     words = [field.description or ""]
     if typed.variable:
         words.append(f"({typed.variable} gives it too)")
@@ -168,7 +182,9 @@ def allowed_of(field: FieldInfo, typed: Typed) -> str:
     if get_origin(kind) is Literal:
         return ", ".join(map(str, get_args(kind)))
     noun = {int: "a whole number", float: "a finite number"}.get(kind, "a path" if kind is Path else "text")
-    limits = [f"{words} {getattr(one, key)}" for one in _limits(field) for cls, key, words in _LIMITS if type(one) is cls]
+    limits = [
+        f"{words} {getattr(one, key)}" for one in _limits(field) for cls, key, words in _LIMITS if type(one) is cls
+    ]
     return f"{noun}, {' and '.join(limits)}" if limits else noun
 
 
@@ -178,9 +194,7 @@ def _limits(field: FieldInfo) -> Iterator[Any]:
         yield from one.metadata if isinstance(one, FieldInfo) else (one,)
 
 
-def _refusal(
-    model: type[Options], error: ValidationError, variables: Mapping[str, str], prog: str
-) -> ExperimentError:
+def _refusal(model: type[Options], error: ValidationError, variables: Mapping[str, str], prog: str) -> ExperimentError:
     """The first fault, by the name under which it was given."""
     fault = error.errors(include_url=False)[0]
     name = str(fault["loc"][0]) if fault["loc"] else ""

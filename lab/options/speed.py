@@ -11,9 +11,20 @@ from lab.errors import ExperimentError
 from lab.options.bench import POINTS, PairOptions, check_shipped
 from lab.options.fields import option
 from lab.options.values import (
-    DIAL_DEPTH, MOST_DRAFTS, ArchName, Counts, Depths, ExistingFile, PairName, Peers, Point, Points, of_text,
-    read_depths, read_points,
-)  # fmt: skip
+    DIAL_DEPTH,
+    MOST_DRAFTS,
+    ArchName,
+    Counts,
+    Depths,
+    ExistingFile,
+    PairName,
+    Peers,
+    Point,
+    Points,
+    of_text,
+    read_depths,
+    read_points,
+)
 from lab.rows.verdict import MIN_ROUNDS
 
 
@@ -99,9 +110,7 @@ class AbOptions(PairOptions):
     Exit codes: 0 nothing slower, 1 something slower (with --plant: not found where it is), 3 nothing ran.
     """
 
-    sides: tuple[str, ...] = option(
-        (), "two commits; . is the tree as it is", flag="", metavar="A B", shape="several"
-    )
+    sides: tuple[str, ...] = option((), "two commits; . is the tree as it is", flag="", metavar="A B", shape="several")
     set_a: tuple[str, ...] = option((), "of A: EAGLE3_X=1, or spec=0,3", metavar="KEY=VALUE", shape="repeated")
     set_b: tuple[str, ...] = option((), "of B", metavar="KEY=VALUE", shape="repeated")
     rounds: int = option(13, "of both sides", ge=1)
@@ -110,9 +119,7 @@ class AbOptions(PairOptions):
     )
     judge: ExistingFile | None = option(None, "only judge rows that were stored with --out", metavar="FILE.jsonl")
     plant: str = option("", "slow this kernel of one engine's step down, on side B", metavar="STAGE/KERNEL")
-    slower_by: Annotated[float, Field(gt=1, allow_inf_nan=False)] = option(
-        1.05, "time of the planted kernel, B over A"
-    )
+    slower_by: Annotated[float, Field(gt=1, allow_inf_nan=False)] = option(1.05, "time of the planted kernel, B over A")
     at: OnePoint = option("512x1", "of --plant", metavar="CONTEXTxBATCH")
     spec: int = option(0, "drafts a step, of --plant", ge=0, le=MOST_DRAFTS, metavar="K")
     tokens: int = option(96, "timed a round, of --plant", ge=16)

@@ -11,8 +11,18 @@ from lab.errors import ExperimentError
 from lab.options.bench import POINTS
 from lab.options.fields import Options, option
 from lab.options.values import (
-    MOST_DRAFTS, ArchName, Counts, Depths, DeviceName, ExistingFile, GeometryName, Points, Seconds, of_text, refused,
-)  # fmt: skip
+    MOST_DRAFTS,
+    ArchName,
+    Counts,
+    Depths,
+    DeviceName,
+    ExistingFile,
+    GeometryName,
+    Points,
+    Seconds,
+    of_text,
+    refused,
+)
 
 HEAD_SIZES = (64, 128)
 
@@ -112,7 +122,5 @@ class FmhaOptions(SweepOptions):
         "", "orders of sums to try jointly", metavar="SPLITSxSTREAMS,..."
     )
     orders_dim: int = option(128, "head size of --orders", ge=1)
-    tile_stats: bool = option(
-        False, "count tiles too, with kernels of their own", variable="EAGLE3_FMHA_TILE_STATS"
-    )
+    tile_stats: bool = option(False, "count tiles too, with kernels of their own", variable="EAGLE3_FMHA_TILE_STATS")
     ab: bool = option(False, "hold the default against plain attention first", variable="EAGLE3_FMHA_AB")

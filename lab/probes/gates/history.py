@@ -21,7 +21,6 @@ from lab.probes.gates.config import GatesConfig, RunKind
 from lab.rows.environment import Environment
 from lab.rows.store import utc_now
 
-STATE_FILE = Path("reports", "gates.jsonl")
 # What a measured number depends on: the engine, how it is timed, the pairs and these gates.
 MEASURING = ("eagle3core", "lab/probes/bench", "lab/pairs", "lab/probes/gates")
 SUFFIXES = {".py", ".json", ".toml", ".yaml"}
