@@ -113,7 +113,7 @@ def parsed(arguments: Sequence[str]) -> tuple[Command, Options]:
     """
     found, unknown = _parser().parse_known_args(arguments)
     given = vars(found)
-    command, parser = given.pop("command"), given.pop("parser")
+    command, parser = given.pop("_command"), given.pop("_parser")
     if unknown:
         parser.refuse_unknown(unknown)
     return command, read_values(command.options, given, parser.prog)
@@ -138,7 +138,7 @@ def _add_command(commands: argparse._SubParsersAction[Parser], name: str, comman
     text = described(command.options) if command.options is not NoOptions else command.help
     made = commands.add_parser(name, help=command.help, description=text)
     add_options(made, command.options)
-    made.set_defaults(command=command, parser=made)
+    made.set_defaults(_command=command, _parser=made)  # no field begins with an underscore
 
 
 def show_notebooks(_: NoOptions) -> int:
