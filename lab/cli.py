@@ -19,7 +19,7 @@ from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions
 from lab.options.exchange import ImportOptions, TapsOptions
 from lab.options.fields import Options
 from lab.options.kernels import KernelsOptions
-from lab.options.night import CompareOptions, NightOptions, NoOptions, ReportOptions, RunOptions
+from lab.options.night import CompareOptions, NightOptions, NoOptions, NotebooksOptions, ReportOptions, RunOptions
 from lab.options.proofs import GatesCheckOptions, GatesRunOptions, ProveOptions
 from lab.options.reader import Parser, add_options, described, read_values
 from lab.options.speed import AbOptions, ProfileOptions, SpeedOptions
@@ -52,7 +52,7 @@ class Command:
 COMMANDS = (
     Command("nightly", "run every notebook of a configuration and write a report", NightOptions, "nightly:run_night"),
     Command("run", "run one notebook with checked parameters and write a report", RunOptions, "nightly:run_one"),
-    Command("notebooks", "list the notebooks and their parameters", NoOptions, "cli:show_notebooks"),
+    Command("notebooks", "list the notebooks and their parameters", NotebooksOptions, "cli:show_notebooks"),
     Command("report", "draw a run's report again from its stored rows", ReportOptions, "cli:show_report"),
     Command("compare", "compare two runs of one machine", CompareOptions, "cli:show_comparison"),
     Command("doctor", "say what this machine can run, and why not the rest", NoOptions, "cli:show_machine"),
@@ -141,8 +141,13 @@ def _add_command(commands: argparse._SubParsersAction[Parser], name: str, comman
     made.set_defaults(_command=command, _parser=made)  # no field begins with an underscore
 
 
-def show_notebooks(_: NoOptions) -> int:
-    """Lists the notebooks and their parameters."""
+def show_notebooks(options: NotebooksOptions) -> int:
+    """Lists the notebooks and their parameters, or copies them."""
+    if options.copies is not None:
+        from lab.night.copies import copy_notebooks
+
+        print("\n".join(copy_notebooks(options.copies)))
+        return EXIT_PASSED
     from lab.night.parameters import listing
 
     print(listing())

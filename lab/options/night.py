@@ -50,6 +50,14 @@ class RunOptions(_PairAndPlace):
     timeout_s: Seconds = option(1800.0, "limit for the whole notebook", metavar="S")
 
 
+class NotebooksOptions(Options):
+    """List the notebooks and their parameters."""
+
+    copies: Path | None = option(
+        None, "copy them into DIR instead, to work in; copies that are there are kept", flag="--copy", metavar="DIR"
+    )
+
+
 class ReportOptions(Options):
     """Draw a run's report again from its stored rows (needs no torch)."""
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from eagle3core.kernels import launch, proof
 from eagle3core.kernels.card import Case, Launch, Tensors, Variant
-from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.gemm.launcher import gemm, pack_weight, workspace
 from eagle3core.kernels.gemm.reference import epilogue_of, n_columns, n_weight_rows
 from eagle3core.kernels.gemm.tiling import Tiling
@@ -102,7 +101,10 @@ class TwinMachine:
     gpu, timer, rounds = "CPU twin", "emulator, perf_counter", 3
 
     def __init__(self, arch: str = "sm_90a") -> None:
+        from eagle3core.kernels.emulator.instructions import execute  # needs greenlet, which a GPU's sweep does not
+
         self.arch, self.device = arch, torch.device("cpu")
+        self._execute = execute
 
     def about(self) -> dict[str, Any]:
         """What ran where."""
@@ -120,7 +122,7 @@ class TwinMachine:
 
     def call(self, launches: Sequence[Launch]) -> Call:
         """Runs the kernels lane by lane."""
-        return lambda: emulator.execute(launches)
+        return lambda: self._execute(launches)
 
     def screen(self, alternatives: Sequence[Sequence[Call]]) -> list[Timing]:
         """Times of one call of each alternative, in turn."""
