@@ -211,6 +211,9 @@ def _refusal(model: type[Options], error: ValidationError, variables: Mapping[st
             f"correct or unset {typed.variable}",
         )  # fmt: skip
     flag = _flag(name, typed) or typed.metavar or name
+    close = difflib.get_close_matches(str(value), map(str, get_args(_kind(field))), 1)
     return ExperimentError(
-        f"{flag} is {value}", context.get("allowed") or allowed_of(field, typed), f"correct {flag}; {remedy}"
+        f"{flag} is {value}" + (f" (did you mean {close[0]}?)" if close else ""),
+        context.get("allowed") or allowed_of(field, typed),
+        f"correct {flag}; {remedy}",
     )

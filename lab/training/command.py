@@ -27,8 +27,6 @@ from lab.training.folder import RunFolder
 from lab.training.progress import Reporter
 from lab.training.sizes import PairSize, StageSize, resolved_size
 
-__all__ = ["TrainOptions", "TrainedPair", "run", "train", "write_corpus"]
-
 # What of a time limit each stage may take; the rest is tokenizing, lessons and measuring.
 _TARGET_SHARE, _DRAFT_SHARE = 0.40, 0.42
 _VALIDATION_PROMPTS, _VALIDATION_OPENING = 128, 64

@@ -19,7 +19,9 @@ from lab import cli
 from lab.errors import ExperimentError, RunFailed
 from lab.training import draft as drafts
 from lab.training import target
-from lab.training.command import TrainedPair, TrainOptions, train
+from lab.options.reader import read_values
+from lab.options.training import TrainOptions
+from lab.training.command import TrainedPair, train
 from lab.training.sizes import SIZES
 
 pytestmark = pytest.mark.reference
@@ -37,7 +39,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _options(text: Path, out: Path, **changes: object) -> TrainOptions:
-    return TrainOptions(**{"size": "tiny", "out": out, "corpus": text, "save_every": 7, "bar": False, **changes})
+    given = {"size": "tiny", "out": out, "corpus": text, "save_every": 7, "bar": False, **changes}
+    return read_values(TrainOptions, given, "eagle3lab train")
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +166,7 @@ def test_a_finished_run_is_returned_without_training_again(text: Path, pair: Tra
 @pytest.mark.parametrize(
     ("changes", "what", "allowed"),
     [
-        ({"size": "nanno"}, r"no pair size 'nanno' \(did you mean 'nano'\?\)", "shipped"),
+        ({"size": "nanno"}, r"--size is nanno \(did you mean nano\?\)", "shipped"),
         ({"corpus": Path("absent.txt")}, r"corpus absent\.txt does not exist", "text file"),
         ({"target_steps": 0}, "--target-steps is 0", "at least 1"),
         ({"minutes": 0.0}, "--minutes is 0.0", "at least 0.05"),

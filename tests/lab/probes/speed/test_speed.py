@@ -16,7 +16,7 @@ from lab.options.speed import SpeedOptions, stage_depths
 from lab.pairs.planted.tokens import expected_length
 from lab.probes.bench import memory
 from lab.probes.bench.run import Bench
-from lab.probes.bench.scenario import Point
+from lab.probes.bench.scenario import Point, Scenario
 from lab.probes.speed import command, records, rows
 from lab.probes.speed import measure as speed_measure
 from lab.probes.speed.measure import Speed, groups_of
@@ -111,22 +111,35 @@ def test_what_cannot_fit_is_missing_with_its_plan_and_no_weights_are_made(
     monkeypatch.setattr(speed_measure, "open_pair", never)
     monkeypatch.setattr(memory, "device_bytes", lambda _: 141 * 10**9)
     out = tmp_path / rows.FILE
-    options = [
-        "--geometry",
-        "llama-3.1-70b",
-        "--at",
-        "512x1",
-        "--spec",
-        "0,3",
-        "--dtype",
-        "bfloat16",
-        "--device",
-        "cpu",
-    ]
-    assert cli.run(["speed", *options, "--out", str(out)]) == 3
+    scenario = Scenario(
+        geometry="llama-3.1-70b", pair="planted", points=(Point(512, 1),), ks=(0, 3), share=0.8, dtype="bfloat16",
+        device="cpu", peers=(),
+    )  # fmt: skip
+    assert command.conclude(command.measure(scenario, (0, 3), out)) == 3
     found = read_rows(out)
     assert [row.status for row in found] == ["missing"] * 2
     assert all("weights 134." in str(row.reason) for row in found)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which these shapes run")
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["speed", "--at", "512x1"], ["bench"], ["scenarios"], ["profile"], ["planted"],
+        ["ab", "--plant", "target.mlp/gemm_swiglu"],
+    ],
+)  # fmt: skip
+def test_shapes_of_a_gpu_are_refused_on_a_cpu_before_any_weight_is_made(
+    monkeypatch: pytest.MonkeyPatch, line: list[str]
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("weights were made")
+
+    monkeypatch.setattr("lab.pairs.planted.pair.PlantedPair.__init__", never)
+    with pytest.raises(ExperimentError, match=r"llama-3\.1-8b has 8\.0 billion weights.* on a CPU") as refused:
+        cli.run([*line, "--geometry", "llama-3.1-8b"])
+    assert "a GPU for these shapes" in refused.value.allowed
+    assert "--geometry nano" in refused.value.remedy
 
 
 def test_rows_are_read_back_with_ratios_of_their_own_group(measured: Path) -> None:
