@@ -55,7 +55,7 @@ class BookkeepingOptions(Options):
 
 
 class SanitizeOptions(Options):
-    """Every card under compute-sanitizer; exit 0: all clean or followed, 1: something found, 3: not all could run."""
+    """Every card under compute-sanitizer; exit 0: all clean, 1: something found, 3: not all could run."""
 
     out: Path | None = option(None, "rows are appended to this file", metavar="FILE")
     ops: Names = option("", "cards, separated by commas (default: all)", metavar="NAME,...")

@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lab import cli
 from lab.errors import ExperimentError, RunFailed
-from lab.training import draft as drafts
-from lab.training import target
 from lab.options.reader import read_values
 from lab.options.training import TrainOptions
+from lab.training import draft as drafts
+from lab.training import target
 from lab.training.command import TrainedPair, train
 from lab.training.sizes import SIZES
 
