@@ -22,9 +22,10 @@ from lab.night.experiment import ENVIRONMENT_FILE
 from lab.night.jobs import Job, NightConfig
 from lab.night.notebook import NotebookOutcome, run_notebook
 from lab.night.parts import pack, unpack
-from lab.night.plan import NightOptions, Plan, one_notebook, pair_parameters, prepare, show_plan
+from lab.night.plan import Plan, one_notebook, pair_parameters, prepare, show_plan
 from lab.night.progress import NightProgress
 from lab.night.summary import RUN_FILE, conclude, read_plan
+from lab.options.night import NightOptions, RunOptions
 from lab.page import report
 from lab.rows import environment, history
 from lab.rows.maker import RowMaker
@@ -76,9 +77,11 @@ def unpack_into(options: NightOptions) -> None:
         unpack(options.resume_from, options.out)
 
 
-def run_one(notebook: str, settings: list[str], options: NightOptions, timeout_s: float) -> int:
-    """Runs one notebook as a night of a single job; `settings` are `name=value` texts."""
-    return run_night(options, one_notebook(notebook, settings, timeout_s), gate_required=False)
+def run_one(options: RunOptions) -> int:
+    """Runs one notebook as a night of a single job."""
+    config = one_notebook(options.notebook, options.settings, options.timeout_s)
+    places = NightOptions(target=options.target, draft=options.draft, prompts=options.prompts, out=options.out)
+    return run_night(places, config, gate_required=False)
 
 
 # ---- Begin: the folder says what it is before any work.

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
-
 from eagle3core.decode import expand as expand_module
 from eagle3core.decode import step as step_module
 from eagle3core.decode.state import DecodeState
-from eagle3core.kernels.layer.rms_norm import rms_norm_reference
 from eagle3core.model.block import KVRows, Linear, Pass
 from eagle3core.model.draft import DraftModel
 from eagle3core.model.target import TargetModel
+from torch import Tensor
+
+from eagle3core.kernels.layer.rms_norm import rms_norm_reference
 from eagle3core.trace import Trace
 from lab.errors import ExperimentError
 

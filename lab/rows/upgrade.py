@@ -5,7 +5,6 @@ Nothing is written unless --write is given, and nothing at all unless every line
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from lab.errors import EXIT_PASSED, ExperimentError
+from lab.options.exchange import UpgradeOptions
 from lab.rows.old_forms import KNOWN, Carrier
 from lab.rows.store import RowWriter
 
@@ -52,16 +52,15 @@ class Upgrade:
         part.replace(self.path)
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(options: UpgradeOptions) -> int:
     """Shows what would change, or changes it; 0."""
-    given = _parser().parse_args(list(arguments))
-    upgrades = [upgrade_of(path) for path in files_of(given.paths)]
+    upgrades = [upgrade_of(path) for path in files_of(options.paths)]
     for upgrade in upgrades:
         print("\n".join(upgrade.lines(_shown(upgrade.path))))
-        if given.write and upgrade.is_needed:
+        if options.write and upgrade.is_needed:
             upgrade.write()
     n_needed = sum(upgrade.is_needed for upgrade in upgrades)
-    what = "written" if given.write else "to be written with --write"
+    what = "written" if options.write else "to be written with --write"
     print(json.dumps({"command": "rows upgrade", "files": len(upgrades), "changed": n_needed, "state": what}))
     return EXIT_PASSED
 
@@ -112,14 +111,3 @@ def upgrade_of(path: Path) -> Upgrade:
 def _shown(path: Path) -> str:
     here = Path.cwd()
     return path.resolve().relative_to(here).as_posix() if path.resolve().is_relative_to(here) else path.name
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="eagle3lab rows",
-        description="Carry stored rows of older forms over to today's; shows only, unless --write.",
-    )
-    parser.add_argument("action", choices=("upgrade",))
-    parser.add_argument("paths", nargs="+", type=Path, metavar="FILE|DIR", help="files of rows, or folders of them")
-    parser.add_argument("--write", action="store_true", help="write the files; without it nothing is changed")
-    return parser

@@ -19,7 +19,6 @@ from lab.rows.maker import RowMaker
 from lab.rows.store import Damaged, Row, RowWriter, read_lines, utc_now
 
 KIND = "gate_run"
-STATE_FILE = Path("reports", "gates.jsonl")
 # What a measured number depends on: the engine, how it is timed, the pairs and these gates.
 MEASURING = ("eagle3core", "lab/probes/bench", "lab/pairs", "lab/probes/gates")
 SUFFIXES = {".py", ".json", ".toml", ".yaml"}

@@ -9,15 +9,12 @@ Source: docs/requirements.md R-104, R-105; timing rules derived here.
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +22,9 @@ import torch
 from eagle3core.errors import BackendUnavailable
 from eagle3core.kernels import launch, proof
 from eagle3core.kernels.attention.card import CARD
-from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id
+from eagle3core.kernels.card import Card, Case, Variant, case_id
+from lab.options.kernels import AttentionBenchOptions
+from lab.options.reader import run_program
 from lab.probes.kernels import bench
 from lab.probes.kernels.attention_peers import FLASHINFER_US, FLEX_TOKENS
 from lab.rows.clock import Timing
@@ -45,24 +44,16 @@ PREDICTED_US = {
 LEAST_SHARE = {(1, 1): 80, (1, 4): 77, (1, 8): 71, (4, 1): 85, (4, 4): 81, (4, 8): 76}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns 0, or 1 if a proof failed."""
-    parser = argparse.ArgumentParser(prog="lab.probes.kernels.attention_bench")
-    parser.add_argument("--out", default="attention.jsonl", help="rows are appended to this file")
-    parser.add_argument("--only", default="", help="only shapes whose text holds these words, e.g. 'dim=128 tokens=4'")
-    parser.add_argument("--limit-s", type=float, default=480.0, help="start no measurement after this many seconds")
-    parser.add_argument("--skip-peers", default="", help="peers not to time, separated by commas")
-    parser.add_argument("--build", default="", help="compile for --arch into this folder and stop; no GPU needed")
-    parser.add_argument("--arch", default="sm_90a", choices=ARCHES)
-    options = parser.parse_args(arguments)
-    if options.build:
+def main(options: AttentionBenchOptions) -> int:
+    """Proves and times; 0, or 1 if a proof failed."""
+    if options.build is not None:
         wanted = needed(options.arch)
-        made = launch.build_cubins(wanted, options.arch, Path(options.build), tell=print)
+        made = launch.build_cubins(wanted, options.arch, options.build, tell=print)
         print(f"{len(wanted)} kernels wanted, {made} compiled")
         return 0
-    with RowWriter(Path(options.out)) as out:
+    with RowWriter(options.out) as out:
         run = AttentionRun(out, launch.device_arch(), time.monotonic() + options.limit_s, options.only)
-        run.skipped = set(options.skip_peers.split(","))
+        run.skipped = set(options.skip_peers)
         run.measure_ceiling()
         if not run.prove(CARD):
             return 1
@@ -166,4 +157,4 @@ class AttentionRun(bench.Run):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(AttentionBenchOptions, main)

@@ -12,10 +12,8 @@ Source: docs/requirements.md R-104, R-105, R-129; timing rules derived here.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +22,9 @@ from typing import Any
 import torch
 
 from eagle3core.kernels import launch, proof, registry
-from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id
+from eagle3core.kernels.card import Card, Case, Variant, case_id
+from lab.options.kernels import BenchOptions
+from lab.options.reader import run_program
 from lab.probes.kernels.read_ceiling import read_variants as read_variants
 from lab.probes.kernels.rows import CEILING, KERNEL, PROOF, READ
 from lab.rows import environment, gpus
@@ -39,13 +39,13 @@ KNOWN_GB_PER_S = 4578.0  # best read-only reduction seen on an H200; source: doc
 _MOST_COPIES = 64  # of an op of a few kilobytes, whose time is latency and not memory
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns 0, or 1 if a proof failed."""
-    options = _options(arguments)
-    cards = [registry()[name] for name in options.ops.split(",")]
-    if options.build:
-        return _build(cards, options)
-    with RowWriter(Path(options.out)) as out:
+def main(options: BenchOptions) -> int:
+    """Proves and times; 0, or 1 if a proof failed."""
+    others = [name for name in registry() if name != "attention"]  # which `attention_bench` times
+    cards = [registry()[name] for name in options.ops or others]
+    if options.build is not None:
+        return _build(cards, options.arch, options.build)
+    with RowWriter(options.out) as out:
         run = Run(out, launch.device_arch(), time.monotonic() + options.limit_s, options.only)
         torch.backends.cuda.matmul.allow_tf32 = False
         run.measure_ceiling()
@@ -56,28 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="lab.probes.kernels.bench", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--out", default="kernels.jsonl", help="rows are appended to this file")
-    others = ",".join(name for name in registry() if name != "attention")  # which `attention_bench` times
-    parser.add_argument("--ops", default=others, help="cards, separated by commas (default: all but attention)")
-    parser.add_argument("--only", default="", help="only shapes whose text holds this, e.g. 'm=16 n=4096'")
-    parser.add_argument("--limit-s", type=float, default=480.0, help="start no measurement after this many seconds")
-    parser.add_argument("--build", default="", help="compile for --arch into this folder and stop; no GPU needed")
-    parser.add_argument("--arch", default="sm_90a", choices=ARCHES)
-    return parser.parse_args(arguments)
-
-
-def _build(cards: Sequence[Card], options: argparse.Namespace) -> int:
+def _build(cards: Sequence[Card], arch: str, out: Path) -> int:
     """Compiles what proofs and shapes need."""
     wanted: dict[str, Variant] = {v.name: v for v in read_variants()}
     for card in cards:
         if card.variants_of is None:
-            wanted |= {v.name: v for v in [*card.variants(options.arch), *card.slow_variants(options.arch)]}
+            wanted |= {v.name: v for v in [*card.variants(arch), *card.slow_variants(arch)]}
             continue
-        for case, setting in _uses(card, options.arch):
-            wanted |= {v.name: v for v in card.variants_of(options.arch, case, **setting)}
-    made = launch.build_cubins(list(wanted.values()), options.arch, Path(options.build), tell=print)
+        for case, setting in _uses(card, arch):
+            wanted |= {v.name: v for v in card.variants_of(arch, case, **setting)}
+    made = launch.build_cubins(list(wanted.values()), arch, out, tell=print)
     print(f"{len(wanted)} kernels wanted, {made} compiled")
     return 0
 
@@ -235,4 +223,4 @@ def prove_case(card: Card, arch: str, case: Case, device: torch.device, seed: in
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(BenchOptions, main)

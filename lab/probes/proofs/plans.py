@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from eagle3core.kernels.launch import build_cubins, device_arch
 from eagle3core.step.program import variants_of
 from eagle3core.step.replay import EagerReplayer, GraphReplayer
 from eagle3core.weights.packed import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
+from lab.options.proofs import PartName
 from lab.pairs import shipped_pair
 from lab.pairs.planted import PlantedGeometry, PlantedPair, TokenMap, find_geometry
 from lab.pairs.planted.disk import write_pair
@@ -37,7 +38,7 @@ from lab.probes.proofs.slots import FinishedSlots, SlotsPlan
 from lab.probes.proofs.subject import Setting, Subject, open_subject
 from lab.probes.proofs.watched_run import WatchedPlan
 
-PARTS = ("identity", "parity", "quiet", "slots", "long", "memory")
+PARTS: tuple[str, ...] = get_args(PartName)
 SHIPPED = "shipped"
 SHIPPED_IDENTITY = IdentityPlan(
     tuple(range(8)), (1, 3, 8, 64), 256, 768, shuffled=8, logit_slots=(1, 3), logit_tokens=48

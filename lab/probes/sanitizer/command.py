@@ -16,7 +16,6 @@ Source: Compute Sanitizer documentation, release 2025.3; limits derived here.
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -30,8 +29,11 @@ from pathlib import Path
 
 from eagle3core.errors import BackendUnavailable, InvariantViolated
 from eagle3core.kernels import launch, registry
-from eagle3core.kernels.card import ARCHES, Card, Variant
+from eagle3core.kernels.card import Card, Variant
 from eagle3core.kernels.compile import tool
+from lab.errors import EXIT_COULD_NOT_RUN
+from lab.options.kernels import SanitizeOptions
+from lab.options.reader import run_program
 from lab.probes.sanitizer.plants import PLANTS, WRITTEN, Pair, plants_of, written_on
 from lab.probes.sanitizer.processes import NAMED, Run
 from lab.probes.sanitizer.report import CLEAN, FAILED, FOLLOWED, FOUND, INCOMPLETE, KIND, Outcome
@@ -42,28 +44,26 @@ from lab.rows.store import RowWriter, utc_now
 
 SANITIZER = "compute-sanitizer"
 TOOLS = tuple(PLANTS)
-_MOST_JOBS = 12  # processes at once; each holds a CUDA context and a core or more
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run(options: SanitizeOptions) -> int:
     """The command; returns its exit code."""
-    options = _options(arguments)
     try:
-        return _built(options) if options.build else _sanitized(options)
+        return _sanitized(options) if options.build is None else _built(options, options.build)
     except BackendUnavailable as missing:
         print(missing, file=sys.stderr)
-        return 3
+        return EXIT_COULD_NOT_RUN
 
 
-def _built(options: argparse.Namespace) -> int:
+def _built(options: SanitizeOptions, out: Path) -> int:
     wanted = _wanted(_cards(options), options.arch)
-    made = _compiled(wanted, options.arch, Path(options.build), options.jobs)
+    made = _compiled(wanted, options.arch, out, options.jobs)
     print(f"{len(wanted)} kernels wanted, {made} compiled")
     return 0
 
 
-def _cards(options: argparse.Namespace) -> list[Card]:
-    return [registry()[name] for name in options.ops.split(",")]
+def _cards(options: SanitizeOptions) -> list[Card]:
+    return [registry()[name] for name in options.ops or registry()]
 
 
 def _wanted(cards: Sequence[Card], arch: str) -> list[Variant]:
@@ -78,7 +78,7 @@ def _planted(arch: str) -> list[tuple[Card, str]]:
     return pairs + [(card, "racecheck") for card in written_on(arch)]
 
 
-def _sanitized(options: argparse.Namespace) -> int:
+def _sanitized(options: SanitizeOptions) -> int:
     """Prepares, tries the tools on the planted bugs, runs the cards, and concludes.
 
     Raises:
@@ -88,27 +88,15 @@ def _sanitized(options: argparse.Namespace) -> int:
     _prepare(cards, arch, options.jobs)
     tell = _teller(path, options.out)
     with tempfile.TemporaryDirectory() as scratch:
-        logs = Path(options.logs or scratch)
+        logs = options.logs or Path(scratch)
         logs.mkdir(parents=True, exist_ok=True)
-        run = Run(path, logs, time.monotonic() + options.limit_s, options.jobs)
-        plants = run.all_of(_planted(arch), tell)
+        runs = Run(path, logs, time.monotonic() + options.limit_s, options.jobs)
+        plants = runs.all_of(_planted(arch), tell)
         missed = missed_plants(plants, plants_of(arch))
         print("\n".join(missed) or "both tools find their planted bugs and pass the same kernels without them")
         print("\n".join(not_followed(plants)), flush=True)
-        found = [] if missed else run.all_of([(card, name) for card in cards for name in TOOLS], tell)
+        found = [] if missed else runs.all_of([(card, name) for card in cards for name in TOOLS], tell)
     return _concluded(found, len(cards) * len(TOOLS), missed)
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="lab.probes.sanitizer.command", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--out", default="", help="rows are appended to this file")
-    parser.add_argument("--ops", default=",".join(registry()), help="cards, separated by commas")
-    parser.add_argument("--jobs", type=int, default=min(_MOST_JOBS, os.cpu_count() or 1), help="processes at once")
-    parser.add_argument("--limit-s", type=float, default=510.0, help="stop whatever runs after this many seconds")
-    parser.add_argument("--logs", default="", help="keep the tools' logs in this folder")
-    parser.add_argument("--build", default="", help="compile for --arch into this folder and stop; no GPU needed")
-    parser.add_argument("--arch", default="sm_90a", choices=ARCHES)
-    return parser.parse_args(arguments)
 
 
 def located() -> str:
@@ -193,7 +181,7 @@ def not_followed(outcomes: Sequence[Outcome]) -> list[str]:
     ]
 
 
-def _teller(path: str, out: str) -> Callable[[Outcome], None]:
+def _teller(path: str, out: Path | None) -> Callable[[Outcome], None]:
     """Prints an outcome and appends its row to `out`, if a file is named, at once: a run may be stopped at any time."""
     words = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
     version = next((line for line in words if line.startswith("Version")), None)
@@ -201,7 +189,7 @@ def _teller(path: str, out: str) -> Callable[[Outcome], None]:
     machine = machine.model_copy(update={"packages": {**machine.packages, SANITIZER: version}})
     gpu = machine.gpus[0].name if machine.gpus else None
     maker = RowMaker(f"sanitizer-{utc_now()}", KIND, machine.fingerprint, shared={"gpu": gpu})
-    writer = RowWriter(Path(out)) if out else None
+    writer = RowWriter(out) if out else None
     if writer:
         writer.write(maker.machine(machine))
 
@@ -226,4 +214,4 @@ def _concluded(found: Sequence[Outcome], wanted: int, missed: Sequence[str]) -> 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(SanitizeOptions, run)

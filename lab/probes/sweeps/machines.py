@@ -14,7 +14,6 @@ from torch import Tensor
 
 from eagle3core.kernels import launch, proof
 from eagle3core.kernels.card import Case, Launch, Tensors, Variant
-from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.gemm.launcher import gemm, pack_weight, workspace
 from eagle3core.kernels.gemm.reference import epilogue_of, n_columns, n_weight_rows
 from eagle3core.kernels.gemm.tiling import Tiling
@@ -95,7 +94,10 @@ class TwinMachine:
     gpu, timer, rounds = "CPU twin", f"emulator {clock.ON_CPU}", 3
 
     def __init__(self, arch: str = "sm_90a") -> None:
+        from eagle3core.kernels.emulator.instructions import execute  # needs greenlet, which a GPU's sweep does not
+
         self.arch, self.device = arch, torch.device("cpu")
+        self._execute = execute
 
     def clocks(self) -> Clocks:
         """Nobody asks a CPU."""
@@ -107,7 +109,7 @@ class TwinMachine:
 
     def call(self, launches: Sequence[Launch]) -> Call:
         """Runs the kernels lane by lane."""
-        return lambda: emulator.execute(launches)
+        return lambda: self._execute(launches)
 
     def screen(self, alternatives: Sequence[Sequence[Call]]) -> list[Timing]:
         """Times of one call of each alternative, in turn."""

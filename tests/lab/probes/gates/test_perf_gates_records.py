@@ -12,13 +12,16 @@ from gate_rows import SPEC, by_name, rows
 from lab import cli
 from lab.errors import ExperimentError
 from lab.probes.bench.record import record_of
-from lab.probes.gates.command import main
 from lab.probes.gates.config import GatesConfig, load_gates, packaged_gates
 from lab.probes.gates.judging import judge_mode, outcome
 from lab.probes.gates.records import rows_of
 from lab.rows.store import Row
 
 pytestmark = pytest.mark.reference
+
+
+def main(options: list[str]) -> int:
+    return cli.run(["gates", *options])
 
 
 @pytest.fixture(scope="module")

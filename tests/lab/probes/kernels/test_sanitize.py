@@ -17,6 +17,7 @@ from eagle3core.kernels.card import Card
 from eagle3core.kernels.compile import compile_variant
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError
+from lab.options.kernels import SanitizeOptions
 from lab.probes.sanitizer import command as sanitize
 from lab.probes.sanitizer import processes as sanitize_processes
 from lab.probes.sanitizer.plants import PLANTS, WRITTEN, plants_of, written_on
@@ -192,7 +193,7 @@ def test_a_missing_tool_is_refused_with_the_remedy(
         monkeypatch.delenv(name, raising=False)
     if Path("/usr/local/cuda/bin", sanitize.SANITIZER).exists():
         pytest.skip("compute-sanitizer is installed here")
-    assert sanitize.main([]) == 3
+    assert sanitize.run(SanitizeOptions()) == 3
     words = capsys.readouterr().err
     assert "compute-sanitizer was not found" in words
     assert "do: install" in words
@@ -238,7 +239,7 @@ def test_both_tools_find_their_plant_on_this_gpu_and_a_card_is_clean(gpu, tmp_pa
     except BackendUnavailable as missing:
         pytest.skip(str(missing))
     out = tmp_path / "rows.jsonl"
-    assert sanitize.main(["--ops", "accept", "--out", str(out), "--logs", str(tmp_path)]) == 0
+    assert sanitize.run(SanitizeOptions(ops=("accept",), out=out, logs=tmp_path)) == 0
     rows = [row for row in read_rows(out) if row.kind == "sanitizer"]
     assert {(row.name, row.parameters["tool"], row.values["verdict"]) for row in rows} >= {
         ("planted_race", "racecheck", FOUND), ("planted_write", "memcheck", FOUND),

@@ -14,12 +14,12 @@ from eagle3core.errors import ConfigError
 from eagle3core.kernels import tuned
 from eagle3core.kernels.gemm.tiling import Tiling, ruled_tiling
 from eagle3core.step.gemm_audit import Product, write_shapes
-from lab.cli import main
+from lab.cli import main, parsed
 from lab.errors import ExperimentError, NotComparable, RunFailed
+from lab.options.sweeps import read_orders
 from lab.probes.sweeps import measure
 from lab.probes.sweeps.bake import bake, faults_of
 from lab.probes.sweeps.choose import choose_all
-from lab.probes.sweeps.command import read_orders
 from lab.probes.sweeps.confirm import contenders, named_file
 from lab.probes.sweeps.joint import joint_orders
 from lab.probes.sweeps.machines import TwinMachine, variants_of
@@ -242,10 +242,10 @@ def test_an_order_of_sums_is_judged_over_all_regimes() -> None:
     best, other = joint_orders(rows)
     assert (best.splits, best.ratio) == (8, pytest.approx(0.9))
     assert (other.ratio, other.worst, other.worst_regime) == (pytest.approx(1.0), 1.25, "T 4")
-    assert read_orders("32x4, 8x4") == [(32, 4), (8, 4)]
+    assert read_orders("32x4, 8x4") == ((32, 4), (8, 4))
     for text in ("32", "3x4", "x", "32x0"):
-        with pytest.raises(ExperimentError):
-            read_orders(text)
+        with pytest.raises(ExperimentError, match="--orders is"):
+            parsed(["sweep", "fmha", "--out", "x", "--orders", text])
 
 
 def test_a_heat_map_names_the_cells_that_were_not_measured() -> None:
