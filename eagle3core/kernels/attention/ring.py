@@ -1,7 +1,7 @@
 """The ring of `attention_rows`: sets of units of one stream, copied by all warps that read it.
 
 A warp copies eight keys, or their values, of one unit at a time, and always the same ones of every set. Slots of units
-are laid out as in `attention_fetch`.
+are laid out as in `fetch`.
 
 Source: derived here.
 """

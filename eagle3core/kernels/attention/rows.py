@@ -1,10 +1,10 @@
 """Attention kernel for more than 32 query rows a key head: warps own 32 rows each and share every unit of keys.
 
 A block owns one (sequence, key head), up to 32 `row_warps` rows and `run` splits. `groups` groups of `row_warps` warps
-walk as many streams of a split side by side, each group with a ring of its own (`attention_ring`) that its warps fill
+walk as many streams of a split side by side, each group with a ring of its own (`ring`) that its warps fill
 together. A set of units of a stream is scored at once; if no running maximum moves and no key is hidden, its values
 follow at once too, so that few decisions fall to a unit. When a stream ends, a warp joins its sums to those of the
-split, which lie in shared memory (`attention_totals`); the groups take turns, so the order is that of
+split, which lie in shared memory (`totals`); the groups take turns, so the order is that of
 `attention_streams`, and the bits are too.
 
 A barrier of a group says set after set that all its warps' copies of that set are there, and that all have read the set

@@ -4,7 +4,7 @@ A warp's sums go to a free slot of its ring as [row][D] f32, 16-byte columns exc
 row's maximum and weight, to a table. Where a block handles all splits of a bundle, each thread keeps its part of the
 bundle's sums in shared memory, and the last split of a bundle sends them out in the place of its first.
 
-Source: the order of sums is that of `attention_layout`.
+Source: the order of sums is that of `layout`.
 """
 
 from __future__ import annotations

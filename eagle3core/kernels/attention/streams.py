@@ -1,11 +1,11 @@
 """Attention kernel for up to 32 query rows a key head: every warp walks a stream of its own.
 
 A block owns one (sequence, key head) and `run` splits, one after the other. Each warp copies its stream's units into a
-private ring in shared memory (`attention_fetch`), a set of one or two at a time, so the walk needs no barrier of the
+private ring in shared memory (`fetch`), a set of one or two at a time, so the walk needs no barrier of the
 block; copies run on over the end of a split into the next. A set is scored at once; if no running maximum moves and no
-key is hidden, its values follow at once too. At the end of a split the block joins its streams (`attention_split`).
+key is hidden, its values follow at once too. At the end of a split the block joins its streams (`split`).
 
-Source: derived here; the order of sums is that of `attention_layout`.
+Source: derived here; the order of sums is that of `layout`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What both attention kernels do with one unit of 16 keys: scores, mask, online softmax, values.
 
-Every row gets the same bits in any company (see `attention_layout`). For that, a key a row may not see has a
+Every row gets the same bits whatever rows are beside it (see `layout`). For that, a key a row may not see has a
 probability of exactly zero, a row's running maximum moves only on its own account, and every product that is added to
 something is written as `fused` or `product`, so that no compiler chooses the rounding.
 

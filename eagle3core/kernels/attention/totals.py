@@ -4,7 +4,7 @@ They lie in shared memory as the lanes hold them: 16 bytes a lane for each 8 col
 of its four rows and their sums of probabilities; those of the bundle follow. The bundle's sums of values, which are
 needed once a split, stay where they are to be left, in the place of its first split.
 
-Source: the order of sums is that of `attention_layout`.
+Source: the order of sums is that of `layout`.
 """
 
 from __future__ import annotations

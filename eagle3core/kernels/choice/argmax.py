@@ -237,5 +237,4 @@ CARD = Card(
     alone=alone("rows", "logits"),
     row_of=row_of,
     n_rows=count("rows"),
-    peers={"torch.argmax": lambda case, inputs: lambda: inputs["logits"].argmax(dim=-1)},
 )  # fmt: skip

@@ -5,7 +5,7 @@ who multiply, with two barriers a stage: `full`, which the copied bytes complete
 warp says that it has read. Nobody waits for anybody else, so the whole ring is under way while the tensor cores work.
 
 One warp fetches W, by copies of whole units; packed W lies in the order in which lanes read their operands. Another
-fetches x, which `gemm_pack` has laid out as the tensor cores read it from shared memory by themselves, so that a stage
+fetches x, which `pack` has laid out as the tensor cores read it from shared memory by themselves, so that a stage
 is one copy: [unit][product][8 rows][k half of a product][row of 8][16 bytes].
 
 Bits equal those of `gemm_ring`: one product of a warpgroup sums the same 16 k as one of its mma, in the same order of
@@ -65,7 +65,7 @@ def make_gemm_group(
         x_tiles: at most 32. w_tiles: a multiple of 4, at most 32; a multiplying warp each.
         units: units of 32 k of a stage, at most those of K; where a stream has none left, zeros are multiplied.
         stages: depth of the ring. split, overlap: as in `gemm_tile`.
-        together: as in `gemm_sums`.
+        together: as in `sums.make_hand_over`.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     n_columns = 8 * x_tiles

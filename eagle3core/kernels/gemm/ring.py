@@ -3,7 +3,7 @@
 Weight rows are the m16 operand of mma.m16n8k16, x rows the n8 operand. The k order inside 32 is permuted so that the 16
 bytes which a lane copies are the operands of that same lane: no ldmatrix, no transposition, and each warp's ring of
 stages needs no barrier, only its own wait for copies. Four warps divide K. Where bulk copies exist and stages are
-whole, one copy brings a warp's stage of W instead (`gemm_bulk`): a third of the instructions less.
+whole, one copy brings a warp's stage of W instead (`bulk`): a third of the instructions less.
 
 The order in which a result is summed, the same for every kernel of the GEMM: K is cut into `STREAMS` contiguous ranges
 of units of 32, stream s from unit s n / STREAMS; within a stream units ascend, two mma each (elements 8t..8t+3 of lane

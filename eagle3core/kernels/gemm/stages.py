@@ -83,7 +83,7 @@ def make_fetch_w(isa: Any, *, w_tiles: int, units: int, stages: int, stage_bytes
 def make_fetch_x(isa: Any, *, x_tiles: int, units: int, stages: int, stage_bytes: int) -> Any:
     """Inlined `fetch_x(ring, full, empty, packed, n_units, first, last, lane)`, by one warp: a copy a stage.
 
-    `packed` is the address of the block's x in the order of `gemm_pack`, which has zeros past the end of a stream.
+    `packed` is the address of the block's x in the order of `pack`, which has zeros past the end of a stream.
     """
     i32, i64, cuda = isa.i32, isa.i64, isa.cuda
     steps_of = make_steps_of(isa, units)

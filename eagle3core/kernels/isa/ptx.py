@@ -86,7 +86,7 @@ mbarrier_poll = instruction(
     takes=[i32, i32],
     memory=True,
 )
-# How many lanes of a warp arrive at an mbarrier for all of it, after they have met. See `sanitize_form`.
+# How many lanes of a warp arrive at an mbarrier for all of it, after they have met; docs/kernels.md, racecheck.
 ARRIVING_LANES = 1
 mbarrier_fence_init = instruction("mbarrier_fence_init", "fence.mbarrier_init.release.cluster;", memory=True)
 bulk_copy = instruction(

@@ -1,6 +1,6 @@
 """Embedding gather: h = table[map[token]], where the map takes draft-vocabulary ids to target ids.
 
-With a gain it also writes what a GEMM with a fused norm reads (see `gemm_epilogue`): h * gain, and the sum of squares
+With a gain it also writes what a GEMM with a fused norm reads (see `gemm.epilogue`): h * gain, and the sum of squares
 of every 16 columns, zeros after the last. A negative token marks an empty row and gives zeros.
 Source: EAGLE-3, arXiv 2503.01840, section 3; docs/requirements.md R-93, R-96.
 """

@@ -1,13 +1,13 @@
 """Root-mean-square normalisation: y = w * cast(x / sqrt(mean(x^2) + eps)), also of x + residual.
 
-The engine's GEMMs apply their norm themselves (`gemm_epilogue`); this card serves where no GEMM follows, or where the
-sum itself is wanted. One block owns a row, so a row's bits cannot depend on company.
+The engine's GEMMs apply their norm themselves (`gemm.epilogue`); this card serves where no GEMM follows, or where the
+sum itself is wanted. One block owns a row, so a row's bits cannot depend on other rows.
 Source: Zhang and Sennrich, arXiv 1910.07467; the Llama order of operations (cast before the gain).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -159,13 +159,6 @@ def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors) -> list[
     )
 
 
-def _peer(case: Case, inputs: Tensors) -> Callable[[], Tensor]:
-    x, gain, shape = inputs["x"], inputs["gain"], (case["width"],)
-    if not case["adds"]:
-        return lambda: torch.nn.functional.rms_norm(x, shape, gain, EPS)
-    return lambda: torch.nn.functional.rms_norm(x + inputs["residual"], shape, gain, EPS)
-
-
 def _variants(arch: str) -> Sequence[Variant]:
     return [rms_norm_variant(arch, "bf16", 4096, True)]
 
@@ -210,5 +203,4 @@ CARD = Card(
     alone=alone("rows", "x", "residual"),
     row_of=row_of,
     n_rows=count("rows"),
-    peers={"F.rms_norm": _peer},
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """Rotary position embedding on q and k, half-split layout: (x1, x2) -> (x1 c - x2 s, x2 c + x1 s), and the cache write.
 
 The kernel reads q, k and v of a row side by side, as one merged projection leaves them, and cos and sin from a table,
-so every kind of scaling is a matter of the table. Where a GEMM precedes, its epilogue does this work (`gemm_epilogue`);
+so every kind of scaling is a matter of the table. Where a GEMM precedes, its epilogue does this work (`gemm.epilogue`);
 this card serves where none does, with the same table and the same slots.
 Source: Su et al., arXiv 2104.09864; paging after Kwon et al., arXiv 2309.06180.
 """
