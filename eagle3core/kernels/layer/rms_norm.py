@@ -51,6 +51,7 @@ def make_rms_norm(isa: Any, *, dtype: str, width: int, threads: int, pieces: int
         gains = cuda.local.array(words, i32)
         if overlap:
             isa.let_next_start()
+        # The gain is constant: it is read while the kernel before still runs.
         for p in range(pieces):
             if tid + p * threads < vectors:
                 loaded = isa.load_u32x4_const(gain + (tid + p * threads) * 16)
@@ -70,6 +71,7 @@ def make_rms_norm(isa: Any, *, dtype: str, width: int, threads: int, pieces: int
                     other = isa.load_u32x4(residual + at)
                     for i in range(4):
                         first = values[p * 8 + 2 * i] + low(other[i])
+                        # The norm is of h as stored, rounded to sixteen bits.
                         bits = pack(values[p * 8 + 2 * i + 1] + high(other[i]), first)
                         values[p * 8 + 2 * i] = low(bits)
                         values[p * 8 + 2 * i + 1] = high(bits)
@@ -79,6 +81,7 @@ def make_rms_norm(isa: Any, *, dtype: str, width: int, threads: int, pieces: int
                     values[p * 8 + i] = zero
             for i in range(8):
                 squares = squares + values[p * 8 + i] * values[p * 8 + i]
+        # A thread's elements upwards, a butterfly, warps in order; the row stays in registers meanwhile.
         scale = isa.rsqrt(block_sum(squares, scratch, tid) * inverse_width + eps)
         for p in range(pieces):
             if tid + p * threads < vectors:

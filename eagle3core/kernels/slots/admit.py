@@ -80,6 +80,7 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
         slot, n_prompt = isa.load_u32(request), isa.load_u32(request + 4)
         budget, plain = isa.load_u32(request + 8), isa.load_u32(request + 12)
         token, end = isa.load_u32(first), isa.load_u32(request + (N_REQUEST + lane) * 4)
+        # An admission takes a block of results as a step does.
         block = i32((isa.load_u32(turn) + 1) & (RESULT_BLOCKS - 1))
         result = results + i64(i32(block * n_slots)) * width * 4
         is_end = i32(0)
@@ -90,6 +91,7 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
             finish = i32(SPENT_BUDGET)
         if isa.any_lane(is_end):
             finish = i32(FOUND_END)
+        # The request's end tokens, a lane each, stay with the slot for `commit`.
         isa.store_u32(ends + (i64(slot) * MOST_ENDS + lane) * 4, end)
         at = i32(lane + N_RESULT + 1)
         while at < width:
