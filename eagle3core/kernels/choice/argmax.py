@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.isa.by_row import alone, count, row_of
 from eagle3core.kernels.isa.reductions import make_block_best
 from eagle3core.kernels.tree.accept import argmax_reference
@@ -175,6 +175,18 @@ def argmax_of_partials(
     """`ids: [rows]` int32 from partial results `best: [rows, n]` f32 and `column: [rows, n]` int32."""
     variant = join_variant(arch, best.shape[1], draft_to_target is not None)
     return [variant.launch((len(best),), best=best, column=column, draft_to_target=draft_to_target, ids=ids)]
+
+
+def argmax_of_partials_meaning(
+    best: Tensor, column: Tensor, ids: Tensor, draft_to_target: Tensor | None = None
+) -> None:
+    """What `argmax_of_partials` computes, in plain torch."""
+    largest = best.max(dim=1, keepdim=True).values
+    first = torch.where(best == largest, column, torch.iinfo(column.dtype).max).min(dim=1).values
+    ids.copy_(first if draft_to_target is None else draft_to_target[first.long()])
+
+
+ARGMAX_OF_PARTIALS = Op("argmax_of_partials", argmax_of_partials, argmax_of_partials_meaning)
 
 
 def argmax_cost(rows: int, n_columns: int, maps: bool) -> Cost:

@@ -52,7 +52,12 @@ class Epilogue:
     head_dim: int = 0
     block: int = 0
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Refuse what the kernels are not made for.
+
+        Raises:
+            KernelLimit: a head size or cache block that is no power of two of 16 or more.
+        """
         if self.kind == "qkv":
             for name, size in (("head_dim", self.head_dim), ("block", self.block)):
                 if size < 16 or size & (size - 1):

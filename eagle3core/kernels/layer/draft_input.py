@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.isa.by_row import alone, count, make_store, make_unpack, row_of, row_threads
 from eagle3core.kernels.isa.reductions import make_block_sum
 from eagle3core.kernels.layer.rms_norm import EPS, rms_norm_reference
@@ -119,6 +119,22 @@ def draft_input(
             eps=eps,
         )
     ]  # fmt: skip
+
+
+def draft_input_meaning(
+    tokens: Tensor,
+    table: Tensor,
+    hidden: Tensor,
+    embed_gain: Tensor,
+    hidden_gain: Tensor,
+    x: Tensor,
+    eps: float,
+) -> None:
+    """What `draft_input` computes, in plain torch, for any width and dtype."""
+    x.copy_(draft_input_reference(tokens, table, hidden, embed_gain, hidden_gain, eps))
+
+
+DRAFT_INPUT = Op("draft_input", draft_input, draft_input_meaning)
 
 
 def draft_input_cost(rows: int, width: int) -> Cost:

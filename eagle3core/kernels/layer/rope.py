@@ -39,10 +39,10 @@ def rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def rope_pairs(frequencies: Tensor, scale: float, n_positions: int) -> Tensor:
-    """`[n_positions, D / 2, 2]` fp32 cos and sin, the table the kernels read."""
+def rope_pairs(frequencies: Tensor, scale: float, n_positions: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """`[n_positions, D / 2, 2]` cos and sin, the table that programs read; kernels read fp32."""
     positions = torch.arange(n_positions, device=frequencies.device)[None]
-    return torch.stack(rope_tables(frequencies, scale, positions, torch.float32), dim=-1)[0]
+    return torch.stack(rope_tables(frequencies, scale, positions, dtype), dim=-1)[0]
 
 
 def make_rope(isa: Any, *, dtype: str, head_dim: int, block: int, overlap: bool) -> Any:

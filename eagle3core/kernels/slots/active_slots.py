@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.slots.slot_state import RESULT_BLOCKS
 
 MOST_SLOTS = 1024
@@ -28,9 +28,11 @@ def active_slots_reference(
     `occupied, lengths, limits, tokens: [S]` int32, `ends: [E]` end tokens, `turn: [1]` block of the last results.
     """
     is_active = (occupied != 0) & (lengths < limits) & ~torch.isin(tokens, ends)
-    slots = is_active.nonzero()[:, 0].to(lengths.dtype)
-    active = torch.nn.functional.pad(slots, (0, len(lengths) - len(slots)), value=-1)
-    inverse = torch.where(is_active, is_active.cumsum(0) - 1, -1).to(lengths.dtype)
+    place = is_active.cumsum(0) - 1
+    slots = torch.arange(len(lengths), device=lengths.device)
+    order = torch.argsort(~is_active, stable=True)  # active slots first, both kinds ascending
+    active = torch.where(slots < is_active.sum(), order, -1).to(lengths.dtype)
+    inverse = torch.where(is_active, place, -1).to(lengths.dtype)
     return active, inverse, is_active.sum().to(lengths.dtype)[None], (turn + 1) % RESULT_BLOCKS
 
 
@@ -131,6 +133,26 @@ def active_slots(
     read = {"occupied": occupied, "lengths": lengths, "limits": limits, "tokens": tokens, "ends": ends}
     written = {"active": active, "inverse": inverse, "count": count, "turn": turn}
     return [active_slots_variant(arch, len(lengths)).launch((1,), **read, **written, n_ends=len(ends))]
+
+
+def active_slots_meaning(
+    occupied: Tensor,
+    lengths: Tensor,
+    limits: Tensor,
+    tokens: Tensor,
+    ends: Tensor,
+    active: Tensor,
+    inverse: Tensor,
+    count: Tensor,
+    turn: Tensor,
+) -> None:
+    """What `active_slots` computes, in plain torch."""
+    made = active_slots_reference(occupied, lengths, limits, tokens, ends, turn)
+    for after, tensor in zip(made, (active, inverse, count, turn), strict=True):
+        tensor.copy_(after)
+
+
+ACTIVE_SLOTS = Op("active_slots", active_slots, active_slots_meaning)
 
 
 def active_slots_cost(slots: int) -> Cost:

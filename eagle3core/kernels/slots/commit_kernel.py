@@ -16,6 +16,7 @@ from eagle3core.kernels.slots.slot_state import (
     N_RESULT,
     NO_ROOM,
     PLAIN,
+    REQUEST_ID,
     ROOT,
     RUNNING,
     SPENT_BUDGET,
@@ -56,7 +57,7 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: b
             n, choice = isa.load_u32(n_accepted + row * 4), isa.load_u32(choices + row * (nodes * 4))
             budget, plain = isa.load_u32(fields + BUDGET * pitch), isa.load_u32(fields + PLAIN * pitch)
             length, start = isa.load_u32(fields + LENGTH * pitch), isa.load_u32(fields + DRAFT_LENGTH * pitch)
-            n_pending = isa.load_u32(fields + N_PENDING * pitch)
+            n_pending, request_id = isa.load_u32(fields + N_PENDING * pitch), isa.load_u32(fields + REQUEST_ID * pitch)
             end = isa.load_u32(ends + (i64(slot) * MOST_ENDS + lane) * 4)
             root_place, is_missing = isa.load_u32(places + row * (nodes * 4)), i32(0)
             at = lane
@@ -133,5 +134,6 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: b
                 isa.store_u32(out + 8, cut)
                 isa.store_u32(out + 12, finish)
                 isa.store_u32(out + 16, fault)
+                isa.store_u32(out + 20, request_id)
 
     return kernel

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters
+from eagle3core.kernels.card import Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters
 from eagle3core.kernels.isa.by_row import alone, count
 from eagle3core.kernels.isa.early import make_early
 
@@ -160,6 +160,17 @@ def compact_kv(
             entries=block_tables.shape[1], width=path.shape[1],
         )
     ]  # fmt: skip
+
+
+def compact_kv_meaning(
+    k_pages: Tensor, v_pages: Tensor, block_tables: Tensor, starts: Tensor, path: Tensor, counts: Tensor
+) -> None:
+    """What `compact_kv` computes, in plain torch."""
+    for pages in (k_pages, v_pages):
+        pages.copy_(compact_kv_reference(pages, block_tables, starts, path, counts))
+
+
+COMPACT_KV = Op("compact_kv", compact_kv, compact_kv_meaning)
 
 
 def compact_kv_cost(batch: int, moved: int, layers: int, kv_heads: int, head_dim: int) -> Cost:
