@@ -245,8 +245,7 @@ def make_attention_streams(
                 join_tile(0, ends, tid, rows, first_row, split, partial, tops_sums, scale)
                 if both_tiles:
                     join_tile(1, ends, tid, rows, first_row, split, partial, tops_sums, scale)
-                # They have been read: slots and table are free again.
-                cuda.syncthreads()
+                cuda.syncthreads()  # they have been read: slots and table are free again
                 if tiles == 2 and not both_tiles:
                     lay_tile(1, writing, ends, warp, lane, accumulators, tops, sums)
                     cuda.syncthreads()
