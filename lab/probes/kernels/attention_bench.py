@@ -20,13 +20,14 @@ from typing import Any
 import torch
 
 from eagle3core.errors import BackendUnavailable
-from eagle3core.kernels import launch, proof
+from eagle3core.kernels import cubins, launch, proof
 from eagle3core.kernels.attention.card import CARD
 from eagle3core.kernels.card import Card, Case, Variant, case_id
 from lab.options.kernels import AttentionBenchOptions
 from lab.options.reader import run_program
 from lab.probes.kernels import bench
 from lab.probes.kernels.attention_peers import FLASHINFER_US, FLEX_TOKENS
+from lab.probes.kernels.peers import peers_of
 from lab.rows.clock import Timing
 from lab.rows.graph_clock import Captured, capture, time_captured
 from lab.rows.store import RowWriter, block
@@ -48,7 +49,7 @@ def main(options: AttentionBenchOptions) -> int:
     """Proves and times; 0, or 1 if a proof failed."""
     if options.build is not None:
         wanted = needed(options.arch)
-        made = launch.build_cubins(wanted, options.arch, options.build, tell=print)
+        made = cubins.build_cubins(wanted, options.arch, options.build, tell=print)
         print(f"{len(wanted)} kernels wanted, {made} compiled")
         return 0
     with RowWriter(options.out) as out:
@@ -66,7 +67,7 @@ def compile_flex(case: Case) -> None:
     """Compiles FlexAttention for a case, which then lies in torch's cache on disk for every process."""
     device = torch.device("cuda")
     inputs = CARD.example(case, proof.generator(0, device), device)
-    CARD.peers["flex"](case, inputs)()
+    peers_of(CARD.name)["flex"](case, inputs)()
     torch.cuda.synchronize()
 
 
@@ -124,7 +125,7 @@ class AttentionRun(bench.Run):
         All run once before any is captured: torch's compiler frees cuBLAS's workspaces, which a graph would still use.
         """
         calls, graphs, missing = {}, {}, {}
-        for name, peer in card.peers.items():
+        for name, peer in peers_of(card.name).items():
             if name in self.skipped or self.is_over():
                 missing[name] = "left out of this run"
                 continue

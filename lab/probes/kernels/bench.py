@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 
-from eagle3core.kernels import launch, proof, registry
+from eagle3core.kernels import cubins, launch, proof, registry
 from eagle3core.kernels.card import Card, Case, Variant, case_id
 from lab.options.kernels import BenchOptions
 from lab.options.reader import run_program
+from lab.probes.kernels.peers import peers_of
 from lab.probes.kernels.read_ceiling import read_variants as read_variants
 from lab.probes.kernels.rows import CEILING, KERNEL, PROOF, READ
 from lab.rows import environment, gpus
@@ -65,7 +66,7 @@ def _build(cards: Sequence[Card], arch: str, out: Path) -> int:
             continue
         for case, setting in _uses(card, arch):
             wanted |= {v.name: v for v in card.variants_of(arch, case, **setting)}
-    made = launch.build_cubins(list(wanted.values()), arch, out, tell=print)
+    made = cubins.build_cubins(list(wanted.values()), arch, out, tell=print)
     print(f"{len(wanted)} kernels wanted, {made} compiled")
     return 0
 
@@ -136,11 +137,12 @@ class Run:
     def measure(self, card: Card) -> None:
         """Times every shape and its peers, in the same kind of graph over the same rotation."""
         ratios: dict[Any, list[tuple[float, float]]] = {}
+        libraries = peers_of(card.name)
         for case in self._shapes(card):
             rotation = self._rotation(card, case)
-            calls = [[peer(case, inputs) for inputs, _ in rotation] for peer in card.peers.values()]
+            calls = [[peer(case, inputs) for inputs, _ in rotation] for peer in libraries.values()]
             ours, *theirs = time_graphs([[bound for _, bound in rotation], *calls])
-            peers = {name: timing.median_us for name, timing in zip(card.peers, theirs, strict=True)}
+            peers = {name: timing.median_us for name, timing in zip(libraries, theirs, strict=True)}
             self._report(card, case, ours, peers)
             if peers:
                 share = card.cost(case).floor_us(self.gb_per_s) / ours.median_us
@@ -177,7 +179,7 @@ class Run:
         values = {
             **ours.values(), "floor_us": floor, "n_bytes": cost.bytes, "n_flops": cost.flops,
             "dependent_passes": cost.dependent_passes, "library": peer, "library_us": peers[peer] if peer else None,
-            "is_complete": bool(peer) or not card.peers, **block("libraries_us", peers), **more,
+            "is_complete": bool(peer) or not peers_of(card.name), **block("libraries_us", peers), **more,
         }  # fmt: skip
         how = {"timer": ours.timer, "warmup": ours.warmup, "repeats": ours.repeats}
         self.write(KERNEL, card.name, values, block("shape", plain_shape(case)), **how)

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from eagle3core.kernels import tuned
-from eagle3core.kernels.launch import build_cubins
+from eagle3core.kernels.cubins import build_cubins
 from eagle3core.step.gemm_audit import write_shapes
 from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED, EXIT_UNDECIDED, ExperimentError
 from lab.options.sweeps import FmhaOptions, GemmOptions, ShapesOptions, SweepOptions
