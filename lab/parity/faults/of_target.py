@@ -54,7 +54,7 @@ def _rolled_head(target: PackedTarget) -> PackedTarget:
 
 
 def _second_best(at: Place, call: Call) -> Sequence[Call]:
-    if (at.stage, at.scope, call.op) != ("accept", "verify", "argmax_of_partials"):
+    if not (at.stage == "accept" and at.batch and call.op == "argmax_of_partials"):
         return [call]
     best = call.operands["best"]
     return before(call, lambda: best.scatter_(1, best.argmax(dim=1, keepdim=True), float("-inf")))
