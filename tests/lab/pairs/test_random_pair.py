@@ -16,6 +16,8 @@ from eagle3core import Engine, EngineConfig, GenerationConfig, Response, Specula
 from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.step.kernel_limits import why_plain_torch
 from lab.errors import ExperimentError
+from lab.night.jobs import JobConfig, NightConfig, PairConfig
+from lab.night.plan import pair_paths
 from lab.pairs import Pair, shipped_pair
 from lab.pairs.named import CACHE_VARIABLE, NAMES, named_pair
 from lab.pairs.prompts import UNEVEN_LENGTHS, uneven_prompts
@@ -151,6 +153,8 @@ def test_a_pair_is_found_by_name_and_made_only_once(
     assert (found.draft / "config.json").stat().st_mtime_ns == stamp
     assert len(list(tmp_path.iterdir())) == 1
     assert chosen_pair("random", "") == (found.target, found.draft)
+    night = NightConfig(pair=PairConfig(name="random"), job=[JobConfig(notebook="10_parity_stages")])
+    assert pair_paths(night) == {"target": found.target, "draft": found.draft}
     assert named_pair("shipped") == shipped_pair()
     assert chosen_pair("", "") == chosen_pair("shipped", "") == (shipped_pair().target, shipped_pair().draft)
     assert NAMES == ("shipped", "random")
