@@ -1,4 +1,4 @@
-"""Every token, draft, accepted count and rank of the engine in fp64 is that of the naive, uncached oracle.
+"""Every token, draft, accepted count, rank and logit of the engine in fp64 is that of the naive, uncached oracle.
 
 Only public names are used (`Engine`, its configurations, `req_metrics`, a trace), so nothing here depends on how the
 engine is built inside.
@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from agreeing_pairs import write_agreeing_pair
 from oracle import Decoded, Draft, Target, greedy, speculate
 from tiny_engines import Pair, new_tokens, random_prompts, tiny_engine, write_tiny_pair
+from torch import Tensor
 
 from eagle3core import GenerationConfig, Response
 from eagle3core.trace import RecordingTrace
@@ -156,11 +158,26 @@ def test_prompts_of_many_chunks_decode_as_the_oracle_does(scaled_pair: Pair) -> 
 
 
 @pytest.mark.parametrize("k", [1, 4, 8])
-def test_drafted_tokens_are_the_oracles_even_past_the_first_miss(scaled_pair: Pair, k: int) -> None:
+def test_drafts_past_the_first_miss_and_all_logits_are_the_oracles(scaled_pair: Pair, k: int) -> None:
     trace = RecordingTrace()
     prompt = random_prompts([23], n_vocab=40, seed=6)[0]
     tiny_engine(scaled_pair, k, trace=trace).generate([prompt], new_tokens(16))
+    target = Target(scaled_pair[0])
+    draft = Draft(scaled_pair[1], target)
     decoded = decoded_by_the_oracle(scaled_pair, k, tuple(prompt), 16)
     assert trace.tensors["first_token"].tolist() == decoded.tokens[:1]
+    sequence = prompt + decoded.tokens[:1]
     for i, step in enumerate(decoded.steps):
         assert trace.tensors[f"step{i}/tree.tokens"].tolist()[1:] == step.drafts, f"step {i}"
+        scopes = ["extend", *(f"chain{level}" for level in range(1, k))]
+        ours = torch.cat([trace.tensors[f"step{i}/{scope}/draft.head"] for scope in scopes])
+        assert_equal_logits(ours, draft.chain(sequence, k).logits)
+        verified = target.logits(sequence + step.drafts)[len(sequence) - 1 :]
+        assert_equal_logits(trace.tensors[f"step{i}/verify/target.head"], verified)
+        sequence += step.tokens
+
+
+def assert_equal_logits(ours: Tensor, theirs: Tensor) -> None:
+    """Two orders of summing in fp64 differ by far less; any wrong term by far more."""
+    assert ours.shape == theirs.shape
+    assert float((ours - theirs).abs().max()) < 1e-10
