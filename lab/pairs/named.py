@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import shutil
 import tempfile
@@ -31,8 +32,8 @@ def named_pair(name: str) -> Pair:
 
 def _random_pair() -> Pair:
     """`random_pair.make_random_pair` of its defaults, from the cache where this very code has made it before."""
-    sources = b"".join(Path(module.__file__).read_bytes() for module in (random_pair, layout))
-    folder = _cache_folder() / f"random-{hashlib.sha256(sources).hexdigest()[:12]}"
+    sources = "".join(inspect.getsource(module) for module in (random_pair, layout))
+    folder = _cache_folder() / f"random-{hashlib.sha256(sources.encode()).hexdigest()[:12]}"
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))

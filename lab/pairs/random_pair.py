@@ -92,6 +92,7 @@ class _Halves:
         self.successor[cycle] = cycle.roll(-1)
 
     def target_config(self) -> dict[str, Any]:
+        """A Llama without end tokens."""
         shape = self.shape
         return {
             **self._config(shape.hidden, shape.ffn, shape.heads, shape.kv_heads, stretched=8.0),
@@ -217,14 +218,15 @@ class _Halves:
 
     def _matrix(self, rows: int, columns: int) -> Tensor:
         """Keeps the variance of what it is applied to."""
-        return self._normal(rows, columns) / columns**0.5
+        return self._normal(rows, columns) / math.sqrt(columns)
 
     def _gains(self, width: int) -> Tensor:
         return 1.0 + 0.1 * self._normal(width)
 
     def _basis(self, rows: int, columns: int) -> Tensor:
         """Orthonormal columns; in fp64, so that no machine's rounding shows in bf16."""
-        return torch.linalg.qr(self._normal(rows, columns).double()).Q.float()
+        basis: Tensor = torch.linalg.qr(self._normal(rows, columns).double()).Q
+        return basis.float()
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.random)

@@ -238,8 +238,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def rotate(x: Tensor, frequencies: Tensor) -> Tensor:
     """`x: [T, H, D]` with dimensions i and i + D/2 turned by position * frequency i, row t at position t."""
     angles = torch.arange(len(x), dtype=torch.float64)[:, None, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
     low, high = x.chunk(2, dim=-1)
-    return torch.cat([low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()], dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1)
 
 
 def rotary_frequencies(config: dict[str, Any], head_dim: int) -> Tensor:
