@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from eagle3core.errors import BackendUnavailable
-from eagle3core.kernels import launch, proof
+from eagle3core.kernels import cubins, launch, proof
 from eagle3core.kernels.attention.card import CARD
 from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id
 from lab.probes.kernels import bench
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.build:
         wanted = needed(options.arch)
-        made = launch.build_cubins(wanted, options.arch, Path(options.build), tell=print)
+        made = cubins.build_cubins(wanted, options.arch, Path(options.build), tell=print)
         print(f"{len(wanted)} kernels wanted, {made} compiled")
         return 0
     with Path(options.out).open("a") as out:

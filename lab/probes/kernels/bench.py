@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 import torch
 
-from eagle3core.kernels import launch, proof, registry
+from eagle3core.kernels import cubins, launch, proof, registry
 from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id
 from lab.probes.kernels.bench_machine import clocks as clocks
 from lab.probes.kernels.bench_machine import environment as environment
@@ -76,7 +76,7 @@ def _build(cards: Sequence[Card], options: argparse.Namespace) -> int:
             continue
         for case, setting in _uses(card, options.arch):
             wanted |= {v.name: v for v in card.variants_of(options.arch, case, **setting)}
-    made = launch.build_cubins(list(wanted.values()), options.arch, Path(options.build), tell=print)
+    made = cubins.build_cubins(list(wanted.values()), options.arch, Path(options.build), tell=print)
     print(f"{len(wanted)} kernels wanted, {made} compiled")
     return 0
 

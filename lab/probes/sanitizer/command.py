@@ -28,10 +28,10 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from eagle3core.errors import BackendUnavailable, InvariantViolated
-from eagle3core.kernels import launch, registry
+from eagle3core.kernels import cubins, launch, registry
 from eagle3core.kernels.card import ARCHES, Card, Variant
 from eagle3core.kernels.compile import tool
 from lab.probes.kernels.bench_machine import environment
@@ -42,6 +42,8 @@ from lab.probes.sanitizer.run import seen_by, variants
 
 SANITIZER = "compute-sanitizer"
 TOOLS = tuple(PLANTS)
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 _MOST_JOBS = 12  # processes at once; each holds a CUDA context and a core or more
 
 
@@ -57,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _built(options: argparse.Namespace) -> int:
     wanted = _wanted(_cards(options), options.arch)
-    made = _compiled(wanted, options.arch, Path(options.build), options.jobs)
+    build = partial(cubins.build_cubins, arch=options.arch, out=Path(options.build))
+    made = sum(_side_by_side(build, [[variant] for variant in wanted], options.jobs))
     print(f"{len(wanted)} kernels wanted, {made} compiled")
     return 0
 
@@ -130,11 +133,11 @@ def located() -> str:
 def _prepare(cards: Sequence[Card], arch: str, jobs: int) -> None:
     """Finds or compiles every kernel, so that nothing is compiled under a tool."""
     begun, wanted = time.monotonic(), _wanted(cards, arch)
-    missing = [variant for variant in wanted if not _is_at_hand(variant, arch)]
+    missing = [variant for variant in wanted if not cubins.is_stored(variant, arch)]
     print(f"{len(wanted)} kernels for {arch}, {len(missing)} of them to be compiled first", flush=True)
-    _compiled(missing, arch, launch.cache_folder(), jobs)
+    _side_by_side(partial(cubins.cubin, arch=arch), missing, jobs)
     for variant in wanted:
-        _, about = launch.cubin(variant, arch)
+        _, about = cubins.cubin(variant, arch)
         if NAMED not in about["entry"]:
             raise InvariantViolated(
                 f"{variant.name} is called {about['entry']} in its cubin, which the tools would skip",
@@ -143,19 +146,13 @@ def _prepare(cards: Sequence[Card], arch: str, jobs: int) -> None:
     print(f"kernels at hand after {time.monotonic() - begun:.0f} s", flush=True)
 
 
-def _is_at_hand(variant: Variant, arch: str) -> bool:
-    folders = [*os.environ.get(launch.CUBINS_VARIABLE, "").split(os.pathsep), str(launch.cache_folder())]
-    name = f"{variant.name}.{arch}.{launch.digest(variant, arch)}.json"
-    return any(Path(folder, name).exists() for folder in folders if folder)
-
-
-def _compiled(wanted: Sequence[Variant], arch: str, out: Path, jobs: int) -> int:
-    """Compiles into `out` what it lacks, in `jobs` processes; how many kernels that were."""
-    if not wanted:
-        return 0
+def _side_by_side(task: Callable[[Item], Made], items: Sequence[Item], jobs: int) -> list[Made]:
+    """What `task` makes of every item, in `jobs` processes."""
+    if not items:
+        return []
     # Processes that start anew: one that is forked may not use the GPU its parent has used.
-    with ProcessPoolExecutor(min(jobs, len(wanted)), mp_context=get_context("spawn")) as pool:
-        return sum(pool.map(partial(launch.build_cubins, arch=arch, out=out), [[variant] for variant in wanted]))
+    with ProcessPoolExecutor(min(jobs, len(items)), mp_context=get_context("spawn")) as pool:
+        return list(pool.map(task, items))
 
 
 def missed_plants(outcomes: Sequence[Outcome], plants: Mapping[str, Sequence[Pair]]) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 
 from eagle3core.kernels import tuned
 from eagle3core.kernels.card import ARCHES
-from eagle3core.kernels.launch import build_cubins
+from eagle3core.kernels.cubins import build_cubins
 from eagle3core.performance.gemm_audit import write_shapes
 from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED, EXIT_UNDECIDED, ExperimentError
 from lab.pairs.planted import GEOMETRIES, find_geometry, share_for_length

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tree import ancestors, trees
+from random_trees import ancestors, trees
 from tiny_engines import N_VOCAB, Pair, new_tokens, random_prompts, tiny_engine, tokens_of
 
 from eagle3core import Engine

@@ -1,4 +1,4 @@
-"""Blocks, slots and rows: the cards' references against the engine's own bookkeeping, and what kernels refuse."""
+"""Blocks, slots and rows: the cards' references against plain Python bookkeeping, and what kernels refuse."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_kvcache import BLOCK, MAX_TOKENS, N_SLOTS, new_cache
 
-from eagle3core.decode.slots import active_slots as engine_active_slots
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.isa.by_row import row_threads
 from eagle3core.kernels.layer.embedding import embedding_reference, partial_squares_reference
@@ -22,6 +20,7 @@ from eagle3core.kernels.slots.place_rows import place_rows_reference, place_rows
 
 pytestmark = pytest.mark.reference
 
+N_SLOTS, MAX_TOKENS, BLOCK = 3, 22, 4  # six blocks a slot, the last half used
 lengths = st.lists(st.integers(0, MAX_TOKENS), min_size=N_SLOTS, max_size=N_SLOTS)
 
 
@@ -30,22 +29,24 @@ def int32(values: list[int]) -> torch.Tensor:
 
 
 @given(lengths, lengths)
-def test_tables_and_the_free_stack_follow_the_engines_cache(first: list[int], second: list[int]) -> None:
-    cache = new_cache()
-    stack = list(cache.free_blocks)
-    pool = BlockPool(cache.block_tables.clone(), int32(stack), int32([len(stack)]))
+def test_tables_and_the_free_stack_follow_a_list_of_blocks_per_slot(first: list[int], second: list[int]) -> None:
+    width = -(-MAX_TOKENS // BLOCK)
+    free = list(range(N_SLOTS * width - 1, -1, -1))
+    held: list[list[int]] = [[] for _ in range(N_SLOTS)]
+    pool = BlockPool(torch.full((N_SLOTS, width), -1, dtype=torch.int32), int32(free), int32([len(free)]))
     slots, before = int32(list(range(N_SLOTS))), [0] * N_SLOTS
     for after in (first, second, [0] * N_SLOTS):
         pool, changed, missing = block_table_reference(pool, slots, int32(before), int32(after), BLOCK)
-        for slot, n_tokens in enumerate(after):
-            cache.reserve(slot, n_tokens)
-        for slot, n_tokens in enumerate(after):
-            cache.truncate(slot, n_tokens)
+        n_blocks = [-(-n // BLOCK) for n in after]
+        differences = [n - len(blocks) for n, blocks in zip(n_blocks, held, strict=True)]
+        for blocks, n in zip(held, n_blocks, strict=True):  # who grows takes from the top of the stack
+            blocks += [free.pop() for _ in range(n - len(blocks))]
+        for blocks, n in zip(held, n_blocks, strict=True):  # who shrinks gives back, its last block first
+            free += [blocks.pop() for _ in range(len(blocks) - n)]
         assert int(missing.sum()) == 0
-        assert torch.equal(pool.tables, cache.block_tables)
-        assert pool.free[: int(pool.n_free)].tolist() == cache.free_blocks
-        blocks = [-(-n // BLOCK) for n in after], [-(-n // BLOCK) for n in before]
-        assert changed.tolist() == [new - old for new, old in zip(*blocks, strict=True)]
+        assert pool.tables.tolist() == [blocks + [-1] * (width - len(blocks)) for blocks in held]
+        assert pool.free[: int(pool.n_free)].tolist() == free
+        assert changed.tolist() == differences
         before = after
 
 
@@ -60,31 +61,32 @@ def test_a_sequence_whose_blocks_cannot_all_be_had_gets_none() -> None:
 
 
 @given(st.data())
-def test_compaction_is_the_move_of_the_engines_cache(data: st.DataObject) -> None:
-    cache = new_cache()
+def test_compaction_moves_every_accepted_row_to_its_place_in_the_path(data: st.DataObject) -> None:
+    n_blocks, n_kv_heads, dim = 12, 2, 4
+    cache = torch.randn(2, n_blocks, n_kv_heads, BLOCK, dim)  # [layers, blocks, K, block, D]
+    tables = torch.randperm(n_blocks, generator=torch.Generator().manual_seed(n_blocks)).int().view(2, 6)
     starts = data.draw(st.lists(st.integers(0, MAX_TOKENS - 8), min_size=2, max_size=2))
-    for slot, start in enumerate(starts):
-        cache.reserve(slot, start + 8)
-    cache.k.copy_(torch.randn_like(cache.k))
     paths = [[0, *sorted(data.draw(st.sets(st.integers(1, 7), max_size=4)))] for _ in starts]
-    counts = int32([len(path) for path in paths])
     path = int32([-1]).repeat(2, 5)
-    for b, nodes in enumerate(paths):
+    expected = cache.clone()
+    for b, (start, nodes) in enumerate(zip(starts, paths, strict=True)):
         path[b, : len(nodes)] = int32(nodes)
-    expected = compact_kv_reference(cache.k, cache.block_tables[:2], int32(starts), path, counts)
-    cache.view(torch.tensor([0, 1])).move(torch.tensor(starts), path.long().clamp_min(0), path >= 0)
-    assert torch.equal(cache.k, expected)
+        for i, node in enumerate(nodes):
+            to, at = start + i, start + node
+            expected[:, tables[b, to // BLOCK], :, to % BLOCK] = cache[:, tables[b, at // BLOCK], :, at % BLOCK]
+    counts = int32([len(nodes) for nodes in paths])
+    assert torch.equal(compact_kv_reference(cache, tables, int32(starts), path, counts), expected)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9))
-def test_active_slots_are_the_engines_and_the_inverse_undoes_them(flags: list[bool]) -> None:
+def test_active_slots_are_listed_in_order_and_the_inverse_undoes_them(flags: list[bool]) -> None:
     n = len(flags)
     zeros, ones = torch.zeros(n, dtype=torch.int32), torch.ones(n, dtype=torch.int32)
     active, inverse, count, _ = active_slots_reference(
         int32([int(f) for f in flags]), zeros, ones, zeros, int32([9]), int32([0])
     )
-    kept = engine_active_slots(torch.tensor(flags))
-    assert active[: int(count)].tolist() == kept.tolist()
+    kept = [slot for slot, is_active in enumerate(flags) if is_active]
+    assert active[: int(count)].tolist() == kept
     assert inverse[kept].tolist() == list(range(len(kept)))
     assert sorted(inverse.tolist())[: n - len(kept)] == [-1] * (n - len(kept))
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from eagle3core.errors import BackendUnavailable
-from eagle3core.kernels import launch, registry
+from eagle3core.kernels import cubins, registry
 from eagle3core.kernels.card import Card
 from eagle3core.kernels.compile import compile_variant
 from eagle3core.kernels.emulator import instructions as emulator
@@ -89,12 +89,14 @@ def test_a_plant_compiles_under_a_name_that_the_tools_are_told_to_watch(tool: st
 @pytest.mark.compiled
 @pytest.mark.slow
 def test_processes_side_by_side_compile_what_is_not_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(launch.CUBINS_VARIABLE, str(tmp_path))
-    wanted = variants(REPAIRED, "sm_90a")
-    assert not any(sanitize._is_at_hand(variant, "sm_90a") for variant in wanted)
-    assert sanitize._compiled(wanted, "sm_90a", tmp_path, 2) == len(REPAIRED)
-    assert all(sanitize._is_at_hand(variant, "sm_90a") for variant in wanted)
-    assert sanitize._compiled([], "sm_90a", tmp_path, 2) == 0
+    monkeypatch.setenv(cubins.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(sanitize, "_wanted", lambda cards, arch: variants(REPAIRED, arch))
+    assert not any(cubins.is_stored(variant, "sm_90a") for variant in variants(REPAIRED, "sm_90a"))
+    sanitize._prepare([], "sm_90a", 2)
+    assert all(cubins.is_stored(variant, "sm_90a") for variant in variants(REPAIRED, "sm_90a"))
+    # Whatever was prepared is found under the tools, where nothing may be compiled.
+    monkeypatch.setattr(cubins, "compile_variant", lambda *a: pytest.fail("compiled again"))
+    sanitize._prepare([], "sm_90a", 2)
 
 
 @pytest.mark.reference
@@ -102,20 +104,20 @@ def test_no_two_plants_share_a_cubin() -> None:
     made = [
         variant for card in known().values() if card.name.startswith("planted") for variant in card.variants("sm_90a")
     ]
-    digests = {launch.digest(variant, "sm_90a") for variant in made}
+    digests = {cubins.digest(variant, "sm_90a") for variant in made}
     assert len(digests) == len({variant.name for variant in made})
 
 
 @pytest.mark.reference
 def test_every_kernel_of_every_case_is_known_before_the_tools_start() -> None:
-    wanted = {launch.digest(variant, "sm_90a") for variant in sanitize._wanted([*registry().values()], "sm_90a")}
+    wanted = {cubins.digest(variant, "sm_90a") for variant in sanitize._wanted([*registry().values()], "sm_90a")}
     for card in known().values():
         case = card.cases[0]
         inputs = card.example(case, torch.Generator().manual_seed(0), CPU)
         for tool in sanitize.TOOLS:
             seen = seen_by(tool, card)
             for item in seen.launches("sm_90a", case, inputs, card.outputs(case, inputs), **card.settings[-1]):
-                assert launch.digest(item.variant, "sm_90a") in wanted
+                assert cubins.digest(item.variant, "sm_90a") in wanted
 
 
 def outcomes(**verdicts: str) -> list[Outcome]:
