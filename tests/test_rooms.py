@@ -25,6 +25,7 @@ ORDER = (
     "eagle3core.kernels.card",
     "eagle3core.kernels.isa",
     "eagle3core.kernels.compile",
+    "eagle3core.kernels.cubins",
     "eagle3core.kernels.launch",
     "eagle3core.kernels.tuned",
     "eagle3core.kernels.proof",
@@ -85,14 +86,16 @@ DOORS = (
     "eagle3core.trace",
     "eagle3core.request",
     "eagle3core.metrics",
+    "eagle3core.pipeline",
     "eagle3core.checkpoint",
     "eagle3core.weights",
     "eagle3core.step",
     "eagle3core.performance",
     "eagle3core.kernels",
-    "eagle3core.kernels.gemm",
     "eagle3core.kernels.attention",
-    "eagle3core.kernels.emulator",
+    "eagle3core.kernels.gemm",
+    "eagle3core.kernels.layer",
+    "eagle3core.kernels.slots",
 )
 
 

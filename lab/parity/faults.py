@@ -18,7 +18,7 @@ from torch import Tensor
 from eagle3core.decode import expand as expand_module
 from eagle3core.decode import step as step_module
 from eagle3core.decode.state import DecodeState
-from eagle3core.kernels.layer.rms_norm import rms_norm_reference
+from eagle3core.kernels.layer import rms_norm_reference
 from eagle3core.model.block import KVRows, Linear, Pass
 from eagle3core.model.draft import DraftModel
 from eagle3core.model.target import TargetModel

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from eagle3core import Engine
 from eagle3core.config import EngineConfig, GenerationConfig, SpeculativeConfig
-from eagle3core.engine import Engine
 from eagle3core.trace import RecordingTrace
 from lab.errors import ExperimentError
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3core.checkpoint.target import TargetCheckpoint
+from eagle3core import Engine
+from eagle3core.checkpoint import TargetCheckpoint
 from eagle3core.config import GenerationConfig
 from eagle3core.decode.kvcache import PagedCache
-from eagle3core.engine import Engine
 from eagle3core.model.block import Pass
 from eagle3core.model.target import TargetModel
 from eagle3core.request import Response

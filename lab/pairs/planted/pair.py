@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from eagle3core.checkpoint.draft import DraftCheckpoint
-from eagle3core.checkpoint.target import TargetCheckpoint
+from eagle3core.checkpoint import DraftCheckpoint, TargetCheckpoint
 from eagle3core.config import EngineConfig, SpeculativeConfig
 from eagle3core.model.draft import DraftModel
 from eagle3core.model.target import TargetModel

@@ -7,7 +7,7 @@ tokens, and `eagle3lab prove quiet` for copies and waits inside steps.
 
 from __future__ import annotations
 
-from eagle3core.engine import Engine
+from eagle3core import Engine
 from eagle3core.performance.invariants import INVARIANTS as PROMISES
 from eagle3core.performance.mode import debug_settings, debug_variables
 from eagle3core.step.run import DeviceRunner

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
-from eagle3core.kernels.layer.rope import rope_tables
+from eagle3core.kernels.layer import rope_tables
 from eagle3core.weights.rope import rope_frequencies
 from lab.probes.bench.fused import FusedDraft, FusedLayer, FusedTarget
 from lab.probes.bench.peers import PeerRound, StepLoop

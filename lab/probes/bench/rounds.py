@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
+from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.engine import Engine
 from eagle3core.model.target import TargetModel
 from eagle3core.request import Response
 from eagle3core.trace import Trace

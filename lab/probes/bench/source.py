@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle3core import Engine
 from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.config import EngineConfig, SpeculativeConfig
-from eagle3core.engine import Engine
 from eagle3core.geometry import DraftGeometry, TargetGeometry
 from eagle3core.model.draft import DraftModel
 from eagle3core.model.target import TargetModel

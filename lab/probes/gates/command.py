@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from eagle3core.kernels.card import ARCHES
+from eagle3core.kernels import ARCHES
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_PASSED
 from lab.pairs.planted import GEOMETRIES
 from lab.probes.bench.record import record_of

@@ -23,9 +23,8 @@ from typing import Any
 import torch
 
 from eagle3core.errors import BackendUnavailable
-from eagle3core.kernels import cubins, launch, proof
-from eagle3core.kernels.attention.card import CARD
-from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id
+from eagle3core.kernels import ARCHES, Card, Case, Variant, case_id, cubins, launch, proof
+from eagle3core.kernels.attention import CARD
 from lab.probes.kernels import bench
 from lab.probes.kernels.attention_peers import FLASHINFER_US, FLEX_TOKENS
 from lab.probes.kernels.graph_timing import Captured, capture, time_captured

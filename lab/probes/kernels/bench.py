@@ -23,8 +23,7 @@ from typing import Any, TextIO
 
 import torch
 
-from eagle3core.kernels import cubins, launch, proof, registry
-from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id
+from eagle3core.kernels import ARCHES, Card, Case, Variant, case_id, cubins, launch, proof, registry
 from lab.probes.kernels.bench_machine import clocks as clocks
 from lab.probes.kernels.bench_machine import environment as environment
 from lab.probes.kernels.graph_timing import TIMER

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from eagle3core.kernels.card import ARCHES
+from eagle3core.kernels import ARCHES
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError
 from lab.pairs.planted import GEOMETRIES
 from lab.probes.proofs.check import Check, Finding, TimeLimit, Verdict, run_checks

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import Launch
+from eagle3core.kernels import Launch
 from eagle3core.step.program import Program, Stage, Tap
 from eagle3core.step.replay import Enqueue, Replayer, Staged, offer
 from eagle3core.trace import Trace

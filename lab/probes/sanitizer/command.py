@@ -31,9 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from eagle3core.errors import BackendUnavailable, InvariantViolated
-from eagle3core.kernels import cubins, launch, registry
-from eagle3core.kernels.card import ARCHES, Card, Variant
-from eagle3core.kernels.compile import tool
+from eagle3core.kernels import ARCHES, Card, Variant, cubins, launch, registry, tool
 from lab.probes.kernels.bench_machine import environment
 from lab.probes.sanitizer.plants import PLANTS, WRITTEN, Pair, plants_of, written_on
 from lab.probes.sanitizer.processes import NAMED, Run

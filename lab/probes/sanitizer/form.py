@@ -18,7 +18,7 @@ from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any
 
-from eagle3core.kernels.card import Card, Case, Launch, Tensors, Variant
+from eagle3core.kernels import Card, Case, Launch, Tensors, Variant
 
 NOT_FOLLOWED = frozenset({"named_arrive", "ARRIVING_LANES"})  # names of an instruction set
 _FORM = "arrivals wait, every lane arrives"  # in the constants of a variant, so that its cubin has another digest

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle3core.kernels.card import ARCHES
+from eagle3core.kernels import ARCHES
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError
 from lab.pairs.planted import share_for_length
 from lab.probes.bench import scenario as scenarios

@@ -17,9 +17,9 @@ from statistics import median
 
 import torch
 
+from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.engine import Engine
-from eagle3core.kernels.card import Launch
+from eagle3core.kernels import Launch
 from eagle3core.step.program import Program, launches_of
 from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import Trace

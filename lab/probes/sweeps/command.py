@@ -11,9 +11,7 @@ from pathlib import Path
 
 import torch
 
-from eagle3core.kernels import tuned
-from eagle3core.kernels.card import ARCHES
-from eagle3core.kernels.cubins import build_cubins
+from eagle3core.kernels import ARCHES, cubins, tuned
 from eagle3core.performance.gemm_audit import write_shapes
 from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED, EXIT_UNDECIDED, ExperimentError
 from lab.pairs.planted import GEOMETRIES, find_geometry, share_for_length
@@ -151,7 +149,7 @@ def _build(op: str, given: argparse.Namespace) -> int:
                 case = {**regime.cases[0], "order": order}
                 wanted |= {one.name: one for one in variants_of(op, given.arch, case, {})}
     which, of = (int(part) for part in given.share.split("/"))
-    made = build_cubins(list(wanted.values())[which - 1 :: of], given.arch, given.build, tell=print)
+    made = cubins.build_cubins(list(wanted.values())[which - 1 :: of], given.arch, given.build, tell=print)
     print(json.dumps({"command": f"sweep {given.what}", "wanted": len(wanted), "built": made}))
     return EXIT_PASSED
 
