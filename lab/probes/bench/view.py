@@ -16,8 +16,8 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from lab.errors import ExperimentError, NotComparable
+from lab.figures import INK
 from lab.night.experiment import Experiment
-from lab.page.figures import INK
 from lab.pairs.planted import share_for_length
 from lab.probes.bench import hf_generate
 from lab.probes.bench import scenario as scenarios

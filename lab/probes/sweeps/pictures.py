@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from eagle3core.kernels.gemm import Tiling
-from lab.page.figures import SERIES
+from lab.figures import SERIES
 from lab.probes.sweeps.choose import Choice, over_default
 from lab.probes.sweeps.confirm import BEST, ranked
 from lab.probes.sweeps.joint import joint_orders
