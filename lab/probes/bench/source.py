@@ -23,7 +23,7 @@ from lab.errors import ExperimentError
 from lab.pairs import shipped_pair
 from lab.pairs.planted import PlantedPair
 from lab.pairs.prompts import joined_prompts
-from lab.probes.bench.fused import FusedDraft, FusedTarget, fuse_draft, fuse_target
+from lab.probes.bench.peers.fused import FusedDraft, FusedTarget, fuse_draft, fuse_target
 from lab.probes.bench.rounds import without_taps
 from lab.probes.bench.scenario import CACHE_SHARE, Scenario
 
