@@ -1,9 +1,9 @@
 """Machine code on disk: named by what it is made from, looked for first, compiled where it is missing.
 
 A cubin is looked for in the ahead-of-time folders (made by `build_cubins` on any machine), then in this machine's
-cache, then compiled and kept there. Its name holds a digest of everything that shapes it: the target, the factory with its
-constants and bounds, and every source file that the factory is made from. In the cache the versions of the compilers
-follow too; in an ahead-of-time folder they stand in the description, since the machine that uses it may have none.
+cache, then compiled and kept there. Its name holds a digest of everything that shapes it: the target, the factory with
+its constants and bounds, and every source file that the factory is made from. In the cache the compilers' versions are
+part of the name; in an ahead-of-time folder they stand in the description, since its user may have no compiler.
 """
 
 from __future__ import annotations

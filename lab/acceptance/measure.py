@@ -15,7 +15,6 @@ import torch
 
 from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.model.draft import DraftModel
 from lab.acceptance.counts import DepthAcceptance, count_acceptance
 from lab.errors import ExperimentError
 from lab.pairs.prompts import Prompt
@@ -110,10 +109,11 @@ def _engines(
 def in_draft_vocabulary(engine: Engine) -> Callable[[Sequence[int]], int]:
     """A count of the tokens, of those given, that the engine's draft can propose."""
     draft = engine.draft
-    assert isinstance(draft, DraftModel), "acceptance needs the draft's ranks, which plain torch collects"
+    assert draft is not None, "an engine of depth 1 or more has a draft"
+    known = None if draft.draft_to_target is None else draft.draft_to_target[: draft.geometry.draft_vocab_size]
 
     def count(tokens: Sequence[int]) -> int:
         ids = torch.tensor(list(tokens), dtype=torch.int64, device=engine.target.device)
-        return int((draft.to_draft_ids(ids) >= 0).sum())
+        return len(ids) if known is None else int(torch.isin(ids, known).sum())
 
     return count

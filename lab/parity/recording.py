@@ -13,6 +13,8 @@ from eagle3core import Engine
 from eagle3core.config import EngineConfig, GenerationConfig, SpeculativeConfig
 from eagle3core.trace import RecordingTrace
 from lab.errors import ExperimentError
+from lab.parity.derived import TappingReplayer, with_derived
+from lab.parity.names import step_of
 
 DTYPES = {
     "float64": torch.float64,
@@ -20,15 +22,6 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-INTEGER_STAGES = (
-    "prompt_ids",
-    "first_token",
-    "draft.tokens",
-    "draft.positions",
-    "tree.tokens",
-    "tree.parents",
-    "accept.tokens",
-)
 
 
 @dataclass(frozen=True)
@@ -132,13 +125,19 @@ def record_from(engine: Engine, prompts: Sequence[Sequence[int]], *, k: int, ste
         ExperimentError: as `record`.
     """
     check_prompts(prompts)
+    widths = {"target.head": engine.target.geometry.vocab_size}
+    if engine.draft is not None:
+        widths["draft.head"] = engine.draft.geometry.draft_vocab_size
+    engine.runner.replay_by(TappingReplayer(engine.runner.replayer))
     recordings = []
     for prompt in prompts:
         trace = RecordingTrace()
         engine.trace = trace
         engine.generate([list(prompt)], GenerationConfig(max_new_tokens=_n_new(k, steps), ignore_eos=True))
-        tensors = {name: tensor for name, tensor in trace.tensors.items() if step_of(name) < steps}
-        recordings.append(Recording(tensors, steps, k))
+        named = with_derived(trace.tensors, engine.target.taps, widths)
+        recordings.append(
+            Recording({name: tensor for name, tensor in named.items() if step_of(name) < steps}, steps, k)
+        )
     return recordings
 
 
@@ -162,33 +161,3 @@ def check_prompts(prompts: Sequence[Sequence[int]]) -> None:
             raise ExperimentError(
                 f"prompt {i} has {len(prompt)} token(s)", "at least 2", "drop that prompt or make it longer"
             )
-
-
-def step_of(name: str) -> int:
-    """Speculative step of a recorded name; -1 for the prefill."""
-    head = name.split("/", 1)[0]
-    return int(head.removeprefix("step")) if head.startswith("step") else -1
-
-
-def kind_of(pass_name: str) -> str:
-    """A pass without its step number: "prefill", "extend", "after acceptance", "chain1", "verify", "step", "run".
-
-    The extend pass of step 0 completes the prefill; later ones rewrite the draft's entries of accepted tokens.
-    """
-    step, _, rest = pass_name.partition("/")
-    if not step.startswith("step"):
-        return pass_name or "run"
-    if rest == "extend":
-        return "extend" if step == "step0" else "after acceptance"
-    return rest or "step"
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """Pass and stage of a recorded name, e.g. ("step0/chain1", "draft.fc")."""
-    pass_name, _, stage = name.rpartition("/")
-    return pass_name, stage
-
-
-def is_integer_stage(stage: str) -> bool:
-    """Whether a stage holds ids or positions, which must agree exactly."""
-    return stage in INTEGER_STAGES

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lab.parity.derived import as_programs_have_it
 from lab.parity.hf_draft import DraftReference
 from lab.parity.hf_target import TargetReference
 from lab.parity.recording import PairUnderTest, Recording
@@ -70,6 +71,7 @@ class Reference:
                 walk.step(step)
         except _Stopped as stop:
             walk.out.stopped = str(stop)
+        walk.out.tensors = as_programs_have_it(walk.out.tensors)
         return walk.out
 
 

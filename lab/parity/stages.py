@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from lab.parity import faults
-from lab.parity.recording import PairUnderTest, Recording, is_integer_stage, kind_of, record, split_name
+from lab.parity.names import is_integer_stage, kind_of, split_name
+from lab.parity.recording import PairUnderTest, Recording, record
 from lab.parity.replay import Reference, Replay
 from lab.parity.tolerance import FACTOR, PlainErrors, plain_errors, stage_tolerance
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import torch
 
-from eagle3core.step.run import DeviceRunner
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError, RunFailed
 from lab.probes.ab.judging import judge, verdict_rows
 from lab.probes.ab.slowdown import PlantedSlowdown, SwitchedReplayer, capture_pieces, unexpected
@@ -102,9 +101,9 @@ def slowed_engine(scenario: Scenario, k: int, kernel: str, rows: Rows) -> Plante
     session = point.context + max(SESSION_TOKENS, scenario.tokens, tokens_for(20, k)) + HEADROOM
     engine = source.engine(k, batch=point.batch, session_len=session)
     runner = engine.runner
-    if not isinstance(runner, DeviceRunner):
+    if not runner.has_kernels:
         raise RunFailed(
-            f"{type(runner).__name__} captures no step to plant a slowdown in", "a GPU and bfloat16",
+            "the engine runs in plain torch and captures no step to plant a slowdown in", "a GPU and bfloat16",
             "run it on a machine with a GPU",
         )  # fmt: skip
     replayer = SwitchedReplayer(kernel, runner.replayer, capture_pieces)

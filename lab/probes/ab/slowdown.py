@@ -190,7 +190,6 @@ class PlantedSlowdown:
         self._runner().prepare()
 
     def _runner(self) -> DeviceRunner:
-        assert isinstance(self.engine.runner, DeviceRunner), "checked where the engine is made"
         return self.engine.runner
 
     def profile(self) -> StepProfile:

@@ -28,6 +28,7 @@ from eagle3core.kernels.attention import CARD
 from lab.probes.kernels import bench
 from lab.probes.kernels.attention_peers import FLASHINFER_US, FLEX_TOKENS
 from lab.probes.kernels.graph_timing import Captured, capture, time_captured
+from lab.probes.kernels.peers import peers_of
 
 # What the design should give on an H200, us, for 1, 4, 8, 16, 32 and 64 tokens, by (head size, batch); derived from
 # the byte floor, the prototype's fixed costs and 300 TFLOP/s of mma.sync, and written down before measuring.
@@ -72,7 +73,7 @@ def compile_flex(case: Case) -> None:
     """Compiles FlexAttention for a case, which then lies in torch's cache on disk for every process."""
     device = torch.device("cuda")
     inputs = CARD.example(case, proof.generator(0, device), device)
-    CARD.peers["flex"](case, inputs)()
+    peers_of(CARD.name)["flex"](case, inputs)()
     torch.cuda.synchronize()
 
 
@@ -130,7 +131,7 @@ class AttentionRun(bench.Run):
         All run once before any is captured: torch's compiler frees cuBLAS's workspaces, which a graph would still use.
         """
         calls, graphs, missing = {}, {}, {}
-        for name, peer in card.peers.items():
+        for name, peer in peers_of(card.name).items():
             if name in self.skipped or self.is_over():
                 missing[name] = "left out of this run"
                 continue

@@ -31,6 +31,7 @@ from lab.probes.kernels.graph_timing import Timing as Timing
 from lab.probes.kernels.graph_timing import read_variants as read_variants
 from lab.probes.kernels.graph_timing import time_graph as time_graph
 from lab.probes.kernels.graph_timing import time_graphs as time_graphs
+from lab.probes.kernels.peers import peers_of
 
 ROTATED_BYTES = 1_200_000_000  # a rotation's operands; 20 times an H200's L2 cache
 KNOWN_GB_PER_S = 4578.0  # best read-only reduction seen on an H200; source: docs/log.md
@@ -141,11 +142,12 @@ class Run:
     def measure(self, card: Card) -> None:
         """Times every shape and its peers, in the same kind of graph over the same rotation."""
         ratios: dict[Any, list[tuple[float, float]]] = {}
+        libraries = peers_of(card.name)
         for case in self._shapes(card):
             rotation = self._rotation(card, case)
-            calls = [[peer(case, inputs) for inputs, _ in rotation] for peer in card.peers.values()]
+            calls = [[peer(case, inputs) for inputs, _ in rotation] for peer in libraries.values()]
             ours, *theirs = time_graphs([[bound for _, bound in rotation], *calls])
-            peers = {name: timing.median_us for name, timing in zip(card.peers, theirs, strict=True)}
+            peers = {name: timing.median_us for name, timing in zip(libraries, theirs, strict=True)}
             self._report(card, case, ours, peers)
             if peers:
                 share = card.cost(case).floor_us(self.gb_per_s) / ours.median_us
@@ -181,7 +183,7 @@ class Run:
             "kernel", op=card.name, shape=dict(case), us=ours.median_us, us_p10=ours.p10_us, us_p90=ours.p90_us,
             floor_us=floor, bytes=cost.bytes, flops=cost.flops, dependent_passes=cost.dependent_passes, peer=peer,
             peer_us=peers[peer] if peer else None, peers=peers,
-            status="measured" if peer or not card.peers else "incomplete",
+            status="measured" if peer or not peers_of(card.name) else "incomplete",
             clocks=clocks(),
         )  # fmt: skip
         beside = f"{peer} {peers[peer]:8.2f} ratio {ours.median_us / peers[peer]:.3f}" if peer else "no peer"

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from eagle3core.kernels.card import Variant, parameters
+from eagle3core.kernels import Variant, parameters
 
 TIMER = "CUDA events around graph replays, warm, settled, in turns"  # named in rows: times of another are not compared
 

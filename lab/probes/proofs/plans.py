@@ -221,7 +221,7 @@ def needed_variants(plans: Plans, parts: Sequence[str], arch: str) -> list[Varia
         for name, settings in plans.settings(part).items():
             for setting in settings:
                 runner = subjects[name].runner(setting)
-                for variant in variants_of([runner.chunk, runner.finish, *runner.programs.values()]):
+                for variant in variants_of(runner.all_programs):
                     found[variant.name, repr(variant.constants)] = variant
     return [found[key] for key in sorted(found)]
 
@@ -246,7 +246,7 @@ def shapes_of(geometry: PlantedGeometry, arch: str) -> Subject:
         return lambda name: torch.empty(shapes[name], dtype=torch.bfloat16, device=_META)
 
     target, draft = geometry.target, geometry.draft
-    common = {"block": EngineConfig().block_size}
+    common: dict[str, Any] = {"block": EngineConfig().block_size}
     packed = pack_target(
         target, empty(dict(target_shapes(target))), dtype=torch.bfloat16, device=_META, taps=draft.taps, **common
     )
@@ -270,4 +270,4 @@ def _shapes_of_shipped(arch: str) -> Subject:
 
 def _nothing() -> EagerReplayer:
     """Programs of shapes are looked at, never run."""
-    return EagerReplayer(lambda launches: None)
+    return EagerReplayer(lambda calls: None)

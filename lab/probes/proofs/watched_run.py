@@ -17,7 +17,7 @@ import torch
 
 from eagle3core.config import GenerationConfig
 from eagle3core.kernels import launch
-from eagle3core.step.program import launches_of
+from eagle3core.step.program import calls_of, launches_of
 from eagle3core.step.replay import EagerReplayer
 from lab.pairs import shipped_pair
 from lab.pairs.prompts import prompts_for
@@ -74,19 +74,20 @@ def stray(subject: Subject, plan: WatchedPlan) -> Watched:
     """
     runner = subject.runner(plan.settings()[0])
     runner.state.request[0] = plan.slots
-    admission = launches_of(runner.finish)[-1:]
+    admission = calls_of(runner.finish)[-1:]
     if isinstance(subject.replayer, EagerReplayer):
         subject.replayer.execute(admission)
     else:
-        launch.execute(admission)
+        launch.execute(admission[0].launches)
         torch.cuda.synchronize()
-    return Watched(cases=1, launches=len(admission))
+    return Watched(cases=1, launches=len(admission[0].launches))
 
 
 def _kernels(engine: WatchedEngine, plan: WatchedPlan) -> int:
     """Kernels of the prefills, and of one step: a lower bound of what the tool saw."""
     runner = engine.device_runner
-    step, prefill = runner.programs[plan.slots], [*launches_of(runner.chunk), *launches_of(runner.finish)]
+    step, chunk = runner.programs[plan.slots], runner.chunks[runner.sizes.chunk]
+    prefill = [*launches_of(chunk), *launches_of(runner.finish)]
     return len(launches_of(step)) + plan.n_prompts * len(prefill)
 
 

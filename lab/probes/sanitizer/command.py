@@ -1,15 +1,15 @@
 """Every card under compute-sanitizer: python3 -m lab.probes.sanitizer.command --out rows.jsonl
 
 memcheck watches each access to memory, racecheck each pair of accesses to shared memory; both see only our kernels.
-First the planted bugs (`sanitize_plants`) take the same path: a tool that misses its plant, or reports the same kernel
+First the planted bugs (`plants`) take the same path: a tool that misses its plant, or reports the same kernel
 without it, has no say, and nothing is called clean. Then every card runs in a process of its own, several at once: its
 tiny cases under every setting, each launched once. Kernels are compiled before the tools start.
 
 Racecheck reports some right synchronisation too, which is shown on plants as well; cards with such kernels run under it
-in another form (`sanitize_form`), and are then `followed`, not clean.
+in another form (`form`), and are then `clean in form`, not clean.
 
 `--build DIR --arch sm_90a` compiles on any machine; the run finds the kernels through EAGLE3_CUBINS.
-Exit codes: 0 all clean or followed, 1 something found or failed, 3 not all could be run.
+Exit codes: 0 all clean or clean in form, 1 something found or failed, 3 not all could be run.
 
 Source: Compute Sanitizer documentation, release 2025.3; limits derived here.
 """
@@ -35,7 +35,7 @@ from eagle3core.kernels import ARCHES, Card, Variant, cubins, launch, registry, 
 from lab.probes.kernels.bench_machine import environment
 from lab.probes.sanitizer.plants import PLANTS, WRITTEN, Pair, plants_of, written_on
 from lab.probes.sanitizer.processes import NAMED, Run
-from lab.probes.sanitizer.report import CLEAN, FAILED, FOLLOWED, FOUND, INCOMPLETE, Outcome
+from lab.probes.sanitizer.report import CLEAN, CLEAN_IN_FORM, FAILED, FOUND, INCOMPLETE, Outcome
 from lab.probes.sanitizer.run import seen_by, variants
 
 SANITIZER = "compute-sanitizer"
@@ -95,7 +95,7 @@ def _sanitized(options: argparse.Namespace) -> int:
         plants = run.all_of(_planted(arch), tell)
         missed = missed_plants(plants, plants_of(arch))
         print("\n".join(missed) or "both tools find their planted bugs and pass the same kernels without them")
-        print("\n".join(not_followed(plants)), flush=True)
+        print("\n".join(what_racecheck_misjudges(plants)), flush=True)
         found = [] if missed else run.all_of([(card, name) for card in cards for name in TOOLS], tell)
     return _concluded(found, len(cards) * len(TOOLS), missed)
 
@@ -172,12 +172,12 @@ def missed_plants(outcomes: Sequence[Outcome], plants: Mapping[str, Sequence[Pai
                 )
         if with_bug.verdict != FOUND:
             words.append(f"{name} missed the bug of {planted.name} ({with_bug.verdict}): nothing it says counts")
-        if without.verdict not in (CLEAN, FOLLOWED):
+        if without.verdict not in (CLEAN, CLEAN_IN_FORM):
             words.append(f"{name} is not content with {undone.name} ({without.verdict}): nothing it says counts")
     return words
 
 
-def not_followed(outcomes: Sequence[Outcome]) -> list[str]:
+def what_racecheck_misjudges(outcomes: Sequence[Outcome]) -> list[str]:
     """What racecheck makes of right kernels as they are written, in words."""
     written = [outcome for outcome in outcomes if outcome.op in {card.name for card in WRITTEN}]
     return [
@@ -204,15 +204,15 @@ def _teller(path: str, out: str) -> Callable[[Outcome], None]:
 
 
 def _concluded(found: Sequence[Outcome], wanted: int, missed: Sequence[str]) -> int:
-    verdicts = (CLEAN, FOLLOWED, FOUND, FAILED, INCOMPLETE)
+    verdicts = (CLEAN, CLEAN_IN_FORM, FOUND, FAILED, INCOMPLETE)
     counts = {verdict: sum(o.verdict == verdict for o in found) for verdict in verdicts}
     kernels = sum(outcome.launches for outcome in found)
-    print(f"{counts[CLEAN]} of {wanted} runs clean and {counts[FOLLOWED]} followed over {kernels} kernels, "
+    print(f"{counts[CLEAN]} of {wanted} runs clean, {counts[CLEAN_IN_FORM]} clean in another form, {kernels} kernels, "
           f"{counts[FOUND]} found something, {counts[FAILED]} failed, "
           f"{wanted - len(found) + counts[INCOMPLETE]} incomplete", flush=True)  # fmt: skip
     if missed or counts[FOUND] or counts[FAILED]:
         return 1
-    return 0 if counts[CLEAN] + counts[FOLLOWED] == wanted else 3
+    return 0 if counts[CLEAN] + counts[CLEAN_IN_FORM] == wanted else 3
 
 
 if __name__ == "__main__":

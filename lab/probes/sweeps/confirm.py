@@ -22,7 +22,6 @@ import torch
 
 from eagle3core.config import GenerationConfig
 from eagle3core.kernels import tuned
-from eagle3core.step.run import DeviceRunner
 from lab.probes.bench.rounds import Round, Work, acceptance_length, interleave
 from lab.probes.bench.run import free
 from lab.probes.bench.scenario import Point, Scenario
@@ -135,8 +134,7 @@ class MicroRuns:
         session = point.context + self.scenario.tokens + HEADROOM
         with named_file(one.content):
             engine = source.engine(self.scenario.ks[-1], batch=point.batch, session_len=session)
-            if isinstance(engine.runner, DeviceRunner):
-                engine.runner.prepare()
+            engine.runner.prepare()
         return Work(engine, prompts, GenerationConfig(self.scenario.tokens, ignore_eos=True))
 
     def _values(self, source: PairSource, work: Work, rounds: Sequence[Round]) -> dict[str, Any]:

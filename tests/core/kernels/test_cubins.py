@@ -186,7 +186,7 @@ def test_rooms_of_kernels_take_nothing_of_the_core_but_errors_and_one_another() 
 
 FILES = {
     "__init__": "",
-    "kernel": "import toy.plain\nfrom toy import named\nfrom . import relative\ndef make(isa):\n    from .inside import x\n",
+    "kernel": "import toy.plain\nfrom toy import named\nfrom . import relative\ndef f():\n    from .inside import x\n",
     "plain": "from toy.second import y\n",
     "named": "from toy import (\n    bracketed as other,\n)\n",
     "relative": "",

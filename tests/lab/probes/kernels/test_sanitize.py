@@ -21,7 +21,7 @@ from eagle3core.kernels.emulator.machine import EmulationError
 from lab.probes.sanitizer import command as sanitize
 from lab.probes.sanitizer import processes as sanitize_processes
 from lab.probes.sanitizer.plants import PLANTS, WRITTEN, plants_of, written_on
-from lab.probes.sanitizer.report import CLEAN, FAILED, FOLLOWED, FOUND, Outcome, Summary
+from lab.probes.sanitizer.report import CLEAN, CLEAN_IN_FORM, FAILED, FOUND, Outcome, Summary
 from lab.probes.sanitizer.run import CPU, cases_of, known, seen_by, variants, watched
 
 PAIRS = [pytest.param(tool, pair, id=pair[0].name) for tool, pairs in PLANTS.items() for pair in pairs]
@@ -124,7 +124,7 @@ def outcomes(**verdicts: str) -> list[Outcome]:
     """Outcomes of both tools on all plants, good ones but for those named."""
     good = {card.name: FOUND for card in WRITTEN}
     good |= {planted.name: FOUND for pairs in PLANTS.values() for planted, _ in pairs}
-    good |= {undone.name: FOLLOWED if undone.name in ("planted_turn_undone",) else CLEAN for undone in REPAIRED}
+    good |= {undone.name: CLEAN_IN_FORM if undone.name in ("planted_turn_undone",) else CLEAN for undone in REPAIRED}
     return [
         Outcome(card.name, tool, verdicts.get(card.name, good[card.name]), 1.0, 1, 1, 0, Summary(0))
         for card, tool in sanitize._planted("sm_90a")
@@ -144,7 +144,7 @@ def test_a_tool_that_misses_its_plant_or_blames_the_kernel_without_it_judges_not
 
 @pytest.mark.reference
 def test_what_racecheck_makes_of_right_kernels_as_they_are_written_is_said() -> None:
-    turn, stage = sanitize.not_followed(outcomes(planted_stage_as_written=CLEAN))
+    turn, stage = sanitize.what_racecheck_misjudges(outcomes(planted_stage_as_written=CLEAN))
     assert "cannot follow planted_turn_as_written: it is right" in turn
     assert "follows planted_stage_as_written (clean)" in stage
 
@@ -170,8 +170,8 @@ def test_plants_whose_instructions_an_architecture_lacks_are_left_out_there() ->
     ("verdicts", "missed", "code"),
     [
         ((CLEAN, CLEAN), [], 0),
-        ((CLEAN, FOLLOWED), [], 0),
-        ((FOLLOWED, FOUND), [], 1),
+        ((CLEAN, CLEAN_IN_FORM), [], 0),
+        ((CLEAN_IN_FORM, FOUND), [], 1),
         ((CLEAN, FOUND), [], 1),
         ((CLEAN, FAILED), [], 1),
         ((CLEAN, "incomplete"), [], 3),

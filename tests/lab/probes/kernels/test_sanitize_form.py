@@ -11,7 +11,7 @@ import torch
 from eagle3core.kernels import cubins, proof, registry
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError
-from lab.probes.sanitizer.form import followed, in_form, is_in_form, names_in, variant_in_form
+from lab.probes.sanitizer.form import in_form, is_in_form, names_in, variant_in_form, waiting_arrivals
 from lab.probes.sanitizer.run import CPU, seen_by, variants
 
 CARDS = registry()
@@ -92,4 +92,4 @@ def test_an_arrival_that_waits_where_nobody_comes_is_a_deadlock() -> None:
     x = torch.zeros(1)
     emulator.execute([variant.launch((1,), x=x)])
     with pytest.raises(EmulationError, match="deadlock"):
-        emulator.execute([variant.launch((1,), x=x)], followed(emulator))
+        emulator.execute([variant.launch((1,), x=x)], waiting_arrivals(emulator))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.probes.sanitizer.report import CLEAN, FAILED, FOLLOWED, FOUND, INCOMPLETE, Summary, judged, summary_of
+from lab.probes.sanitizer.report import CLEAN, CLEAN_IN_FORM, FAILED, FOUND, INCOMPLETE, Summary, judged, summary_of
 
 pytestmark = pytest.mark.reference
 
@@ -77,7 +77,7 @@ def test_a_summary_is_read_in_the_tools_own_words(tool: str, text: str, counted:
             CLEAN_RACECHECK,
             0,
             {**RAN, "in_form": 3},
-            FOLLOWED,
+            CLEAN_IN_FORM,
             "3 of the kernels are not as the engine runs",
         ),
         ("racecheck", RACE, 86, {**RAN, "in_form": 3}, FOUND, "Write access at sumKernel"),

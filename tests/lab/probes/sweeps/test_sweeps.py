@@ -13,7 +13,7 @@ from places import ROOT
 from eagle3core.errors import ConfigError
 from eagle3core.kernels import tuned
 from eagle3core.kernels.gemm.tiling import Tiling, ruled_tiling
-from eagle3core.performance.gemm_audit import Product, write_shapes
+from eagle3core.step.gemm_audit import Product, write_shapes
 from lab.cli import main
 from lab.errors import ExperimentError, NotComparable
 from lab.probes.sweeps import measure

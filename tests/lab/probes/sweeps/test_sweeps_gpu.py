@@ -9,7 +9,7 @@ import torch
 
 from eagle3core.kernels import tuned
 from eagle3core.kernels.launch import device_arch
-from eagle3core.performance.gemm_audit import Product
+from eagle3core.step.gemm_audit import Product
 from lab.probes.sweeps.choose import choose_all
 from lab.probes.sweeps.machines import GpuMachine
 from lab.probes.sweeps.measure import Sweep

@@ -117,8 +117,10 @@ class GemmAudit:
         return {tag: (hits[tag], total[tag]) for tag in sorted(total)}
 
 
-def audit(arch: str, programs: Sequence[Program]) -> GemmAudit:
-    """The products of an engine's programs; they are added to the shape log if one is asked for."""
+def audit(arch: str | None, programs: Sequence[Program]) -> GemmAudit:
+    """The products of an engine's programs; added to the shape log if one is asked for; none without kernels."""
+    if arch is None:
+        return GemmAudit({}, frozenset(), is_required=False)
     counts = Counter(product for program in programs for product in products_of(program))
     counts = _with_small_heads(counts)
     known = frozenset(product for product in counts if tuned.find(arch, "gemm", product.key) is not None)
@@ -140,9 +142,7 @@ def products_of(program: Program) -> Iterator[Product]:
 def _product(stage: Stage, launch: Launch) -> Product:
     constants = launch.variant.constants
     epilogue = constants["epilogue"]
-    given: dict[str, Any] = dict(
-        zip((one.name for one in launch.variant.parameters), launch.values, strict=True)
-    )  # fmt: skip
+    given = launch.operands
     model = stage.name.partition(".")[0]
     known = _TAGS.get(model, {})
     if epilogue.kind == "residual":
