@@ -77,8 +77,8 @@ ORDER = (
     "lab",
 )
 
-# The doors of the core: all that the lab and its notebooks may import of it, by the names in each door's `__all__`.
-# Of a room that is one file, whatever has no underscore is public.
+# The doors of the core: all that the lab and its notebooks may import of it. A room offers what its `__init__` names in
+# `__all__`; a file at the core's own door offers whatever has no underscore.
 DOORS = (
     "eagle3core",
     "eagle3core.errors",
@@ -88,6 +88,9 @@ DOORS = (
     "eagle3core.request",
     "eagle3core.metrics",
     "eagle3core.pipeline",
+    "eagle3core.backend",
+    "eagle3core.loading",
+    "eagle3core.memory",
     "eagle3core.checkpoint",
     "eagle3core.weights",
     "eagle3core.step",
@@ -114,7 +117,7 @@ def past_the_face(imports: list[Import]) -> list[str]:
 
 
 def public_names(door: str) -> set[str]:
-    """What a door offers: its `__all__`, or what a room of one file defines without an underscore."""
+    """What a door offers: its `__all__`, or what a file defines without an underscore."""
     body = ast.parse(CORE[door].read_text(encoding="utf-8")).body
     assigned = {ast.unparse(node.targets[0]): node.value for node in body if isinstance(node, ast.Assign)}
     if CORE[door].name == "__init__.py":

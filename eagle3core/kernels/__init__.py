@@ -14,6 +14,7 @@ from pathlib import Path
 from eagle3core.kernels.card import (
     ARCHES,
     SHARED_BYTES_SM,
+    Call,
     Card,
     Case,
     Cost,
@@ -30,6 +31,7 @@ from eagle3core.kernels.compile import compile_variant, tool
 __all__ = [
     "ARCHES",
     "SHARED_BYTES_SM",
+    "Call",
     "Card",
     "Case",
     "Cost",

@@ -14,9 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import Call
-from eagle3core.step.program import Program, Stage, Tap
-from eagle3core.step.replay import Enqueue, Replayer, Staged, offer
+from eagle3core.kernels import Call
+from eagle3core.step import Enqueue, Program, Replayer, Stage, Staged, Tap, offer
 from eagle3core.trace import Trace
 from lab.parity.names import split_name
 

@@ -7,7 +7,7 @@ from eagle3core.kernels.layer.draft_input import draft_input_cost
 from eagle3core.kernels.layer.embedding import embedding_cost
 from eagle3core.kernels.layer.gather_rows import gather_rows_cost
 from eagle3core.kernels.layer.rms_norm import rms_norm_reference
-from eagle3core.kernels.layer.rope import rope_tables
+from eagle3core.kernels.layer.rope import rope_reference, rope_tables
 from eagle3core.kernels.layer.take_rows import take_rows_cost
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "embedding_cost",
     "gather_rows_cost",
     "rms_norm_reference",
+    "rope_reference",
     "rope_tables",
     "take_rows_cost",
 ]

@@ -9,7 +9,7 @@ import torch
 from eagle3core.checkpoint import DraftCheckpoint, TargetCheckpoint
 from eagle3core.config import EngineConfig, SpeculativeConfig
 from eagle3core.loading import packs_for
-from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_draft, pack_target
+from eagle3core.weights import PackedDraft, PackedTarget, pack_draft, pack_target
 from lab.pairs.planted.geometries import PlantedGeometry, find_geometry
 from lab.pairs.planted.tokens import plan_tokens
 from lab.pairs.planted.weights import PlantedWeights

@@ -18,9 +18,7 @@ import torch
 from eagle3core import Engine
 from eagle3core.config import GenerationConfig
 from eagle3core.kernels import Launch
-from eagle3core.step.program import Program, launches_of
-from eagle3core.step.replay import Enqueue, Replayer, Staged
-from eagle3core.step.run import DeviceRunner
+from eagle3core.step import DeviceRunner, Enqueue, Program, Replayer, Staged, launches_of
 from lab.errors import ExperimentError, RunFailed
 from lab.probes.ab.judging import RESOLUTION, tagged
 from lab.probes.bench.clocks import bar_of

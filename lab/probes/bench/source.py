@@ -17,7 +17,7 @@ from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.config import EngineConfig, SpeculativeConfig
 from eagle3core.geometry import DraftGeometry, TargetGeometry
 from eagle3core.loading import packs_for
-from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_draft, pack_target
+from eagle3core.weights import PackedDraft, PackedTarget, pack_draft, pack_target
 from lab.errors import ExperimentError
 from lab.pairs import shipped_pair
 from lab.pairs.planted import PlantedPair

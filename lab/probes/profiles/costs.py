@@ -17,7 +17,7 @@ from eagle3core.kernels import Launch
 from eagle3core.kernels.attention import attention_cost
 from eagle3core.kernels.gemm import gemm_cost
 from eagle3core.kernels.layer import draft_input_cost, embedding_cost, gather_rows_cost, take_rows_cost
-from eagle3core.step.program import Program
+from eagle3core.step import Program
 from lab.probes.bench.floors import step_floor
 from lab.probes.profiles.capture import class_of
 

@@ -15,9 +15,8 @@ from torch import Tensor
 from eagle3core.checkpoint import draft_shapes, load_draft, load_target, target_shapes
 from eagle3core.config import EngineConfig
 from eagle3core.kernels import Variant, cubins, launch
-from eagle3core.step.program import variants_of
-from eagle3core.step.replay import EagerReplayer, GraphReplayer
-from eagle3core.weights.packed import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
+from eagle3core.step import EagerReplayer, GraphReplayer, variants_of
+from eagle3core.weights import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
 from lab.pairs import shipped_pair
 from lab.pairs.planted import PlantedGeometry, PlantedPair, TokenMap, find_geometry
 from lab.pairs.planted.disk import write_pair

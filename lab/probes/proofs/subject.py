@@ -13,10 +13,9 @@ from eagle3core.config import EngineConfig, SpeculativeConfig
 from eagle3core.kernels import launch
 from eagle3core.loading import device_sizes
 from eagle3core.memory import plan_loaded
-from eagle3core.step.replay import GraphReplayer, Replayer
-from eagle3core.step.run import DeviceRunner
+from eagle3core.step import DeviceRunner, GraphReplayer, Replayer
 from eagle3core.trace import Trace
-from eagle3core.weights.packed import PackedDraft, PackedTarget
+from eagle3core.weights import PackedDraft, PackedTarget
 from lab.errors import ExperimentError
 from lab.pairs.planted import TokenMap, share_for_length
 from lab.probes.bench.scenario import Point, Scenario

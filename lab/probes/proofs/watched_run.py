@@ -17,8 +17,7 @@ import torch
 
 from eagle3core.config import GenerationConfig
 from eagle3core.kernels import launch
-from eagle3core.step.program import calls_of, launches_of
-from eagle3core.step.replay import EagerReplayer
+from eagle3core.step import EagerReplayer, calls_of, launches_of
 from lab.pairs import shipped_pair
 from lab.pairs.prompts import prompts_for
 from lab.probes.proofs.subject import Setting, Subject, WatchedEngine, open_subject

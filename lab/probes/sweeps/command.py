@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from eagle3core.kernels import ARCHES, cubins, tuned
-from eagle3core.step.gemm_audit import write_shapes
+from eagle3core.step import write_shapes
 from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED, EXIT_UNDECIDED, ExperimentError
 from lab.pairs.planted import GEOMETRIES, find_geometry, share_for_length
 from lab.probes.bench import scenario as scenarios

@@ -13,7 +13,7 @@ from eagle3core.kernels.attention import CARD as ATTENTION
 from eagle3core.kernels.attention import Shape, choose_plan, order_of, plan_key
 from eagle3core.kernels.gemm import CARD as GEMM
 from eagle3core.kernels.gemm import choose_tiling
-from eagle3core.step.gemm_audit import Product, read_shapes
+from eagle3core.step import Product, read_shapes
 from lab.errors import ExperimentError
 
 CARDS: dict[str, Card] = {card.name: card for card in (GEMM, ATTENTION)}

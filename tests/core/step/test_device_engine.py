@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 from device_engines import BY_MEANING, device_runner, engine_by_meaning, write_nano_pair
+from eagle3core.step.runner import RowOutcome, SlotRequest
 from tiny_engines import Pair, accepted_counts, letter_tokenizer, new_tokens, random_prompts, tokens_of
 from torch_launches import execute
 
 from eagle3core import Engine, EngineConfig, GenerationConfig, InvariantViolated
-from eagle3core.engine import PERF_MODE_VARIABLE
 from eagle3core.kernels.card import Launch
 from eagle3core.kernels.slots.slot_state import RUNNING
+from eagle3core.performance import PERF_MODE_VARIABLE
 from eagle3core.step.program import Program, launches_of
 from eagle3core.step.replay import EagerReplayer
 from eagle3core.step.run import DeviceRunner, buckets
-from eagle3core.step.runner import RowOutcome, SlotRequest
 from eagle3core.step.state import DeviceSizes
 from eagle3core.step.tree import FlatTree, chain_tree
 from eagle3core.step_log import ACTIVE_DEBUG_VARIABLE

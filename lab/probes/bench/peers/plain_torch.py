@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.layer import rope_tables
-from eagle3core.weights.rope import rope_frequencies
+from eagle3core.weights import rope_frequencies
 from lab.probes.bench.peers.fused import FusedDraft, FusedLayer, FusedTarget
 from lab.probes.bench.peers.sdpa import Choice, captured, fastest
 from lab.probes.bench.peers.step_loop import PeerRound, StepLoop
