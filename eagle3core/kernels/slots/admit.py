@@ -163,8 +163,8 @@ ADMIT = Op("admit", admit, admit_meaning)
 
 
 def admit_cost(width: int, pending: int) -> Cost:
-    """The request, its token and the turn in; seven fields, the ends, a pending entry, the turn and a row out."""
-    return Cost(4 * (N_REQUEST + MOST_ENDS + 1 + 1 + 7 + 1 + MOST_ENDS + width) + (8 if pending else 0))
+    """The request, its token and the turn in; eight fields, the ends, a pending entry, the turn and a row out."""
+    return Cost(4 * (N_REQUEST + MOST_ENDS + 1 + 1 + 8 + 1 + MOST_ENDS + width) + (8 if pending else 0))
 
 
 def _example(case: Case, generator: torch.Generator, device: torch.device) -> Tensors:
@@ -173,7 +173,7 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
 
     n_slots = case["slots"]
     request = torch.full((N_REQUEST + MOST_ENDS,), -1, dtype=torch.int32, device=device)
-    request[:N_REQUEST] = torch.tensor([n_slots - 1, 17, case["budget"], 0], dtype=torch.int32)
+    request[:N_REQUEST] = torch.tensor([n_slots - 1, 17, case["budget"], 0, 41], dtype=torch.int32)
     request[N_REQUEST : N_REQUEST + 2] = torch.tensor([5, 9], dtype=torch.int32)
     return {
         "request": request, "first": torch.tensor([case["first"]], dtype=torch.int32, device=device),
@@ -207,9 +207,9 @@ CARD = Card(
     variants=lambda arch: [admit_variant(arch)],
     cases=(
         {"slots": 3, "budget": 7, "first": 4, "pending": 4, "width": 12, "seed_row": 12},
-        {"slots": 1, "budget": 1, "first": 4, "pending": 0, "width": 6, "seed_row": 1},
+        {"slots": 1, "budget": 1, "first": 4, "pending": 0, "width": 7, "seed_row": 1},
         {"slots": 2, "budget": 1, "first": 9, "pending": 1, "width": 70, "seed_row": 3},
     ),
     shapes=({"slots": 4, "budget": 7, "first": 4, "pending": 4, "width": 12, "seed_row": 12},),
-    hand_counts=(({"width": 12, "pending": 4}, Cost(4 * (36 + 1 + 1 + 7 + 1 + 32 + 12) + 8)),),
+    hand_counts=(({"width": 12, "pending": 4}, Cost(4 * (37 + 1 + 1 + 8 + 1 + 32 + 12) + 8)),),
 )

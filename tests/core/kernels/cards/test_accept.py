@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_trees import trees
 
-from eagle3core.kernels.tree.accept import Acceptance, accept_greedy_reference, argmax_reference
+from eagle3core.kernels.tree.accept import Commit, accept_reference, argmax_reference
 from eagle3core.step.tree import FlatTree, chain_tree
 
 pytestmark = pytest.mark.reference
@@ -31,9 +31,14 @@ def walk(tree: FlatTree, tokens: Row, choices: Row) -> Row:
     return best
 
 
-def accept(tree: FlatTree, tokens: list[Row], choices: list[Row]) -> Acceptance:
-    """The op under test."""
-    return accept_greedy_reference(torch.tensor(tokens), torch.tensor(choices), torch.tensor(tree.parents), tree.depths)
+def accept(tree: FlatTree, tokens: list[Row], choices: list[Row]) -> Commit:
+    """The op under test, every sequence with the same tree and no end tokens."""
+    batch = len(tokens)
+    parents, depths = torch.tensor([tree.parents] * batch), tree.depths.expand(batch, -1)
+    alive, ends = torch.ones(batch, dtype=torch.bool), torch.zeros(0, dtype=torch.int64)
+    return accept_reference(
+        torch.tensor(tokens), torch.tensor(choices), parents, depths, alive, ends, tree.max_depth + 1
+    )
 
 
 def rows(tree: FlatTree, batch: int) -> st.SearchStrategy[list[Row]]:
