@@ -13,6 +13,7 @@ pytestmark = pytest.mark.reference
 ROOT = Path(__file__).parent.parent
 CORE = modules_of(ROOT, "eagle3core")
 LAB = modules_of(ROOT, "lab")
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 # A module may import its own room and those before it in this list; its room is the longest name its own begins with.
 # A package whose rooms are listed stands for its `__init__` alone, which imports what it offers and so comes last.
@@ -118,12 +119,25 @@ def past_the_face(imports: list[Import]) -> list[str]:
 
 def public_names(door: str) -> set[str]:
     """What a door offers: its `__all__`, or what a file defines without an underscore."""
+    if CORE[door].name != "__init__.py":
+        return {name for name in names_at_the_top(CORE[door]) if not name.startswith("_")}
     body = ast.parse(CORE[door].read_text(encoding="utf-8")).body
-    assigned = {ast.unparse(node.targets[0]): node.value for node in body if isinstance(node, ast.Assign)}
-    if CORE[door].name == "__init__.py":
-        return set(ast.literal_eval(assigned["__all__"])) if "__all__" in assigned else set()
-    defined = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    return {name for name in defined | set(assigned) if not name.startswith("_")}
+    listed = [n.value for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
+    return {name for names in listed for name in ast.literal_eval(names)}
+
+
+def names_at_the_top(path: Path) -> set[str]:
+    """Names that a file defines or assigns; a package's `__init__` also what it imports."""
+    names = set[str]()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
+        elif isinstance(node, ast.ImportFrom) and path.name == "__init__.py":
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
 
 
 def test_a_room_imports_itself_and_earlier_rooms_alone() -> None:
@@ -147,9 +161,27 @@ def test_the_core_knows_nothing_of_the_lab() -> None:
 
 
 def test_the_lab_and_its_notebooks_reach_the_core_through_its_doors_alone() -> None:
-    notebooks = [each for path in sorted((ROOT / "notebooks").glob("*.ipynb")) for each in notebook_imports(path)]
+    notebooks = [each for path in NOTEBOOKS for each in notebook_imports(path)]
     wrong = past_the_face([*all_imports(LAB), *notebooks])
     assert not wrong, f"{len(wrong)} imports go past the doors:\n" + "\n".join(wrong)
+
+
+def test_what_notebooks_import_of_the_house_is_there() -> None:
+    house = {**CORE, **LAB}
+    wrong = [
+        f"{each.importer}: {each.module} has no {each.name}"
+        for path in NOTEBOOKS
+        for each in notebook_imports(path)
+        if each.module.split(".")[0] in ("eagle3core", "lab") and not is_there(each, house)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def is_there(wanted: Import, house: dict[str, Path]) -> bool:
+    """Whether a module exists, and its name as one of its files or at its top level."""
+    if wanted.name is None or wanted.target(house) != wanted.module:
+        return wanted.target(house) in house
+    return wanted.module in house and wanted.name in names_at_the_top(house[wanted.module])
 
 
 def planted(folder: Path, **texts: str) -> dict[str, Path]:
