@@ -32,7 +32,6 @@ from eagle3core.weights.packed import PackedDraft, PackedTarget
 
 log = logging.getLogger("eagle3core")
 
-PERF_MODE_VARIABLE = performance_mode.VARIABLE
 _MOST_IDS = 1 << 31  # ids travel as int32
 
 

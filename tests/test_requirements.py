@@ -33,6 +33,7 @@ AREAS = [
     "host glue",
     "partial-cache verification",
 ]
+STATES = ("built", "part", "deviation", "not built")
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 PLAN = re.findall(r"^- \*([a-z ]+)\*: ", LIST, flags=re.MULTILINE)
 
@@ -77,26 +78,39 @@ def test_every_requirement_and_every_contradiction_has_one_row_in_order() -> Non
     assert [row.id for row in ROWS] == [*REQUIREMENTS, *CONTRADICTIONS]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
-def test_a_row_says_what_it_is_about_and_how_far_it_is(row: Row) -> None:
-    assert row.what
-    assert row.state in ("built", "part", "deviation", "not built")
-    if row.state != "not built":
-        assert row.tests, "what is built is shown by a test"
-    if row.state in ("part", "not built"):
-        assert row.plan, f"what is missing belongs to one of {PLAN}"
-    if row.state == "not built":
-        assert not row.tests, "a test that shows something makes it part"
-    if row.state == "deviation":
-        assert NAMED_TEST.sub("", row.note).replace("<br>", "").strip(), "a deviation has a reason"
+def test_every_row_says_what_it_is_about_how_far_it_is_and_by_which_tests() -> None:
+    wrong = [f"{row.id}: {fault}" for row in ROWS for fault in faults_of(row)]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.tests], ids=lambda row: row.id)
-def test_every_named_test_exists_and_is_named_once_a_row(row: Row) -> None:
-    missing = [f"{path}::{name}" for path, name in row.tests if name not in functions_of(path)]
-    assert missing == []
-    assert len(set(row.tests)) == len(row.tests)
-    assert row.note.count("::test_") == len(row.tests), "a name that is not written as `tests/file.py::test_name`"
+def faults_of(row: Row) -> list[str]:
+    """What a row leaves unsaid, and the tests it names that are not there."""
+    reason = NAMED_TEST.sub("", row.note).replace("<br>", "").strip()
+    rules = {
+        "says nothing": not row.what,
+        f"state {row.state!r} is none of {STATES}": row.state not in STATES,
+        "what is built is shown by a test": row.state != "not built" and not row.tests,
+        f"what is missing belongs to one of {PLAN}": row.state in ("part", "not built") and not row.plan,
+        "a test that shows something makes it part": row.state == "not built" and bool(row.tests),
+        "a deviation has a reason": row.state == "deviation" and not reason,
+        "names a test twice": len(set(row.tests)) != len(row.tests),
+        "a test is named as `tests/file.py::test_name`": row.note.count("::test_") != len(row.tests),
+    }
+    gone = [f"{path}::{name} is gone" for path, name in row.tests if name not in functions_of(path)]
+    return [fault for fault, is_so in rules.items() if is_so] + gone
+
+
+def test_a_row_that_says_too_little_is_found() -> None:
+    here = "`tests/test_requirements.py::test_a_row_that_says_too_little_is_found`"
+    assert faults_of(Row("R-01", "a tree", "built", here)) == []
+    assert faults_of(Row("R-01", "a tree", "built", "")) == ["what is built is shown by a test"]
+    assert faults_of(Row("R-01", "a tree", "deviation", here)) == ["a deviation has a reason"]
+    assert faults_of(Row("R-01", "", "part", here + here)) == [
+        "says nothing",
+        f"what is missing belongs to one of {PLAN}",
+        "names a test twice",
+    ]
+    assert faults_of(Row("R-01", "a tree", "built", "`tests/gone.py::test_it`")) == ["tests/gone.py::test_it is gone"]
 
 
 def test_every_number_that_code_and_documents_quote_is_in_the_list() -> None:

@@ -8,7 +8,7 @@ import pandas as pd
 
 from lab.acceptance.counts import DepthAcceptance, Interval
 from lab.acceptance.measure import AcceptanceReport
-from lab.page.figures import HATCHES, MARKERS, SERIES
+from lab.figures import HATCHES, MARKERS, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

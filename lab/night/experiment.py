@@ -18,9 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from lab import figures
 from lab.errors import ExperimentError
 from lab.night.parameters import ParameterSpec, check_parameters, find_notebook, read_parameters
-from lab.page import figures
 from lab.rows import environment
 from lab.rows.maker import RowMaker
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row, RowWriter, Value, utc_now

@@ -15,14 +15,14 @@ from jinja2 import Environment as Templates
 from jinja2 import FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from lab import figures
 from lab.errors import RunFailed
+from lab.figures import Kept, shown
 from lab.night.experiment import ENVIRONMENT_FILE, FIGURES_FOLDER
 from lab.night.jobs import PAIR_PARAMETERS, recorded
 from lab.night.notebook import EXECUTED_FILE, notebook_parts
 from lab.night.progress import duration
 from lab.night.summary import read_plan
-from lab.page import figures
-from lab.page.figures import Kept, shown
 from lab.rows import history
 from lab.rows.environment import Environment, shown_path
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row, read_run

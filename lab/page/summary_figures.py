@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from lab.page.figures import INK
+from lab.figures import INK
 from lab.rows.store import Row
 
 Drawn = tuple[Figure, pd.DataFrame]

@@ -82,12 +82,12 @@ def prompts_for(target: str | Path, file: str = "", *, limit: int, max_tokens: i
     Raises:
         ExperimentError: as `load_prompts`, or limits below 1 prompt and 2 tokens.
     """
-    from lab.parity import inputs  # these bring torch, which reading a file does not need
+    from lab.pairs import random_ids  # brings torch, which reading a file does not need
 
     if limit < 1 or max_tokens < 2:
         raise ExperimentError(f"n_prompts is {limit}, max_prompt_tokens {max_tokens}", "at least 1 and 2", "raise them")
-    if not any((Path(target) / name).exists() for name in inputs.TOKENIZER_FILES):
-        drawn = inputs.random_prompts(Path(target), limit, max_tokens)
+    if not random_ids.has_tokenizer(Path(target)):
+        drawn = random_ids.random_prompts(Path(target), limit, max_tokens)
         return prompts_from_ids(drawn.ids, "random ids"), drawn.source
     from eagle3core.pipeline import load_tokenizer
 
@@ -132,12 +132,12 @@ def uneven_prompts(target: str | Path, n_prompts: int = len(UNEVEN_LENGTHS)) -> 
     Raises:
         ExperimentError: no prompt is asked for.
     """
-    from lab.parity.inputs import TOKENIZER_FILES
+    from lab.pairs.random_ids import has_tokenizer
 
     if n_prompts < 1:
         raise ExperimentError(f"n_prompts is {n_prompts}", "at least 1", "raise it")
     lengths = [UNEVEN_LENGTHS[i % len(UNEVEN_LENGTHS)] for i in range(n_prompts)]
-    if any((Path(target) / name).exists() for name in TOKENIZER_FILES):
+    if has_tokenizer(Path(target)):
         texts = joined_prompts(target, n_prompts, max(lengths))
         return [text[:length] for text, length in zip(texts, lengths, strict=True)]
     vocab = int(json.loads((Path(target) / "config.json").read_text(encoding="utf-8"))["vocab_size"])

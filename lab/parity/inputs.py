@@ -5,27 +5,11 @@ Parity does not care what a prompt says, so a target without a tokenizer gets se
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from lab.errors import ExperimentError
 from lab.pairs.named import NAMES, named_pair
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
-RANDOM_LENGTHS = (37, 12, 23, 5)  # odd and uneven, so that no length is a multiple of a block or chunk
-RANDOM_SEED = 20
-
-
-@dataclass(frozen=True)
-class PromptIds:
-    """Token ids of every prompt, and where they come from, in words."""
-
-    ids: list[list[int]]
-    source: str
+from lab.pairs.random_ids import PromptIds, has_tokenizer, random_prompts, range_of_lengths
 
 
 def chosen_pair(target: str, draft: str) -> tuple[Path, Path]:
@@ -62,7 +46,7 @@ def prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int) -
         raise ExperimentError(
             f"n_prompts is {n_prompts} and max_prompt_tokens {max_tokens}", "at least 1 and 2", "raise them"
         )
-    if not any((target / name).exists() for name in TOKENIZER_FILES):
+    if not has_tokenizer(target):
         return random_prompts(target, n_prompts, max_tokens)
     from transformers import AutoTokenizer
 
@@ -71,16 +55,7 @@ def prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int) -
     path = Path(prompts) if prompts else _shipped_prompts()
     loaded = load_prompts(path, AutoTokenizer.from_pretrained(str(target)), limit=n_prompts)
     ids = [list(prompt.ids[:max_tokens]) for prompt in loaded]
-    return PromptIds(ids, f"{len(ids)} prompts of {path.name}, {_lengths(ids)} tokens")
-
-
-def random_prompts(target: Path, n_prompts: int, max_tokens: int) -> PromptIds:
-    """Seeded random ids below the target's vocabulary size, for a target without a tokenizer."""
-    vocab = int(json.loads((target / "config.json").read_text(encoding="utf-8"))["vocab_size"])
-    random = torch.Generator().manual_seed(RANDOM_SEED)
-    lengths = [min(max_tokens, RANDOM_LENGTHS[i % len(RANDOM_LENGTHS)]) for i in range(n_prompts)]
-    ids = [torch.randint(vocab, (length,), generator=random).tolist() for length in lengths]
-    return PromptIds(ids, f"{n_prompts} prompts of random ids (the target has no tokenizer), {_lengths(ids)} tokens")
+    return PromptIds(ids, f"{len(ids)} prompts of {path.name}, {range_of_lengths(ids)} tokens")
 
 
 def _shipped_prompts() -> Path:
@@ -90,8 +65,3 @@ def _shipped_prompts() -> Path:
     if path is None:
         raise ExperimentError("the shipped pair has no prompts", "a prompt file", "name one with prompts=FILE.jsonl")
     return Path(path)
-
-
-def _lengths(ids: Sequence[Sequence[int]]) -> str:
-    shortest, longest = min(map(len, ids)), max(map(len, ids))
-    return str(shortest) if shortest == longest else f"{shortest} to {longest}"

@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from eagle3core import Engine
 from eagle3core.config import EngineConfig, GenerationConfig, SpeculativeConfig
-from eagle3core.engine import Engine
 from lab.errors import ExperimentError
 from lab.parity import faults
 from lab.parity.by_request import RequestTrace

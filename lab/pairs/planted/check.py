@@ -11,13 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.engine import Engine
 from eagle3core.geometry import TargetGeometry
-from eagle3core.kernels.layer.rms_norm import rms_norm_reference
-from eagle3core.kernels.layer.rope import rope_reference, rope_tables
+from eagle3core.kernels.layer import rms_norm_reference, rope_reference, rope_tables
 from eagle3core.request import Response
-from eagle3core.weights.rope import rope_frequencies
+from eagle3core.weights import rope_frequencies
 from lab.errors import ExperimentError
 from lab.pairs.planted.pair import PlantedPair
 from lab.pairs.planted.tokens import expected_length

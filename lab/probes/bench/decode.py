@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.engine import Engine
 from lab.errors import ExperimentError
 from lab.pairs.prompts import Prompt
 from lab.parity.recording import PairUnderTest

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.page.figures import HATCHES, SERIES
+from lab.figures import HATCHES, SERIES
 from lab.probes.bench.clocks import SPANS
 from lab.probes.bench.decode import DecodeReport, ModeResult
 from lab.probes.bench.rounds import Spread

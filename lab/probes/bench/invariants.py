@@ -7,9 +7,9 @@ tokens, and `eagle3lab prove quiet` for copies and waits inside steps.
 
 from __future__ import annotations
 
-from eagle3core.engine import Engine
-from eagle3core.performance.invariants import INVARIANTS as PROMISES
-from eagle3core.performance.mode import debug_settings, debug_variables
+from eagle3core import Engine
+from eagle3core.performance import INVARIANTS as PROMISES
+from eagle3core.performance import debug_settings, debug_variables
 from lab.probes.bench.record import is_perf_mode
 from lab.probes.bench.rounds import Work
 from lab.rows.store import Value, block

@@ -13,7 +13,7 @@ from lab.pairs.planted.tokens import expected_length
 from lab.probes.bench.clocks import SPANS, SpanClock
 from lab.probes.bench.floors import Floor, step_floor
 from lab.probes.bench.peers import Peer, PeerRound
-from lab.probes.bench.plain_torch import KNOWN_MS
+from lab.probes.bench.peers.plain_torch import KNOWN_MS
 from lab.probes.bench.record import scenario_block, speculation_block, spread_block
 from lab.probes.bench.rounds import FullWindow, Round, Spread, Work, acceptance_length
 from lab.probes.bench.scenario import Point, Scenario

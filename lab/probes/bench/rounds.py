@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
+from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.engine import Engine
 from eagle3core.request import Response
 from eagle3core.trace import Trace
-from eagle3core.weights.packed import PackedTarget
+from eagle3core.weights import PackedTarget
 from lab.probes.bench.clocks import PhaseClock, synchronise
 from lab.rows.clock import quantile
 

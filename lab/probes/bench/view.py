@@ -16,9 +16,9 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from lab.errors import ExperimentError, NotComparable
+from lab.figures import INK
 from lab.night.experiment import Experiment
 from lab.options.values import Point, read_points
-from lab.page.figures import INK
 from lab.pairs.planted import share_for_length
 from lab.probes.bench import hf_generate
 from lab.probes.bench.command import chosen_device, resolved_device

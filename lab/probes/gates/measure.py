@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from eagle3core.engine import PERF_MODE_VARIABLE
+from eagle3core.performance import PERF_MODE_VARIABLE
 from lab.errors import RunFailed
 from lab.pairs.planted import find_geometry, share_for_length
 from lab.probes.bench.record import Rows

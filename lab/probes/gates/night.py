@@ -15,8 +15,8 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from lab.errors import RunFailed
+from lab.figures import INK
 from lab.night.experiment import Experiment
-from lab.page.figures import INK
 from lab.probes.gates.config import GatesConfig, RunKind, load_gates, packaged_gates
 from lab.probes.gates.history import append, entry_of, green_row, key_of, read, require_green
 from lab.probes.gates.judging import judge_run, listing, outcome

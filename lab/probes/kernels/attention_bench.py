@@ -20,9 +20,8 @@ from typing import Any
 import torch
 
 from eagle3core.errors import BackendUnavailable
-from eagle3core.kernels import cubins, launch, proof
-from eagle3core.kernels.attention.card import CARD
-from eagle3core.kernels.card import Card, Case, Variant, case_id
+from eagle3core.kernels import Card, Case, Variant, case_id, cubins, launch, proof
+from eagle3core.kernels.attention import CARD
 from lab.options.kernels import AttentionBenchOptions
 from lab.options.reader import run_program
 from lab.probes.kernels import bench

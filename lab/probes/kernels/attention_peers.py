@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3core.errors import BackendUnavailable
-from eagle3core.kernels.card import Case, Tensors
+from eagle3core.kernels import Case, Tensors
 
 # flashinfer 0.7.2.post1 (decode for 1 token, else prefill with a custom mask), us, by (head size, batch, tokens):
 # measured on another H200 run with the same kind of timing, since the package cannot be carried everywhere.

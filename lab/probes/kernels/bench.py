@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from eagle3core.kernels import cubins, launch, proof, registry
-from eagle3core.kernels.card import Card, Case, Variant, case_id
+from eagle3core.kernels import Card, Case, Variant, case_id, cubins, launch, proof, registry
 from lab.options.kernels import BenchOptions
 from lab.options.reader import run_program
 from lab.probes.kernels.peers import peers_of

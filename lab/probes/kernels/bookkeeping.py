@@ -14,10 +14,8 @@ from dataclasses import asdict, dataclass
 import torch
 
 from eagle3core.errors import BackendUnavailable, ConfigError
-from eagle3core.kernels.card import Card, Case, Launch
-from eagle3core.kernels.proof import generator
+from eagle3core.kernels import Card, Case, Launch, proof, registry
 from eagle3core.kernels.slots import block_table
-from eagle3core.kernels.tree import accept, pack_paths
 from lab.errors import EXIT_PASSED
 from lab.options.kernels import BookkeepingOptions
 from lab.options.reader import run_program
@@ -86,19 +84,19 @@ def benchmark_accept_draft_tokens(
     batch: int = 8, nodes: int = 60, path_len: int = 9, *, device: str = "cpu", calls: int = 100
 ) -> MicrobenchResult:
     """Accept over random trees of `nodes` nodes, root included, with paths of at most `path_len`."""
-    return _card(accept.CARD, {"batch": batch, "nodes": nodes, "path_len": path_len}, device, calls)
+    return _card(registry()["accept"], {"batch": batch, "nodes": nodes, "path_len": path_len}, device, calls)
 
 
 def benchmark_pack_accepted_paths(
     batch: int = 8, path_len: int = 9, *, device: str = "cpu", calls: int = 100
 ) -> MicrobenchResult:
     """Pack random accepted paths of at most `path_len` nodes."""
-    return _card(pack_paths.CARD, {"batch": batch, "width": path_len}, device, calls)
+    return _card(registry()["pack_paths"], {"batch": batch, "width": path_len}, device, calls)
 
 
 def _card(card: Card, case: Case, device: str, calls: int) -> MicrobenchResult:
     where = _device(device, case["batch"], calls)
-    inputs = card.example(case, generator(0, where), where)
+    inputs = card.example(case, proof.generator(0, where), where)
     if device == "cpu":
         return _timed(card.name, device, case["batch"], calls, lambda: card.reference(case, inputs))
     launches = card.launches(_arch(), case, inputs, card.outputs(case, inputs))
@@ -106,15 +104,15 @@ def _card(card: Card, case: Case, device: str, calls: int) -> MicrobenchResult:
 
 
 def _arch() -> str:
-    from eagle3core.kernels.launch import device_arch
+    from eagle3core.kernels import launch
 
-    return device_arch()
+    return launch.device_arch()
 
 
 def _bound(launches: Sequence[Launch]) -> Callable[[], None]:
-    from eagle3core.kernels.launch import bind
+    from eagle3core.kernels import launch
 
-    return bind(launches)
+    return launch.bind(launches)
 
 
 def _device(device: str, batch: int, calls: int) -> torch.device:

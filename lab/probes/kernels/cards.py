@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eagle3core.kernels import registry
-from eagle3core.kernels.card import ARCHES, Card
+from eagle3core.kernels import ARCHES, Card, registry
 from lab.errors import ExperimentError
 from lab.probes.kernels.peers import peers_of
 from lab.probes.kernels.roofline import Check, peer_ratio, shape_text

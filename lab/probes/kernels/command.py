@@ -44,7 +44,7 @@ def _gates(bench: Bench | None) -> int:
 
 
 def _draw(bench: Bench | None, path: Path) -> int:
-    from lab.page import figures
+    from lab import figures
     from lab.probes.kernels import pictures
 
     if bench is None or not bench.cells:

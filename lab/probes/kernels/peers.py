@@ -11,7 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3core.kernels.card import Case, Tensors
+from eagle3core.kernels import Case, Tensors
 from lab.probes.kernels.attention_peers import ATTENTION
 
 Peer = Callable[[Case, Tensors], Callable[[], Any]]

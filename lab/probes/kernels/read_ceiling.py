@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eagle3core.kernels.card import Variant, parameters
+from eagle3core.kernels import Variant, parameters
 
 
 def make_read(isa: Any, *, loads: int) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from eagle3core.kernels.card import Card
+from eagle3core.kernels import Card
 from lab.night.experiment import Experiment
 from lab.probes.kernels.cards import NO_ROWS, compiled_state, gpu_state
 from lab.probes.kernels.on_cpu import CompiledVariant, EmulatedError, emulated_error

@@ -12,16 +12,11 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from eagle3core.checkpoint import load_draft, load_target
-from eagle3core.checkpoint.draft import draft_shapes
-from eagle3core.checkpoint.target import target_shapes
+from eagle3core.checkpoint import draft_shapes, load_draft, load_target, target_shapes
 from eagle3core.config import EngineConfig
-from eagle3core.kernels.card import Variant
-from eagle3core.kernels.cubins import build_cubins
-from eagle3core.kernels.launch import device_arch
-from eagle3core.step.program import variants_of
-from eagle3core.step.replay import EagerReplayer, GraphReplayer
-from eagle3core.weights.packed import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
+from eagle3core.kernels import Variant, cubins, launch
+from eagle3core.step import EagerReplayer, GraphReplayer, variants_of
+from eagle3core.weights import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
 from lab.options.proofs import PartName
 from lab.pairs import shipped_pair
 from lab.pairs.planted import PlantedGeometry, PlantedPair, TokenMap, find_geometry
@@ -206,7 +201,7 @@ def packed_from_disk(name: str, pair: PairUnderTest) -> Subject:
     """The pair that Hugging Face reads, packed on its device, a GPU."""
     device = pair.torch_device
     target, draft = packed(pair)
-    return Subject(name, target, draft, None, device_arch(device), GraphReplayer())
+    return Subject(name, target, draft, None, launch.device_arch(device), GraphReplayer())
 
 
 def packed(pair: PairUnderTest) -> tuple[PackedTarget, PackedDraft]:
@@ -238,7 +233,7 @@ def build(
     """Compile what parts need into a folder of cubins, or every n-th of it (`share` = which, n); how many were made."""
     variants = needed_variants(plans, parts, arch)
     tell(f"{len(variants)} kernels for {arch}, {', '.join(parts)}")
-    return build_cubins(variants[share[0] :: share[1]], arch, out, tell=tell)
+    return cubins.build_cubins(variants[share[0] :: share[1]], arch, out, tell=tell)
 
 
 _META = torch.device("meta")

@@ -14,8 +14,7 @@ import torch
 
 from eagle3core.config import GenerationConfig
 from eagle3core.kernels import launch
-from eagle3core.step.program import calls_of, launches_of
-from eagle3core.step.replay import EagerReplayer
+from eagle3core.step import EagerReplayer, calls_of, launches_of
 from lab.options.kernels import WatchedRunOptions
 from lab.options.reader import run_program
 from lab.pairs import shipped_pair

@@ -28,9 +28,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from eagle3core.errors import BackendUnavailable, InvariantViolated
-from eagle3core.kernels import cubins, launch, registry
-from eagle3core.kernels.card import Card, Variant
-from eagle3core.kernels.compile import tool
+from eagle3core.kernels import Card, Variant, cubins, launch, registry, tool
 from lab.errors import EXIT_COULD_NOT_RUN
 from lab.options.kernels import SanitizeOptions
 from lab.options.reader import run_program

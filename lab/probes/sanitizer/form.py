@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from eagle3core.kernels.card import Card, Case, Launch, Tensors, Variant
+from eagle3core.kernels import Card, Case, Launch, Tensors, Variant
 
 MISJUDGED = frozenset({"named_arrive", "ARRIVING_LANES"})  # names of an instruction set
 # In the constants of a variant: its cubin has another digest than the engine's, and one that follows this file.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, parameters, poison
+from eagle3core.kernels import Card, Case, Cost, Launch, Tensors, Variant, parameters, poison
 from lab.probes.sanitizer.handover import PIECE, make_copied, make_staged, make_turns
 
 PARAMETERS = parameters("x:in y:out n:i32")

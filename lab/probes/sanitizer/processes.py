@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from eagle3core.kernels.card import Card
+from eagle3core.kernels import Card
 from lab.probes.sanitizer.report import FAILED, Outcome, judged
 
 NAMED = "_3clocals_3e"  # "<locals>" as Numba mangles it: in the name of each kernel made by a factory, and no other

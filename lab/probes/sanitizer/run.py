@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from eagle3core.kernels import cubins, launch, proof, registry
-from eagle3core.kernels.card import Card, Case, Launch, Variant, case_id
+from eagle3core.kernels import Card, Case, Launch, Variant, case_id, cubins, launch, proof, registry
 from lab.options.kernels import SanitizedCardOptions
 from lab.options.reader import run_program
 from lab.probes.sanitizer.form import in_form, is_in_form

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.page.figures import DASHES, FAINT, MARKERS, SERIES
+from lab.figures import DASHES, FAINT, MARKERS, SERIES
 from lab.probes.speed.curves import best_at, break_even_length, break_even_share, envelope, speedup_line
 from lab.probes.speed.recommend import Choice
 from lab.probes.speed.rows import Depth, PointSpeed

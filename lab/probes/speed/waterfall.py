@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.page.figures import HATCHES, SERIES
+from lab.figures import HATCHES, SERIES
 from lab.probes.speed.rows import PointSpeed, StageCost, Stages
 
 if TYPE_CHECKING:

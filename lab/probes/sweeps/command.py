@@ -10,9 +10,8 @@ from typing import Literal
 
 import torch
 
-from eagle3core.kernels import tuned
-from eagle3core.kernels.cubins import build_cubins
-from eagle3core.step.gemm_audit import write_shapes
+from eagle3core.kernels import cubins, tuned
+from eagle3core.step import write_shapes
 from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED, EXIT_UNDECIDED, ExperimentError
 from lab.options.sweeps import FmhaOptions, GemmOptions, ShapesOptions, SweepOptions
 from lab.options.values import read_points
@@ -127,7 +126,7 @@ def _build(op: Op, options: SweepOptions, out: Path) -> int:
                 case = {**regime.cases[0], "order": order}
                 wanted |= {one.name: one for one in variants_of(op, options.arch, case, {})}
     which, of = options.share
-    made = build_cubins(list(wanted.values())[which - 1 :: of], options.arch, out, tell=print)
+    made = cubins.build_cubins(list(wanted.values())[which - 1 :: of], options.arch, out, tell=print)
     print(json.dumps({"command": f"sweep {NAMES[op]}", "wanted": len(wanted), "built": made}))
     return EXIT_PASSED
 

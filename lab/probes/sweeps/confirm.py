@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from eagle3core.config import GenerationConfig
-from eagle3core.kernels.tuned import FOLDER, SCHEMA, TUNED_VARIABLE
+from eagle3core.kernels import tuned
 from lab.probes.bench.rounds import Round, Work, acceptance_length, interleave
 from lab.probes.bench.run import free
 from lab.probes.bench.scenario import Point, Scenario
@@ -75,13 +75,13 @@ def contenders(rows: Sequence[Cell], op: str, gpu: str, arch: str) -> list[Conte
              "baked_us": 0, "best_us": 0, "default_us": 0}
             for name, order in orders.items()
         ]  # fmt: skip
-        made.append(Contender(rank, {"schema": SCHEMA, "gpu": gpu, "arch": arch, op: entries, OTHER[op]: kept}))
+        made.append(Contender(rank, {"schema": tuned.SCHEMA, "gpu": gpu, "arch": arch, op: entries, OTHER[op]: kept}))
     return made
 
 
 def _entries_of(op: str, gpu: str) -> list[Any]:
-    named = os.environ.get(TUNED_VARIABLE, "")
-    for path in [Path(named)] if named.endswith(".json") else sorted(FOLDER.glob("*.json")):
+    named = os.environ.get(tuned.TUNED_VARIABLE, "")
+    for path in [Path(named)] if named.endswith(".json") else sorted(tuned.FOLDER.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.get("gpu") == gpu:
             return list(content.get(op, []))
@@ -161,5 +161,5 @@ def named_file(content: dict[str, Any]) -> Iterator[None]:
     with TemporaryDirectory() as folder:
         path = Path(folder, "contender.json")
         path.write_text(json.dumps(content), encoding="utf-8")
-        with variable(TUNED_VARIABLE, str(path)):
+        with variable(tuned.TUNED_VARIABLE, str(path)):
             yield

@@ -12,12 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from eagle3core.kernels import launch, proof
-from eagle3core.kernels.card import Case, Launch, Tensors, Variant
-from eagle3core.kernels.gemm.launcher import gemm, pack_weight, workspace
-from eagle3core.kernels.gemm.reference import epilogue_of, n_columns, n_weight_rows
-from eagle3core.kernels.gemm.tiling import Tiling
-from eagle3core.kernels.tuned import Setting
+from eagle3core.kernels import Case, Launch, Tensors, Variant, launch, proof, tuned
+from eagle3core.kernels.gemm import Tiling, epilogue_of, gemm, n_columns, n_weight_rows, pack_weight, workspace
 from lab.probes.kernels import bench
 from lab.probes.sweeps.regimes import CARDS
 from lab.rows import clock, gpus
@@ -94,7 +90,7 @@ class TwinMachine:
     gpu, timer, rounds = "CPU twin", f"emulator {clock.ON_CPU}", 3
 
     def __init__(self, arch: str = "sm_90a") -> None:
-        from eagle3core.kernels.emulator.instructions import execute  # needs greenlet, which a GPU's sweep does not
+        from eagle3core.kernels import emulator
 
         self.arch, self.device = arch, torch.device("cpu")
         self._execute = execute
@@ -136,7 +132,7 @@ def operands(op: str, case: Case, seed: int, device: torch.device) -> Tensors:
 
 
 def launches_of(
-    op: str, arch: str, case: Case, inputs: Tensors, outputs: Tensors, setting: Setting,
+    op: str, arch: str, case: Case, inputs: Tensors, outputs: Tensors, setting: tuned.Setting,
     scratch: tuple[Tensor, Tensor] | None = None,
 ) -> list[Launch]:  # fmt: skip
     """The kernels of a case under a setting; `scratch` of GEMMs, which all of a machine's may share."""
@@ -151,7 +147,7 @@ def launches_of(
     )  # fmt: skip
 
 
-def variants_of(op: str, arch: str, case: Case, setting: Setting) -> list[Variant]:
+def variants_of(op: str, arch: str, case: Case, setting: tuned.Setting) -> list[Variant]:
     """The kernels that `launches_of` would run, found without operands."""
     if op == "attention":
         found = CARDS[op].variants_of

@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3core.kernels import proof
-from eagle3core.kernels.card import Case, Launch, Tensors, case_id
-from eagle3core.kernels.gemm.launcher import workspace
-from eagle3core.kernels.tuned import Setting
+from eagle3core.kernels import Case, Launch, Tensors, case_id, proof, tuned
+from eagle3core.kernels.gemm import workspace
 from lab.errors import NotComparable
 from lab.probes.kernels.bench import KNOWN_GB_PER_S
 from lab.probes.sweeps.choose import fastest
@@ -165,7 +163,7 @@ class Sweep:
         self.tell(f"[EAGLE3][FMHA_TILE_STATS] {regime.name} {case_id(counts)}")
         self.writer.write(cell, is_default=True, tiles=counts)
 
-    def cell(self, regime: Regime, phase: str, case: Case, setting: Setting) -> dict[str, Any]:
+    def cell(self, regime: Regime, phase: str, case: Case, setting: tuned.Setting) -> dict[str, Any]:
         """What tells one measurement from another."""
         shape = {name: value for name, value in case.items() if value is not None}
         return {
@@ -191,18 +189,18 @@ class Sweep:
         return [(inputs, CARDS[op].outputs(case, inputs)) for inputs in made]
 
     def _calls(
-        self, op: str, case: Case, rotation: Sequence[tuple[Tensors, Tensors]], setting: Setting
+        self, op: str, case: Case, rotation: Sequence[tuple[Tensors, Tensors]], setting: tuned.Setting
     ) -> list[Call]:  # fmt: skip
         return [self.machine.call(self._launches(op, case, inputs, outputs, setting)) for inputs, outputs in rotation]
 
     def _launches(
-        self, op: str, case: Case, inputs: Tensors, outputs: Tensors, setting: Setting
+        self, op: str, case: Case, inputs: Tensors, outputs: Tensors, setting: tuned.Setting
     ) -> list[Launch]:  # fmt: skip
         if op == "gemm" and self._scratch is None:
             self._scratch = workspace(self.machine.device)
         return launches_of(op, self.machine.arch, case, inputs, outputs, setting, self._scratch)
 
-    def _bits(self, op: str, case: Case, inputs: Tensors, settings: Sequence[Setting]) -> list[bool]:
+    def _bits(self, op: str, case: Case, inputs: Tensors, settings: Sequence[tuned.Setting]) -> list[bool]:
         """Whether every setting gives the first one's bits."""
         found: list[Mapping[str, Tensor]] = []
         for setting in settings:

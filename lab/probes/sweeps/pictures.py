@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from eagle3core.kernels.gemm.tiling import Tiling
-from lab.page.figures import SERIES
+from eagle3core.kernels.gemm import Tiling
+from lab.figures import SERIES
 from lab.probes.sweeps.choose import Choice, over_default
 from lab.probes.sweeps.confirm import BEST, ranked
 from lab.probes.sweeps.joint import joint_orders

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from eagle3core.step.gemm_audit import Product
+from eagle3core.step import Product
 from lab.night.experiment import Experiment
 from lab.probes.sweeps.bake import complaints
 from lab.probes.sweeps.choose import Choice, choose_all

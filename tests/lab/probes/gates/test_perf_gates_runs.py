@@ -12,8 +12,8 @@ import pytest
 import torch
 from gate_rows import SMALL, rows
 
-from eagle3core.engine import PERF_MODE_VARIABLE
 from eagle3core.errors import InvariantViolated
+from eagle3core.performance import PERF_MODE_VARIABLE
 from lab import cli
 from lab.errors import ExperimentError, RunFailed
 from lab.pairs import shipped_pair

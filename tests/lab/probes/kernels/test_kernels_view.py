@@ -12,8 +12,8 @@ from eagle3core.kernels import registry
 from eagle3core.kernels.card import ARCHES, Card, case_id
 from lab import cli
 from lab.errors import ExperimentError, NotComparable, RunFailed
+from lab.figures import use_style
 from lab.night import experiment
-from lab.page.figures import use_style
 from lab.probes.kernels import cards, command, pictures, records
 from lab.probes.kernels.bench import plain_shape
 from lab.probes.kernels.measure import measured
