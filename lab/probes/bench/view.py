@@ -126,7 +126,7 @@ def write_gates(exp: Experiment, found: BenchRows | None) -> None:
 
 
 def rates_table(found: BenchRows) -> pd.DataFrame:
-    """geometry, context, batch, spec_k, who, tokens_per_s, p10, p90, acceptance_length; of rows with right tokens."""
+    """One line a row with right tokens: tokens_per_s and speedup decoding only, the latter with prefill beside it."""
     rows = [row for row in found.rows if row.status == "measured" and not wrong_tokens(row.values)]
     table = pd.DataFrame([_cells(row) for row in rows if row.values.get(RATE) is not None])
     return table if table.empty else table.sort_values([*POINT, "spec_k", "who"], ignore_index=True)
@@ -138,6 +138,7 @@ def _cells(row: Row) -> dict[str, Any]:
         "geometry": where["geometry"], "context": where["context"], "batch": where["batch"],
         "spec_k": where["spec_k"], "who": where["who"],
         "tokens_per_s": of[RATE], "p10": of.get(f"{RATE}_p10"), "p90": of.get(f"{RATE}_p90"),
+        "speedup": of.get("speedup"), "with_prefill_speedup": of.get("with_prefill_speedup"),
         "acceptance_length": of.get("acceptance_length"),
     }  # fmt: skip
 
@@ -167,7 +168,10 @@ def rates(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 
 def earlier_table(ours: pd.DataFrame, machine: str) -> pd.DataFrame:
-    """Ours and those of R-131 in one table: machine, geometry, context, batch, spec_k, tokens_per_s, against_plain."""
+    """Ours and the other project's in one table: machine, geometry, context, batch, spec_k, tokens_per_s, against_plain.
+
+    Ours is the speed-up of the row, within rounds; of theirs only rates are known, so theirs is a ratio of two.
+    """
     told = tomllib.loads(EARLIER.read_text(encoding="utf-8"))
     lines = [
         {"machine": told["machine"], "geometry": "", "context": point["context"], "batch": point["batch"],
@@ -178,8 +182,8 @@ def earlier_table(ours: pd.DataFrame, machine: str) -> pd.DataFrame:
     engine = ours[ours["who"] == "engine"] if not ours.empty else ours
     for row in engine.to_dict("records"):
         plain = engine[(engine[list(POINT)] == [row[name] for name in POINT]).all(axis=1)]
-        base = plain[plain["spec_k"] == 0]["tokens_per_s"]
-        ratio = row["tokens_per_s"] / float(base.iloc[0]) if len(base) else None
+        has_plain = (plain["spec_k"] == 0).any()
+        ratio = (row["speedup"] if row["spec_k"] else 1.0) if has_plain else None
         kept = {key: row[key] for key in (*POINT, "spec_k", "tokens_per_s", "acceptance_length")}
         lines.append({"machine": machine, **kept, "against_plain": ratio})
     return pd.DataFrame(lines).astype({"acceptance_length": float, "against_plain": float})
@@ -195,6 +199,6 @@ def beside_earlier(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         axes.plot(own["spec_k"], own["against_plain"], label=label, linestyle="--" if is_other else "-")
     axes.axhline(1.0, color=INK, linewidth=1, linestyle=":")
     axes.set(xlabel="drafts a step, 0 is plain decoding", ylabel="tokens a second over plain decoding", ylim=(0, None))
-    axes.set_title("Beside the numbers of R-131")
+    axes.set_title("Beside another project's numbers, on another GPU")
     axes.legend(fontsize="small", loc="upper left")
     return figure, table

@@ -227,7 +227,7 @@ def test_the_waterfall_names_the_three_stages_that_hold_most_above_the_floor() -
     assert "92% of that in target.attn 30 us, target.mlp 10 us, between steps 6 us" in text
     assert above_floor(made.stages[0].costs[0]) == 30.0
     assert checks(made, 3) == (
-        "plain decoding: own times sum to 100.00% of the step; watched, a step takes 1.004 of its time unwatched"
+        "plain decoding: own times sum to 100.00% of the step; with the profiler a step takes 1.004 of its time without"
     )
     table = table_of(made, 3)
     assert list(table["step"].unique()) == ["plain decoding"], "what was not measured is not drawn"
