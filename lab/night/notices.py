@@ -1,4 +1,4 @@
-"""What a reader must not overlook though every gate held: a draft that makes decoding slower, or whose tokens are refused.
+"""What a reader must not overlook though every gate held: a draft that slows decoding, or whose tokens are refused.
 
 Gates judge whether results are right; a pair may be right and useless. Notices come from the rows alone.
 """

@@ -166,7 +166,7 @@ def _section(run_dir: Path, job: dict[str, Any], rows: list[Row], gates: list[di
 
 
 def tables_of(rows: list[Row]) -> list[Table]:
-    """One table for each kind of row; samples stay in the file, gates, sentences and the machine have their own places."""
+    """One table for each kind of row; samples stay in the file; gates, sentences and machine have their own places."""
     kinds = dict.fromkeys(row.kind for row in rows if row.kind not in ("gate", "environment", SENTENCE))
     return [_table(kind, [row for row in rows if row.kind == kind]) for kind in kinds]
 

@@ -104,8 +104,8 @@ class DecodeReport:
         return (
             f"Decoding only, spec-{k} is {gain.median:.2f} times as fast as plain decoding ({gain.p10:.2f} to "
             f"{gain.p90:.2f} over {len(mode.rounds)} rounds, batch {self.batch}), with prefill {whole.median:.2f} times "
-            f"({whole.p10:.2f} to {whole.p90:.2f}): a step takes {self.step_over_base(k).median:.2f} times as long and "
-            f"commits {length}.{slows}"
+            f"({whole.p10:.2f} to {whole.p90:.2f}): a step takes {self.step_over_base(k).median:.2f} times as long "
+            f"and commits {length}.{slows}"
         )
 
 

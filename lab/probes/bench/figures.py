@@ -101,12 +101,12 @@ def waterfall_words(report: DecodeReport, k: int) -> str:
     most = sorted(more, key=lambda span: abs(more[span]), reverse=True)[:2]
     longest = max(mode.span_ms, key=lambda span: mode.span_ms[span])
     slowed = [one / timed.spread(lambda r: r.step_ms).median for one, timed in zip(ms, (base, mode), strict=True)]
+    differ = " and ".join(f"{span} ({more[span]:+.3g} ms)" for span in most)
     return (
-        f"Drawn: a plain step of {ms[0]:.3g} ms and a spec-{k} step of {ms[1]:.3g} ms, {ms[1] / ms[0]:.2f} times as long; "
-        f"the longest part of the latter is {longest} with {mode.span_ms[longest]:.3g} ms, and the steps differ most in "
-        f"{' and '.join(f'{span} ({more[span]:+.3g} ms)' for span in most)}. Every part was timed on its own here, which "
-        f"made a plain step {slowed[0]:.2f} and a spec-{k} step {slowed[1]:.2f} times as long as in the rounds above: the "
-        "speed-up is that of the rounds."
+        f"Drawn: a plain step of {ms[0]:.3g} ms and a spec-{k} step of {ms[1]:.3g} ms, {ms[1] / ms[0]:.2f} times as "
+        f"long; the longest part of the latter is {longest} with {mode.span_ms[longest]:.3g} ms, and the steps differ "
+        f"most in {differ}. Every part was timed on its own here, which made a plain step {slowed[0]:.2f} and a "
+        f"spec-{k} step {slowed[1]:.2f} times as long as in the rounds above: the speed-up is that of the rounds."
     )
 
 

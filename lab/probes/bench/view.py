@@ -168,7 +168,7 @@ def rates(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 
 def earlier_table(ours: pd.DataFrame, machine: str) -> pd.DataFrame:
-    """Ours and the other project's in one table: machine, geometry, context, batch, spec_k, tokens_per_s, against_plain.
+    """Ours and another project's in one table: machine, geometry, context, batch, spec_k, tokens_per_s, against_plain.
 
     Ours is the speed-up of the row, within rounds; of theirs only rates are known, so theirs is a ratio of two.
     """

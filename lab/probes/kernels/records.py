@@ -57,7 +57,7 @@ def write_errors(exp: Experiment, cards: Sequence[Card], n_cases: int) -> list[E
 
 
 def write_compiled(exp: Experiment, cards: Sequence[Card], found: Sequence[CompiledVariant]) -> None:
-    """Rows of every compiled variant, missing ones with their reason; a card of which no variant was asked for says so."""
+    """Rows of every compiled variant, missing ones with their reason; a card of which none was asked for says so."""
     for one in found:
         if one.missing:
             exp.missing(CODE, one.op, one.missing, variant=one.variant, arch=one.arch)
