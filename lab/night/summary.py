@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, EXIT_UNDECIDED, ExperimentError
+from lab.night.experiment import Experiment
 from lab.night.jobs import recorded
 from lab.night.notices import notices_of
 from lab.rows import history, trend
@@ -188,6 +189,15 @@ def _n(count: int, noun: str) -> str:
 def _listed(names: list[str], most: int = 4) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def absent(exp: Experiment, run_dir: Path, what: str, *notebooks: str) -> None:
+    """Writes why the night's summary has no such picture: nothing in the run was to measure it, or what was did not."""
+    jobs = [job["id"] for job in read_plan(run_dir)["jobs"] if job["notebook"] in notebooks]
+    if jobs:
+        exp.missing("summary", what, f"{', '.join(jobs)} left no rows of it")
+    else:
+        exp.not_asked("summary", what, f"no job of this run is of {' or '.join(notebooks)}")
 
 
 def latest_run(named: str, here: Path) -> Path:

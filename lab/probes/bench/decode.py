@@ -103,8 +103,8 @@ class DecodeReport:
         slows = f" Speculation slows this pair at spec-{k}." if gain.p90 < 1 else ""
         return (
             f"Decoding only, spec-{k} is {gain.median:.2f} times as fast as plain decoding ({gain.p10:.2f} to "
-            f"{gain.p90:.2f} over {len(mode.rounds)} rounds, batch {self.batch}), with prefill {whole.median:.2f} times "
-            f"({whole.p10:.2f} to {whole.p90:.2f}): a step takes {self.step_over_base(k).median:.2f} times as long "
+            f"{gain.p90:.2f} over {len(mode.rounds)} rounds, batch {self.batch}), with prefill {whole.median:.2f} times"
+            f" ({whole.p10:.2f} to {whole.p90:.2f}): a step takes {self.step_over_base(k).median:.2f} times as long "
             f"and commits {length}.{slows}"
         )
 
