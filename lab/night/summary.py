@@ -165,7 +165,8 @@ def _sentence(
     if not gates:
         parts.append("no gate was judged")
     if not parts:
-        parts.append(f"all {_n(len(gates), 'gate')} held in {_n(len(jobs), 'job')}")
+        held = "the one gate" if len(gates) == 1 else f"all {len(gates)} gates"
+        parts.append(f"{held} held in {_n(len(jobs), 'job')}")
     if notices:
         parts.append(f"{'but ' if word == 'passed' else ''}{', and '.join(notices)}")
     return f"{word.capitalize()}: {'; '.join(parts)}; {_since_clause(since)}."

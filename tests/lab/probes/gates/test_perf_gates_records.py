@@ -76,7 +76,7 @@ def test_another_systems_records_are_judged_by_what_they_hold(config: GatesConfi
     mode = config.find("single32k")
     found = judge_mode(config, mode, "micro", rows_of(*paths, mode))
     assert by_name(found, "speed-up over our baseline").word == "pass"
-    assert by_name(found, "acceptance length").value == 3.1
+    assert by_name(found, "spec: acceptance length").value == 3.1
     assert outcome(found) == "incomplete"
 
 

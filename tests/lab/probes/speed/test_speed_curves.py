@@ -235,6 +235,36 @@ def test_the_waterfall_names_the_three_stages_that_hold_most_above_the_floor() -
     assert table["share_of_step"].sum() == pytest.approx(1.0)
 
 
+def test_the_sentence_of_a_waterfall_is_computed_from_its_bars() -> None:
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from lab.probes.speed import waterfall
+
+    made = PointSpeed(512, 1)
+    # In the first stage more time is a gap than is above its floor: kernels beat the read ceiling, from a cache.
+    costs = StageCost("target.attn", 50.0, 45.0, -10.0, 15.0, 3), StageCost("target.mlp", 100.0, 90.0, 10.0, 0.0, 2)
+    made.stages[0] = Stages(costs, 160.0, 150 / 160, 1.0, "profile")
+    figure, table = waterfall.waterfall(made, 0)
+    bars = figure.axes[0].patches
+    ends = [bar.get_x() + bar.get_width() for bar in bars]
+    above = sum(bar.get_width() for bar in bars if bar.get_facecolor() != bars[0].get_facecolor())
+    assert max(ends) == pytest.approx(150.0)
+    assert above == pytest.approx(25.0)
+    assert why(made, 0).startswith(
+        "Plain decoding takes 0.150 ms, 0.025 ms of it above the floor of its bytes, 100% of"
+    )
+    assert list(table["above_floor_us"]) == [15.0, 10.0]
+    assert list(table["floor_us"] + table["kernels_above_us"] + table["gap_us"]) == [50.0, 100.0]
+
+
+def test_of_a_step_that_was_not_split_no_floor_is_told() -> None:
+    made = PointSpeed(24, 1)
+    costs = StageCost("target.attn", 50.0, 0.1, None, None, None), StageCost("target.mlp", 150.0, 0.2, None, None, None)
+    made.stages[0] = Stages(costs, 200.0, None, 1.0, "missing: no profile")
+    assert why(made, 0) == "Plain decoding takes 0.200 ms, 100% of it in target.mlp 150 us, target.attn 50 us."
+
+
 # -- pictures
 
 
