@@ -73,6 +73,7 @@ class Section:
 
     id: str
     notebook: str
+    title: str
     job: dict[str, Any]
     word: str
     sentences: list[str]
@@ -148,6 +149,7 @@ def _section(run_dir: Path, job: dict[str, Any], rows: list[Row], gates: list[di
     return Section(
         id=job["id"],
         notebook=job["notebook"],
+        title=facts.title_of(job["notebook"]),
         job=job,
         word=job_word(job, gates),
         sentences=[str(row.values["text"]) for row in own if row.kind == SENTENCE],

@@ -159,13 +159,13 @@ def predictions(points: Sequence[PointSpeed]) -> list[Prediction]:
 
 
 def prediction_line(found: Sequence[Prediction]) -> str:
-    """How far the formula was off, at the acceptance that was measured and at the dial."""
+    """How far the formula was off, at the acceptance that was measured and at the planted one."""
     if not found:
         return "No speed was measured to compare with."
     worst = max(found, key=lambda one: abs(one.error))
     where = f"{worst.point}, spec-{worst.k}"
     text = f"At the acceptance measured, expected speed is off by at most {abs(worst.error):.1%} ({where})"
-    dial = [one.at_dial / one.measured - 1 for one in found if one.at_dial is not None]
-    if dial:
-        text += f"; at the dial by at most {max(map(abs, dial)):.1%}, the chance of a few rounds included"
+    planted = [one.at_dial / one.measured - 1 for one in found if one.at_dial is not None]
+    if planted:
+        text += f"; at the planted one by at most {max(map(abs, planted)):.1%}, the chance of a few rounds included"
     return f"{text}; {len(found)} settings."

@@ -1,4 +1,4 @@
-"""A page says plainly what could be overlooked: a failed gate, a useless draft, whose pair it was, what was left out."""
+"""A page says what is easily overlooked: a failed gate, a useless draft, whose pair it was, what was left out."""
 
 from __future__ import annotations
 

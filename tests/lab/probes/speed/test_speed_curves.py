@@ -92,20 +92,20 @@ def test_the_envelope_of_one_draft_begins_where_it_breaks_even() -> None:
 
 def test_the_envelope_covers_all_shares_once_and_its_reigns_are_truly_the_best() -> None:
     over = {0: 1.0} | {k: 1.07 + 0.045 * k for k in range(1, 8)}
-    reigns = envelope(over)
-    assert [reign.k for reign in reigns] == sorted({reign.k for reign in reigns}), "deeper as more is accepted"
-    assert reigns[0].low == 0.0
-    assert reigns[-1].high == 1.0
-    assert reigns[-1].k == 7
-    for before, after in pairwise(reigns):
+    spans = envelope(over)
+    assert [span.k for span in spans] == sorted({span.k for span in spans}), "deeper as more is accepted"
+    assert spans[0].low == 0.0
+    assert spans[-1].high == 1.0
+    assert spans[-1].k == 7
+    for before, after in pairwise(spans):
         border = before.high
         assert after.low == border
         both = [expected_length(border, k) / over[k] for k in (before.k, after.k)]
         assert both[0] == pytest.approx(both[1], rel=1e-6), "equal at the border"
     for share in (0.01, 0.2, 0.5, 0.77, 0.99):
-        reign = next(one for one in reigns if one.low <= share <= one.high)
+        span = next(one for one in spans if one.low <= share <= one.high)
         speeds = {k: expected_length(share, k) / r for k, r in over.items()}
-        assert max(speeds, key=lambda k: speeds[k]) == reign.k == best_at(over, share).k
+        assert max(speeds, key=lambda k: speeds[k]) == span.k == best_at(over, share).k
 
 
 def test_a_best_depth_is_clear_only_if_its_worst_rounds_beat_the_others_best() -> None:
@@ -173,7 +173,7 @@ def test_expected_and_measured_are_compared_at_both_acceptances() -> None:
     [found] = predictions([point(1, {0: 1.0, 1: 1.25})])
     assert found.error == pytest.approx(0.0), "measured with the same two tokens a step"
     assert found.at_dial == pytest.approx(1.8 / 5e-3)
-    assert "at the dial by at most 10.0%" in prediction_line([found])
+    assert "at the planted one by at most 10.0%" in prediction_line([found])
     assert prediction_line([]).startswith("No speed was measured")
 
 
