@@ -17,14 +17,14 @@ from matplotlib.figure import Figure
 
 from lab.errors import ExperimentError, NotComparable
 from lab.night.experiment import Experiment
-from lab.page.figures import INK
+from lab.page.figures import HATCHES, INK, SERIES
 from lab.pairs.planted import share_for_length
 from lab.probes.bench import hf_generate
 from lab.probes.bench import scenario as scenarios
 from lab.probes.bench.command import resolved_device
 from lab.probes.bench.results import wrong_tokens
 from lab.probes.bench.run import Bench, Tell
-from lab.probes.bench.scenario import Point, Scenario
+from lab.probes.bench.scenario import PEERS, Point, Scenario
 from lab.rows import environment
 from lab.rows.store import Row, read_rows
 
@@ -148,12 +148,17 @@ def rates(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     keys = list(zip(*(table[name] for name in (*POINT, "spec_k")), strict=True))
     groups, n_geometries = list(dict.fromkeys(keys)), table["geometry"].nunique()
     names = list(dict.fromkeys(table["who"]))
+    known = list(dict.fromkeys(["engine", *PEERS, *sorted(names)]))  # a colour each, whoever else is there
     figure, axes = plt.subplots(figsize=(7.2, 0.32 * len(table) + 1.6))
     height = 0.8 / len(names)
     for number, who in enumerate(names):
         own = table[table["who"] == who]
         where = [groups.index(key) for key, one in zip(keys, table["who"], strict=True) if one == who]
-        axes.barh([place + height * number for place in where], own["tokens_per_s"], height=height * 0.9, label=who)
+        style = known.index(who) % len(SERIES)
+        axes.barh(
+            [place + height * number for place in where], own["tokens_per_s"], height=height * 0.9, label=who,
+            color=SERIES[style][0], hatch=HATCHES[style],
+        )  # fmt: skip
     labels = [
         f"{f'{geometry}, ' if n_geometries > 1 else ''}{context} × {batch}, {f'spec-{k}' if k else 'plain'}"
         for geometry, context, batch, k in groups
