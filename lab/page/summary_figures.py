@@ -13,6 +13,7 @@ from lab.rows.store import Row
 
 Drawn = tuple[Figure, pd.DataFrame]
 RATE = "decode_tokens_per_s"
+SMALL = 8.5  # points, where there are many words
 
 
 def acceptance(rows: list[Row]) -> Drawn | None:
@@ -120,13 +121,15 @@ def points(rows: list[Row]) -> Drawn | None:
             left.hlines(place, row["speedup_p10"], row["speedup_p90"], color=SERIES[series][0], linewidth=3)
             left.plot([row["speedup"]], [place], **style)
     left.axvline(1.0, color=INK, linestyle=":", linewidth=1)
-    left.set_yticks(range(len(labels)), labels, fontsize=8.5)
+    left.set_yticks(range(len(labels)), labels, fontsize=SMALL)
     left.set_ylim(len(labels) - 0.4, -0.6)
-    left.set(xlabel="times plain decoding, decoding only", xlim=(0, None))
-    right.set(xlabel="floor of its bytes over the step's time", xlim=(0, 1.02))
-    left.set_title("Speed-up")
-    right.set_title("Share of the floor")
-    figure.legend(fontsize=8.5, loc="outside lower center", ncols=3)
+    left.set(xlim=(0, None))
+    right.set(xlim=(0, 1.02))
+    left.set_xlabel("times plain decoding", fontsize=SMALL)
+    right.set_xlabel("bytes' time over the step's", fontsize=SMALL)
+    left.set_title("Speed-up, decoding only", fontsize=10)
+    right.set_title("Share of the byte floor", fontsize=10)
+    figure.legend(fontsize=SMALL, loc="outside lower center", ncols=3)
     return figure, table
 
 
