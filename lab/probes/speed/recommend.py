@@ -111,16 +111,22 @@ def advice(found: Sequence[Choice], acceptance: Acceptance) -> str:
     for choice in found:
         by_context.setdefault(choice.context, []).append(choice)
     parts = [f"context {context}: {_of_context(ones)}" for context, ones in by_context.items()]
-    return f"With {acceptance.name}, {'; '.join(parts)}."
+    return f"The best depth with {acceptance.name}, {'; '.join(parts)}."
 
 
 def _of_context(found: Sequence[Choice]) -> str:
     words = []
     for choice in found:
-        name = f"spec-{choice.k} at {choice.speedup:.2f}x" if choice.k else "no drafts"
-        words.append(f"batch {choice.batch} {name}{'' if choice.is_clear else ' (not clear)'}")
+        name = f"spec-{choice.k}, {choice.speedup:.2f} times plain decoding" if choice.k else "no drafts"
+        words.append(f"batch {choice.batch} {name}{'' if choice.is_clear else ' (another may be as good)'}")
     border = break_even_batch(found)
-    end = "" if len(found) < 2 else ", still gaining there" if border is None else f", no gain from batch {border} on"
+    end = (
+        ""
+        if len(found) < 2
+        else "; drafts pay at all of these"
+        if border is None
+        else f"; no gain from batch {border} on"
+    )
     return ", ".join(words) + end
 
 

@@ -159,7 +159,7 @@ def test_the_break_even_batch_is_the_first_from_which_on_nothing_pays() -> None:
     assert break_even_batch(found[:3]) is None, "the largest still gains"
     text = advice(found, acceptance)
     assert "no gain from batch 8 on" in text
-    assert "batch 1 spec-1 at 1.18x" in text
+    assert "batch 1 spec-1, 1.18 times plain decoding" in text
     assert "nothing to choose" in advice([], acceptance)
 
 
@@ -227,7 +227,7 @@ def test_the_waterfall_names_the_three_stages_that_hold_most_above_the_floor() -
     assert "92% of that in target.attn 30 us, target.mlp 10 us, between steps 6 us" in text
     assert above_floor(made.stages[0].costs[0]) == 30.0
     assert checks(made, 3) == (
-        "plain decoding: own times sum to 100.00% of the step; with the profiler a step takes 1.004 of its time without"
+        "plain decoding: own times sum to 100.00% of the step; with its stages timed a step takes 1.004 of its time"
     )
     table = table_of(made, 3)
     assert list(table["step"].unique()) == ["plain decoding"], "what was not measured is not drawn"
