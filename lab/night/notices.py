@@ -22,9 +22,9 @@ def _slow(rows: list[Row]) -> list[str]:
     slow = [row for row in depths if (_number(row, "speedup_p90") or _need(row, "speedup")) < 1.0]
     if not slow:
         return []
-    told = ", ".join(f"{row.name} decodes {_times(row)} times as fast as plain decoding" for row in slow)
+    told = " and ".join(f"{row.name} {_times(row)}" for row in slow)
     every = "at every depth measured" if len(slow) == len(depths) else f"at {len(slow)} of {len(depths)} depths"
-    return [f"speculation slows this pair {every}: {told}"]
+    return [f"speculation slows this pair {every}: {told} times as fast as plain decoding"]
 
 
 def _times(row: Row) -> str:
@@ -34,18 +34,13 @@ def _times(row: Row) -> str:
 
 
 def _refused(rows: list[Row]) -> list[str]:
-    """Of the shallowest depth measured: a draft whose first token is hardly ever accepted."""
-    found = [
-        row for row in rows if row.kind == "acceptance" and isinstance(row.values.get("acceptance_by_position"), list)
-    ]
-    firsts = [(row, shares[0]) for row in found if (shares := row.values["acceptance_by_position"])]
-    few = [(row, share) for row, share in firsts if isinstance(share, float) and share < FEW]
-    if not few:
-        return []
-    row, share = few[0]
-    return [
-        f"the target refuses {1 - share:.0%} of the first drafted tokens ({row.name}), so this draft brings nothing"
-    ]
+    """A draft whose first token is hardly ever accepted, told of the first depth that shows it."""
+    for row in rows:
+        shares = row.values.get("acceptance_by_position") if row.kind == "acceptance" else None
+        if isinstance(shares, list) and shares and float(shares[0]) < FEW:
+            told = f"the target refuses {1 - float(shares[0]):.0%} of the first drafted tokens ({row.name})"
+            return [f"{told}, so this draft brings nothing"]
+    return []
 
 
 def _number(row: Row, name: str) -> float | None:

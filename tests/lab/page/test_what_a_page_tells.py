@@ -83,11 +83,13 @@ def test_a_draft_that_slows_the_pair_is_named_in_the_verdict_and_on_the_page(tmp
     rows = [row("10_parity_stages", "gate", "g", GATE), decoded(0.58, 0.55, 0.61), refused]
     sentence, text = page_of(tmp_path, rows)
     assert sentence.startswith(
-        "Passed: the one gate held in 3 jobs; but speculation slows this pair at every depth measured: spec-3 decodes "
+        "Passed: the one gate held in 3 jobs; but speculation slows this pair at every depth measured: spec-3 "
         "0.58 (0.55 to 0.61) times as fast as plain decoding, and the target refuses 100% of the first drafted tokens"
     )
     assert 'class="verdict passed noticed"' in text
-    assert "Speculation slows this pair at every depth measured" in text
+    summary = tmp_path / "reports" / "r" / SUMMARY_FILE
+    summary.write_text(summary.read_text().replace(sentence, "Passed: an older run, which had no such words."))
+    assert "Speculation slows this pair at every depth measured" in render(summary.parent).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
