@@ -22,9 +22,9 @@ def pairs_measured(run_dir: Path, plan: dict[str, Any], rows: list[Row]) -> list
         set(PAIR_PARAMETERS) & set((recorded(run_dir / JOBS_FOLDER / job["id"]) or {"parameters": {}})["parameters"])
         for job in plan["jobs"]
     )
-    own = [str(text) if key == "pair" else f"{key} {text}" for key, text in plan["pair"].items()]
+    own = ", ".join(str(text) if key == "pair" else f"{key} {text}" for key, text in plan["pair"].items())
     planted = [row.parameters["geometry"] for row in rows if row.parameters.get("pair") == "planted"]
-    return [*(own if took_the_pair else []), *(f"planted {geometry}" for geometry in dict.fromkeys(planted))]
+    return [*([own] if took_the_pair and own else []), *(f"planted {geometry}" for geometry in dict.fromkeys(planted))]
 
 
 def counts(rows: list[Row]) -> str:

@@ -39,7 +39,7 @@ def acceptance(rows: list[Row]) -> Drawn | None:
     axes.plot(
         table["spec_k"], table["most"], color=INK, linestyle=":", marker="", linewidth=1, label="every draft accepted"
     )
-    axes.set(xlabel="drafts a step", ylabel="tokens a verify step", ylim=(1, None), xticks=table["spec_k"])
+    axes.set(xlabel="drafts a step", ylabel="tokens a verify step", ylim=(0.9, None), xticks=table["spec_k"])
     axes.set_title("Acceptance length by depth")
     axes.legend()
     return figure, table
