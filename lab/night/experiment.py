@@ -9,6 +9,7 @@ both are empty, and results go to `reports/by-hand/<notebook>/<time>/`.
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import warnings
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lab import figures
 from lab.errors import ExperimentError
@@ -39,6 +40,7 @@ ENVIRONMENT_FILE = "environment.json"
 OUTCOME_FILE = "outcome.json"
 PROGRESS_FILE = "progress.jsonl"
 FIGURES_FOLDER = "figures"
+SENTENCE = "sentence"  # kind of the rows that explain a result in words
 
 
 def start(given: dict[str, Any], *, notebook: str) -> Experiment:
@@ -116,7 +118,7 @@ class Experiment:
         self.parameters = SimpleNamespace(**parameters)
         self.environment = record
         self.gates: list[dict[str, Value]] = []
-        self._n_figures = 0
+        self._n_figures = self._n_sentences = 0
         out.mkdir(parents=True, exist_ok=True)
         self._writer = RowWriter(out / ROWS_FILE)
         self._maker = RowMaker(run, job, record.fingerprint, notebook)
@@ -190,10 +192,19 @@ class Experiment:
 
     def missing(self, kind: str, name: str, reason: str, **parameters: Any) -> Row:
         """Appends a row that says `name` was not measured, and why. Missing never counts as passed."""
+        return self._unmeasured("missing", kind, name, reason, parameters)
+
+    def not_asked(self, kind: str, name: str, reason: str, **parameters: Any) -> Row:
+        """Appends a row that says the parameters left `name` out: nothing is wrong, and nothing was proven either."""
+        return self._unmeasured("not asked", kind, name, reason, parameters)
+
+    def _unmeasured(
+        self, status: Literal["missing", "not asked"], kind: str, name: str, reason: str, parameters: dict[str, Any]
+    ) -> Row:
         where = {key: _plain(key, value) for key, value in parameters.items()}
-        row = self._maker.missing(kind, name, reason, where)
+        row = self._maker.unmeasured(status, kind, name, reason, where)
         self._writer.write(row)
-        print(f"missing: {name}: {reason}")
+        print(f"{status}: {name}: {reason}")
         return row
 
     def figure(self, fig: Figure, *, name: str, alt: str, caption: str, table: DataFrame) -> None:
@@ -243,6 +254,12 @@ class Experiment:
         event = {"event": "say", "job": self.job, "text": text, "at": utc_now()}
         with (self.out / PROGRESS_FILE).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event) + "\n")
+
+    def explain(self, sentence: str) -> None:
+        """Keeps a sentence that explains a result: the notebook and the page show it, the terminal does not."""
+        self.write(SENTENCE, f"sentence {self._n_sentences + 1}", {"text": sentence})
+        self._n_sentences += 1
+        figures.show(f"<p>{html.escape(sentence)}</p>")
 
     def finish(self) -> dict[str, Any]:
         """Writes the outcome, prints one line and gives the outcome back. A failed gate does not raise."""

@@ -47,7 +47,7 @@ def utc_now() -> str:
 
 
 class Row(BaseModel):
-    """One measurement, or one statement that a measurement is missing and why.
+    """One measurement, or one statement that a measurement is missing, or was not asked for, and why.
 
     Attributes:
         run, job, notebook: where it was made. kind: family of the row. name: what was measured.
@@ -68,7 +68,7 @@ class Row(BaseModel):
     name: str
     values: dict[str, Value] = {}
     parameters: dict[str, Value] = {}
-    status: Literal["measured", "missing"] = "measured"
+    status: Literal["measured", "missing", "not asked"] = "measured"
     reason: str | None = None
     timer: str | None = None
     warmup: int | None = None
@@ -85,8 +85,8 @@ class Row(BaseModel):
 
     @model_validator(mode="after")
     def _missing_has_a_reason(self) -> Row:
-        if self.status == "missing" and not self.reason:
-            raise ValueError("a missing row needs a reason")
+        if self.status != "measured" and not self.reason:
+            raise ValueError(f"a row that is {self.status} needs a reason")
         return self
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:

@@ -171,7 +171,7 @@ def _tiny(**about: Any) -> Case:
 CARD = Card(
     name="attention",
     equation="out = softmax(q k^T / sqrt(D), masked) v over a paged cache",
-    source="arXiv 1706.03762; paging arXiv 2309.06180; docs/requirements.md R-108, R-109",
+    source="arXiv 1706.03762; paging arXiv 2309.06180",
     example=attention_example,
     outputs=attention_outputs,
     reference=attention_reference,

@@ -223,7 +223,7 @@ def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors) -> list[
 CARD = Card(
     name="argmax",
     equation="id = map[min{j : logits[j] = max logits}]",
-    source="R-29, R-96",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=_reference,

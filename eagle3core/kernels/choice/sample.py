@@ -157,7 +157,7 @@ def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors) -> list[
 CARD = Card(
     name="sample",
     equation="id = min{j : cumulative kept p[j] > uniform * kept p}; kept: p >= min(eps, sqrt(eps) exp(-H))",
-    source="R-60, 1.X-21",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=lambda case, inputs: {"ids": sample_reference(**inputs).int()},

@@ -130,7 +130,7 @@ _QKV: Case = {"kind": "qkv", "m": 3, "k": 128, "dtype": "bf16", "packed": True, 
 CARD = Card(
     name="gemm",
     equation="y = epilogue(x W^T), sums in fp32 as ((s0 + s1) + s2) + s3 over four contiguous ranges of K",
-    source="docs/requirements.md R-104, R-105; design derived here",
+    source="derived here",
     example=gemm_example,
     outputs=gemm_outputs,
     reference=gemm_reference,

@@ -213,7 +213,7 @@ _BF16 = torch.bfloat16
 CARD = Card(
     name="embedding",
     equation="h = table[map[token]]; scaled = h * gain; sums = sum over 16 columns of h^2",
-    source="EAGLE-3, arXiv 2503.01840, section 3; R-93, R-96",
+    source="EAGLE-3, arXiv 2503.01840, section 3",
     example=_example,
     outputs=_outputs,
     reference=_reference,

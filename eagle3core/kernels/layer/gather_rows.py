@@ -114,7 +114,7 @@ def _outputs(case: Case, inputs: Tensors) -> Tensors:
 CARD = Card(
     name="gather_rows",
     equation="out[i] = source[index[i]], or the fill where index[i] < 0",
-    source="R-82, R-84, R-85",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=lambda case, inputs: {"out": gather_rows_reference(**inputs, fill=case["fill"])},

@@ -197,7 +197,7 @@ _BF16 = torch.bfloat16
 CARD = Card(
     name="take_rows",
     equation="out_s[into[i]] = source_s[index[i]], zeros where index[i] < 0",
-    source="R-82, R-85",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=_reference,

@@ -178,7 +178,7 @@ def _outputs(case: Case, inputs: Tensors) -> Tensors:
 CARD = Card(
     name="active_slots",
     equation="active = slots with occupied, length < limit and token not in ends; inverse[active[i]] = i",
-    source="R-81, R-87",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=lambda case, inputs: dict(

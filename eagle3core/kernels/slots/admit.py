@@ -192,7 +192,7 @@ def _outputs(case: Case, inputs: Tensors) -> Tensors:
 CARD = Card(
     name="admit",
     equation="slot = (running unless first ends it, length = n_prompt, root = first, budget - 1)",
-    source="R-47, R-75, R-81",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=lambda case, inputs: dict(

@@ -247,7 +247,7 @@ def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors) -> list[
 CARD = Card(
     name="block_table",
     equation="hold ceil(length / block) blocks: take from the free stack, or return the ones past it",
-    source="arXiv 2309.06180; R-65..R-68, 1.X-9",
+    source="arXiv 2309.06180",
     example=_example,
     outputs=_outputs,
     reference=_reference,

@@ -219,7 +219,7 @@ def _decided(inputs: Tensors) -> Decided:
 CARD = Card(
     name="commit",
     equation="tokens += accepted + bonus, cut at an end or the budget; length += n + 1; root = bonus",
-    source="R-48, R-51..R-62, R-77, R-84, R-85",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=lambda case, inputs: dict(

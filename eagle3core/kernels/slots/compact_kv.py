@@ -211,7 +211,7 @@ def _read(inputs: Tensors) -> Tensors:
 CARD = Card(
     name="compact_kv",
     equation="kv[start + i] = kv[start + path[i]] for i < count, in every layer",
-    source="EAGLE, arXiv 2401.15077, section 4; R-59",
+    source="EAGLE, arXiv 2401.15077, section 4",
     example=_example,
     outputs=lambda case, inputs: {name: inputs[name].clone() for name in _PAGES},
     reference=lambda case, inputs: {

@@ -204,7 +204,7 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
 CARD = Card(
     name="open_chunk",
     equation="row i = token start + i of the prompt, at cache row table[(start + i) / block] block + ...; -1 past it",
-    source="R-46, R-82",
+    source="derived here",
     example=_example,
     outputs=lambda case, inputs: dict(
         new_chunk_rows(case["rows"], case["spans"], case["entries"], inputs["prompt"].device)._asdict()

@@ -133,7 +133,7 @@ def _reference(case: Case, inputs: Tensors) -> Tensors:
 CARD = Card(
     name="place_rows",
     equation="position = length + depth; slot = table[(length + t) / block] * block + (length + t) mod block",
-    source="R-45, R-46, R-82",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=_reference,

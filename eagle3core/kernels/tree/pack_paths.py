@@ -107,7 +107,7 @@ def _outputs(case: Case, inputs: Tensors) -> Tensors:
 CARD = Card(
     name="pack_paths",
     equation="offsets = cumsum of counts; packed[offsets[b] + p] = path[b, p] for p < counts[b]",
-    source="R-48, R-55",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=lambda case, inputs: dict(zip(("offsets", "packed"), pack_paths_reference(**inputs), strict=True)),

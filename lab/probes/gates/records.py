@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import ExperimentError, GateFailed
+from lab.probes.bench.rounds import within_rounds
 from lab.probes.gates.bounds import number
 from lab.probes.gates.config import Mode
 from lab.rows.maker import RowMaker
@@ -76,8 +77,8 @@ def _compared(spec: Row, plain: Row) -> Row:
     if spec.status == "missing":
         return spec
     values = {name: value for name, value in spec.values.items() if name not in _COMPARED}
-    speedup = _ratio(spec, plain, "throughput_tokens_per_sec.mean")
-    step_over_base = _ratio(spec, plain, "step_ms_median")
+    speedup = _ratio(spec, plain, "throughput_tokens_per_sec.values", "throughput_tokens_per_sec.mean")
+    step_over_base = _ratio(spec, plain, "step_ms_samples", "step_ms_median")
     dialled = [number(spec.values.get(name)) for name in ("speedup_at_dial", "step_over_base")]
     if speedup is not None:
         values["speedup"] = speedup
@@ -89,9 +90,14 @@ def _compared(spec: Row, plain: Row) -> Row:
     return spec.model_copy(update={"values": values})
 
 
-def _ratio(spec: Row, plain: Row, name: str) -> float | None:
-    ours, base = number(spec.values.get(name)), number(plain.values.get(name))
-    return ours / base if ours and base else None
+def _ratio(spec: Row, plain: Row, rounds: str, middle: str) -> float | None:
+    """Median ratio within rounds; of records that were not made in the same rounds, the ratio of their middles."""
+    samples = [row.values.get(rounds) for row in (spec, plain)]
+    ours, base = ([] if not isinstance(one, list) else [float(value) for value in one] for one in samples)
+    if ours and len(ours) == len(base):
+        return within_rounds(ours, base).median
+    over, under = number(spec.values.get(middle)), number(plain.values.get(middle))
+    return over / under if over and under else None
 
 
 def _rows(path: Path) -> Iterator[Row]:

@@ -47,7 +47,7 @@ def write_errors(exp: Experiment, cards: Sequence[Card], n_cases: int) -> list[E
     found = []
     for card in cards:
         if n_cases < 1:
-            exp.missing(TWIN, card.name, "emulated_cases is 0")
+            exp.not_asked(TWIN, card.name, "emulated_cases is 0")
         for case in card.cases[:n_cases] if n_cases > 0 else ():
             one = emulated_error(card, case)
             values = {"error": one.error, "allowed": one.allowed, "output": one.output, "faults": list(one.faults)}
@@ -57,7 +57,7 @@ def write_errors(exp: Experiment, cards: Sequence[Card], n_cases: int) -> list[E
 
 
 def write_compiled(exp: Experiment, cards: Sequence[Card], found: Sequence[CompiledVariant]) -> None:
-    """Rows of every compiled variant, missing ones with their reason; a card nothing was compiled of is missing too."""
+    """Rows of every compiled variant, missing ones with their reason; a card of which none was asked for says so."""
     for one in found:
         if one.missing:
             exp.missing(CODE, one.op, one.missing, variant=one.variant, arch=one.arch)
@@ -70,7 +70,7 @@ def write_compiled(exp: Experiment, cards: Sequence[Card], found: Sequence[Compi
         }  # fmt: skip
         exp.write(CODE, one.op, values, variant=one.variant, arch=one.arch)
     for name in [card.name for card in cards if card.name not in {one.op for one in found}]:
-        exp.missing(CODE, name, "no architecture was asked for")
+        exp.not_asked(CODE, name, "no architecture was asked for")
 
 
 def write_aim(exp: Experiment, check: Check) -> None:

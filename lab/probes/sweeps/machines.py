@@ -93,7 +93,7 @@ class TwinMachine:
         from eagle3core.kernels import emulator
 
         self.arch, self.device = arch, torch.device("cpu")
-        self._execute = execute
+        self._execute = emulator.execute
 
     def clocks(self) -> Clocks:
         """Nobody asks a CPU."""

@@ -127,7 +127,7 @@ def test_every_figure_has_its_alternative_text_its_caption_and_its_table(page: P
 
 
 def test_rows_are_shown_with_missing_ones_and_their_reason_but_without_raw_samples(page: Page) -> None:
-    assert "no such depth" in page.words
+    assert "missing: no such depth" in page.words
     assert "tokens_per_s" in page.words
     assert "tokens_per_s_samples" not in page.words
 

@@ -136,6 +136,22 @@ def test_the_committed_rows_of_the_gpu_are_drawn_beside_the_numbers_of_r131_unde
     assert any(bench.machine in str(label) for label in labels)
 
 
+def test_speed_beside_others_is_that_of_the_rows_and_an_implementation_keeps_its_colour() -> None:
+    bench = view.chosen(None)
+    assert bench is not None
+    table = view.rates_table(bench)
+    ours = view.earlier_table(table, bench.machine).query("machine == @bench.machine and spec_k > 0")
+    known = {row.values.get("speedup") for row in bench.rows if row.parameters["who"] == "engine"}
+    assert ours["against_plain"].dropna().isin(known).all()
+    assert ours["against_plain"].notna().any()
+    colours = []
+    for shown in (table, table[table["who"] != "plain-torch"]):
+        handles, labels = view.rates(shown)[0].axes[0].get_legend_handles_labels()
+        colours.append({label: bars[0].get_facecolor() for label, bars in zip(labels, handles, strict=True)})
+    assert len(colours[0]) > len(colours[1]) > 0
+    assert all(colours[0][who] == colour for who, colour in colours[1].items())
+
+
 def test_rows_of_two_machines_are_no_one_picture(tmp_path: Path) -> None:
     bench = view.chosen(None)
     assert bench is not None

@@ -133,7 +133,7 @@ def test_a_trained_pair_has_no_planted_tokens_to_be_wrong_by(config: GatesConfig
 def test_gates_are_stored_as_notebooks_store_theirs(config: GatesConfig) -> None:
     found = judged(config, spec={"speedup": 1.5, "n_steps": None})
     stored = {gate.name: gate_row(gate, rows()[0]) for gate in found}
-    failed = stored["single32k spec: speed-up over our baseline (R-133, R-134)"]
+    failed = stored["single32k spec: speed-up over our baseline, decoding only"]
     assert failed.kind == "gate"
     assert failed.values["passed"] is False
     assert (failed.values["value"], failed.values["threshold"]) == (1.5, "at least 2")

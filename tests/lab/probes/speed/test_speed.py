@@ -269,6 +269,6 @@ def test_thresholds_hold_fail_or_are_missing_and_none_is_judged_unless_set(measu
 def test_recommendations_are_for_what_was_asked_or_else_for_the_dial(measured: Path) -> None:
     speed = rows.read_speed(measured)
     [dial] = records.acceptances([], "", speed)
-    assert dial.name.startswith("the dial's share 0.81")
+    assert dial.name.startswith("the planted share 0.81")
     assert dial.length(3) == pytest.approx(3.0, abs=0.01)
     assert [one.length(1) for one in records.acceptances([0.25, 0.5], "", speed)] == [1.25, 1.5]
