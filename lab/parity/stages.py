@@ -165,7 +165,7 @@ def run_stage_parity(
         device: "auto", "cpu" or "cuda".
         k: drafts a step.
         steps: speculative steps to compare.
-        reference: a file of recorded tensors (docs/taps.md) that takes the place of the plain reference.
+        reference: a file of recorded tensors (docs/engine.md) that takes the place of the plain reference.
         stages: compare these stages only, e.g. ("draft.fc", "draft.head"); for recordings that hold no more.
         fault: name of a bug to plant in the engine (`lab.parity.faults`), to see it found.
         capture_layers, capture_convention: explicit tap ids.
