@@ -36,6 +36,7 @@ AREAS = [
     "host glue",
     "partial-cache verification",
 ]
+STATES = ("built", "part", "deviation", "not built")
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 PLAN = re.findall(r"^- \*([a-z ]+)\*: ", LIST, flags=re.MULTILINE)
 
@@ -80,30 +81,39 @@ def test_every_requirement_and_every_contradiction_has_one_row_in_order() -> Non
     assert [row.id for row in ROWS] == [*REQUIREMENTS, *CONTRADICTIONS]
 
 
-def wrong_in(row: Row) -> list[str]:
-    """What a row says that its state does not allow, or leaves out."""
+def test_every_row_says_what_it_is_about_how_far_it_is_and_by_which_tests() -> None:
+    wrong = [f"{row.id}: {fault}" for row in ROWS for fault in faults_of(row)]
+    assert not wrong, "\n".join(wrong)
+
+
+def faults_of(row: Row) -> list[str]:
+    """What a row leaves unsaid, and the tests it names that are not there."""
     reason = NAMED_TEST.sub("", row.note).replace("<br>", "").strip()
-    rules = [
-        (row.what, "says what it is about"),
-        (row.state in ("built", "part", "deviation", "not built"), "has a state"),
-        (row.state == "not built" or row.tests, "what is built is shown by a test"),
-        (row.state not in ("part", "not built") or row.plan, f"what is missing belongs to one of {PLAN}"),
-        (row.state != "not built" or not row.tests, "a test that shows something makes it part"),
-        (row.state not in ("part", "deviation") or reason, "what is missing or otherwise is said"),
-        (len(set(row.tests)) == len(row.tests), "names a test once"),
-        (row.note.count("::test_") == len(row.tests), "writes a test as `tests/file.py::test_name`"),
+    rules = {
+        "says nothing": not row.what,
+        f"state {row.state!r} is none of {STATES}": row.state not in STATES,
+        "what is built is shown by a test": row.state != "not built" and not row.tests,
+        f"what is missing belongs to one of {PLAN}": row.state in ("part", "not built") and not row.plan,
+        "a test that shows something makes it part": row.state == "not built" and bool(row.tests),
+        "a deviation has a reason": row.state == "deviation" and not reason,
+        "names a test twice": len(set(row.tests)) != len(row.tests),
+        "a test is named as `tests/file.py::test_name`": row.note.count("::test_") != len(row.tests),
+    }
+    gone = [f"{path}::{name} is gone" for path, name in row.tests if name not in functions_of(path)]
+    return [fault for fault, is_so in rules.items() if is_so] + gone
+
+
+def test_a_row_that_says_too_little_is_found() -> None:
+    here = "`tests/test_requirements.py::test_a_row_that_says_too_little_is_found`"
+    assert faults_of(Row("R-01", "a tree", "built", here)) == []
+    assert faults_of(Row("R-01", "a tree", "built", "")) == ["what is built is shown by a test"]
+    assert faults_of(Row("R-01", "a tree", "deviation", here)) == ["a deviation has a reason"]
+    assert faults_of(Row("R-01", "", "part", here + here)) == [
+        "says nothing",
+        f"what is missing belongs to one of {PLAN}",
+        "names a test twice",
     ]
-    return [f"{row.id}: {rule}" for holds, rule in rules if not holds]
-
-
-def test_a_row_says_what_it_is_about_and_how_far_it_is() -> None:
-    assert [wrong for row in ROWS for wrong in wrong_in(row)] == []
-
-
-def test_every_named_test_exists() -> None:
-    named = [(row.id, path, name) for row in ROWS for path, name in row.tests]
-    missing = [f"{number}: {path}::{name}" for number, path, name in named if name not in functions_of(path)]
-    assert missing == []
+    assert faults_of(Row("R-01", "a tree", "built", "`tests/gone.py::test_it`")) == ["tests/gone.py::test_it is gone"]
 
 
 def numbers_in(paths: Iterable[Path]) -> set[str]:
