@@ -135,7 +135,7 @@ class Engine:
         Raises:
             ConfigError: an empty prompt, one longer than the session, a token outside the vocabulary, or stop words
                 without a tokenizer. Nothing has been decoded then.
-            InvariantViolated: in performance mode, a promise of it that does not hold (docs/performance_mode.md).
+            InvariantViolated: in performance mode, a promise of it that does not hold (docs/runbook.md).
         """
         settings = [generation] * len(prompts) if isinstance(generation, GenerationConfig) else list(generation)
         if len(settings) != len(prompts):

@@ -135,7 +135,7 @@ def _normed(product: Mapping[str, Any]) -> Tensor:
 
 
 def with_derived(tensors: dict[str, Tensor], taps: Sequence[int], widths: dict[str, int]) -> dict[str, Tensor]:
-    """A recording of a program's taps under the names of docs/taps.md.
+    """A recording of a program's taps under the names of docs/engine.md.
 
     Args:
         taps: layers whose input the draft reads. widths: columns of logits that are no padding.

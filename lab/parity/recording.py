@@ -33,7 +33,7 @@ class Recording:
     """What one prompt left behind.
 
     Attributes:
-        tensors: on the CPU, by "<pass>/<stage>"; names in docs/taps.md.
+        tensors: on the CPU, by "<pass>/<stage>"; names in docs/engine.md.
         n_steps: speculative steps kept.
         k: drafts a step.
     """

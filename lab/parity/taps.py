@@ -1,6 +1,6 @@
 """Recorded stages on disk: ours for another system to check against, or another system's for us.
 
-One safetensors file; names, shapes and the tap convention are described in docs/taps.md, and the file's own metadata
+One safetensors file; names, shapes and the tap convention are described in docs/engine.md, and the file's own metadata
 says which tokens it was made with, so that two files of different runs are never compared.
 """
 
@@ -78,7 +78,7 @@ def read_taps(path: str | Path, prompts: Sequence[Sequence[int]], *, k: int, ste
     """Recorded tensors by "<pass>/<stage>", a dictionary a prompt.
 
     Raises:
-        ExperimentError: the file is missing, cut short, or lacks the metadata of docs/taps.md.
+        ExperimentError: the file is missing, cut short, or lacks the metadata of docs/engine.md.
         NotComparable: it was made with other prompts, another depth, fewer steps, or by a newer version.
     """
     file = Path(path)
@@ -95,7 +95,7 @@ def read_taps(path: str | Path, prompts: Sequence[Sequence[int]], *, k: int, ste
     missing = [key for key in ("schema", "prompts", "k", "steps") if key not in metadata]
     if missing:
         raise ExperimentError(
-            f"{file.name} has no metadata {', '.join(missing)}", "the keys of docs/taps.md", "add them when recording"
+            f"{file.name} has no metadata {', '.join(missing)}", "the keys of docs/engine.md", "add them when recording"
         )
     if metadata["schema"] != SCHEMA:
         raise NotComparable(

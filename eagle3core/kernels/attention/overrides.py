@@ -1,7 +1,7 @@
 """Settings of the attention kernel by hand: environment variables that replace parts of the chosen plan.
 
 For trials and for finding faults; sweeps and the tuned file are how settings become defaults. All of them are
-order-neutral. Source: docs/requirements.md R-107; docs/sweeps.md says what became of its other names.
+order-neutral. Source: docs/requirements.md R-107; docs/measuring.md says what became of its other names.
 """
 
 from __future__ import annotations

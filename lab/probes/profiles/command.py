@@ -158,7 +158,7 @@ def _take_csv(taken: Taken, path: Path) -> None:
         raise ExperimentError(
             f"{path.name} is no capture that can be read",
             "nsys SQLite, nsys stats nvtx_gpu_proj_sum as CSV, ncu raw page as CSV, or a trace of torch's profiler",
-            "see docs/profiles.md for the commands that write these",
+            "see docs/measuring.md for the commands that write these",
         )
 
 
