@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, EXIT_USAGE, LabError
 from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions
-from lab.options.exchange import ImportOptions, TapsOptions
+from lab.options.exchange import ImportOptions, TapsOptions, UpgradeOptions
 from lab.options.fields import Options
 from lab.options.kernels import KernelsOptions
 from lab.options.night import CompareOptions, NightOptions, NoOptions, NotebooksOptions, ReportOptions, RunOptions
@@ -72,10 +72,12 @@ COMMANDS = (
     Command("profile", "profile a step by range, or a stored capture", ProfileOptions, "probes.profiles.command:run"),
     Command("planted", "check a planted pair, or write it to disk", PlantedOptions, "probes.bench.dial:run"),
     Command("train", "train a small (target, draft) pair from scratch", TrainOptions, "training.command:run"),
+    Command("rows upgrade", "carry stored rows over to today's form", UpgradeOptions, "rows.upgrade:run"),
     Command("taps", "write the engine's recorded stages to a file", TapsOptions, "parity.taps:run"),
 )  # fmt: skip
 GROUPS = {
     "sweep": "time order-neutral settings of the kernels and keep the best",
+    "rows": "look after stored rows",
     "gates": "judge speed: micro runs, and full ones after three green",
 }
 

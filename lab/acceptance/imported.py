@@ -17,7 +17,8 @@ from typing import Any
 from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError
 from lab.options.exchange import ImportOptions
 from lab.rows.environment import collect
-from lab.rows.store import Row, RowWriter, read_rows, utc_now
+from lab.rows.maker import RowMaker
+from lab.rows.store import Row, RowWriter, read_rows
 
 KIND = "acceptance"
 FORMATS = (
@@ -216,7 +217,5 @@ def _two_or_more(values: Mapping[str, Any]) -> object:
 
 
 def _row(one: Acceptance, name: str, number: int) -> Row:
-    return Row(
-        run="import", job="import", notebook="import", kind=KIND, name=f"{name}/{one.system}", values=one.values(),
-        parameters={"system": one.system, "entry": number}, environment=collect().fingerprint, recorded_at=utc_now(),
-    )  # fmt: skip
+    maker = RowMaker("import", "import", collect().fingerprint)
+    return maker.measured(KIND, f"{name}/{one.system}", one.values(), {"system": one.system, "entry": number})

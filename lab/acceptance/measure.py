@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,12 +81,12 @@ def measure_acceptance(
     pair = PairUnderTest(Path(target), Path(draft), dtype, device)
     generation = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
     depths = []
-    with faults.planted(fault) if fault else nullcontext():
-        for k, engine in _engines(pair, prompts, ks, max_new_tokens, batch):
-            if on_depth is not None:
-                on_depth(k)
-            responses = engine.generate([list(prompt.ids) for prompt in prompts], generation)
-            depths.append(count_acceptance(k, prompts, responses, in_draft_vocabulary(engine)))
+    for k, engine in _engines(pair, prompts, ks, max_new_tokens, batch):
+        if on_depth is not None:
+            on_depth(k)
+        spoiled = faults.plant(engine, fault) if fault else engine
+        responses = spoiled.generate([list(prompt.ids) for prompt in prompts], generation)
+        depths.append(count_acceptance(k, prompts, responses, in_draft_vocabulary(engine)))
     return AcceptanceReport(dtype, tuple(depths))
 
 

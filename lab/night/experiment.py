@@ -22,6 +22,7 @@ from lab.errors import ExperimentError
 from lab.night.parameters import ParameterSpec, check_parameters, find_notebook, read_parameters
 from lab.page import figures
 from lab.rows import environment
+from lab.rows.maker import RowMaker
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row, RowWriter, Value, utc_now
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def start(given: dict[str, Any], *, notebook: str) -> Experiment:
     experiment = Experiment(notebook, run, job, out, parameters, record)
     experiment.print_start(specs)
     if by_hand:
-        experiment.write("environment", "machine", {"record": [record.model_dump_json()]})
+        experiment.write_machine()
     return experiment
 
 
@@ -118,6 +119,7 @@ class Experiment:
         self._n_figures = 0
         out.mkdir(parents=True, exist_ok=True)
         self._writer = RowWriter(out / ROWS_FILE)
+        self._maker = RowMaker(run, job, record.fingerprint, notebook)
 
     @property
     def run_dir(self) -> Path:
@@ -133,6 +135,12 @@ class Experiment:
             print(f"  {name} = {value!r}{note}")
         for label, text in self.environment.lines():
             print(f"  {label}: {text}")
+
+    def write_machine(self) -> Row:
+        """Appends the machine's record as a row, for a folder that has no file of it."""
+        row = self._maker.machine(self.environment)
+        self._writer.write(row)
+        return row
 
     def write(
         self,
@@ -163,20 +171,8 @@ class Experiment:
         if timing is not None:
             timer, warmup, repeats = timing.timer, timing.warmup, timing.repeats
             plain = {**timing.values(), **plain}
-        row = Row(
-            run=self.run,
-            job=self.job,
-            notebook=self.notebook,
-            kind=kind,
-            name=name,
-            values=plain,
-            parameters={key: _plain(key, value) for key, value in parameters.items()},
-            timer=timer,
-            warmup=warmup,
-            repeats=repeats,
-            environment=self.environment.fingerprint,
-            recorded_at=utc_now(),
-        )
+        where = {key: _plain(key, value) for key, value in parameters.items()}
+        row = self._maker.measured(kind, name, plain, where, timer=timer, warmup=warmup, repeats=repeats)
         self._writer.write(row)
         return row
 
@@ -194,18 +190,8 @@ class Experiment:
 
     def missing(self, kind: str, name: str, reason: str, **parameters: Any) -> Row:
         """Appends a row that says `name` was not measured, and why. Missing never counts as passed."""
-        row = Row(
-            run=self.run,
-            job=self.job,
-            notebook=self.notebook,
-            kind=kind,
-            name=name,
-            parameters={key: _plain(key, value) for key, value in parameters.items()},
-            status="missing",
-            reason=reason,
-            environment=self.environment.fingerprint,
-            recorded_at=utc_now(),
-        )
+        where = {key: _plain(key, value) for key, value in parameters.items()}
+        row = self._maker.missing(kind, name, reason, where)
         self._writer.write(row)
         print(f"missing: {name}: {reason}")
         return row

@@ -50,7 +50,7 @@ class PairConfig(BaseModel):
     def _named_or_both(self) -> PairConfig:
         directories = (self.target is not None) + (self.draft is not None)
         if directories == 1 or (self.name is None) == (directories == 0):
-            raise ValueError('give either name = "shipped", or both target and draft')
+            raise ValueError('give either name = "shipped" or "random", or both target and draft')
         return self
 
 

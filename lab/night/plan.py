@@ -209,15 +209,15 @@ def pair_paths(config: NightConfig) -> dict[str, Path]:
     needed = pair_parameters(config)
     if not needed:
         return {}
-    from lab import pairs  # here, so that a night without a pair needs none
+    # Here, so that a night without a pair does not wait for torch.
+    from lab.pairs import pair_on_disk
+    from lab.pairs.named import named_pair
 
     pair = config.pair
     if pair.target and pair.draft:
-        found = pairs.pair_on_disk(Path(pair.target), Path(pair.draft))
-    elif pair.name == "shipped":
-        found = pairs.shipped_pair()
+        found = pair_on_disk(Path(pair.target), Path(pair.draft))
     else:
-        raise ExperimentError(f"no pair is called {pair.name!r}", '"shipped"', "name it, or give target and draft")
+        found = named_pair(str(pair.name))
     paths = {"target": found.target, "draft": found.draft}
     prompts = Path(config.prompts) if config.prompts else found.prompts
     if prompts is not None:  # else the notebooks fall back on prompts of their own, and say so

@@ -44,3 +44,12 @@ class ImportOptions(Options):
     name: str = option("", "of the rows (default: the file's)")
     against: ExistingFile | None = option(None, "our rows on the same prompts", metavar="ROWS.jsonl")
     row: str = option("", "which of them, e.g. spec-3 (default: the last with an acceptance)")
+
+
+class UpgradeOptions(Options):
+    """Carry stored rows of older forms over to today's; shows only, unless --write."""
+
+    paths: tuple[Path, ...] = option(
+        ..., "files of rows, or folders of them", flag="", metavar="FILE|DIR", shape="several"
+    )
+    write: bool = option(False, "write the files; without it nothing is changed")

@@ -8,16 +8,19 @@ formula is needed, so that next to nothing is added to the error that is measure
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from eagle3core.kernels.card import Call
+from eagle3core.kernels.gemm.launcher import unpack_weight
 from eagle3core.step.program import Program, Stage, Tap
-from eagle3core.step.replay import Enqueue, Replayer, Staged, offer
+from eagle3core.step.replay import Enqueue, Replayer, Staged
+from eagle3core.step.state import DeviceState
 from eagle3core.trace import Trace
+from lab.parity.by_request import Owners, RequestTrace
 from lab.parity.names import split_name
 
 # Of a prompt the draft's keys and values are all that is needed, so nothing past them is computed.
@@ -25,7 +28,7 @@ NOT_COMPUTED = ("prefill/draft.attn", "prefill/draft.mlp", "prefill/draft.feedba
 # How each derived stage is made; the report prints these words.
 DERIVED = {
     "draft.rope": "q from its buffer, k from the cache after the write",
-    "draft.qkv": "q and k as draft.rope has them, turned back in fp64 by the kernels' own table; v from the cache",
+    "draft.qkv": "q and k made of the q, k, v map's operands in fp64; v from the cache after the write",
     "draft.positions": "operand of the q, k, v map",
     "draft.attn": "residual stream after attention, which the o map writes; compared with fc + attention's output",
     "draft.norm": "what the head reads: scaled stream times rsqrt of its partial sums, in fp64",
@@ -38,10 +41,15 @@ DERIVED = {
 
 
 class TappingReplayer:
-    """Runs programs as another replayer does, and offers the derived stages when they run one by one."""
+    """Runs programs as another replayer does; stage by stage, it hands every stage to a `RequestTrace`.
 
-    def __init__(self, inner: Replayer) -> None:
-        self.inner = inner
+    Args:
+        inner: what runs them.
+        state: that the programs work on; it says whose rows are whose.
+    """
+
+    def __init__(self, inner: Replayer, state: DeviceState) -> None:
+        self.inner, self.state = inner, state
 
     def whole(self, program: Program) -> Enqueue:
         """The program at once, without taps."""
@@ -49,47 +57,50 @@ class TappingReplayer:
 
     def staged(self, program: Program) -> Staged:
         """The program stage by stage, each followed by its own taps and the derived ones."""
-        parts = [(self.inner.staged((stage,)), stage, at) for stage, at in zip(program, _passes(program), strict=True)]
+        bare = [self.inner.staged((replace(stage, taps={}),)) for stage in program]
+        parts = list(zip(bare, program, passes_of(program), strict=True))
+        owners = Owners(program, self.state)
 
         def play(trace: Trace) -> None:
+            assert isinstance(trace, RequestTrace), "stages are recorded by request"
             for run, stage, at in parts:
                 run(trace)
-                for name, tap in derived(stage, at):
-                    offer(trace, name, tap)
+                for name, tap in (*stage.taps.items(), *derived(stage, at)):
+                    trace.keep(name, tap, owners.read())
 
         return play
 
 
 @dataclass(frozen=True)
-class _PassOf:
+class PassOf:
     """The pass that a stage belongs to: its scope, and the slots of its rows."""
 
     scope: str
     slots: Tensor | None
 
 
-def _passes(program: Program) -> list[_PassOf]:
+def passes_of(program: Program) -> list[PassOf]:
     """By stage, the pass of the newest tap so far."""
-    found, now = [], _PassOf("", None)
+    found, now = [], PassOf("", None)
     for stage in program:
         for tap in stage.taps.values():
-            now = _PassOf(tap.scope, tap.slots)
+            now = PassOf(tap.scope, tap.slots)
         found.append(now)
     return found
 
 
-def derived(stage: Stage, at: _PassOf) -> Iterator[tuple[str, Tap]]:
+def derived(stage: Stage, at: PassOf) -> Iterator[tuple[str, Tap]]:
     """Stages to be read from what `stage` has just left behind."""
     if not stage.calls:
         return
-    last = stage.calls[-1].operands
     if stage.name == "draft.qkv":
-        rotated, turned_back = _projections(last)
-        yield "draft.positions", Tap(last["positions"], at.slots, at.scope)
-        yield "draft.qkv", Tap(turned_back, at.slots, at.scope)
+        product = _call(stage, "gemm").operands
+        projected, rotated = _projections(product)
+        yield "draft.positions", Tap(product["positions"], at.slots, at.scope)
+        yield "draft.qkv", Tap(projected, at.slots, at.scope)
         yield "draft.rope", Tap(rotated, at.slots, at.scope)
     elif stage.name == "draft.attn":
-        yield "draft.attn", Tap(last["y"], at.slots, at.scope)
+        yield "draft.attn", Tap(_call(stage, "gemm").operands["y"], at.slots, at.scope)
     elif stage.name in ("draft.head", "target.head"):
         product = _call(stage, "gemm").operands
         yield stage.name.replace("head", "norm"), Tap(_normed(product), at.slots, at.scope)
@@ -101,24 +112,20 @@ def _call(stage: Stage, op: str) -> Call:
     return next(call for call in stage.calls if call.op == op)
 
 
-def _projections(last: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Rotated q and k side by side, and q, k, v side by side before rotation, of every row."""
-    q, slots, table = last["y"], last["slots"], last["table"][last["positions"].long()]
-    heads = (last["q_heads"], last["kv_heads"])
-    block = last["second"].shape[2]
-    slot = slots.clamp_min(0).long()  # rows of padding are dropped by whoever records
-    k, v = (pages[slot // block, :, slot % block].flatten(1) for pages in (last["second"], last["third"]))
-    back = [_turned_back(rows, n, table) for rows, n in zip((q, k), heads, strict=True)]
-    return torch.cat([q, k], dim=1), torch.cat([*back, v.double()], dim=1)
+def _projections(product: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """q, k, v side by side before rotation, and rotated q and k side by side, of every row.
 
-
-def _turned_back(rows: Tensor, n_heads: int, table: Tensor) -> Tensor:
-    """`rows: [R, H * D]` before their rotation by `table: [R, D / 2, 2]`, in fp64."""
-    cos, sin = (part[:, None] for part in table.double().unbind(-1))
-    first, second = rows.double().view(len(rows), n_heads, -1).chunk(2, dim=-1)
-    length = cos.square() + sin.square()  # not 1 where the table carries a scale
-    turned = torch.cat([first * cos + second * sin, second * cos - first * sin], dim=-1)
-    return (turned / torch.cat([length, length], dim=-1)).flatten(1)
+    The map rotates what it sums, so q and k exist in rotated form only. Before it they are made of its operands, and
+    what the map itself gets wrong shows in the rotated ones; v, which is not rotated, is read where it was written.
+    """
+    block = product["second"].shape[2]
+    slot = product["slots"].clamp_min(0).long()  # rows of padding are dropped by whoever records
+    k, v = (pages[slot // block, :, slot % block].flatten(1) for pages in (product["second"], product["third"]))
+    weight = unpack_weight(product["w"], product["epilogue"], product["k"]) if product["packed"] else product["w"]
+    sums = product["x"].double() @ weight.double()[: -v.shape[1]].T
+    if "bias" in product:
+        sums = sums + product["bias"].double()[: -v.shape[1]]
+    return torch.cat([sums, v.double()], dim=1), torch.cat([product["y"], k], dim=1)
 
 
 def _normed(product: Mapping[str, Any]) -> Tensor:

@@ -38,6 +38,7 @@ def make_gather_rows(isa: Any, *, vector: int, overlap: bool) -> Any:
             isa.let_next_start()
             isa.wait_previous()
         if piece < pieces:
+            # One load deep: the index; a row of index -1 is filled and not read.
             place = isa.load_u32(index + row * 4)
             target = out + (row * pieces + piece) * (vector * 4)
             at = source + (i64(place) * pieces + piece) * (vector * 4)

@@ -22,7 +22,6 @@ from lab.options.values import DIAL_DEPTH, Point
 from lab.pairs.planted import share_for_length
 from lab.probes.bench.command import chosen_device, chosen_dtype
 from lab.probes.bench.hf_generate import HF_MODES, hf_rows
-from lab.probes.bench.record import NAME as BENCH
 from lab.probes.bench.record import Rows, record_of
 from lab.probes.bench.results import wrong_tokens
 from lab.probes.bench.run import Bench, Tell, free, read_ceiling
@@ -102,10 +101,10 @@ class Kept:
 
     def measured(self, bench: Bench, point: Point) -> list[Row]:
         """The rows of a point from an earlier run; none unless all that is asked for is among them, measured."""
-        scenario, common = bench.scenario, bench.rows.common(BENCH, "", {})
+        scenario, machine = bench.scenario, bench.rows.environment.fingerprint
         alike = [
             row for row in self._earlier
-            if row.status == "measured" and row.environment == common["environment"]
+            if row.status == "measured" and row.environment == machine
             and (row.warmup, row.repeats) == (scenario.warmup, scenario.rounds)
         ]  # fmt: skip
         found = []

@@ -81,11 +81,12 @@ def _once(
     runs: Runs, kind: RunKind, options: GatesRunOptions, key: Key, name: str, records: list[dict[str, object]]
 ) -> list[GateResult]:
     """One run: measured, judged, written, and its line in the state file whatever becomes of it."""
+    machine = runs.environment.fingerprint
     try:
         rows = runs.run(kind, name)
     except Exception as error:  # whatever ends a run, it was not green
         first = (str(error).splitlines() or ["no message"])[0]
-        append(options.state, entry_of(key, kind, "broke", [f"{type(error).__name__}: {first}"]))
+        append(options.state, entry_of(key, kind, "broke", [f"{type(error).__name__}: {first}"], machine))
         raise
     results = judge_run(runs.config, kind, rows)
     result = outcome(results)
@@ -96,7 +97,8 @@ def _once(
         records += [record_of(row) for row in rows]
         options.records.parent.mkdir(parents=True, exist_ok=True)
         options.records.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
-    append(options.state, entry_of(key, kind, result, [gate.name for gate in results if gate.word != "pass"]))
+    not_passed = [gate.name for gate in results if gate.word != "pass"]
+    append(options.state, entry_of(key, kind, result, not_passed, machine))
     return results
 
 

@@ -17,7 +17,8 @@ from eagle3core.checkpoint.draft import draft_shapes
 from eagle3core.checkpoint.target import target_shapes
 from eagle3core.config import EngineConfig
 from eagle3core.kernels.card import Variant
-from eagle3core.kernels.launch import build_cubins, device_arch
+from eagle3core.kernels.cubins import build_cubins
+from eagle3core.kernels.launch import device_arch
 from eagle3core.step.program import variants_of
 from eagle3core.step.replay import EagerReplayer, GraphReplayer
 from eagle3core.weights.packed import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from eagle3core.kernels import launch, proof, registry
+from eagle3core.kernels import cubins, launch, proof, registry
 from eagle3core.kernels.card import Card, Case, Launch, Variant, case_id
 from lab.options.kernels import SanitizedCardOptions
 from lab.options.reader import run_program
@@ -98,7 +98,7 @@ def _changed(first: Mapping[str, torch.Tensor], again: Mapping[str, torch.Tensor
 def variants(cards: Sequence[Card], arch: str) -> list[Variant]:
     """Every kernel that `watched` launches for `cards` on `arch`, found without a GPU."""
     launched = (item.variant for card in cards for item in _planned(card, arch))
-    return list({launch.digest(variant, arch): variant for variant in launched}.values())
+    return list({cubins.digest(variant, arch): variant for variant in launched}.values())
 
 
 def _planned(card: Card, arch: str) -> Iterator[Launch]:

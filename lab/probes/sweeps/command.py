@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 
 from eagle3core.kernels import tuned
-from eagle3core.kernels.launch import build_cubins
+from eagle3core.kernels.cubins import build_cubins
 from eagle3core.step.gemm_audit import write_shapes
 from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED, EXIT_UNDECIDED, ExperimentError
 from lab.options.sweeps import FmhaOptions, GemmOptions, ShapesOptions, SweepOptions
@@ -65,7 +65,7 @@ def _swept(op: Op, options: SweepOptions) -> int:
         return _conclude(op, options, options.rows, is_whole=True)
     assert options.out is not None, "the options name a file for rows"
     machine = machine_of(options.device)
-    writer = SweepWriter(options.out, machine.about())
+    writer = SweepWriter(options.out, machine.gpu, machine.timer)
     attention = options if isinstance(options, FmhaOptions) else None
     sweep = Sweep(
         machine, writer, deadline=time.monotonic() + options.limit_s,
@@ -75,7 +75,7 @@ def _swept(op: Op, options: SweepOptions) -> int:
     is_whole = sweep.run(regimes)
     if attention is not None and attention.orders:
         sweep.joint(_of_dim(regimes, attention.orders_dim), attention.orders)
-        print("\n".join(joint_table(writer.rows)))
+        print("\n".join(joint_table(writer.cells)))
     if options.confirm:
         MicroRuns(writer, op, machine.arch, _scenario(options, machine)).run()
     return _conclude(op, options, options.out, is_whole=is_whole)
@@ -146,7 +146,7 @@ def _scenario(options: SweepOptions, machine: Machine) -> Scenario:
 def _conclude(op: Op, options: SweepOptions, rows: Path, *, is_whole: bool) -> int:
     """What was chosen, in words and as one JSON line; the tuned file if one is asked for."""
     sweep = read_sweep(rows)
-    choices, missing = choose_all(sweep.rows, op)
+    choices, missing = choose_all(sweep.cells, op)
     if not choices and not missing:
         raise ExperimentError(f"{sweep.name} has no rows of {op}", "rows of its sweep", f"eagle3lab sweep {NAMES[op]}")
     unequal = [row["regime"] for row in sweep.of(op, SCREEN) if not row["bits_equal"]]

@@ -335,6 +335,43 @@ def test_the_previous_run_of_the_same_machine_is_compared_and_another_is_not(tmp
     assert "against the previous run 1 slower and 0 the same" in summary["sentence"]
 
 
+MEASURED = {"kind": "decode", "name": "spec-3"}
+GONE = {**MEASURED, "status": "missing", "reason": "the kernel died"}
+
+
+@pytest.mark.parametrize(
+    ("now", "is_strict", "word", "code"),
+    [
+        ({**MEASURED, "values": {"tokens_per_s": 50.0}}, False, "passed", 0),
+        ({**MEASURED, "values": {"tokens_per_s": 50.0}}, True, "failed", 1),  # certainly slower
+        ({**MEASURED, "values": {"tokens_per_s": 95.0}}, True, "undecided", 4),  # unsure
+        (GONE, False, "passed", 0),
+        (GONE, True, "undecided", 4),  # missing, as the only word
+        (None, True, "undecided", 4),  # not so much as a row
+        ({**MEASURED, "values": {"tokens_per_s": 200.0}}, True, "passed", 0),  # certainly faster
+    ],
+)
+def test_a_strict_night_fails_by_what_is_slower_and_is_undecided_by_what_is_unsure_or_missing(
+    tmp_path: Path, now: dict[str, Any] | None, is_strict: bool, word: str, code: int
+) -> None:
+    def night(name: str, started: str, **changes: Any) -> Path:
+        folder = plan(tmp_path / name, "m", started_at=started, **changes)
+        (folder / "environment.json").write_text(json.dumps({"packages": {}, "gpus": []}))
+        return folder
+
+    before = night("before", "2026-01-01T00:00:00+00:00")
+    add_rows(before, HELD, {**MEASURED, "values": {"tokens_per_s": 100.0}})
+    (before / "summary.json").write_text(json.dumps(conclude(before, now=NOW)))
+    after = night("now", "2026-01-02T00:00:00+00:00", strict_undecided=is_strict)
+    add_rows(after, HELD, *([now] if now else []))
+    summary = conclude(after, now=NOW)
+    assert (summary["word"], summary["exit_code"]) == (word, code), summary["since"]["words"]
+    if word == "failed":
+        assert summary["sentence"].startswith("Failed: 1 number certainly slower than in the previous run; ")
+    add_rows(after, BROKEN)
+    assert conclude(after, now=NOW)["exit_code"] == 1, "a failed gate is a failed gate, strict or not"
+
+
 def test_a_run_folder_of_another_machine_cannot_be_gone_on_with(tmp_path: Path, config: Path) -> None:
     plan(tmp_path / "theirs", "another machine")
     with pytest.raises(ExperimentError, match="holds a run of another machine"):

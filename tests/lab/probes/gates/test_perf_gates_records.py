@@ -84,6 +84,20 @@ def test_another_systems_records_are_judged_by_what_they_hold(config: GatesConfi
     assert outcome(found) == "incomplete"
 
 
+@pytest.mark.parametrize("nested", [2.2, 3.1])
+def test_a_nested_acceptance_length_that_contradicts_the_flat_one_fails(
+    tmp_path: Path, nested: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = rows(spec={"eagle_speculation.mean_acceptance_length": nested})
+    paths = write_records(tmp_path, found)
+    assert cli.main(["gates", "check", *map(str, paths), "--mode", "single32k"]) == 1
+    assert (
+        f"acceptance_length 3.0003 and eagle_speculation.mean_acceptance_length {nested:g}" in capsys.readouterr().err
+    )
+    agreeing = rows(spec={"eagle_speculation.mean_acceptance_length": SPEC["acceptance_length"] * (1 + 1e-12)})
+    assert check(write_records(tmp_path, agreeing)) == 0
+
+
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("flag", [None, False, "yes"])
 def test_records_of_no_micro_run_are_refused(

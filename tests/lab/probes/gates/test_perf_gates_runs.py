@@ -257,7 +257,7 @@ def test_a_run_that_ends_in_an_error_is_written_down_as_broken(
         main(["micro", *common, "--repeat", "4"])
     last = read(state)[-1]
     assert isinstance(last, Entry)
-    assert (last.result, last.why) == ("broke", [f"{type(error).__name__}: {str(error).splitlines()[0]}"])
+    assert (last.result, list(last.why)) == ("broke", [f"{type(error).__name__}: {str(error).splitlines()[0]}"])
     with pytest.raises(RunFailed, match="0 of 3"):
         main(["full", *common])
 
