@@ -120,5 +120,5 @@ def test_files_that_hold_no_such_record_are_refused(tmp_path: Path) -> None:
         base.write_text(text, encoding="utf-8")
         with pytest.raises(ExperimentError, match=r"base\.json"):
             check((base, spec))
-    with pytest.raises(ExperimentError, match="cannot be read"):
+    with pytest.raises(ExperimentError, match="does not exist"):
         check((tmp_path / "absent.json", spec))

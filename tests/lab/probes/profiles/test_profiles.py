@@ -180,7 +180,7 @@ def test_a_step_of_the_real_engine_is_profiled_on_a_cpu(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--at", "16x1,32x1"], "16x1,32x1"), (["--spec", "0,3"], "--spec 0,3"), (["--steps", "0"], "--steps is 0"),
+        (["--at", "16x1,32x1"], "16x1,32x1"), (["--spec", "0,3"], "--spec is 0,3"), (["--steps", "0"], "--steps is 0"),
         (["--share", "0.5", "--acceptance-length", "2"], "--share"),
     ],
 )  # fmt: skip
