@@ -12,7 +12,7 @@ from eagle3core.config import (
     to_engine_spec_dict,
     validate_eagle_runtime_config,
 )
-from eagle3core.engine import Engine, SpeculationState
+from eagle3core.engine import Engine
 from eagle3core.errors import (
     BackendUnavailable,
     CheckpointError,
@@ -21,6 +21,7 @@ from eagle3core.errors import (
     InvariantViolated,
     KernelLimit,
 )
+from eagle3core.loading import SpeculationState
 from eagle3core.metrics import EagleMetricsSummary, RequestMetrics, SpecInfo, SpeculativeDecodingStats, StepRecord
 from eagle3core.pipeline import Pipeline, pipeline
 from eagle3core.request import Response

@@ -1,8 +1,8 @@
 """The engine: requests in, responses out; admit, step, retire.
 
-Follows a batch from the waiting line into slots (`admit`), through decode steps, and out again (`retire`). A `Runner`
-does the work: plain torch, or the GPU's kernels with results a step behind. This file only moves requests, and reads
-each outcome against the requests that were running when its work was enqueued.
+Follows a batch from the waiting line into slots (`admit`), through decode steps, and out again (`retire`). The runner
+does the work. This file holds the one book of who is running, by request id: result rows carry that id back, and a row
+whose request has left the book was made before the host knew, so it is thrown away. A slot is where a request lies.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +19,21 @@ import torch
 from eagle3core import step_log
 from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig, GenerationConfig
-from eagle3core.errors import ConfigError
+from eagle3core.errors import ConfigError, InvariantViolated
 from eagle3core.kernels.slots.slot_state import NO_ROOM
-from eagle3core.loading import Reading, TensorSource, new_runner, read_models, read_sources
-from eagle3core.loading import SpeculationState as SpeculationState
+from eagle3core.loading import Reading, SpeculationState, TensorSource, new_runner, read_models, read_sources
 from eagle3core.memory import MemoryPlan, plan_loaded, plan_reading
 from eagle3core.metrics import StepRecord
-from eagle3core.model.draft import DraftModel
-from eagle3core.model.target import TargetModel
 from eagle3core.performance import mode as performance_mode
 from eagle3core.request import Request, Response, Tokenizer, new_request
-from eagle3core.step.runner import Outcome, RowOutcome, Runner, SlotRequest
+from eagle3core.step.run import DeviceRunner, RowOutcome, SlotRequest
 from eagle3core.trace import Trace
 from eagle3core.weights.packed import PackedDraft, PackedTarget
 
 log = logging.getLogger("eagle3core")
 
 PERF_MODE_VARIABLE = performance_mode.VARIABLE
+_MOST_IDS = 1 << 31  # ids travel as int32
 
 
 class Engine:
@@ -55,8 +54,8 @@ class Engine:
 
     def __init__(
         self,
-        target: TargetModel | PackedTarget,
-        draft: DraftModel | PackedDraft | None,
+        target: PackedTarget,
+        draft: PackedDraft | None,
         config: EngineConfig,
         *,
         trace: Trace | None = None,
@@ -64,7 +63,7 @@ class Engine:
         backend: Backend | None = None,
         speculation: SpeculationState | None = None,
         memory_plan: MemoryPlan | None = None,
-        runner: Runner | None = None,
+        runner: DeviceRunner | None = None,
     ) -> None:
         draft = draft if config.speculative_config is not None else None
         self.target, self.draft, self.config = target, draft, config
@@ -77,19 +76,14 @@ class Engine:
         self.runner = runner or new_runner(target, draft, config)
         self.promises = performance_mode.Watch(config, self.backend, self.runner, self.speculation)
         self._waiting: deque[Request] = deque()
-        self._running: dict[int, Request] = {}
-        self._in_flight: deque[dict[int, Request]] = deque()
-        self._n_steps = self._n_read = 0
+        self._running: dict[int, Request] = {}  # the book: by request id
+        self._ids = count()
+        self._n_steps = 0
         log.info("[EAGLE] %s; %s", self.speculation.reason, self.memory_plan)
         if self.backend.device.type == "cuda":
             log.info("[EAGLE] %s on %s: %s", self.backend.path, self.backend.reason, self.backend.path_reason)
         if config.speculative_config is not None:
             log.info("[EAGLE] speculative settings %s, mode %s", config.speculative_config, config.mode)
-
-    @property
-    def state(self) -> Any:
-        """The runner's state: `DecodeState` in plain torch, `DeviceState` on the kernels' path."""
-        return self.runner.state
 
     @classmethod
     def from_pretrained(
@@ -119,16 +113,16 @@ class Engine:
         dtype: torch.dtype = torch.bfloat16,
         trace: Trace | None = None,
     ) -> Engine:
-        """An engine on the GPU's kernels over weights that are made tensor by tensor.
+        """An engine over weights that are made tensor by tensor, so that no second copy of them ever exists.
 
         Raises:
-            ConfigError: as `from_pretrained`, or the kernels cannot run the models here.
+            BackendUnavailable, ConfigError: as `from_pretrained`.
         """
         return cls._from_reading(read_sources(target, draft, config, dtype), config, trace=trace)
 
     @classmethod
     def _from_reading(cls, reading: Reading, config: EngineConfig, **others: Any) -> Engine:
-        plan = plan_reading(reading, config) if reading.backend.path == "kernels" else None
+        plan = plan_reading(reading, config)
         target, draft = reading.build()
         return cls(
             target, draft, config, backend=reading.backend, speculation=reading.speculation, memory_plan=plan, **others
@@ -153,9 +147,12 @@ class Engine:
             )
         geometry, length = self.target.geometry, self.config.session_len
         requests = [
-            new_request(i, list(prompt), limits, target=geometry, session_len=length, tokenizer=self.tokenizer)
+            new_request(
+                i, list(prompt), limits, next(self._ids) % _MOST_IDS, target=geometry, session_len=length,
+                tokenizer=self.tokenizer,
+            )
             for i, (prompt, limits) in enumerate(zip(prompts, settings, strict=True))
-        ]
+        ]  # fmt: skip
         self.promises.begin(self.trace)
         self._waiting.extend(requests)
         try:
@@ -172,89 +169,96 @@ class Engine:
         """Admit what fits, decode one step, read what is known, retire what is finished."""
         self._admit()
         if self._running:
-            with self.trace.scope(f"step{self._n_steps}"), self.promises.step(len(self._running)):
-                self.runner.enqueue(self.trace)
-            self._in_flight.append(dict(self._running))
-            step_log.log_active(self._n_steps, list(self._running), self.runner.n_slots)
+            number, n_running = self._n_steps, len(self._running)
+            step_log.log_active(number, [request.slot for request in self._running.values()], self.runner.n_slots)
+            with self.trace.scope(f"step{number}"), self.promises.step(n_running):
+                self.runner.enqueue(n_running, number, self.trace)
             self._n_steps += 1
         self._collect(everything=False)
 
     def _admit(self) -> None:
         while self._waiting and len(self._running) < self.runner.n_slots:
-            slot = min(set(range(self.runner.n_slots)) - self._running.keys())
-            request = self._waiting.popleft()
             if not self._running:
-                self._n_steps = self._n_read = (
-                    0  # steps are numbered from the first request of a batch, as taps name them
-                )
+                self._n_steps = 0  # steps are numbered from the first request of a batch, as taps name them
+            request = self._waiting.popleft()
+            request.slot = min(set(range(self.runner.n_slots)) - {other.slot for other in self._running.values()})
             self.trace.tap("prompt_ids", torch.tensor([request.prompt]))
-            self._running[slot] = request
-            wanted = SlotRequest(request.prompt, request.stop.limit, request.stop.end_tokens)
-            self.runner.admit(slot, wanted, self.trace)
-            self._in_flight.append({slot: request})
+            self._running[request.id] = request
+            wanted = SlotRequest(request.id, request.prompt, request.stop.limit, request.stop.end_tokens)
+            self.runner.admit(request.slot, wanted, self.trace)
             self._collect(everything=False)
 
     def _collect(self, *, everything: bool) -> None:
-        """Read the outcomes that are known, each by the requests that took part, and retire who is finished."""
+        """Read the outcomes that are known, row by row, and retire who is finished."""
         for outcome in self.runner.collect(everything=everything):
-            self._read(outcome, self._in_flight.popleft())
-        self._retire()
+            asked = step_log.asked_families()
+            for row in outcome.rows:
+                request = self._running.get(row.request_id)
+                if request is None:
+                    continue  # made before the host knew: text that does not exist
+                if outcome.step is None:
+                    request.take(row.tokens)
+                    self.trace.tap("first_token", torch.tensor([row.tokens]))
+                else:
+                    self._read(request, row, outcome.step, asked)
+                self._retire(request, row)
 
-    def _read(self, outcome: Outcome, requests: dict[int, Request]) -> None:
-        families = step_log.asked_families()
-        for row in outcome.rows:
-            request = requests[row.slot]
-            if request.finish_reason is not None:
-                continue  # made before the host knew: text that does not exist
-            if row.fault:
-                self._report(row)
-            elif not outcome.is_admission:
-                self.promises.row(row)
-            start = len(request.token_ids)
-            n_committed = request.take(row.tokens)
-            if outcome.is_admission:
-                self.trace.tap("first_token", torch.tensor([row.tokens]))
-                continue
-            # Positions past a stop were drafted for text that does not exist, so they have no rank.
-            ranks = None if row.ranks is None else row.ranks[:n_committed]
-            cut = n_committed < row.n_accepted + 1
-            step = StepRecord(start, self.runner.n_drafts, row.n_accepted, n_committed, cut, ranks)
-            if self.config.enable_metrics and self.draft is not None:
-                request.steps.append(step)
-            made = (row.slot, self._n_read, step, row.drafts, request.token_ids[start:])
-            if self.config.speculative_config is not None and self.draft is not None:
-                step_log.log_flags(self.config.speculative_config, *made)
-            if families:
-                step_log.log_families(families, *made, n_prompt=len(request.prompt))
-        self._n_read += not outcome.is_admission
+    def _read(self, request: Request, row: RowOutcome, number: int, asked: frozenset[str]) -> None:
+        if row.fault:
+            self._report(row, number)
+        else:
+            self.promises.row(row)
+        start = len(request.token_ids)
+        n_committed = request.take(row.tokens)
+        # Positions past a stop were drafted for text that does not exist, so they have no rank.
+        ranks = None if row.ranks is None else row.ranks[:n_committed]
+        cut = n_committed < row.n_accepted + 1
+        step = StepRecord(start, self.runner.n_drafts, row.n_accepted, n_committed, cut, ranks)
+        if self.config.enable_metrics and self.draft is not None:
+            request.steps.append(step)
+        made = (row.slot, number, step, row.drafts, request.token_ids[start:])
+        if self.config.speculative_config is not None and self.draft is not None:
+            step_log.log_flags(self.config.speculative_config, *made)
+        if asked:
+            step_log.log_families(asked, *made, n_prompt=len(request.prompt))
 
-    def _report(self, row: RowOutcome) -> None:
+    def _report(self, row: RowOutcome, number: int) -> None:
         """Say that an invariant broke: the slot goes on as the baseline would, or nothing can go on.
 
         Raises:
             InvariantViolated: in performance mode (docs/requirements.md R-62), or when the slot has no room left.
         """
-        broken = performance_mode.broken_by_fault(row.slot, row.fault, self._n_steps)
+        broken = performance_mode.broken_by_fault(row.slot, row.fault, number)
         if row.fault & NO_ROOM or performance_mode.is_on():
             raise broken
         log.error("[EAGLE] slot %d goes on without its drafts: %s", row.slot, broken)
 
-    def _retire(self) -> None:
-        for slot in [slot for slot, request in self._running.items() if request.finish_reason is not None]:
-            self.runner.release(slot)
-            del self._running[slot]
+    def _retire(self, request: Request, row: RowOutcome) -> None:
+        """Take a finished request out of the book, and its slot out of the next steps.
+
+        Raises:
+            InvariantViolated: the device has ended a request that the host would go on with.
+        """
+        if request.finish_reason is None:
+            if row.is_finished:
+                raise InvariantViolated(
+                    f"slot {row.slot} stopped after {len(request.token_ids)} of {request.stop.limit} tokens",
+                    "a stop at an end token or at the limit",
+                    "report this with the request: device and host disagree about its end",
+                )
+            return
+        del self._running[request.id]
+        if not row.is_finished:
+            self.runner.release(request.slot)
 
     def _abandon(self) -> None:
         """Empty every slot, so that an engine is usable again after an interrupt or an error."""
         self.runner.abandon()
-        self._in_flight.clear()
         self._running.clear()
         self._waiting.clear()
 
 
-def _check_fit(
-    target: TargetModel | PackedTarget, draft: DraftModel | PackedDraft | None, config: EngineConfig
-) -> None:
+def _check_fit(target: PackedTarget, draft: PackedDraft | None, config: EngineConfig) -> None:
     limit = target.geometry.max_position_embeddings
     if config.session_len > limit:
         raise ConfigError(
@@ -264,11 +268,11 @@ def _check_fit(
         raise ConfigError(
             f"the target captures the inputs of layers {target.taps}, the draft reads {draft.geometry.taps}",
             "the same layers",
-            f"build the target with TargetModel(checkpoint, taps={draft.geometry.taps})",
+            f"read the target with taps={draft.geometry.taps}",
         )
 
 
-def _speculation_from(config: EngineConfig, draft: DraftModel | PackedDraft | None) -> SpeculationState:
+def _speculation_from(config: EngineConfig, draft: PackedDraft | None) -> SpeculationState:
     spec = config.speculative_config
     if spec is None:
         return SpeculationState(False, "no speculative_config was given")
@@ -276,6 +280,6 @@ def _speculation_from(config: EngineConfig, draft: DraftModel | PackedDraft | No
         raise ConfigError(
             "speculative_config was given without a draft model",
             "both, or neither",
-            "use Engine.from_pretrained, or pass draft=DraftModel(...)",
+            "use Engine.from_pretrained, or pass the draft",
         )
     return SpeculationState(True, f"{spec.method} with {spec.num_speculative_tokens} drafted tokens a step")

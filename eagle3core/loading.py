@@ -19,22 +19,20 @@ from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.checkpoint.draft import DraftCheckpoint, draft_shapes
 from eagle3core.checkpoint.target import TargetCheckpoint, target_shapes
 from eagle3core.config import EngineConfig
-from eagle3core.errors import CheckpointError, ConfigError, KernelLimit
+from eagle3core.errors import CheckpointError, KernelLimit
 from eagle3core.geometry import DraftGeometry, TargetGeometry
+from eagle3core.kernels.card import DTYPES
 from eagle3core.kernels.launch import device_arch
-from eagle3core.model.draft import DraftModel
-from eagle3core.model.target import TargetModel
 from eagle3core.step.kernel_limits import why_plain_torch
-from eagle3core.step.replay import GraphReplayer
+from eagle3core.step.replay import EagerReplayer, GraphReplayer
 from eagle3core.step.run import DeviceRunner
-from eagle3core.step.runner import Runner, TorchRunner
-from eagle3core.step.state import DeviceSizes
+from eagle3core.step.state import SPAN, DeviceSizes
 from eagle3core.step.tree import chain_tree
-from eagle3core.weights.packed import PackedDraft, PackedTarget, Source, pack_draft, pack_target
+from eagle3core.weights.packed import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
 
 log = logging.getLogger("eagle3core")
 
-Models = tuple[TargetModel | PackedTarget, DraftModel | PackedDraft | None]
+Models = tuple[PackedTarget, PackedDraft | None]
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,8 @@ class TensorSource:
     draft_to_target: Tensor | None = None
 
 
-def device_sizes(config: EngineConfig, *, drafts: bool) -> DeviceSizes:
-    """What the device's state is made for."""
+def device_sizes(config: EngineConfig, *, drafts: bool, kernels: bool) -> DeviceSizes:
+    """What the state is made for; `kernels` read a chunk in spans, plain torch as a whole."""
     spec = config.speculative_config if drafts else None
     return DeviceSizes(
         n_slots=config.max_batch_size,
@@ -91,19 +89,17 @@ def device_sizes(config: EngineConfig, *, drafts: bool) -> DeviceSizes:
         max_tokens=config.session_len + (spec.decoding_tokens if spec else 1),
         tree=chain_tree(spec.num_speculative_tokens if spec else 0),
         chunk=config.prefill_chunk,
+        span=SPAN if kernels else config.prefill_chunk,
         block=config.block_size,
+        keeps_ranks=config.collect_draft_ranks and drafts,
     )
 
 
-def new_runner(
-    target: TargetModel | PackedTarget, draft: DraftModel | PackedDraft | None, config: EngineConfig
-) -> Runner:
-    """The runner of models on their device: plain torch for plain models, captured graphs for packed ones."""
-    if isinstance(target, TargetModel):
-        assert draft is None or isinstance(draft, DraftModel), "both models in plain torch"
-        return TorchRunner(target, draft, config)
-    assert draft is None or isinstance(draft, PackedDraft), "both models packed"
-    sizes = device_sizes(config, drafts=draft is not None)
+def new_runner(target: PackedTarget, draft: PackedDraft | None, config: EngineConfig) -> DeviceRunner:
+    """The runner of models on their device: captured graphs of kernels for packed ones, plain torch for others."""
+    sizes = device_sizes(config, drafts=draft is not None, kernels=target.is_packed)
+    if not target.is_packed:
+        return DeviceRunner(target, draft, sizes, arch=None, replayer=EagerReplayer())
     runner = DeviceRunner(target, draft, sizes, arch=device_arch(target.device), replayer=GraphReplayer())
     runner.prepare()
     return runner
@@ -125,6 +121,11 @@ def choose_path(
     return replace(backend, path="torch", path_reason=reason)
 
 
+def packs_for(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether weights on a device are packed for kernels there: on a GPU, in a dtype that kernels compute in."""
+    return device.type == "cuda" and dtype in DTYPES
+
+
 def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
     """The models that a configuration names, read and checked on the host.
 
@@ -140,45 +141,31 @@ def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
     backend = choose_path(backend, target.geometry, geometry, config, target.dtype)
 
     def build() -> Models:
-        if backend.path == "torch":
-            return _plain(target, draft, backend.device)
-        packed = pack_target(
-            target.geometry, target.weights.pop, dtype=target.dtype, device=backend.device, block=config.block_size,
-            taps=geometry.taps if geometry else (),
-        )  # fmt: skip
-        if draft is None:
-            return packed, None
-        made = pack_draft(draft.geometry, draft.weights.pop, draft.draft_to_target, packed, block=config.block_size)
-        return packed, made
+        packs = backend.path == "kernels"
+        return pack_checkpoints(target, draft, device=backend.device, block=config.block_size, packs=packs)
 
     return Reading(target.geometry, geometry, target.dtype, backend, build, speculation)
 
 
 def read_sources(target: TensorSource, draft: TensorSource | None, config: EngineConfig, dtype: torch.dtype) -> Reading:
-    """Models whose weights are made tensor by tensor, for the kernels; no second copy ever exists.
+    """Models whose weights are made tensor by tensor; no second copy ever exists.
 
     Raises:
-        ConfigError: the kernels cannot run them here.
+        BackendUnavailable: the configured device is not there.
     """
     assert isinstance(target.geometry, TargetGeometry), "the first source is a target's"
     draft = draft if config.speculative_config is not None else None
     geometry = draft.geometry if draft else None
     assert geometry is None or isinstance(geometry, DraftGeometry), "the second source is a draft's"
     backend = choose_path(choose_backend(config), target.geometry, geometry, config, dtype)
-    if backend.path != "kernels":
-        raise ConfigError(
-            f"weights made on demand on a backend without kernels: {backend.path_reason}",
-            "a CUDA device and a model that the kernels can run",
-            "write the weights to disk and use Engine.from_pretrained",
-        )
     size, whose = config.block_size, target.geometry
 
     def build() -> Models:
-        taps = geometry.taps if geometry else ()
-        packed = pack_target(whose, target.tensor, dtype=dtype, device=backend.device, block=size, taps=taps)
+        taps, packs = geometry.taps if geometry else (), backend.path == "kernels"
+        made = pack_target(whose, target.tensor, dtype=dtype, device=backend.device, block=size, taps=taps, packs=packs)
         if draft is None or geometry is None:
-            return packed, None
-        return packed, pack_draft(geometry, draft.tensor, draft.draft_to_target, packed, block=size)
+            return made, None
+        return made, pack_draft(geometry, draft.tensor, draft.draft_to_target, made, block=size)
 
     return Reading(whose, geometry, dtype, backend, build)
 
@@ -204,21 +191,3 @@ def _read_draft(
         log.warning("[EAGLE] decoding without the draft, which could not be loaded: %s", error)
         return None, SpeculationState(False, f"the draft could not be loaded: {error.what}")
     return checkpoint, None
-
-
-def _plain(target: TargetCheckpoint, draft: DraftCheckpoint | None, device: torch.device) -> Models:
-    """Both models in plain torch on a device."""
-    moved = TargetModel(
-        replace(target, weights=_moved(target.weights, device)), taps=draft.geometry.taps if draft else ()
-    )
-    if draft is None:
-        return moved, None
-    mapping = None if draft.draft_to_target is None else draft.draft_to_target.to(device)
-    weights = _moved(draft.weights, device)
-    return moved, DraftModel(replace(draft, weights=weights, draft_to_target=mapping), moved)
-
-
-def _moved(weights: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """The weights on a device, tied ones still tied."""
-    once: dict[int, Tensor] = {}
-    return {name: once.setdefault(tensor.data_ptr(), tensor.to(device)) for name, tensor in weights.items()}

@@ -12,15 +12,12 @@ import torch
 
 from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig
-from eagle3core.decode.kvcache import blocks_for
 from eagle3core.errors import ConfigError
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.launcher import WORKSPACE_BYTES
 from eagle3core.kernels.launch import device_arch
 from eagle3core.loading import Reading, device_sizes
-from eagle3core.model.draft import DraftModel
-from eagle3core.model.target import TargetModel
-from eagle3core.step.state import StateShape, state_bytes
+from eagle3core.step.state import StateShape, blocks_for, state_bytes
 from eagle3core.weights.packed import PackedDraft, PackedTarget
 
 GRAPH_BYTES = 80 << 20  # 76 MiB seen on an H200 for a first engine, up to 4 MiB for each further one (docs/log.md)
@@ -82,16 +79,14 @@ def plan_reading(reading: Reading, config: EngineConfig) -> MemoryPlan:
     )
 
 
-def plan_loaded(
-    target: TargetModel | PackedTarget, draft: DraftModel | PackedDraft | None, config: EngineConfig, backend: Backend
-) -> MemoryPlan:
+def plan_loaded(target: PackedTarget, draft: PackedDraft | None, config: EngineConfig, backend: Backend) -> MemoryPlan:
     """The plan for models that are on the device already.
 
     Raises:
         ConfigError: as `plan_memory`.
     """
-    models = [target, *([draft] if draft else [])]
-    weights = sum(tensor.numel() * tensor.element_size() for model in models for tensor in model.own_tensors())
+    tensors = [*target.own_tensors(), *(draft.own_tensors() if draft else ())]
+    weights = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     geometry = draft.geometry if draft else None
     scratch = _scratch_bytes(target.geometry, geometry, config, target.dtype, backend)
     return plan_memory(
@@ -102,12 +97,12 @@ def plan_loaded(
 def _scratch_bytes(
     target: TargetGeometry, draft: DraftGeometry | None, config: EngineConfig, dtype: torch.dtype, backend: Backend
 ) -> int:
-    """What the device's state takes beside the caches, with the workspace of its GEMMs; 0 in plain torch."""
-    if backend.path != "kernels":
-        return 0
-    sizes = device_sizes(config, drafts=draft is not None)
+    """What the state takes beside the caches, and for kernels the workspace of their GEMMs."""
+    kernels = backend.path == "kernels"
+    sizes = device_sizes(config, drafts=draft is not None, kernels=kernels)
+    arch = device_arch(backend.device) if kernels else None
     shape = StateShape(target, draft, dtype, backend.device)
-    return state_bytes(device_arch(backend.device), shape, sizes)[1] + WORKSPACE_BYTES
+    return state_bytes(arch, shape, sizes)[1] + (WORKSPACE_BYTES if kernels else 0)
 
 
 def plan_memory(

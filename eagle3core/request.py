@@ -41,13 +41,15 @@ class Response:
 
 @dataclass
 class Request:
-    """A prompt, what it has generated so far, and the steps that did it."""
+    """A prompt, what it has generated so far, and the steps that did it; `slot` is where it lies while it runs."""
 
+    id: int
     prompt: list[int]
     stop: StopCriteria
     token_ids: list[int] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    slot: int = -1
 
     def take(self, tokens: Sequence[int]) -> int:
         """Add `tokens` up to the one that ends the request; how many were added."""
@@ -74,6 +76,7 @@ def new_request(
     index: int,
     prompt: Sequence[int],
     generation: GenerationConfig,
+    request_id: int,
     *,
     target: TargetGeometry,
     session_len: int,
@@ -108,7 +111,7 @@ def new_request(
     stop = StopCriteria(
         generation, target.eos_token_ids, session_len - len(prompt), lambda ids: detokenize(tokenizer, ids)
     )
-    return Request(list(prompt), stop)
+    return Request(request_id, list(prompt), stop)
 
 
 def detokenize(tokenizer: Tokenizer | None, token_ids: list[int]) -> str:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from eagle3core import EngineConfig, SpeculativeConfig
-from lab.cli import parser
+from lab.cli import parsed
 from lab.parity.faults import FAULTS
 
 pytestmark = pytest.mark.reference
@@ -155,8 +155,7 @@ def test_the_runbooks_commands_can_be_typed() -> None:
     typed = [code.split()[1:] for code in quoted_in_runbook() if code.startswith("eagle3lab ")]
     assert len(typed) >= 4
     for words in typed:
-        given = parser().parse_args(words)
-        assert callable(given.command)
+        parsed(words)
         if words[0] == "run":
             assert (ROOT / "notebooks" / f"{words[1]}.ipynb").is_file(), words[1]
         for fault in re.findall(r"fault=(\w+)", " ".join(words)):

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from functools import partial
+from inspect import signature
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -137,6 +139,53 @@ class Launch:
     values: tuple[Value, ...]
     overlap: bool = True
 
+    @property
+    def operands(self) -> dict[str, Any]:
+        """The values by parameter name."""
+        return dict(zip((p.name for p in self.variant.parameters), self.values, strict=True))
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of an op in a program: what it computes, and the kernels that compute it.
+
+    Attributes:
+        op: name of the op.
+        operands: tensors and numbers by the names of the op's parameters.
+        meaning: computes the outputs in plain torch, in place, on any device and in any dtype.
+        launches: computes the same on a GPU; empty where no kernels run.
+    """
+
+    op: str
+    operands: Mapping[str, Any]
+    meaning: Callable[[], None]
+    launches: tuple[Launch, ...] = ()
+
+
+class Op(NamedTuple):
+    """An op as programs use it: one signature, two implementations.
+
+    Attributes:
+        name: of the op.
+        launcher: `launcher(arch, *operands)` gives the kernels, in order; checks what they are made for.
+        meaning: `meaning(*operands)` computes the same outputs in plain torch, in place.
+    """
+
+    name: str
+    launcher: Callable[..., Sequence[Launch]]
+    meaning: Callable[..., None]
+
+    def call(self, arch: str | None, *operands: Any, **named: Any) -> Call:
+        """The op over its operands; without an `arch` by its meaning alone, so no limit of a kernel applies.
+
+        Raises:
+            KernelLimit: the kernels for `arch` are not made for these operands.
+        """
+        bound = signature(self.meaning).bind(*operands, **named).arguments
+        bound.update(bound.pop("operands", {}))
+        launches = () if arch is None else tuple(self.launcher(arch, *operands, **named))
+        return Call(self.name, bound, partial(self.meaning, *operands, **named), launches)
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -194,7 +243,6 @@ class Card:
         variants_of: `variants_of(arch, case, **setting)` the variants that `launches` uses for a case, found without
             tensors, so that a machine with no GPU can compile what the benchmark of `shapes` will need.
         sweep: `sweep(arch, case)` order-neutral settings worth timing against each other.
-        peers: library implementations to time beside it: name -> `peer(case, inputs)` giving a callable.
     """
 
     name: str
@@ -221,7 +269,6 @@ class Card:
     n_rows: Callable[[Case], int] = lambda case: 1
     variants_of: Callable[..., Sequence[Variant]] | None = None
     sweep: Callable[[str, Case], Sequence[Mapping[str, Any]]] = lambda arch, case: ()
-    peers: Mapping[str, Callable[[Case, Tensors], Callable[[], Any]]] = field(default_factory=dict)
 
 
 def poison(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:

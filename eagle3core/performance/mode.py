@@ -24,10 +24,9 @@ from eagle3core.errors import InvariantViolated
 from eagle3core.kernels.slots.slot_state import result_width
 from eagle3core.loading import SpeculationState
 from eagle3core.performance.active_counts import ActiveCounts
-from eagle3core.performance.gemm_audit import GemmAudit
 from eagle3core.performance.invariants import violated
-from eagle3core.step.run import DeviceRunner
-from eagle3core.step.runner import RowOutcome, Runner
+from eagle3core.step.gemm_audit import GemmAudit
+from eagle3core.step.run import DeviceRunner, RowOutcome
 from eagle3core.trace import RecordingTrace, Trace
 
 log = logging.getLogger("eagle3core")
@@ -58,13 +57,13 @@ def debug_settings(config: EngineConfig, trace: Trace | None = None) -> list[str
     return [*found, *(["a recording trace"] if isinstance(trace, RecordingTrace) else [])]
 
 
-def check_products(backend: Backend, runner: Runner) -> None:
+def check_products(backend: Backend, runner: DeviceRunner) -> None:
     """(1) On a GPU the products are the engine's own; a CPU has nothing to fall back from.
 
     Raises:
         InvariantViolated: plain torch computes on a GPU.
     """
-    if backend.device.type == "cuda" and not isinstance(runner, DeviceRunner):
+    if backend.device.type == "cuda" and not runner.has_kernels:
         raise violated("gemm_fallbacks", f"plain torch multiplies on the GPU: {backend.path_reason}")
 
 
@@ -81,7 +80,7 @@ def check_tuned(audit: GemmAudit) -> None:
         raise violated("untuned_products", what)
 
 
-def check_depth(asked: int, runner: Runner, speculation: SpeculationState) -> None:
+def check_depth(asked: int, runner: DeviceRunner, speculation: SpeculationState) -> None:
     """(3) Steps draft what was asked for.
 
     Raises:
@@ -237,7 +236,9 @@ class Watch:
         guards_steps: whether host reads inside steps are looked for; plain torch on a CPU is made of them.
     """
 
-    def __init__(self, config: EngineConfig, backend: Backend, runner: Runner, speculation: SpeculationState) -> None:
+    def __init__(
+        self, config: EngineConfig, backend: Backend, runner: DeviceRunner, speculation: SpeculationState
+    ) -> None:
         self.config, self.backend, self.runner, self.speculation = config, backend, runner, speculation
         self.guards_steps = backend.device.type == "cuda"
         self.counts = ActiveCounts(runner.n_slots)
@@ -252,11 +253,10 @@ class Watch:
         check_products(self.backend, self.runner)
         check_depth(spec.num_speculative_tokens if spec else 0, self.runner, self.speculation)
         check_switches(self.config, trace)
-        if isinstance(self.runner, DeviceRunner):
-            check_tuned(self.runner.gemms)
-            sizes, results = self.runner.sizes, self.runner.state.results
-            width = result_width(sizes.path_len, sizes.nodes)
-            check_layout("results", results.shape, dict(zip(RESULT_AXES, (None, sizes.n_slots, width), strict=True)))
+        check_tuned(self.runner.gemms)
+        sizes, results = self.runner.sizes, self.runner.state.results
+        width = result_width(sizes.path_len, sizes.nodes)
+        check_layout("results", results.shape, dict(zip(RESULT_AXES, (None, sizes.n_slots, width), strict=True)))
 
     def step(self, n_active: int) -> AbstractContextManager[object]:
         """Around what enqueues a step of `n_active` slots: invariant 6."""
@@ -276,7 +276,7 @@ class Watch:
         if not is_on():
             return
         log.info("[EAGLE][Active] %s", self.counts.line())
-        if not isinstance(self.runner, DeviceRunner):
+        if not self.runner.has_kernels:
             return
         who = f"spec-{self.runner.n_drafts}" if self.runner.n_drafts else "plain decoding"
         for prompt, tokens in zip(prompts, answers, strict=True):

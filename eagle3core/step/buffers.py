@@ -16,7 +16,9 @@ from eagle3core.kernels.attention.launcher import attention_scratch
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.plan import order_of
 from eagle3core.kernels.card import DTYPES
+from eagle3core.kernels.isa.by_row import one_up
 from eagle3core.kernels.layer.embedding import partials_pitch
+from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 from eagle3core.kernels.layer.rope import rope_pairs
 from eagle3core.weights.rope import rope_frequencies
 
@@ -43,7 +45,7 @@ class Activations:
         scaled, sums: what the next GEMM reads of it: times the next gain, and partial sums of squares fp32.
         q, mixed: `[R, H * D]`. act: `[R, F]`.
         partial, tops: attention's scratch.
-        rope: `[positions, D / 2, 2]` fp32.
+        rope: `[positions, D / 2, 2]` fp32 (fp64 for fp64); sums are one precision up, fp32 for 16-bit rows.
     """
 
     stream: Tensor
@@ -88,36 +90,39 @@ def attention_order(arch: str, block: BlockGeometry, order: tuple[int, int] | No
 
 
 def new_activations(
-    arch: str,
+    arch: str | None,
     block: BlockGeometry,
     sizes: Sizes,
     dtype: torch.dtype,
     device: torch.device,
     order: tuple[int, int] | None = None,
 ) -> Activations:
-    """Tensors for passes up to `sizes`."""
+    """Tensors for passes up to `sizes`; attention's scratch for kernels of `arch` alone."""
 
     def rows(width: int) -> Tensor:
         return torch.zeros(sizes.rows, width, dtype=dtype, device=device)
 
     queries = block.n_heads * block.head_dim
-    splits, streams = attention_order(arch, block, order)
-    shape = Shape(DTYPES[dtype], block.head_dim, block.n_heads // block.n_kv_heads, splits, streams)
-    batch, tokens = max(sizes.attention, key=lambda pass_: pass_[0] * pass_[1])
-    partial, tops = attention_scratch(shape, batch, tokens, block.n_kv_heads, device)
+    wide = one_up(dtype)
+    partial = tops = torch.empty(0, device=device)
+    if arch is not None:
+        splits, streams = attention_order(arch, block, order)
+        shape = Shape(DTYPES[dtype], block.head_dim, block.n_heads // block.n_kv_heads, splits, streams)
+        batch, tokens = max(sizes.attention, key=lambda pass_: pass_[0] * pass_[1])
+        partial, tops = attention_scratch(shape, batch, tokens, block.n_kv_heads, device)
     frequencies, scale = rope_frequencies(block.rope, block.head_dim)
     return Activations(
         stream=rows(block.hidden_size),
         middle=rows(block.hidden_size),
         scaled=rows(block.hidden_size),
         # Zeros stay behind the last partial sum of a row, as the GEMM that adds them up expects.
-        sums=torch.zeros(sizes.rows, partials_pitch(block.hidden_size), dtype=torch.float32, device=device),
+        sums=torch.zeros(sizes.rows, partials_pitch(block.hidden_size), dtype=wide, device=device),
         q=rows(queries),
         mixed=rows(queries),
         act=rows(block.intermediate_size),
         partial=partial,
         tops=tops,
-        rope=rope_pairs(frequencies.to(device), scale, sizes.positions).contiguous(),
+        rope=rope_pairs(frequencies.to(device), scale, sizes.positions, accumulation_dtype(dtype)).contiguous(),
     )
 
 
@@ -126,6 +131,6 @@ def new_head_rows(rows: int, vocabulary: int, dtype: torch.dtype, device: torch.
     partials = vocabulary // 16
     return HeadRows(
         torch.zeros(rows, vocabulary, dtype=dtype, device=device),
-        torch.zeros(rows, partials, dtype=torch.float32, device=device),
+        torch.zeros(rows, partials, dtype=accumulation_dtype(dtype), device=device),
         torch.zeros(rows, partials, dtype=torch.int32, device=device),
     )

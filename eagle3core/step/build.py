@@ -10,14 +10,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.layer.gather_rows import gather_rows
-from eagle3core.kernels.layer.take_rows import take_rows
-from eagle3core.kernels.slots.active_slots import active_slots
-from eagle3core.kernels.slots.commit import Committed, Decided, commit
-from eagle3core.kernels.slots.compact_kv import compact_kv
-from eagle3core.kernels.slots.open_step import OpenRows, OpenSlots, open_step
+from eagle3core.kernels.card import Call
+from eagle3core.kernels.layer.gather_rows import GATHER_ROWS
+from eagle3core.kernels.layer.take_rows import TAKE_ROWS
+from eagle3core.kernels.slots.active_slots import ACTIVE_SLOTS
+from eagle3core.kernels.slots.commit import COMMIT, Committed, Decided
+from eagle3core.kernels.slots.compact_kv import COMPACT_KV
+from eagle3core.kernels.slots.open_step import OPEN_STEP, OpenRows, OpenSlots
 from eagle3core.kernels.slots.slot_state import LENGTH, LIMIT, ROOT, RUNNING
-from eagle3core.kernels.tree.accept import Commit, accept
+from eagle3core.kernels.tree.accept import ACCEPT, Commit
 from eagle3core.kernels.tree.mask_words import pack_words
 from eagle3core.step.buffers import columns_of, rows_of
 from eagle3core.step.passes import (
@@ -30,6 +31,7 @@ from eagle3core.step.passes import (
     target_stages,
 )
 from eagle3core.step.program import Program, Stage, Tap, after_all
+from eagle3core.step.ranks import count_ranks, inverse_map, keep_logits
 from eagle3core.step.state import DeviceState, DraftTensors, tree_words
 from eagle3core.weights.packed import PackedDraft, PackedTarget
 
@@ -98,12 +100,12 @@ class StepBuilder:
         read = OpenSlots(
             step.active, table, state.pending_tokens, state.pending_rows, state.tables, self.depths, self.mask
         )
-        launches = active_slots(
+        find = ACTIVE_SLOTS.call(
             self.emit.arch, table[RUNNING], table[LENGTH], table[LIMIT], table[ROOT], step.no_ends, step.active,
             step.inverse, step.count, state.turn,
         )  # fmt: skip
-        launches += open_step(self.emit.arch, read, self.opened, self.sizes.block)
-        return Stage("tree.masks", tuple(after_all(launches)), TREE)
+        place = OPEN_STEP.call(self.emit.arch, read, self.opened, self.sizes.block)
+        return Stage("tree.masks", tuple(after_all([find, place])), TREE)
 
     def _draft(self, draft: PackedDraft, own: DraftTensors) -> list[Stage]:
         """The chain: one pass over the pending entries, then one a further level."""
@@ -111,7 +113,7 @@ class StepBuilder:
         n = batch * pending
         taps, hidden = rows_of(own.taps, n, own.taps.shape[1]), rows_of(own.hidden, n, own.hidden.shape[1])
         parts = columns_of(taps, self.target.geometry.block.hidden_size)
-        fuse = after_all(take_rows(self.emit.arch, self.state.captured, opened.entry_rows.view(-1), parts))
+        fuse = after_all([TAKE_ROWS.call(self.emit.arch, self.state.captured, opened.entry_rows.view(-1), parts)])
         fuse += self.emit.linear(draft.fc, taps, hidden, draft.geometry.block)
         entries = opened.entry_slots.view(-1)
         stages = [Stage("draft.fc", tuple(fuse), DRAFT, {"draft.taps": Tap(taps, entries, "extend")})]
@@ -148,22 +150,31 @@ class StepBuilder:
         batch, act, block = self.batch, own.act, draft.geometry.block
         n = len(over.x)
         scaled, sums = rows_of(act.scaled, n, act.scaled.shape[1]), rows_of(act.sums, n, act.sums.shape[1])
-        launches = []
+        calls: list[Call] = []
         if last is not None:
             outs = [rows_of(t, batch, t.shape[1]) for t in (own.scaled, own.sums, own.feedback)]
-            launches += take_rows(self.emit.arch, (scaled, sums, over.out), last, outs)
+            calls.append(TAKE_ROWS.call(self.emit.arch, (scaled, sums, over.out), last, outs))
             scaled, sums = outs[0], outs[1]
-        launches += self.emit.head(draft.head, scaled, sums, own.head, block)
+        calls += self.emit.head(draft.head, scaled, sums, own.head, block)
         logits = rows_of(own.head.logits, batch, own.head.logits.shape[1])
         scope = f"chain{level}" if level else "extend"
+        if own.level_logits is not None:
+            calls.append(keep_logits(logits, own.level_logits[level]))
         choose = self.emit.choose(own.head, batch, self.drafted[level + 1], draft.draft_to_target)
         return [
             Stage(
-                "draft.head", tuple(launches), (*DRAFT, "EAGLE_DRAFT_LM_HEAD"),
+                "draft.head", tuple(calls), (*DRAFT, "EAGLE_DRAFT_LM_HEAD"),
                 {"draft.head": Tap(logits, self.opened.lengths, scope)},
             ),
             Stage("tree.grow", tuple(choose), TREE),
         ]  # fmt: skip
+
+    def _ranks(self, draft: PackedDraft, ranks: Tensor) -> Call:
+        """The draft's rank of the target's token at every level."""
+        kept, map_, sizes = _present(self.state.draft).level_logits, draft.draft_to_target, draft.geometry
+        assert kept is not None, "a state that keeps ranks keeps the logits they come from"
+        inverse = None if map_ is None else inverse_map(map_, sizes.draft_vocab_size, sizes.vocab_size)
+        return count_ranks(kept, self.choices, inverse, self.state.turn, ranks)
 
     def _causal(self, tokens: int) -> Tensor:
         """`[B, T, W]` triangular mask words."""
@@ -175,7 +186,7 @@ class StepBuilder:
         stages: list[Stage] = []
         tokens = self.drafted.view(-1)
         if self.sizes.nodes > 1:
-            gather = gather_rows(self.emit.arch, tokens[:, None], self.token_index, self.tokens.view(-1, 1))
+            gather = [GATHER_ROWS.call(self.emit.arch, tokens[:, None], self.token_index, self.tokens.view(-1, 1))]
             gather = after_all(gather) if first_waits else gather
             first_waits, tokens = False, self.tokens.view(-1)
             stages.append(Stage("tree.grow", tuple(gather), TREE, {"tree.tokens": Tap(tokens)}))
@@ -194,20 +205,23 @@ class StepBuilder:
         state, batch, arch, got = self.state, self.batch, self.emit.arch, self.accepted
         nodes = self.sizes.nodes
         tokens = self.tokens if nodes > 1 else self.drafted.view(batch, 1)
-        launches = self.emit.choose(state.head, batch * nodes, self.choices.view(-1))
-        launches += accept(
+        calls = self.emit.choose(state.head, batch * nodes, self.choices.view(-1))
+        calls.append(ACCEPT.call(
             arch, tokens, self.choices, self.parents, self.row_depths, self.opened.masks, self.step.no_ends, got
-        )
-        stages = [Stage("accept", tuple(launches), ("EAGLE_ACCEPT",), {"accept.tokens": Tap(got.tokens.view(-1))})]
+        ))  # fmt: skip
+        stages = [Stage("accept", tuple(calls), ("EAGLE_ACCEPT",), {"accept.tokens": Tap(got.tokens.view(-1))})]
         kept = rows_of(self.step.kept, batch)
         decided = Decided(
             self.step.active, got.n_accepted, got.path, got.tokens, self.choices, tokens, self.opened.slots, state.ends
         )
         committed = Committed(state.state, state.pending_tokens, state.pending_rows, kept, state.turn, state.results)
-        stages.append(Stage("commit", tuple(commit(arch, decided, committed)), ("EAGLE_TAIL_COMMIT",)))
-        moves = []
+        if self.draft is not None and state.ranks is not None:
+            stages.append(Stage("accept.ranks", (self._ranks(self.draft, state.ranks),), ("EAGLE_ACCEPT",)))
+        stages.append(Stage("commit", (COMMIT.call(arch, decided, committed),), ("EAGLE_TAIL_COMMIT",)))
+        moves: list[Call] = []
         if not self.sizes.is_chain:  # a chain's path lies where it belongs: taking back its rest is a shorter length
-            moves = compact_kv(arch, state.k, state.v, self.opened.tables, self.opened.lengths, got.path, kept)
+            kept_rows = (self.opened.tables, self.opened.lengths, got.path, kept)
+            moves.append(COMPACT_KV.call(arch, state.k, state.v, *kept_rows))
         rewind = ("EAGLE_TAIL_COMMIT", "EAGLE::KVCacheRewind")
         return [*stages, Stage("rewind", tuple(moves), rewind)]
 

@@ -1,7 +1,7 @@
 """Whether the GPU's kernels can run a model, and if not, why, in words.
 
-Asked once, when the backend is chosen; where the answer is no, plain torch runs the same engine (docs/requirements.md
-R-62, R-77).
+Asked once, when the backend is chosen; where the answer is no, the same program runs by what its calls mean
+(docs/requirements.md R-62, R-77).
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ def why_plain_torch(
     """What the kernels are not made for, or None if they can run the configuration."""
     if dtype not in DTYPES:
         return f"the kernels compute in bf16 or fp16, the model in {str(dtype).removeprefix('torch.')}"
-    if config.collect_draft_ranks:
-        return "collect_draft_ranks needs the draft's logits on the host"
     if config.prefill_chunk % SPAN:
         return f"prefill_chunk is {config.prefill_chunk}, the kernels read prompts in multiples of {SPAN}"
     if config.max_batch_size > MOST_SLOTS:

@@ -1,4 +1,4 @@
-"""Passes of the packed models as stages of launches: the target over its rows, the draft layer over its own.
+"""Passes of the models as stages of calls: the target over its rows, the draft layer over its own.
 
 The kernels fuse what lies between the matrices: whoever makes the residual stream also makes what the next norm needs,
 rotation and cache writes happen in the epilogue of q, k, v, and a captured residual stream is written straight where
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from eagle3core.geometry import BlockGeometry
-from eagle3core.kernels.attention.launcher import attention
-from eagle3core.kernels.card import Launch
-from eagle3core.kernels.choice.argmax import argmax_of_partials
-from eagle3core.kernels.gemm.launcher import gemm
-from eagle3core.kernels.layer.draft_input import draft_input
-from eagle3core.kernels.layer.embedding import embedding
+from eagle3core.kernels.attention.launcher import ATTENTION
+from eagle3core.kernels.card import Call
+from eagle3core.kernels.choice.argmax import ARGMAX_OF_PARTIALS
+from eagle3core.kernels.gemm.meaning import GEMM
+from eagle3core.kernels.layer.draft_input import DRAFT_INPUT
+from eagle3core.kernels.layer.embedding import EMBEDDING
 from eagle3core.step.buffers import Activations, HeadRows, rows_of
 from eagle3core.step.program import Stage, Tap, after_all
 from eagle3core.weights.packed import PackedDraft, PackedLayer, PackedLinear, PackedTarget
@@ -59,32 +59,34 @@ class Rows:
 
 @dataclass(frozen=True)
 class Emitter:
-    """Makes launches for one architecture.
+    """Makes calls for one architecture.
 
     Attributes:
+        arch: compile target of the kernels; None where none run, and calls have meanings alone.
         order: (splits, streams) of attention, or None for the architecture's own.
         scratch: workspace of GEMMs that split K between blocks, or None.
     """
 
-    arch: str
+    arch: str | None
     order: tuple[int, int] | None = None
     scratch: tuple[Tensor, Tensor] | None = None
 
     def linear(
         self, m: PackedLinear, x: Tensor, y: Tensor, block: BlockGeometry, **operands: Tensor | None
-    ) -> list[Launch]:  # fmt: skip
+    ) -> list[Call]:  # fmt: skip
         """y = epilogue(x W^T)."""
         given = {name: tensor for name, tensor in {**operands, "bias": m.bias}.items() if tensor is not None}
-        return gemm(
+        call = GEMM.call(
             self.arch, m.epilogue, x=x, w=m.weight, y=y, k=m.k, packed=m.is_packed, weight_rows=m.rows,
             q_heads=block.n_heads, kv_heads=block.n_kv_heads, eps=block.rms_norm_eps, scratch=self.scratch,
             operands=given,
         )  # fmt: skip
+        return [call]
 
     def qkv(
         self, layer: PackedLayer, x: Tensor, sums: Tensor | None, act: Activations, rows: Rows,
         pages: tuple[Tensor, Tensor], block: BlockGeometry,
-    ) -> list[Launch]:  # fmt: skip
+    ) -> list[Call]:  # fmt: skip
         """Rotated q of `x`; k and v go to the cache."""
         q = rows_of(act.q, len(x), act.q.shape[1])
         return self.linear(
@@ -92,19 +94,19 @@ class Emitter:
             second=pages[0], third=pages[1],
         )  # fmt: skip
 
-    def attend(self, act: Activations, rows: Rows, pages: tuple[Tensor, Tensor], block: BlockGeometry) -> list[Launch]:
+    def attend(self, act: Activations, rows: Rows, pages: tuple[Tensor, Tensor], block: BlockGeometry) -> list[Call]:
         """Attention of the pass's q into `act.mixed`."""
         shape = (rows.batch, rows.tokens, block.n_heads, block.head_dim)
-        launches = attention(
+        call = ATTENTION.call(
             self.arch, q=rows_of(act.q, *shape), k_blocks=pages[0], v_blocks=pages[1], block_tables=rows.tables,
             prefix_lens=rows.prefix, masks=rows.masks, out=rows_of(act.mixed, *shape),
             scratch=(act.partial, act.tops), order=self.order,
         )  # fmt: skip
-        return launches if rows.keys_are_old else after_all(launches)
+        return [call] if rows.keys_are_old else after_all([call])
 
     def mlp(
         self, layer: PackedLayer, act: Activations, n: int, out: Tensor, next_gain: Tensor, block: BlockGeometry
-    ) -> list[Launch]:
+    ) -> list[Call]:
         """Feed-forward of `act.middle`; the new residual stream goes to `out`."""
         middle, scaled, sums, inner = (rows_of(t, n, t.shape[1]) for t in (act.middle, act.scaled, act.sums, act.act))
         return [
@@ -116,23 +118,23 @@ class Emitter:
 
     def project(
         self, layer: PackedLayer, act: Activations, n: int, residual: Tensor, block: BlockGeometry
-    ) -> list[Launch]:
+    ) -> list[Call]:
         """Attention's output map; the residual stream after attention goes to `act.middle`."""
         mixed, middle, scaled, sums = (rows_of(t, n, t.shape[1]) for t in (act.mixed, act.middle, act.scaled, act.sums))
         return self.linear(
             layer.o, mixed, middle, block, residual=residual, gain=layer.mlp_gain, second=scaled, third=sums
         )
 
-    def head(self, m: PackedLinear, scaled: Tensor, sums: Tensor, out: HeadRows, block: BlockGeometry) -> list[Launch]:
+    def head(self, m: PackedLinear, scaled: Tensor, sums: Tensor, out: HeadRows, block: BlockGeometry) -> list[Call]:
         """Logits of `scaled: [n, E]` and their partial maxima."""
         n = len(scaled)
         logits, best, column = (rows_of(t, n, t.shape[1]) for t in (out.logits, out.best, out.column))
         return self.linear(m, scaled, logits, block, sums=sums, second=best, third=column)
 
-    def choose(self, out: HeadRows, n: int, ids: Tensor, to_target: Tensor | None = None) -> list[Launch]:
+    def choose(self, out: HeadRows, n: int, ids: Tensor, to_target: Tensor | None = None) -> list[Call]:
         """`ids: [n]` target ids of the largest logits."""
         best, column = (rows_of(t, n, t.shape[1]) for t in (out.best, out.column))
-        return argmax_of_partials(self.arch, best, column, ids, to_target)
+        return [ARGMAX_OF_PARTIALS.call(self.arch, best, column, ids, to_target)]
 
 
 @dataclass(frozen=True)
@@ -166,11 +168,11 @@ def target_stages(emit: Emitter, over: TargetPass, rows: Rows, scope: str, *, fi
     def tap(value: Tensor) -> Tap:
         return Tap(value, rows.slots, scope)
 
-    embed = embedding(
+    gather = EMBEDDING.call(
         emit.arch, over.tokens, model.embedding, over.ids, stream_of(0), gain=model.layers[0].attn_gain, scaled=scaled,
         sums=sums,
     )  # fmt: skip
-    embed = after_all(embed) if first_waits else embed
+    embed = after_all([gather]) if first_waits else [gather]
     stages = [Stage("target.embed", tuple(embed), TARGET, {"target.embed": tap(stream_of(0))})]
     for i, layer in enumerate(model.layers):
         gain = model.layers[i + 1].attn_gain if i + 1 < len(model.layers) else model.final_gain
@@ -210,17 +212,17 @@ class DraftPass:
 def draft_keys(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, first_waits: bool) -> Stage:
     """The draft's attention input, q, and k and v in its cache."""
     model, block = over.model, over.model.geometry.block
-    launches = draft_input(
+    joined = DRAFT_INPUT.call(
         emit.arch, over.tokens, model.embedding, over.hidden, model.layer.attn_gain, model.hidden_gain, over.x,
         block.rms_norm_eps,
     )  # fmt: skip
-    launches = after_all(launches) if first_waits else launches
-    launches += emit.qkv(model.layer, over.x, None, over.act, rows, (over.k, over.v), block)
+    calls = after_all([joined]) if first_waits else [joined]
+    calls += emit.qkv(model.layer, over.x, None, over.act, rows, (over.k, over.v), block)
     taps = {
         "draft.tokens": Tap(over.tokens, rows.slots, scope), "draft.fc": Tap(over.hidden, rows.slots, scope),
         "draft.concat": Tap(over.x, rows.slots, scope),
     }  # fmt: skip
-    return Stage("draft.qkv", tuple(launches), (*DRAFT, "EAGLE_DRAFT_ATTENTION_FMHA"), taps)
+    return Stage("draft.qkv", tuple(calls), (*DRAFT, "EAGLE_DRAFT_ATTENTION_FMHA"), taps)
 
 
 def draft_stages(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, first_waits: bool) -> list[Stage]:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import torch
 
-from eagle3core.kernels.layer.take_rows import take_rows
-from eagle3core.kernels.slots.admit import Admitted, admit
-from eagle3core.kernels.slots.open_chunk import open_chunk
+from eagle3core.kernels.card import Call
+from eagle3core.kernels.layer.take_rows import TAKE_ROWS
+from eagle3core.kernels.slots.admit import ADMIT, Admitted
+from eagle3core.kernels.slots.open_chunk import OPEN_CHUNK, ChunkRows
+from eagle3core.kernels.tree.mask_words import pack_words
 from eagle3core.step.buffers import columns_of, rows_of
 from eagle3core.step.passes import DRAFT, DraftPass, Emitter, Rows, TargetPass, draft_keys, target_stages
 from eagle3core.step.program import Program, Stage, Tap, after_all
@@ -19,19 +21,22 @@ from eagle3core.step.state import DeviceState
 from eagle3core.weights.packed import PackedDraft, PackedTarget
 
 
-def chunk_program(emit: Emitter, target: PackedTarget, draft: PackedDraft | None, state: DeviceState) -> Program:
-    """Read the chunk that begins at `state.start` of `state.prompt` into the slot of `state.request`."""
-    sizes, chunk = state.sizes, state.chunk
-    n = sizes.chunk
-    opening = open_chunk(
+def chunk_program(
+    emit: Emitter, target: PackedTarget, draft: PackedDraft | None, state: DeviceState, n: int
+) -> Program:
+    """Read the chunk of `n` rows that begins at `state.start` of `state.prompt` into the slot of `state.request`."""
+    sizes, span = state.sizes, min(state.sizes.span, n)
+    chunk = _first_rows(state.chunk, n, n // span)
+    opening = OPEN_CHUNK.call(
         emit.arch, state.request, state.start, state.prompt, state.tables, chunk, sizes.block, sizes.seed_row
     )
-    stages = [Stage("tree.masks", tuple(after_all(opening)), ("EAGLE_TREE_MASKS",))]
+    stages = [Stage("tree.masks", tuple(after_all([opening])), ("EAGLE_TREE_MASKS",))]
+    triangle = torch.ones(span, span, dtype=torch.bool, device=target.device).tril()
+    masks = pack_words(triangle).expand(n // span, -1, -1).contiguous()
     # Spans of one chunk read each other's keys, so attention waits for the kernel that writes them.
-    rows = Rows(chunk.positions, chunk.slots, chunk.prefix, chunk.tables, state.chunk_masks, keys_are_old=False)
-    over = TargetPass(
-        target, state.act, chunk.tokens, rows_of(state.step.ids, n), state.k, state.v, state.chunk_captured
-    )
+    rows = Rows(chunk.positions, chunk.slots, chunk.prefix, chunk.tables, masks, keys_are_old=False)
+    captured = tuple(rows_of(rows, n, rows.shape[1]) for rows in state.chunk_captured)
+    over = TargetPass(target, state.act, chunk.tokens, rows_of(state.step.ids, n), state.k, state.v, captured)
     stages += target_stages(emit, over, rows, "", first_waits=True)
     if draft is None or state.draft is None:
         return tuple(stages)
@@ -39,29 +44,35 @@ def chunk_program(emit: Emitter, target: PackedTarget, draft: PackedDraft | None
     taps, hidden, x = (rows_of(t, n, t.shape[1]) for t in (own.taps, own.hidden, own.x))
     every = torch.arange(n, dtype=torch.int32, device=target.device)
     parts = columns_of(taps, target.geometry.block.hidden_size)
-    fuse = take_rows(emit.arch, state.chunk_captured, every, parts)
+    fuse = [TAKE_ROWS.call(emit.arch, captured, every, parts)]
     fuse += emit.linear(draft.fc, taps, hidden, draft.geometry.block)
     stages.append(Stage("draft.fc", tuple(fuse), DRAFT, {"draft.taps": Tap(taps, chunk.entry_slots)}))
-    entries = Rows(chunk.positions, chunk.entry_slots, chunk.prefix, chunk.tables, state.chunk_masks)
+    entries = Rows(chunk.positions, chunk.entry_slots, chunk.prefix, chunk.tables, masks)
     reading = DraftPass(draft, own.act, hidden, chunk.entry_tokens, x, own.out, own.k, own.v)
     return (*stages, draft_keys(emit, reading, entries, "", first_waits=False))
+
+
+def _first_rows(chunk: ChunkRows, n: int, spans: int) -> ChunkRows:
+    """The chunk's tensors for `n` rows in `spans` spans."""
+    kept = {"prefix": spans, "tables": spans, "last": 1, "seed": 1}
+    return ChunkRows(**{name: tensor[: kept.get(name, n)] for name, tensor in chunk._asdict().items()})
 
 
 def finish_program(emit: Emitter, target: PackedTarget, draft: PackedDraft | None, state: DeviceState) -> Program:
     """Sample the first token from the last row of the chunk just read, and let the slot run."""
     n, act, chunk = state.sizes.chunk, state.act, state.chunk
     scaled, sums = (rows_of(t, n, t.shape[1]) for t in (act.scaled, act.sums))
-    head = take_rows(emit.arch, (scaled, sums), chunk.last, (state.last_scaled, state.last_sums))
-    head = after_all(head)
+    last = TAKE_ROWS.call(emit.arch, (scaled, sums), chunk.last, (state.last_scaled, state.last_sums))
+    head = after_all([last])
     head += emit.head(target.head, state.last_scaled, state.last_sums, state.head, target.geometry.block)
     logits = rows_of(state.head.logits, 1, state.head.logits.shape[1])
     stages = [
         Stage("target.head", tuple(head), ("BASE_DECODE_STEP",), {"target.head": Tap(logits)}),
         Stage("accept", tuple(emit.choose(state.head, 1, state.first)), ("EAGLE_ACCEPT",)),
     ]
-    seed = []
+    seed: list[Call] = []
     if draft is not None:
-        seed = take_rows(emit.arch, state.chunk_captured, chunk.last, state.captured, into=chunk.seed)
+        seed.append(TAKE_ROWS.call(emit.arch, state.chunk_captured, chunk.last, state.captured, into=chunk.seed))
     changed = Admitted(state.state, state.ends, state.pending_tokens, state.pending_rows, state.turn, state.results)
-    seed += admit(emit.arch, state.request, state.first, changed, state.sizes.seed_row)
+    seed.append(ADMIT.call(emit.arch, state.request, state.first, changed, state.sizes.seed_row))
     return (*stages, Stage("commit", tuple(seed), ("EAGLE_TAIL_COMMIT",)))

@@ -1,8 +1,9 @@
-"""A program: what the device does for a step or a chunk, as a list of stages, each a list of kernel launches.
+"""A program: what a step or a chunk does, as a list of stages, each a list of calls of ops.
 
-One list serves four readers: one CUDA graph of everything, one graph a stage with ranges around it (profiling), stage
-by stage with taps (parity), and the emulator. Stage names are the dotted names of spans and rows; `ranges` are the
-public ranges around them (docs/requirements.md R-118, R-119).
+One list serves every executor: one CUDA graph of everything, one graph a stage with ranges around it (profiling), stage
+by stage with taps (parity), plain torch on any device and in any dtype, and the emulator.
+Stage names are the dotted names of spans and rows; `ranges` are the public ranges around them
+(docs/requirements.md R-118, R-119).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from eagle3core.kernels.card import Launch, Variant
+from eagle3core.kernels.card import Call, Launch, Variant
 
 
 @dataclass(frozen=True)
@@ -36,18 +37,28 @@ class Stage:
 
     Attributes:
         name: dotted, e.g. "target.3.attn".
-        launches: its kernels, in order; none for a stage whose work another one's kernel does.
+        calls: its ops, in order; none for a stage whose work another one's op does.
         ranges: public ranges around it, outermost first.
         taps: what it leaves behind, by tap name.
     """
 
     name: str
-    launches: tuple[Launch, ...]
+    calls: tuple[Call, ...]
     ranges: tuple[str, ...] = ()
     taps: Mapping[str, Tap] = field(default_factory=dict)
 
+    @property
+    def launches(self) -> tuple[Launch, ...]:
+        """Its kernels, in order; none where the program was made for no GPU."""
+        return tuple(launch for call in self.calls for launch in call.launches)
+
 
 Program = tuple[Stage, ...]
+
+
+def calls_of(program: Program) -> list[Call]:
+    """Every call of a program, in order."""
+    return [call for stage in program for call in stage.calls]
 
 
 def launches_of(program: Program) -> list[Launch]:
@@ -61,14 +72,17 @@ def variants_of(programs: Sequence[Program]) -> list[Variant]:
     return [found[key] for key in sorted(found)]
 
 
-def after_all(launches: Sequence[Launch]) -> list[Launch]:
-    """The launches, of which the first waits until everything before it is done and visible.
+def after_all(calls: Sequence[Call]) -> list[Call]:
+    """The calls, of which the first kernel waits until everything before it is done and visible.
 
     For the first reader of what a kernel before wrote into operands that are `const` to it: it, and all that follow,
     may then read them early.
     """
-    first, *others = launches
-    return [replace(first, overlap=False), *others]
+    first, *others = calls
+    if not first.launches:
+        return list(calls)
+    launch, *further = first.launches
+    return [replace(first, launches=(replace(launch, overlap=False), *further)), *others]
 
 
 def walk_ranges(program: Program) -> Iterator[tuple[int, tuple[str, ...], Stage]]:

@@ -1,4 +1,4 @@
-"""Ways to run a program: captured whole, captured stage by stage, or lane by lane on the CPU.
+"""Ways to run a program: captured whole, captured stage by stage, by meaning, or lane by lane on the CPU.
 
 On a GPU the whole program is one CUDA graph, so that a step costs the host one call. Stage by stage there is one graph
 a stage, with the public ranges and the stage's own span around each, and taps after it: for profiling and parity.
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from itertools import groupby
 from typing import Protocol
 
 import torch
 
-from eagle3core.kernels.card import Launch
-from eagle3core.step.program import Program, Tap, launches_of, walk_ranges
+from eagle3core.kernels.card import Call
+from eagle3core.step.program import Program, Stage, Tap, calls_of, walk_ranges
 from eagle3core.trace import Trace
 
 Enqueue = Callable[[], None]
@@ -35,44 +36,69 @@ class GraphReplayer:
     """CUDA graphs. Operands must keep their addresses, and live as long as the callable."""
 
     def whole(self, program: Program) -> Enqueue:
-        return capture(launches_of(program))
+        return capture(calls_of(program))
 
     def staged(self, program: Program) -> Staged:
-        captured = {id(stage): capture(stage.launches) for stage in program if stage.launches}
+        captured = {id(stage): capture(stage.calls) for stage in program if stage.calls}
         return staged(program, lambda stage: captured[id(stage)]())
 
 
 class EagerReplayer:
-    """No graphs: `execute` is given the launches every time, e.g. `emulator.execute`."""
+    """No graphs: `execute` is given the calls every time; by default it computes what they mean, in plain torch."""
 
-    def __init__(self, execute: Callable[[Sequence[Launch]], None]) -> None:
-        self.execute = execute
+    def __init__(self, execute: Callable[[Sequence[Call]], None] | None = None) -> None:
+        self.execute = execute or compute
 
     def whole(self, program: Program) -> Enqueue:
-        launches = launches_of(program)
-        return lambda: self.execute(launches)
+        calls = calls_of(program)
+        return lambda: self.execute(calls)
 
     def staged(self, program: Program) -> Staged:
-        return staged(program, lambda stage: self.execute(stage.launches))
+        return staged(program, lambda stage: self.execute(stage.calls))
 
 
-def capture(launches: Sequence[Launch]) -> Enqueue:
-    """One CUDA graph of the launches."""
-    from eagle3core.kernels.launch import bind
+def compute(calls: Sequence[Call]) -> None:
+    """What the calls mean, one after the other, in plain torch on the device of their operands."""
+    for call in calls:
+        call.meaning()
 
-    enqueue = bind(launches)
+
+def emulate(calls: Sequence[Call]) -> None:
+    """The kernels of the calls, lane by lane on the CPU."""
+    from eagle3core.kernels.emulator.instructions import execute  # Numba's emulation is wanted by few
+
+    for call in calls:
+        execute(call.launches)
+
+
+def capture(calls: Sequence[Call]) -> Enqueue:
+    """One CUDA graph of the calls: their kernels, or plain torch for a call that has none."""
     graph = torch.cuda.CUDAGraph()
+    enqueues = bound(calls)
     with torch.cuda.graph(graph):
-        enqueue()
+        for enqueue in enqueues:
+            enqueue()
 
     def replay() -> None:
         graph.replay()
 
-    replay.operands = enqueue  # type: ignore[attr-defined]  # the graph holds addresses only
+    replay.operands = (enqueues, calls)  # type: ignore[attr-defined]  # the graph holds addresses only
     return replay
 
 
-def staged(program: Program, run: Callable[..., None]) -> Staged:
+def bound(calls: Sequence[Call]) -> list[Enqueue]:
+    """What enqueues the calls, neighbouring kernels together; kernels are found and loaded here."""
+    from eagle3core.kernels.launch import bind  # imports the GPU's driver
+
+    found: list[Enqueue] = []
+    for has_kernels, run in groupby(calls, lambda call: bool(call.launches)):
+        group = list(run)
+        found += [bind([launch for call in group for launch in call.launches])] if has_kernels else []
+        found += [] if has_kernels else [call.meaning for call in group]
+    return found
+
+
+def staged(program: Program, run: Callable[[Stage], None]) -> Staged:
     """The program with ranges, spans and taps around `run(stage)`."""
 
     def play(trace: Trace) -> None:
@@ -85,7 +111,7 @@ def staged(program: Program, run: Callable[..., None]) -> Staged:
                     depth.append(open_ranges.enter_context(ExitStack()))
                     depth[-1].enter_context(trace.span(name))
                 with trace.span(stage.name):
-                    if stage.launches:
+                    if stage.calls:
                         run(stage)
                 for name, tap in stage.taps.items():
                     offer(trace, name, tap)

@@ -7,11 +7,20 @@ waiting for several microseconds. An event behind each says when it is there.
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from eagle3core.errors import InvariantViolated
+
+
+class Sent(NamedTuple):
+    """A block under way: what filled it (an admission, or the step of that number), its turn, and its rows."""
+
+    step: int | None
+    turn: int
+    n_rows: int
 
 
 class ResultQueue:
@@ -28,13 +37,13 @@ class ResultQueue:
         is_cuda = device.type == "cuda"
         self._events = [torch.cuda.Event() for _ in blocks] if is_cuda else []  # type: ignore[no-untyped-call]
         self._turn = 0
-        self._sent: deque[tuple[bool, int, int]] = deque()  # is_admission, turn, rows
+        self._sent: deque[Sent] = deque()
 
     def __len__(self) -> int:
         return len(self._sent)
 
-    def send(self, n_rows: int, *, is_admission: bool) -> None:
-        """Note that the program just enqueued writes `n_rows` rows of the next block.
+    def send(self, n_rows: int, step: int | None) -> None:
+        """Note that the program just enqueued, an admission or a step, writes `n_rows` rows of the next block.
 
         Raises:
             InvariantViolated: all blocks are under way already, so that it overwrites one that nobody has read.
@@ -46,15 +55,15 @@ class ResultQueue:
         self._turn = (self._turn + 1) % len(self._blocks)
         if self._events:
             self._events[self._turn].record()
-        self._sent.append((is_admission, self._turn, n_rows))
+        self._sent.append(Sent(step, self._turn, n_rows))
 
-    def receive(self) -> tuple[bool, list[list[int]]]:
-        """Wait for the oldest block: whether it is an admission's, and its rows."""
-        is_admission, turn, n_rows = self._sent.popleft()
+    def receive(self) -> tuple[Sent, list[list[int]]]:
+        """Wait for the oldest block: what it was sent as, and its rows."""
+        sent = self._sent.popleft()
         if self._events:
-            self._events[turn].synchronize()
-        rows: list[list[int]] = self._blocks[turn][:n_rows].tolist()
-        return is_admission, rows
+            self._events[sent.turn].synchronize()
+        rows: list[list[int]] = self._blocks[sent.turn][: sent.n_rows].tolist()
+        return sent, rows
 
     def forget(self) -> None:
         """Drop what is under way and begin as a new queue does; the device has to begin at block 0 as well."""

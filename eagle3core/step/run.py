@@ -1,39 +1,94 @@
-"""The device's runner: programs replayed, results read one step behind, nothing allocated on the way.
+"""The runner: programs replayed, results read, nothing allocated on the way.
 
-A step is one graph replay, which writes its results to the host's memory, and one event; the host waits for the event
-of the step before. The device stops a slot by itself at an end token or at the budget; whatever else ends a
-request is found by the host a step late, and tokens made meanwhile are thrown away with the outcome.
-Source: docs/requirements.md R-25, R-26, R-86..R-92, R-113(6).
+On a GPU a step is one graph replay, which writes its results to the host's memory, and one event; the host waits for
+the event of the step before. The device stops a slot by itself at an end token or at the budget; whatever else ends a
+request is found by the host, on a GPU a step late. Every result row carries the id of its request, so whoever reads it
+knows whose it is; the runner keeps no book of requests. Source: docs/requirements.md R-25, R-26, R-86..R-92, R-113(6).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import torch
 
 from eagle3core.kernels.gemm.launcher import workspace
-from eagle3core.kernels.slots.slot_state import MOST_ENDS, N_REQUEST, RUNNING
-from eagle3core.performance.gemm_audit import audit
+from eagle3core.kernels.slots.slot_state import MOST_ENDS, N_REQUEST, N_RESULT, RUNNING
 from eagle3core.step.build import step_program
+from eagle3core.step.gemm_audit import audit
 from eagle3core.step.passes import Emitter
 from eagle3core.step.prefill import chunk_program, finish_program
 from eagle3core.step.program import Program
 from eagle3core.step.replay import Enqueue, Replayer, Staged
-from eagle3core.step.results import ResultQueue
-from eagle3core.step.runner import Outcome, RowOutcome, SlotRequest
+from eagle3core.step.results import ResultQueue, Sent
 from eagle3core.step.state import DeviceSizes, DeviceState, StateShape, new_device_state
 from eagle3core.trace import Trace
 from eagle3core.weights.packed import PackedDraft, PackedTarget
 
 _SMALL_BATCH = 4
+_SMALL_CHUNK = 16
+
+
+@dataclass(frozen=True)
+class SlotRequest:
+    """What a runner has to know of a request.
+
+    Attributes:
+        id: whose rows these will be, 0..2^31 - 1. prompt: its tokens. budget: tokens it may get.
+        ends: tokens that end it.
+    """
+
+    id: int
+    prompt: Sequence[int]
+    budget: int
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RowOutcome:
+    """What one sequence got.
+
+    Attributes:
+        request_id: whose. slot: where it lay.
+        tokens: accepted drafts, then the target's own; of an admission the first token.
+        drafts: what was drafted. n_accepted: how many of them the target agreed with.
+        is_finished: the slot has stopped by itself: an end token, the budget, or no room.
+        fault: 0, or the broken invariants (`kernels.slots.slot_state`), after which a slot goes on without its drafts.
+        ranks: the draft's rank of the target's token at each level, if asked for.
+    """
+
+    request_id: int
+    slot: int
+    tokens: list[int]
+    drafts: list[int]
+    n_accepted: int
+    is_finished: bool = False
+    fault: int = 0
+    ranks: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Results of one admission (`step` is None) or of the step of that number: a row a sequence that took part."""
+
+    step: int | None
+    rows: list[RowOutcome]
 
 
 class DeviceRunner:
-    """Runs packed models.
+    """Runs models on their device.
 
     Args:
-        arch: compile target of the kernels.
+        arch: compile target of the kernels; None where programs run by their meaning.
         replayer: how programs are run.
         order: (splits, streams) of attention, or None for the architecture's own.
+        n_behind: newest results that are left unread, so that the host waits for nothing; 1 on a GPU, else 0.
+
+    Attributes:
+        n_slots: sequences at once. depth: drafts on the longest path. n_drafts: drafts of a step.
+        chunks: programs that read a chunk of a prompt, by its rows; largest last.
+        gemms: the matrix products of all programs; none where no kernels run.
     """
 
     def __init__(
@@ -42,27 +97,39 @@ class DeviceRunner:
         draft: PackedDraft | None,
         sizes: DeviceSizes,
         *,
-        arch: str,
+        arch: str | None,
         replayer: Replayer,
         order: tuple[int, int] | None = None,
+        n_behind: int | None = None,
     ) -> None:
         self.target, self.draft, self.sizes, self.replayer = target, draft, sizes, replayer
         self.n_slots, self.depth, self.n_drafts = sizes.n_slots, sizes.path_len - 1, sizes.nodes - 1
+        self.n_behind = n_behind if n_behind is not None else int(target.device.type == "cuda")
         shape = StateShape(target.geometry, draft.geometry if draft else None, target.dtype, target.device)
         self.state: DeviceState = new_device_state(arch, shape, sizes, order)
-        self.emit = Emitter(arch, order, workspace(target.device))
+        self.emit = Emitter(arch, order, workspace(target.device) if arch is not None else None)
         self.programs = {batch: step_program(self.emit, target, draft, self.state, batch) for batch in buckets(sizes)}
-        self.chunk = chunk_program(self.emit, target, draft, self.state)
+        rows = [sizes.chunk] if arch is not None else chunk_rows(sizes)
+        self.chunks = {n: chunk_program(self.emit, target, draft, self.state, n) for n in rows}
         self.finish = finish_program(self.emit, target, draft, self.state)
-        self.gemms = audit(arch, [self.chunk, self.finish, *self.programs.values()])
+        self.gemms = audit(arch, self.all_programs)
         self._whole: dict[int, Enqueue] = {}
         self._staged: dict[int, Staged] = {}
-        self._running: set[int] = set()
         self._results = ResultQueue(self.state.results, target.device)
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether programs are kernels, not their meaning alone."""
+        return self.emit.arch is not None
+
+    @property
+    def all_programs(self) -> tuple[Program, ...]:
+        """Every program: chunks of a prompt, its end, steps."""
+        return (*self.chunks.values(), self.finish, *self.programs.values())
 
     def prepare(self) -> None:
         """Capture every program now, so that no step has to."""
-        for program in (self.chunk, self.finish, *self.programs.values()):
+        for program in self.all_programs:
             self._enqueue_of(program)
 
     def replay_by(self, replayer: Replayer) -> None:
@@ -71,40 +138,50 @@ class DeviceRunner:
         self._whole.clear()
         self._staged.clear()
 
+    def change_programs(self, change: Callable[[Program], Program]) -> None:
+        """Run `change(program)` in place of every program from now on, for one that is to differ on purpose."""
+        self.chunks = {rows: change(program) for rows, program in self.chunks.items()}
+        self.finish = change(self.finish)
+        self.programs = {batch: change(program) for batch, program in self.programs.items()}
+        self.replay_by(self.replayer)
+
     def admit(self, slot: int, request: SlotRequest, trace: Trace) -> None:
-        state, n_prompt = self.state, len(request.prompt)
-        numbers = [slot, n_prompt, request.budget, 0, *request.ends[:MOST_ENDS]]
+        """Read a prompt into an empty slot and sample its first token; the slot then takes part in steps."""
+        state, n_prompt, chunk = self.state, len(request.prompt), self.sizes.chunk
+        numbers = [slot, n_prompt, request.budget, 0, request.id, *request.ends[:MOST_ENDS]]
         numbers += [-1] * (N_REQUEST + MOST_ENDS - len(numbers))
         state.request.copy_(torch.tensor(numbers, dtype=torch.int32))
         state.prompt[:n_prompt].copy_(torch.tensor(list(request.prompt), dtype=torch.int32))
         with trace.scope("prefill"):
-            for i in range(-(-n_prompt // self.sizes.chunk)):
+            for i in range(-(-n_prompt // chunk)):
                 state.start.copy_(state.starts[i : i + 1])
-                self._run(self.chunk, trace)
+                left = n_prompt - i * chunk
+                fits = [rows for rows in self.chunks if rows >= left]
+                self._run(self.chunks[min(fits, default=chunk)], trace)
             self._run(self.finish, trace)
-        self._running.add(slot)
-        self._results.send(1, is_admission=True)
+        self._results.send(1, None)
 
-    def enqueue(self, trace: Trace) -> None:
-        batch = next(n for n in self.programs if n >= len(self._running))
+    def enqueue(self, n_running: int, step: int, trace: Trace) -> None:
+        """Advance every running slot by a step, of which there are at most `n_running`."""
+        batch = next(n for n in self.programs if n >= n_running)
         self._run(self.programs[batch], trace)
-        self._results.send(batch, is_admission=False)
+        self._results.send(batch, step)
 
     def collect(self, *, everything: bool) -> list[Outcome]:
+        """Outcomes in the order of the work. Without `everything`, only those that need no waiting for the newest."""
         outcomes = []
-        while len(self._results) > (0 if everything else 1):
+        while len(self._results) > (0 if everything else self.n_behind):
             outcomes.append(self._outcome(*self._results.receive()))
         return outcomes
 
     def release(self, slot: int) -> None:
-        if slot in self._running:  # the device does not know yet
-            self._running.remove(slot)
-            self.state.state[RUNNING, slot : slot + 1].zero_()
+        """Stop a slot that does not stop by itself; what is enqueued after this may fill it again."""
+        self.state.state[RUNNING, slot : slot + 1].zero_()
 
     def abandon(self) -> None:
+        """Empty every slot and forget what is under way, be it of a step that broke off half-way."""
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
-        self._running.clear()
         self._results.forget()
         self.state.state[RUNNING].zero_()
         self.state.turn.zero_()  # where the host's count begins again; half a step may have moved it
@@ -122,15 +199,20 @@ class DeviceRunner:
             self._whole[id(program)] = self.replayer.whole(program)
         return self._whole[id(program)]
 
-    def _outcome(self, is_admission: bool, block: list[list[int]]) -> Outcome:
-        path_len, rows = self.sizes.path_len, []
-        for slot, n_accepted, _, finish, fault, *tokens in block:
-            if slot < 0:
-                continue
-            if finish:
-                self._running.discard(slot)
-            rows.append(RowOutcome(slot, tokens[: n_accepted + 1], tokens[path_len:], n_accepted, None, fault))
-        return Outcome(is_admission, rows)
+    def _outcome(self, sent: Sent, block: list[list[int]]) -> Outcome:
+        ranks = None
+        if self.state.ranks is not None and sent.step is not None:
+            ranks = self.state.ranks[sent.turn].tolist()
+        rows = [
+            self._row(numbers, None if ranks is None else tuple(ranks[b]))
+            for b, numbers in enumerate(block) if numbers[0] >= 0
+        ]  # fmt: skip
+        return Outcome(sent.step, rows)
+
+    def _row(self, numbers: list[int], ranks: tuple[int, ...] | None) -> RowOutcome:
+        (slot, n_accepted, _, finish, fault, request_id), tokens = numbers[:N_RESULT], numbers[N_RESULT:]
+        drafts = tokens[self.sizes.path_len :]
+        return RowOutcome(request_id, slot, tokens[: n_accepted + 1], drafts, n_accepted, finish != 0, fault, ranks)
 
 
 def buckets(sizes: DeviceSizes) -> list[int]:
@@ -143,3 +225,14 @@ def buckets(sizes: DeviceSizes) -> list[int]:
     while 2 * found[-1] < sizes.n_slots:
         found.append(2 * found[-1])
     return sorted({*found, sizes.n_slots})
+
+
+def chunk_rows(sizes: DeviceSizes) -> list[int]:
+    """Rows of the chunks that a CPU reads prompts in: doubling, so that a short prompt costs no long chunk.
+
+    A GPU has the longest alone: there a chunk costs the weights' bytes whatever its rows.
+    """
+    found = [_SMALL_CHUNK]
+    while 2 * found[-1] < sizes.chunk:
+        found.append(2 * found[-1])
+    return [*(n for n in found if n < sizes.chunk and n % min(sizes.span, n) == 0), sizes.chunk]

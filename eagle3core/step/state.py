@@ -1,6 +1,6 @@
 """State of running sequences on the device: one set of tensors with fixed addresses, allocated once.
 
-The counterpart of `DecodeState` for kernels: int32, a slot's numbers in the table of `kernels.slot_state`. Blocks of
+Integers are int32, a slot's numbers in the table of `kernels.slots.slot_state`. Blocks of
 the pool are assigned to slots once and for all (the pool holds every slot's most, docs/requirements.md R-64), so one
 table serves target and draft, and a rewind is a shorter length. Source: docs/requirements.md R-25, R-47..R-49, R-53.
 """
@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 import torch
 from torch import Tensor
 
-from eagle3core.decode.kvcache import blocks_for
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.slots.open_chunk import ChunkRows, new_chunk_rows
 from eagle3core.kernels.slots.slot_state import LIMIT, MOST_ENDS, N_FIELDS, N_REQUEST, RESULT_BLOCKS, result_width
@@ -22,7 +21,12 @@ from eagle3core.step.buffers import Activations, HeadRows, Sizes, new_activation
 from eagle3core.step.tree import FlatTree
 from eagle3core.weights.packed import HEAD_STEP
 
-SPAN = 64  # tokens of a prompt that attention treats as one sequence: as many as it takes at once
+SPAN = 64  # tokens of a prompt that attention's kernels treat as one sequence: as many as they take at once
+
+
+def blocks_for(n_tokens: int, block_size: int) -> int:
+    """Cache blocks that hold `n_tokens`."""
+    return -(-n_tokens // block_size)
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class DeviceSizes:
         tree: of every step; a chain of k drafts, or any flattened tree whose nodes are given from outside.
         chunk, span: rows of a prefill pass, and those of one of its attention sequences.
         block: tokens of a cache block.
+        keeps_ranks: the draft's rank of the target's token is kept at every level of a chain.
     """
 
     n_slots: int
@@ -44,6 +49,7 @@ class DeviceSizes:
     chunk: int = 512
     span: int = SPAN
     block: int = 64
+    keeps_ranks: bool = False
 
     @property
     def entries(self) -> int:
@@ -106,7 +112,7 @@ class StepTensors:
 
 @dataclass(frozen=True)
 class DraftTensors:
-    """Scratch of the draft's passes."""
+    """Scratch of the draft's passes; `level_logits: [levels, S, Vd]` where ranks are kept."""
 
     act: Activations
     head: HeadRows
@@ -120,6 +126,7 @@ class DraftTensors:
     next_feedback: Tensor
     scaled: Tensor
     sums: Tensor
+    level_logits: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -133,10 +140,11 @@ class DeviceState:
         chunk_captured: a `[chunk, E]` for each tap.
         act, head: of the target. step, draft: scratch.
         request, prompt, start, starts: what prefill works on; `starts` holds every chunk's first token.
-        chunk: rows of the chunk in work. chunk_masks: `[chunk / span, span, W]`.
+        chunk: rows of the chunk in work.
         first: `[1]` first token.
         turn: `[1]` newest of `results: [RESULT_BLOCKS, S, W]`, which lie in the host's memory: see `ResultQueue`.
         last_scaled, last_sums: what the head reads of a prompt's last row.
+        ranks: `[RESULT_BLOCKS, S, depth]` beside `results`, where they are kept (`step.ranks`).
     """
 
     sizes: DeviceSizes
@@ -158,12 +166,12 @@ class DeviceState:
     start: Tensor
     starts: Tensor
     chunk: ChunkRows
-    chunk_masks: Tensor
     first: Tensor
     turn: Tensor
     results: Tensor
     last_scaled: Tensor
     last_sums: Tensor
+    ranks: Tensor | None
 
     @property
     def tree(self) -> FlatTree:
@@ -175,7 +183,7 @@ class DeviceState:
         return rows
 
 
-def state_bytes(arch: str, shape: StateShape, sizes: DeviceSizes) -> tuple[int, int]:
+def state_bytes(arch: str | None, shape: StateShape, sizes: DeviceSizes) -> tuple[int, int]:
     """(bytes of both caches, bytes of everything else) of a state, counted without allocating it."""
     state = new_device_state(arch, replace(shape, device=torch.device("meta")), sizes)
     caches = [state.k, state.v, *((state.draft.k, state.draft.v) if state.draft else ())]
@@ -196,7 +204,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 
 def new_device_state(
-    arch: str, shape: StateShape, sizes: DeviceSizes, order: tuple[int, int] | None = None
+    arch: str | None, shape: StateShape, sizes: DeviceSizes, order: tuple[int, int] | None = None
 ) -> DeviceState:
     """An empty state."""
     target, draft = shape.target, shape.draft
@@ -219,7 +227,6 @@ def new_device_state(
     k, v = (_pages(target.block, target.n_layers, n_blocks, sizes.block, dtype, device) for _ in "kv")
     state = integers(N_FIELDS, slots)
     state[LIMIT] = sizes.entries * sizes.block
-    triangle = torch.ones(sizes.span, sizes.span, dtype=torch.bool, device=device).tril()
     return DeviceState(
         sizes=sizes,
         state=state,
@@ -240,12 +247,12 @@ def new_device_state(
         start=integers(1),
         starts=torch.arange(0, sizes.session_len + sizes.chunk, sizes.chunk, dtype=torch.int32, device=device),
         chunk=new_chunk_rows(sizes.chunk, spans, sizes.entries, device),
-        chunk_masks=pack_words(triangle).expand(spans, -1, -1).contiguous(),
         first=integers(1),
         turn=integers(1),
         results=_host_blocks((RESULT_BLOCKS, slots, result_width(sizes.path_len, sizes.nodes)), device),
         last_scaled=rows(1, hidden),
-        last_sums=torch.zeros(1, act.sums.shape[1], dtype=torch.float32, device=device),
+        last_sums=torch.zeros(1, act.sums.shape[1], dtype=act.sums.dtype, device=device),
+        ranks=integers(RESULT_BLOCKS, slots, sizes.path_len - 1) if sizes.keeps_ranks and draft else None,
     )
 
 
@@ -285,7 +292,7 @@ def _step_tensors(sizes: DeviceSizes, pending: int, make: Callable[..., Tensor])
 
 
 def _draft_tensors(
-    arch: str, draft: DraftGeometry, shape: StateShape, sizes: DeviceSizes, order: tuple[int, int] | None
+    arch: str | None, draft: DraftGeometry, shape: StateShape, sizes: DeviceSizes, order: tuple[int, int] | None
 ) -> DraftTensors:
     block, dtype, device = draft.block, shape.dtype, shape.device
     width, pending, slots = block.hidden_size, sizes.path_len, sizes.n_slots
@@ -296,13 +303,15 @@ def _draft_tensors(
     def rows(n: int, width: int) -> Tensor:
         return torch.zeros(n, width, dtype=dtype, device=device)
 
+    vocabulary, levels = _padded(draft.draft_vocab_size), sizes.path_len - 1
     k, v = (_pages(block, 1, slots * sizes.entries, sizes.block, dtype, device)[0] for _ in "kv")
     return DraftTensors(
-        act=act, head=new_head_rows(slots, _padded(draft.draft_vocab_size), dtype, device), k=k, v=v,
+        act=act, head=new_head_rows(slots, vocabulary, dtype, device), k=k, v=v,
         taps=rows(n, shape.n_taps * draft.target_hidden_size), hidden=rows(n, width),
         x=rows(n, 2 * width), out=rows(n, width), feedback=rows(slots, width), next_feedback=rows(slots, width),
         scaled=rows(slots, width),
-        sums=torch.zeros(slots, act.sums.shape[1], dtype=torch.float32, device=device),
+        sums=torch.zeros(slots, act.sums.shape[1], dtype=act.sums.dtype, device=device),
+        level_logits=rows(levels * slots, vocabulary).view(levels, slots, vocabulary) if sizes.keeps_ranks else None,
     )  # fmt: skip
 
 

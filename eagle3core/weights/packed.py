@@ -1,4 +1,4 @@
-"""Weights as the GPU's kernels read them: merged, packed, each matrix once on the device.
+"""Weights as programs read them: merged, each matrix once on the device, and packed where kernels run.
 
 Made layer by layer from any source of named tensors (a checkpoint, or a function that makes them), so that besides the
 packed model only the tensors of one layer exist. q, k and v become one matrix, gate and up another; a head is padded
@@ -67,7 +67,8 @@ class PackedLayer:
 
 @dataclass(frozen=True)
 class PackedTarget:
-    """A Llama-architecture target on one device; `taps` as in `model.target.TargetModel`."""
+    """A Llama-architecture target on one device; `taps: ids of the layers whose **input** is captured,
+    ascending; id n is the last layer's output before the final norm."""
 
     geometry: TargetGeometry
     taps: tuple[int, ...]
@@ -79,6 +80,11 @@ class PackedTarget:
     @property
     def dtype(self) -> torch.dtype:
         return self.embedding.dtype
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether its matrices are in the kernels' order."""
+        return all(layer.qkv.is_packed for layer in self.layers)
 
     @property
     def device(self) -> torch.device:
@@ -125,13 +131,16 @@ class Packer:
 
     Args:
         source: gives a weight by name; it is asked for each weight once.
-        dtype: bf16 or fp16, in which everything is kept.
+        dtype: in which everything is kept.
         device: where to.
         block: tokens of a cache block, which the q, k, v map writes to.
+        packs: matrices go into the kernels' order; without kernels they stay row-major.
     """
 
-    def __init__(self, source: Source, dtype: torch.dtype, device: torch.device, block: int) -> None:
-        self.source, self.dtype, self.device, self.block = source, dtype, device, block
+    def __init__(
+        self, source: Source, dtype: torch.dtype, device: torch.device, block: int, *, packs: bool = True
+    ) -> None:
+        self.source, self.dtype, self.device, self.block, self.packs = source, dtype, device, block, packs
 
     def get(self, name: str) -> Tensor:
         """The weight on the device, in the dtype, aligned as the kernels read it."""
@@ -144,7 +153,7 @@ class Packer:
         stacked = self._stack([f"{name}.weight" for name in names])
         bias = self._stack([f"{name}.bias" for name in names]) if epilogue.has_bias else None
         rows, k = stacked.shape
-        return PackedLinear(epilogue, self._packed(stacked, epilogue), rows, k, True, bias)
+        return PackedLinear(epilogue, self._packed(stacked, epilogue), rows, k, self.packs, bias)
 
     def layer(
         self, prefix: str, block: BlockGeometry, *, normed: bool, bias: tuple[bool, bool] = (False, False)
@@ -177,11 +186,11 @@ class Packer:
             weight = F.pad(weight, (0, 0, 0, padding))
             bias = torch.zeros(n + padding, dtype=self.dtype, device=self.device)
             bias[n:] = float("-inf")
-        return PackedLinear(epilogue, self._packed(weight, epilogue), n + padding, k, True, bias)
+        return PackedLinear(epilogue, self._packed(weight, epilogue), n + padding, k, self.packs, bias)
 
     def _packed(self, weight: Tensor, epilogue: Epilogue) -> Tensor:
         self._give_back()
-        return pack_weight(weight, epilogue)
+        return pack_weight(weight, epilogue) if self.packs else weight
 
     def _give_back(self) -> None:
         """What raw weights needed for a while, before others are made: or packed ones would lie in pieces of it."""
@@ -201,9 +210,10 @@ def pack_target(
     device: torch.device,
     block: int,
     taps: tuple[int, ...] = (),
+    packs: bool = True,
 ) -> PackedTarget:
-    """A target from named tensors, packed layer by layer on `device`."""
-    packer = Packer(source, dtype, device, block)
+    """A target from named tensors, merged and, if `packs`, packed layer by layer on `device`."""
+    packer = Packer(source, dtype, device, block, packs=packs)
     embedding = packer.get(EMBEDDING)
     bias = (geometry.attention_bias, geometry.mlp_bias)
     layers = tuple(
@@ -220,7 +230,7 @@ def pack_draft(
     geometry: DraftGeometry, source: Source, draft_to_target: Tensor | None, target: PackedTarget, *, block: int
 ) -> PackedDraft:
     """A draft from named tensors (those of `checkpoint.load_draft`), beside the target it belongs to."""
-    packer = Packer(source, target.dtype, target.device, block)
+    packer = Packer(source, target.dtype, target.device, block, packs=target.is_packed)
     layer = packer.layer("midlayer.", geometry.block, normed=False)
     embedding = packer.get("embed_tokens.weight") if geometry.has_embedding else target.embedding
     head = packer.head(packer.get("lm_head.weight"), may_share=False) if geometry.has_head else target.head
@@ -240,9 +250,9 @@ def pack_draft(
 
 
 def pack_checkpoints(
-    target: TargetCheckpoint, draft: DraftCheckpoint | None, *, device: torch.device, block: int
+    target: TargetCheckpoint, draft: DraftCheckpoint | None, *, device: torch.device, block: int, packs: bool = True
 ) -> tuple[PackedTarget, PackedDraft | None]:
-    """Both models of loaded checkpoints; every raw tensor is dropped from its checkpoint once it is packed."""
+    """Both models of loaded checkpoints; every raw tensor is dropped from its checkpoint once it has been read."""
     packed = pack_target(
         target.geometry,
         target.weights.pop,
@@ -250,6 +260,7 @@ def pack_checkpoints(
         device=device,
         block=block,
         taps=draft.geometry.taps if draft else (),
+        packs=packs,
     )
     if draft is None:
         return packed, None

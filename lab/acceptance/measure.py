@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import torch
 
 from eagle3core.config import GenerationConfig
 from eagle3core.engine import Engine
-from eagle3core.model.draft import DraftModel
 from lab.acceptance.counts import DepthAcceptance, count_acceptance
 from lab.errors import ExperimentError
 from lab.pairs.prompts import Prompt
@@ -83,12 +81,12 @@ def measure_acceptance(
     pair = PairUnderTest(Path(target), Path(draft), dtype, device)
     generation = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
     depths = []
-    with faults.planted(fault) if fault else nullcontext():
-        for k, engine in _engines(pair, prompts, ks, max_new_tokens, batch):
-            if on_depth is not None:
-                on_depth(k)
-            responses = engine.generate([list(prompt.ids) for prompt in prompts], generation)
-            depths.append(count_acceptance(k, prompts, responses, in_draft_vocabulary(engine)))
+    for k, engine in _engines(pair, prompts, ks, max_new_tokens, batch):
+        if on_depth is not None:
+            on_depth(k)
+        spoiled = faults.plant(engine, fault) if fault else engine
+        responses = spoiled.generate([list(prompt.ids) for prompt in prompts], generation)
+        depths.append(count_acceptance(k, prompts, responses, in_draft_vocabulary(engine)))
     return AcceptanceReport(dtype, tuple(depths))
 
 
@@ -110,10 +108,11 @@ def _engines(
 def in_draft_vocabulary(engine: Engine) -> Callable[[Sequence[int]], int]:
     """A count of the tokens, of those given, that the engine's draft can propose."""
     draft = engine.draft
-    assert isinstance(draft, DraftModel), "acceptance needs the draft's ranks, which plain torch collects"
+    assert draft is not None, "an engine of depth 1 or more has a draft"
+    known = None if draft.draft_to_target is None else draft.draft_to_target[: draft.geometry.draft_vocab_size]
 
     def count(tokens: Sequence[int]) -> int:
         ids = torch.tensor(list(tokens), dtype=torch.int64, device=engine.target.device)
-        return int((draft.to_draft_ids(ids) >= 0).sum())
+        return len(ids) if known is None else int(torch.isin(ids, known).sum())
 
     return count

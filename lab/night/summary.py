@@ -127,7 +127,13 @@ def _size(change: history.Change) -> tuple[int, float]:
 def _word(
     gates: list[GateResult], jobs: list[dict[str, Any]], since: dict[str, Any], *, strict: bool, gate_required: bool
 ) -> tuple[str, int]:
-    if any(gate.word == "fail" for gate in gates):
+    """The verdict and its exit code, the worst first.
+
+    Args:
+        strict: what moved since the run before counts as well: a number that is certainly slower fails, as in
+            `compare`; one that is unsure or missing, or no run to compare with, leaves the night undecided.
+    """
+    if any(gate.word == "fail" for gate in gates) or (strict and since["words"].get("slower")):
         return "failed", EXIT_GATE_FAILED
     if (gate_required and not gates) or any(gate.word == "missing" for gate in gates) or _not_finished(jobs):
         return "incomplete", EXIT_COULD_NOT_RUN
@@ -152,6 +158,7 @@ def _sentence(
     word: str, gates: list[GateResult], jobs: list[dict[str, Any]], since: dict[str, Any], notices: list[str]
 ) -> str:
     """The verdict in one sentence, worst first; what speculation costs is said even where every gate held."""
+    n_slower = since["words"].get("slower", 0)
     failed = [f"{gate.name} ({gate.job})" if gate.job else gate.name for gate in gates if gate.word == "fail"]
     missing = [gate.name for gate in gates if gate.word == "missing"]
     unfinished = _not_finished(jobs)
@@ -164,6 +171,8 @@ def _sentence(
         parts.append(f"{_n(len(unfinished), 'job')} of {len(jobs)} did not finish: {_listed(unfinished)}")
     if not gates:
         parts.append("no gate was judged")
+    if word == "failed" and not failed:
+        parts.insert(0, f"{_n(n_slower, 'number')} certainly slower than in the previous run")
     if not parts:
         held = "the one gate" if len(gates) == 1 else f"all {len(gates)} gates"
         parts.append(f"{held} held in {_n(len(jobs), 'job')}")

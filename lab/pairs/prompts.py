@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from jinja2 import TemplateError
@@ -25,6 +26,9 @@ from jinja2 import TemplateError
 from lab.errors import ExperimentError
 
 NO_CATEGORY = "uncategorised"
+# One block of 64 to its end, two prefill chunks of 512, one token more than either, the shortest, and some between.
+UNEVEN_LENGTHS = (64, 577, 1, 200, 513, 23, 130, 65)
+UNEVEN_SEED = 13
 FORMS = ("text", "prompt", "messages", "turns", "conversations")
 Message = dict[str, str]
 
@@ -117,6 +121,28 @@ def joined_prompts(target: str | Path, n_prompts: int, n_tokens: int) -> list[li
         )
     starts = [i * len(texts) // n_prompts for i in range(n_prompts)]
     return [list(chain.from_iterable(texts[start:] + texts[:start]))[:n_tokens] for start in starts]
+
+
+def uneven_prompts(target: str | Path, n_prompts: int = len(UNEVEN_LENGTHS)) -> list[list[int]]:
+    """Prompts of `UNEVEN_LENGTHS`, in turn: texts of the shipped pair, or random ids for a target without a tokenizer.
+
+    Together they cross what short prompts leave out: a cache block filled to its end, several blocks, more than one
+    prefill chunk, and a batch in which no two have the same length.
+
+    Raises:
+        ExperimentError: no prompt is asked for.
+    """
+    from lab.parity.inputs import TOKENIZER_FILES
+
+    if n_prompts < 1:
+        raise ExperimentError(f"n_prompts is {n_prompts}", "at least 1", "raise it")
+    lengths = [UNEVEN_LENGTHS[i % len(UNEVEN_LENGTHS)] for i in range(n_prompts)]
+    if any((Path(target) / name).exists() for name in TOKENIZER_FILES):
+        texts = joined_prompts(target, n_prompts, max(lengths))
+        return [text[:length] for text, length in zip(texts, lengths, strict=True)]
+    vocab = int(json.loads((Path(target) / "config.json").read_text(encoding="utf-8"))["vocab_size"])
+    drawn = Random(UNEVEN_SEED)
+    return [[drawn.randrange(vocab) for _ in range(length)] for length in lengths]
 
 
 def _shipped_file() -> Path:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaForCausalLM
+from transformers import DynamicCache, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils import logging as transformers_logging
 
@@ -61,6 +61,7 @@ class TargetReference:
         self.hidden_size = int(model.config.hidden_size)
         self.vocab_size = int(model.config.vocab_size)
         self.seen: dict[str, Tensor] = {}
+        self.cache = DynamicCache()
         self._hook(self.model.model)
 
     def _hook(self, llama: Any) -> None:
@@ -87,26 +88,32 @@ class TargetReference:
         llama.norm.register_forward_hook(output_of("norm"))
 
     @torch.no_grad()
-    def run(self, tokens: Sequence[int], parents: Sequence[int] = ()) -> dict[str, Tensor]:
+    def run(self, tokens: Sequence[int], parents: Sequence[int] = (), *, after: int = 0) -> dict[str, Tensor]:
         """Every stage of one pass, each `[len(tokens), ...]`.
 
         Args:
             tokens: a sequence, then (optionally) the nodes of a tree that hangs on its end.
             parents: parent of each of those nodes among them, -1 for the root.
+            after: how many tokens of the call before these follow, whose keys and values are used again; 0 begins anew.
 
         Returns:
             "embed", "<i>.attn", "<i>.mlp" for each layer, "raw" (input of the final norm), "norm" and "head" (logits).
         """
         n_prefix = len(tokens) - len(parents)
-        visible, depths = tree_visibility(len(tokens), parents)
-        positions = torch.arange(len(tokens))
-        positions[n_prefix:] = n_prefix + depths
+        visible, depths = tree_visibility(after + len(tokens), parents)
+        positions = torch.arange(after, after + len(tokens))
+        positions[n_prefix:] = after + n_prefix + depths
+        if after:
+            self.cache.crop(after)
+        else:
+            self.cache = DynamicCache()
         self.seen = {}
         output = self.model.model(
             input_ids=torch.tensor([list(tokens)], device=self.device),
             position_ids=positions[None].to(self.device),
-            attention_mask=additive_mask(visible.to(self.device), self.dtype),
-            use_cache=False,
+            attention_mask=additive_mask(visible[after:].to(self.device), self.dtype),
+            past_key_values=self.cache,
+            use_cache=True,
         )
         self.seen["head"] = self.model.lm_head(output.last_hidden_state)[0]
         return self.seen

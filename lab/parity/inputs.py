@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from lab.errors import ExperimentError
+from lab.pairs.named import NAMES, named_pair
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 RANDOM_LENGTHS = (37, 12, 23, 5)  # odd and uneven, so that no length is a multiple of a block or chunk
@@ -28,20 +29,22 @@ class PromptIds:
 
 
 def chosen_pair(target: str, draft: str) -> tuple[Path, Path]:
-    """The named directories, or with both empty those of the shipped pair.
+    """The named directories; or a pair by its name, given as `target` alone; with both empty the shipped pair.
 
     Raises:
-        ExperimentError: only one was named.
+        ExperimentError: only one was named, and it is no pair's name.
     """
-    if bool(target) != bool(draft):
+    if bool(target) != bool(draft) and target not in NAMES:
         given, absent = ("target", "draft") if target else ("draft", "target")
-        raise ExperimentError(f"{given} was given without {absent}", "both or neither", f"name {absent} as well")
-    if target:
+        raise ExperimentError(
+            f"{given} was given without {absent}",
+            f"both, neither, or the name of a pair as target: {', '.join(NAMES)}",
+            f"name {absent} as well",
+        )
+    if draft:
         return Path(target), Path(draft)
-    from lab import pairs  # here, so that a pair on disk needs no shipped one
-
-    shipped = pairs.shipped_pair()
-    return shipped.target, shipped.draft
+    pair = named_pair(target or "shipped")
+    return pair.target, pair.draft
 
 
 def prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int) -> PromptIds:

@@ -1,4 +1,4 @@
-"""One prompt through the real engine with every stage kept: what the rest of the parity package judges."""
+"""Prompts through the real engine with every stage kept, by request: what the rest of the parity package judges."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from torch import Tensor
 
 from eagle3core.config import EngineConfig, GenerationConfig, SpeculativeConfig
 from eagle3core.engine import Engine
-from eagle3core.trace import RecordingTrace
 from lab.errors import ExperimentError
+from lab.parity import faults
+from lab.parity.by_request import RequestTrace
+from lab.parity.derived import TappingReplayer, with_derived
 
 DTYPES = {
     "float64": torch.float64,
@@ -20,15 +22,10 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-INTEGER_STAGES = (
-    "prompt_ids",
-    "first_token",
-    "draft.tokens",
-    "draft.positions",
-    "tree.tokens",
-    "tree.parents",
-    "accept.tokens",
-)
+DEFAULT_CHUNK = EngineConfig().prefill_chunk
+# What a recording runs with: several requests side by side, and chunks that an ordinary prompt has more than one of.
+SLOTS = 3
+CHUNK = 128
 
 
 @dataclass(frozen=True)
@@ -55,6 +52,7 @@ class PairUnderTest:
         dtype: a key of `DTYPES`.
         device: "auto", "cpu" or "cuda".
         capture_layers, capture_convention: explicit tap ids, or None for the checkpoint's own.
+        fault: name of a bug to plant in every engine (`lab.parity.faults`); empty plants none.
     """
 
     target: Path
@@ -63,10 +61,13 @@ class PairUnderTest:
     device: str = "auto"
     capture_layers: tuple[int, ...] | None = None
     capture_convention: str | None = None
+    fault: str = ""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ExperimentError(f"dtype is {self.dtype!r}", f"one of {tuple(DTYPES)}", "name the dtype to test")
+        if self.fault:
+            faults.named(self.fault)
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -92,7 +93,15 @@ class PairUnderTest:
             return None
         return self.capture_layers, self.capture_convention
 
-    def engine(self, k: int, *, n_tokens: int, max_batch_size: int = 1, collect_draft_ranks: bool = False) -> Engine:
+    def engine(
+        self,
+        k: int,
+        *,
+        n_tokens: int,
+        max_batch_size: int = 1,
+        prefill_chunk: int = DEFAULT_CHUNK,
+        collect_draft_ranks: bool = False,
+    ) -> Engine:
         """An engine that drafts `k` tokens a step (0: none) for sequences of at most `n_tokens`."""
         speculative = None
         if k:
@@ -108,45 +117,68 @@ class PairUnderTest:
             device=self.device,
             session_len=n_tokens,
             max_batch_size=max_batch_size,
+            prefill_chunk=prefill_chunk,
             speculative_config=speculative,
             collect_draft_ranks=collect_draft_ranks,
         )
-        return Engine.from_pretrained(self.target, config)
+        engine = Engine.from_pretrained(self.target, config)
+        return faults.plant(engine, self.fault) if self.fault else engine
 
 
-def record(pair: PairUnderTest, prompts: Sequence[Sequence[int]], *, k: int, steps: int) -> list[Recording]:
-    """Prefill and the first `steps` speculative steps of each prompt, one prompt at a time.
+def record(
+    pair: PairUnderTest,
+    prompts: Sequence[Sequence[int]],
+    *,
+    k: int,
+    steps: int,
+    slots: int = SLOTS,
+    prefill_chunk: int = CHUNK,
+) -> list[Recording]:
+    """Prefill and the first `steps` speculative steps of each prompt, `slots` prompts at a time.
+
+    With more prompts than slots, a slot is filled again when its request ends.
 
     Raises:
         ExperimentError: no prompt, or one shorter than two tokens (it has no draft prefill to compare).
     """
     check_prompts(prompts)
     longest = max(len(prompt) for prompt in prompts)
-    return record_from(pair.engine(k, n_tokens=longest + _n_new(k, steps)), prompts, k=k, steps=steps)
+    n_tokens = longest + _n_new(k, steps) + k + 1
+    engine = pair.engine(k, n_tokens=n_tokens, max_batch_size=min(slots, len(prompts)), prefill_chunk=prefill_chunk)
+    return record_from(engine, prompts, k=k, steps=steps)
 
 
 def record_from(engine: Engine, prompts: Sequence[Sequence[int]], *, k: int, steps: int) -> list[Recording]:
-    """As `record`, by an engine of one slot that drafts `k` tokens a step.
+    """As `record`, by an engine that drafts `k` tokens a step.
 
     Raises:
         ExperimentError: as `record`.
     """
     check_prompts(prompts)
-    recordings = []
-    for prompt in prompts:
-        trace = RecordingTrace()
-        engine.trace = trace
-        engine.generate([list(prompt)], GenerationConfig(max_new_tokens=_n_new(k, steps), ignore_eos=True))
-        tensors = {name: tensor for name, tensor in trace.tensors.items() if step_of(name) < steps}
-        recordings.append(Recording(tensors, steps, k))
-    return recordings
+    widths = {"target.head": engine.target.geometry.vocab_size}
+    if engine.draft is not None:
+        widths["draft.head"] = engine.draft.geometry.draft_vocab_size
+    runner, before = engine.runner, (engine.trace, engine.runner.replayer)
+    trace = RequestTrace(steps)
+    engine.trace = trace
+    runner.replay_by(TappingReplayer(runner.replayer, runner.state))
+    settings = GenerationConfig(max_new_tokens=_n_new(k, steps), ignore_eos=True)
+    try:
+        engine.generate([list(prompt) for prompt in prompts], settings)
+    finally:
+        engine.trace = before[0]
+        runner.replay_by(before[1])
+    return [Recording(with_derived(tensors, runner.target.taps, widths), steps, k) for tensors in trace.requests]
 
 
 def _n_new(k: int, steps: int) -> int:
+    """Tokens after which even a request whose every draft was accepted has begun `steps` steps.
+
+    The limit cuts what a step commits, not what it accepts, so the last step may be one that the limit cuts.
+    """
     if steps < 1:
         raise ExperimentError(f"steps is {steps}", "at least 1", "record one speculative step or more")
-    # One step more than is kept, so that the last kept one is never shortened by the length limit.
-    return 1 + (steps + 1) * (k + 1)
+    return 2 + (steps - 1) * (k + 1)
 
 
 def check_prompts(prompts: Sequence[Sequence[int]]) -> None:
@@ -162,33 +194,3 @@ def check_prompts(prompts: Sequence[Sequence[int]]) -> None:
             raise ExperimentError(
                 f"prompt {i} has {len(prompt)} token(s)", "at least 2", "drop that prompt or make it longer"
             )
-
-
-def step_of(name: str) -> int:
-    """Speculative step of a recorded name; -1 for the prefill."""
-    head = name.split("/", 1)[0]
-    return int(head.removeprefix("step")) if head.startswith("step") else -1
-
-
-def kind_of(pass_name: str) -> str:
-    """A pass without its step number: "prefill", "extend", "after acceptance", "chain1", "verify", "step", "run".
-
-    The extend pass of step 0 completes the prefill; later ones rewrite the draft's entries of accepted tokens.
-    """
-    step, _, rest = pass_name.partition("/")
-    if not step.startswith("step"):
-        return pass_name or "run"
-    if rest == "extend":
-        return "extend" if step == "step0" else "after acceptance"
-    return rest or "step"
-
-
-def split_name(name: str) -> tuple[str, str]:
-    """Pass and stage of a recorded name, e.g. ("step0/chain1", "draft.fc")."""
-    pass_name, _, stage = name.rpartition("/")
-    return pass_name, stage
-
-
-def is_integer_stage(stage: str) -> bool:
-    """Whether a stage holds ids or positions, which must agree exactly."""
-    return stage in INTEGER_STAGES

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lab.parity.derived import as_programs_have_it
 from lab.parity.hf_draft import DraftReference
 from lab.parity.hf_target import TargetReference
 from lab.parity.recording import PairUnderTest, Recording
@@ -70,6 +71,7 @@ class Reference:
                 walk.step(step)
         except _Stopped as stop:
             walk.out.stopped = str(stop)
+        walk.out.tensors = as_programs_have_it(walk.out.tensors)
         return walk.out
 
 
@@ -81,6 +83,7 @@ class _Walk:
         self.draft.forget(self.draft.n_cached)
         self.recording, self.prompt = recording, prompt
         self.sequence = list(prompt)
+        self.n_read = len(prompt)  # of the sequence, by the target
         self.features = torch.empty(0)
         self.new_tokens: list[int] = []
         self.out = Replay()
@@ -105,7 +108,8 @@ class _Walk:
         parents = self._ids(f"{at}/tree.parents")
         if len(parents) != len(nodes):
             raise _Stopped(f"{at} has {len(nodes)} nodes and {len(parents)} parents")
-        stages = self.target.run([*self.sequence[:-1], *nodes], parents)
+        stages = self.target.run([*self.sequence[self.n_read : -1], *nodes], parents, after=self.n_read)
+        self.n_read = len(self.sequence) - 1
         taps = self._put_target(f"{at}/verify", stages, slice(-len(nodes), None))
         choices = _lowest_argmax(self._recorded(f"{at}/verify/target.head"))
         path = walk_tree(nodes, parents, choices)

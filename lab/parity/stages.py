@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -18,8 +17,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from lab.parity import faults
-from lab.parity.recording import PairUnderTest, Recording, is_integer_stage, kind_of, record, split_name
+from lab.parity.names import is_integer_stage, kind_of, split_name
+from lab.parity.recording import CHUNK, SLOTS, PairUnderTest, Recording, record
 from lab.parity.replay import Reference, Replay
 from lab.parity.tolerance import FACTOR, PlainErrors, plain_errors, stage_tolerance
 
@@ -149,6 +148,8 @@ def run_stage_parity(
     device: str = "auto",
     k: int = 3,
     steps: int = 3,
+    slots: int = SLOTS,
+    prefill_chunk: int = CHUNK,
     reference: str | Path | None = None,
     stages: Sequence[str] | None = None,
     fault: str | None = None,
@@ -163,7 +164,9 @@ def run_stage_parity(
         dtype: "float32", "bfloat16", "float16" or "float64".
         device: "auto", "cpu" or "cuda".
         k: drafts a step.
-        steps: speculative steps to compare.
+        steps: speculative steps to compare, of every prompt.
+        slots: prompts decoded side by side; with more prompts than slots, a slot is filled again.
+        prefill_chunk: tokens of one prefill pass, a multiple of 64.
         reference: a file of recorded tensors (docs/taps.md) that takes the place of the plain reference.
         stages: compare these stages only, e.g. ("draft.fc", "draft.head"); for recordings that hold no more.
         fault: name of a bug to plant in the engine (`lab.parity.faults`), to see it found.
@@ -174,9 +177,9 @@ def run_stage_parity(
     """
     from lab.parity.taps import read_taps
 
-    pair = PairUnderTest(Path(target_dir), Path(draft_dir), dtype, device, capture_layers, capture_convention)
-    with faults.planted(fault) if fault else nullcontext():
-        ours = record(pair, prompts, k=k, steps=steps)
+    taps = (capture_layers, capture_convention)
+    pair = PairUnderTest(Path(target_dir), Path(draft_dir), dtype, device, *taps, fault=fault or "")
+    ours = record(pair, prompts, k=k, steps=steps, slots=slots, prefill_chunk=prefill_chunk)
     recorded = read_taps(reference, prompts, k=k, steps=steps) if reference else None
     plain = replay_all(pair, ours, prompts, pair.torch_dtype)
     if pair.dtype == "float64":  # there is no higher precision to compare with, and the plain reference is exact

@@ -6,7 +6,6 @@ says which tokens it was made with, so that two files of different runs are neve
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +14,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lab.errors import ExperimentError, NotComparable
+from lab.errors import EXIT_PASSED, ExperimentError, NotComparable
+from lab.options.exchange import TapsOptions
 from lab.parity import inputs
-from lab.parity.recording import DTYPES, PairUnderTest, record
+from lab.parity.recording import PairUnderTest, record
 
 SCHEMA = "1"
 
@@ -118,39 +118,23 @@ def read_taps(path: str | Path, prompts: Sequence[Sequence[int]], *, k: int, ste
     ]
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(options: TapsOptions) -> int:
     """`eagle3lab taps`: record a pair and write the file; the exit code."""
-    given = _parser().parse_args(list(arguments))
-    target, draft = inputs.chosen_pair(given.target, given.draft)
-    prompts = inputs.prompt_ids(target, given.prompts, n_prompts=given.n_prompts, max_tokens=given.max_prompt_tokens)
+    target, draft = inputs.chosen_pair(options.target, options.draft)
+    prompts = inputs.prompt_ids(
+        target, options.prompts, n_prompts=options.n_prompts, max_tokens=options.max_prompt_tokens
+    )
     path = write_taps(
         target,
         draft,
-        given.out,
+        options.out,
         prompts=prompts.ids,
-        dtype=given.dtype,
-        device=given.device,
-        k=given.spec_k,
-        steps=given.steps,
-        capture_layers=tuple(given.capture_layers) if given.capture_layers else None,
-        capture_convention=given.capture_convention,
+        dtype=options.dtype,
+        device=options.device,
+        k=options.spec_k,
+        steps=options.steps,
+        capture_layers=options.capture_layers or None,
+        capture_convention=options.capture_convention,
     )
-    print(f"{path.name}: {prompts.source}, {given.steps} steps of spec-{given.spec_k} in {given.dtype}")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="eagle3lab taps", description="Write every stage of the engine to a file.")
-    parser.add_argument("--target", default="", help="directory of the target; default: the shipped pair")
-    parser.add_argument("--draft", default="", help="directory of the draft; default: the shipped pair")
-    parser.add_argument("--out", required=True, help="the file to write, NAME.safetensors")
-    parser.add_argument("--prompts", default="", help="prompt file (JSON lines); default: the shipped pair's")
-    parser.add_argument("--n-prompts", type=int, default=2, help="how many of them (default 2)")
-    parser.add_argument("--max-prompt-tokens", type=int, default=64, help="longer prompts are cut (default 64)")
-    parser.add_argument("--spec-k", type=int, default=3, help="drafts a step (default 3)")
-    parser.add_argument("--steps", type=int, default=3, help="speculative steps kept (default 3)")
-    parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32", help="default float32")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--capture-layers", type=int, nargs="+", help="explicit tap ids")
-    parser.add_argument("--capture-convention", choices=("input", "output"), help="what those ids number")
-    return parser
+    print(f"{path.name}: {prompts.source}, {options.steps} steps of spec-{options.spec_k} in {options.dtype}")
+    return EXIT_PASSED

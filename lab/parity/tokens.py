@@ -8,7 +8,6 @@ differences. Source: docs/requirements.md R-141; the near-tie rule is stated in 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from eagle3core.config import GenerationConfig
 from lab.errors import ExperimentError, RunFailed
-from lab.parity import faults
 from lab.parity.hf_target import TargetReference
 from lab.parity.recording import PairUnderTest, check_prompts
 
@@ -150,9 +148,9 @@ def run_token_parity(
     check_prompts(prompts)
     if not ks or any(k < 1 for k in ks):
         raise ExperimentError(f"ks is {tuple(ks)}", "depths from 1 to 8", "give at least one depth")
-    pair = PairUnderTest(Path(target_dir), Path(draft_dir), dtype, device, capture_layers, capture_convention)
-    with faults.planted(fault) if fault else nullcontext():
-        outputs = {k: generate(pair, prompts, k, max_new_tokens, batch) for k in (0, *ks)}
+    taps = (capture_layers, capture_convention)
+    pair = PairUnderTest(Path(target_dir), Path(draft_dir), dtype, device, *taps, fault=fault or "")
+    outputs = {k: generate(pair, prompts, k, max_new_tokens, batch) for k in (0, *ks)}
     judged = judge(
         pair, [(p, out) for by_prompt in outputs.values() for p, out in zip(prompts, by_prompt, strict=True)]
     )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lab.parity.recording import is_integer_stage, kind_of, split_name
+from lab.parity.names import is_integer_stage, kind_of, split_name
 from lab.parity.replay import Replay
 
 FACTOR = 2.0

@@ -6,7 +6,6 @@ EAGLE-3 paper (training-time test), and docs/requirements.md on draft stages and
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from lab.pairs.layout import write_draft
 from lab.training.sizes import PairSize
-from lab.training.target import ROPE_THETA, write_weights
+from lab.training.target import ROPE_THETA
 from lab.training.tokenizer import END_ID
 
 EPS = 1e-5
@@ -169,17 +169,14 @@ def save_draft(draft: Draft, size: PairSize, directory: Path) -> None:
     The config spells the RoPE base both ways and says outright which convention its tap ids follow, since readers
     disagree: layer outputs here, so each id is one less than the layer whose input it is.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     ids = draft.draft_to_target.cpu()
-    weights = {name: tensor.to(torch.bfloat16).cpu().contiguous() for name, tensor in draft.state_dict().items()}
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in draft.state_dict().items()}
     weights["d2t"] = ids - torch.arange(len(ids))
     weights["t2d"] = torch.zeros(size.vocab, dtype=torch.bool).index_fill_(0, ids, True)
-    write_weights(weights, directory / "model.safetensors")
     config = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "model_type": "llama",
         "hidden_size": size.hidden,
-        "target_hidden_size": size.hidden,
         "intermediate_size": size.draft_ffn,
         "num_hidden_layers": 1,
         "num_attention_heads": size.heads,
@@ -206,7 +203,7 @@ def save_draft(draft: Draft, size: PairSize, directory: Path) -> None:
         },
         "eagle_aux_hidden_state_layer_convention": "output",
     }
-    (directory / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    write_draft(directory, config, weights, target_hidden=size.hidden)
 
 
 def load_draft(directory: Path, size: PairSize, target: Any) -> Draft:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from lab.pairs.layout import write_target
 from lab.training.fit import Evaluate, StepLoss
 from lab.training.sizes import PairSize
 from lab.training.tokenizer import END_ID
@@ -144,18 +144,16 @@ def _covering(stream: Tensor, window: int) -> list[Tensor]:
 
 
 def save_target(model: Any, directory: Path) -> None:
-    """Weights in bf16, and a config with both spellings of the RoPE base and the dtype.
+    """Weights in bf16 with their index, and a config with both spellings of the RoPE base and the dtype.
 
     Readers from before transformers 5 look only for `rope_theta` and `torch_dtype`, and fall back to base 10000 in
     silence.
     """
-    weights = {name: tensor.to(torch.bfloat16).cpu().contiguous() for name, tensor in model.state_dict().items()}
+    weights = {name: tensor.to(torch.bfloat16) for name, tensor in model.state_dict().items()}
     weights.pop(_TIED_HEAD)
-    directory.mkdir(parents=True, exist_ok=True)
-    write_weights(weights, directory / "model.safetensors")
     model.config.architectures = [type(model).__name__]
     config = {**model.config.to_diff_dict(), "dtype": "bfloat16", "torch_dtype": "bfloat16", "rope_theta": ROPE_THETA}
-    (directory / "config.json").write_text(json.dumps(config, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    write_target(directory, config, weights)
     model.generation_config.save_pretrained(directory)
 
 
@@ -165,9 +163,3 @@ def load_target(directory: Path, device: torch.device) -> Any:
     weights = {name: tensor.float() for name, tensor in load_file(directory / "model.safetensors").items()}
     model.load_state_dict({**weights, _TIED_HEAD: weights["model.embed_tokens.weight"]})
     return model.to(device).eval().requires_grad_(False)
-
-
-def write_weights(weights: dict[str, Tensor], path: Path) -> None:
-    """A safetensors file that anyone may read (the library makes it private to its owner)."""
-    save_file(weights, path, metadata={"format": "pt"})
-    path.chmod(0o644)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from agreeing_pairs import write_agreeing_pair
 from tiny_engines import Pair
-from torch_launches import execute
 
 from eagle3core import Engine, EngineConfig, SpeculativeConfig
 from eagle3core.checkpoint import load_draft, load_target
@@ -24,7 +23,7 @@ NANO: dict[str, Any] = {
     "taps": (0, 1, 2), "convention": "input", "eos": [], "dtype": torch.bfloat16,
 }  # fmt: skip
 CPU = torch.device("cpu")
-BY_MEANING = EagerReplayer(execute)  # every launch computed by its reference
+BY_MEANING = EagerReplayer()  # every call computed in plain torch
 ORDER = (2, 2)  # splits and streams of attention: few, for the emulator's sake
 
 
@@ -51,6 +50,7 @@ def device_runner(
     drafts: bool | None = None,
     order: tuple[int, int] | None = ORDER,
     chunk: int = 64,
+    n_behind: int | None = None,
 ) -> DeviceRunner:
     """A runner of `k` drafts a step, or of another tree whose tokens come from outside."""
     drafts = k is not None if drafts is None else drafts
@@ -58,7 +58,7 @@ def device_runner(
     shape = tree or chain_tree(k or 0)
     room = session_len + max(shape.n_nodes, 2 * (k or 0))
     sizes = DeviceSizes(n_slots, session_len, room, shape, chunk=chunk, span=8)
-    return DeviceRunner(target, draft, sizes, arch="sm_90a", replayer=replayer, order=order)
+    return DeviceRunner(target, draft, sizes, arch="sm_90a", replayer=replayer, order=order, n_behind=n_behind)
 
 
 def device_engine(
@@ -71,9 +71,10 @@ def device_engine(
     session_len: int = 128,
     tokenizer: Any = None,
     chunk: int = 64,
+    n_behind: int | None = None,
 ) -> Engine:
     """An engine whose runner is the device's, with prefill passes of `chunk` rows."""
-    runner = device_runner(pair, k, replayer, n_slots=n_slots, session_len=session_len, chunk=chunk)
+    runner = device_runner(pair, k, replayer, n_slots=n_slots, session_len=session_len, chunk=chunk, n_behind=n_behind)
     spec = None if k is None else SpeculativeConfig(model=str(pair[1]), num_speculative_tokens=k)
     config = EngineConfig(session_len=session_len, max_batch_size=n_slots, dtype="bfloat16", device="cpu",
                           prefill_chunk=64, speculative_config=spec)  # fmt: skip

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from device_engines import CPU, ORDER, packed_pair
 from tiny_engines import Pair
-from torch_launches import execute
 
 from eagle3core.geometry import BlockGeometry, DraftGeometry, RopeGeometry, TargetGeometry
 from eagle3core.step.replay import EagerReplayer
@@ -22,7 +21,7 @@ from lab.probes.proofs.subject import Subject
 def subject_of(name: str, target: PackedTarget, draft: PackedDraft, tokens: TokenMap | None = None) -> Subject:
     """Packed models whose engines run here."""
     settings: dict[str, Any] = {"prefill_chunk": 64}
-    return Subject(name, target, draft, tokens, "sm_90a", EagerReplayer(execute), settings, ORDER)
+    return Subject(name, target, draft, tokens, "sm_90a", EagerReplayer(), settings, ORDER)
 
 
 def nano_subject(pair: Pair) -> Subject:

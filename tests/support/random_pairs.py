@@ -113,7 +113,8 @@ def write_random_pair(
     if layout == "speculators":
         weights = {name.replace("midlayer.", "layers.0."): tensor for name, tensor in weights.items()}
         draft_config = _speculators(draft_config)
-    _write(draft_dir, {**draft_config, "draft_vocab_size": rows, "target_hidden_size": hidden}, weights, dtype, bin)
+    wide = {"target_hidden_size": hidden} if width != hidden else {}  # the key alone says that an embedding is brought
+    _write(draft_dir, {**draft_config, "draft_vocab_size": rows, **wide}, weights, dtype, bin)
     return target_dir, draft_dir
 
 

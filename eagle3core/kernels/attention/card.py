@@ -28,7 +28,6 @@ from eagle3core.kernels.attention.launcher import (
 from eagle3core.kernels.attention.layout import BUNDLE, UNIT, Shape
 from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
 from eagle3core.kernels.card import SHARED_BYTES, Card, Case, Cost, Launch, Tensors, Variant
-from lab.probes.kernels.attention_peers import PEERS
 
 
 def _shape(arch: str, case: Case) -> Shape:
@@ -219,5 +218,4 @@ CARD = Card(
     alone=attention_alone,
     row_of=attention_row_of,
     n_rows=lambda case: case["tokens"] * len(prefixes_of(case)),
-    peers=PEERS,
 )

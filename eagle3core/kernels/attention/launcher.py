@@ -5,7 +5,7 @@ visible by `tree_mask`. A chain or a prefill chunk is the lower-triangular mask.
 positions p - window + 1 .. p only; a sink is a learned logit of a head that takes part in the denominator only.
 
 Two launches: `attention_streams` (up to 32 rows a key head) or `attention_rows` (more), which leave one sum a split of
-the keys, then `attention_combine`. Both kernels add in the same order (`attention_layout`), so bits do not depend on T,
+the keys, then `attention_combine`. Both kernels add in the same order (`layout`), so bits do not depend on T,
 on the batch or on how many keys there are. Lengths are read on the device; the grid does not depend on them.
 Keys of earlier steps are read before the kernel before has finished: lengths, tables and cache rows below
 `prefix_lens` are `const` here, so launch with `overlap=False` what follows a kernel that wrote them.
@@ -24,8 +24,9 @@ from eagle3core.errors import KernelLimit
 from eagle3core.kernels.attention.combine import combine_rows
 from eagle3core.kernels.attention.layout import BLOCK_SHIFT, LOG2_E, Shape
 from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
-from eagle3core.kernels.card import DTYPES, Launch
+from eagle3core.kernels.card import DTYPES, Launch, Op
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
+from eagle3core.kernels.tree.mask_words import unpack_words
 
 MOST_TOKENS, MOST_GROUP, DIMS = 64, 16, (64, 128)
 
@@ -183,6 +184,32 @@ def attention(
         partial=partial, tops_sums=tops_sums, sinks=sinks, out=out, tokens=tokens, scale=scale,
     )  # fmt: skip
     return [first, second]
+
+
+def attention_meaning(
+    *,
+    q: Tensor,
+    k_blocks: Tensor,
+    v_blocks: Tensor,
+    block_tables: Tensor,
+    prefix_lens: Tensor,
+    masks: Tensor,
+    out: Tensor,
+    scratch: tuple[Tensor, ...] = (),
+    order: tuple[int, int] | None = None,
+) -> None:
+    """What `attention` computes, in plain torch, for any head size, group and block.
+
+    `scratch` and `order` are the kernels' own and not read.
+    """
+    if bool((prefix_lens < 0).all()):
+        out.zero_()
+        return
+    seen = unpack_words(masks, q.shape[1])
+    out.copy_(paged_attention_reference(q, k_blocks, v_blocks, block_tables, prefix_lens, seen))
+
+
+ATTENTION = Op("attention", attention, attention_meaning)
 
 
 def check_limits(dtype: torch.dtype, dim: int, n_heads: int, n_kv_heads: int, tokens: int, block: int) -> None:

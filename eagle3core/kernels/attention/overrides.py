@@ -18,7 +18,7 @@ MAX_TILES = "EAGLE3_FMHA_MAX_TILES"  # such tiles under way at once: the ring's 
 SPLITS_PER_CTA = "EAGLE3_FMHA_SPLITS_PER_CTA"  # splits of the keys that a block handles, one after the other
 
 
-def knobs(shape: Shape, row_warps: int) -> dict[str, Any]:
+def overrides(shape: Shape, row_warps: int) -> dict[str, Any]:
     """Fields of a plan that the environment sets, for a kernel of `row_warps`.
 
     Raises:

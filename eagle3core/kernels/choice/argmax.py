@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.isa.by_row import alone, count, row_of
 from eagle3core.kernels.isa.reductions import make_block_best
 from eagle3core.kernels.tree.accept import argmax_reference
@@ -96,6 +96,7 @@ def make_argmax_join(isa: Any, *, partials: int, threads: int, loads: int, maps:
                 places = isa.load_u32x4(column + (row * partials + group * 4) * 4)
                 for i in range(4):
                     values[4 * p + i], columns[4 * p + i] = found[i], places[i]
+        # No order matters here: the larger value wins, of equal ones the lower column.
         value, index = values[0], columns[0]
         for i in range(1, kept):
             if values[i] > value or (values[i] == value and columns[i] < index):
@@ -176,6 +177,18 @@ def argmax_of_partials(
     return [variant.launch((len(best),), best=best, column=column, draft_to_target=draft_to_target, ids=ids)]
 
 
+def argmax_of_partials_meaning(
+    best: Tensor, column: Tensor, ids: Tensor, draft_to_target: Tensor | None = None
+) -> None:
+    """What `argmax_of_partials` computes, in plain torch."""
+    largest = best.max(dim=1, keepdim=True).values
+    first = torch.where(best == largest, column, torch.iinfo(column.dtype).max).min(dim=1).values
+    ids.copy_(first if draft_to_target is None else draft_to_target[first.long()])
+
+
+ARGMAX_OF_PARTIALS = Op("argmax_of_partials", argmax_of_partials, argmax_of_partials_meaning)
+
+
 def argmax_cost(rows: int, n_columns: int, maps: bool) -> Cost:
     """Every logit in, an id out; the partial results stay in the L2 cache; two passes, the second waits."""
     return Cost(rows * (n_columns * 2 + 4 + (4 if maps else 0)), rows * n_columns, dependent_passes=2)
@@ -237,5 +250,4 @@ CARD = Card(
     alone=alone("rows", "logits"),
     row_of=row_of,
     n_rows=count("rows"),
-    peers={"torch.argmax": lambda case, inputs: lambda: inputs["logits"].argmax(dim=-1)},
 )  # fmt: skip

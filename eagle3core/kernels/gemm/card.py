@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant
@@ -70,10 +69,6 @@ def _shapes() -> tuple[Case, ...]:
     return tuple(
         {"kind": "store", "m": m, "n": n, "k": k, "dtype": "bf16", "packed": True} for n, k in sizes for m in rows
     )
-
-
-def _linear(case: Case, inputs: Tensors) -> Any:
-    return lambda: F.linear(inputs["x"], inputs["w"])
 
 
 def gemm_variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
@@ -201,5 +196,4 @@ CARD = Card(
     n_rows=lambda case: int(case["m"]),
     variants_of=gemm_variants_of,
     sweep=gemm_sweep,
-    peers={"F.linear": _linear},
 )

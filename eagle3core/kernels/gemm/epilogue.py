@@ -5,8 +5,8 @@ apart where a rotary embedding mixes the two, and gate with up where an activati
 of one row of x; the 8 items of a tile and row lie in 8 neighbouring lanes.
 
 Norm without a kernel: whoever makes the residual stream h also writes h * gain (the next norm's) and the sum of squares
-of every 16 columns; the GEMM that reads it multiplies its sums by 1 / rms from those partial sums (`gemm_scale`). What
-is done with the sums is in `gemm_finish`.
+of every 16 columns; the GEMM that reads it multiplies its sums by 1 / rms from those partial sums (`scale`). What
+is done with the sums is in `finish`.
 
 Source: derived here; paged cache: Kwon et al., arXiv 2309.06180.
 """
@@ -52,7 +52,12 @@ class Epilogue:
     head_dim: int = 0
     block: int = 0
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Refuse what the kernels are not made for.
+
+        Raises:
+            KernelLimit: a head size or cache block that is no power of two of 16 or more.
+        """
         if self.kind == "qkv":
             for name, size in (("head_dim", self.head_dim), ("block", self.block)):
                 if size < 16 or size & (size - 1):

@@ -2,7 +2,7 @@
 
 W is read once and x is small, so up to a few dozen rows the time is that of the weight's bytes. The kernels share one
 order of summation (see `gemm_ring`): `gemm_ring` for up to 16 rows, above `gemm_group` where the hardware has its
-instructions, else `gemm_tile`. A call becomes one launch, or two where `gemm_pack` rearranges x for `gemm_group`.
+instructions, else `gemm_tile`. A call becomes one launch, or two where `pack` rearranges x for `gemm_group`.
 
 Source: docs/requirements.md R-104, R-105; designs derived here.
 """
@@ -105,6 +105,19 @@ def pack_weight(w: Tensor, epilogue: Epilogue) -> Tensor:
     return pieces.reshape(n_w, units * UNIT).contiguous()
 
 
+def unpack_weight(w: Tensor, epilogue: Epilogue, k: int) -> Tensor:
+    """The inverse of `pack_weight`: W `[n_w, k]`."""
+    n_w, units = w.shape[0], w.shape[1] // UNIT
+    if epilogue.kind == "swiglu":
+        rows = w.view(n_w // 16, units, 2, 8, UNIT).permute(2, 0, 3, 1, 4)
+    elif epilogue.kind == "qkv":
+        d = epilogue.head_dim
+        rows = w.view(n_w // d, d // 16, units, 2, 8, UNIT).permute(0, 3, 1, 4, 2, 5)
+    else:
+        rows = w.view(n_w // 16, units, 2, 8, UNIT).permute(0, 2, 3, 1, 4)
+    return rows.reshape(n_w, units * UNIT)[:, :k]
+
+
 def workspace(device: torch.device) -> tuple[Tensor, Tensor]:
     """Scratch of the GEMM, shared by all launches of a stream: sums and packed x (f32), and counters (int32, zero)."""
     return (
@@ -143,6 +156,7 @@ def gemm(
         KernelLimit: a dtype other than bf16 and fp16, k or the rows of W no multiple of 16, or misaligned operands.
     """
     _check(x, w, y, k, weight_rows)
+    epilogue.check()
     rows, n_tiles = x.shape[0], weight_rows // 16
     tiling = tiling or choose_tiling(arch, rows, n_tiles, k, packed and scratch is not None, DTYPES[w.dtype])
     if tiling.split > 1 and scratch is None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.isa.by_row import alone, count, make_store, make_unpack, row_of, row_threads
 from eagle3core.kernels.isa.reductions import make_block_sum
 from eagle3core.kernels.layer.rms_norm import EPS, rms_norm_reference
@@ -45,6 +45,7 @@ def make_draft_input(isa: Any, *, dtype: str, width: int, threads: int, pieces: 
             gain = hidden_gain
         if overlap:
             isa.let_next_start()
+        # Both gains are constant: read before the wait.
         for p in range(pieces):
             for i in range(4):
                 gains[p * 4 + i] = i32(0)
@@ -66,6 +67,7 @@ def make_draft_input(isa: Any, *, dtype: str, width: int, threads: int, pieces: 
             for i in range(8):
                 squares = squares + values[p * 8 + i] * values[p * 8 + i]
         scale = isa.rsqrt(block_sum(squares, scratch, tid) * inverse_width + eps)
+        # [row][embedding, hidden][width]
         target = x + (i64(row) * 2 + half) * (width * 2)
         for p in range(pieces):
             if tid + p * threads < vectors:
@@ -117,6 +119,22 @@ def draft_input(
             eps=eps,
         )
     ]  # fmt: skip
+
+
+def draft_input_meaning(
+    tokens: Tensor,
+    table: Tensor,
+    hidden: Tensor,
+    embed_gain: Tensor,
+    hidden_gain: Tensor,
+    x: Tensor,
+    eps: float,
+) -> None:
+    """What `draft_input` computes, in plain torch, for any width and dtype."""
+    x.copy_(draft_input_reference(tokens, table, hidden, embed_gain, hidden_gain, eps))
+
+
+DRAFT_INPUT = Op("draft_input", draft_input, draft_input_meaning)
 
 
 def draft_input_cost(rows: int, width: int) -> Cost:

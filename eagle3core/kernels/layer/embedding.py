@@ -1,6 +1,6 @@
 """Embedding gather: h = table[map[token]], where the map takes draft-vocabulary ids to target ids.
 
-With a gain it also writes what a GEMM with a fused norm reads (see `gemm_epilogue`): h * gain, and the sum of squares
+With a gain it also writes what a GEMM with a fused norm reads (see `gemm.epilogue`): h * gain, and the sum of squares
 of every 16 columns, zeros after the last. A negative token marks an empty row and gives zeros.
 Source: EAGLE-3, arXiv 2503.01840, section 3; docs/requirements.md R-93, R-96.
 """
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.isa.by_row import alone, count, make_store, make_unpack, one_up, row_of, row_threads
 
 PARTIAL = 16  # columns of one partial sum of squares
@@ -23,7 +23,7 @@ PITCH = 128  # partial sums of a row are stored in a multiple of this many
 
 def partials_pitch(width: int) -> int:
     """Floats of a row of partial sums of squares."""
-    return -(-(width // PARTIAL) // PITCH) * PITCH
+    return -(-width // (PARTIAL * PITCH)) * PITCH
 
 
 def embedding_reference(tokens: Tensor, table: Tensor, draft_to_target: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -37,7 +37,8 @@ def embedding_reference(tokens: Tensor, table: Tensor, draft_to_target: Tensor |
 
 def partial_squares_reference(h: Tensor) -> Tensor:
     """Sums of squares `[rows, partials_pitch(E)]` of every 16 columns of `h: [rows, E]`, fp32 (fp64 for a wide `h`)."""
-    squares = h.to(one_up(h.dtype)).square().view(len(h), -1, PARTIAL).sum(dim=-1)
+    padded = torch.nn.functional.pad(h.to(one_up(h.dtype)), (0, -h.shape[1] % PARTIAL))
+    squares = padded.square().view(len(h), -1, PARTIAL).sum(dim=-1)
     return torch.nn.functional.pad(squares, (0, partials_pitch(h.shape[1]) - squares.shape[1]))
 
 
@@ -75,6 +76,7 @@ def make_embedding(isa: Any, *, dtype: str, width: int, threads: int, maps: bool
             squares = zero
             for i in range(8):
                 squares = squares + values[i] * values[i]
+            # 16 columns: 8 of a lane upwards, then its neighbour's. All lanes take part, also those past the row's end.
             squares = squares + isa.shuffle_xor_f32(squares, 1)
             if vector < vectors:
                 for i in range(4):
@@ -84,6 +86,7 @@ def make_embedding(isa: Any, *, dtype: str, width: int, threads: int, maps: bool
                 if (tid & 1) == 0:
                     isa.store_f32(sums + (row * pitch + (vector >> 1)) * 4, squares)
             column = i32(partials + vector)
+            # Zeros up to a whole group of partial sums, as readers take four a lane without asking.
             while column < pitch:
                 isa.store_f32(sums + (row * pitch + column) * 4, zero)
                 column = i32(column + blocks * threads)
@@ -140,6 +143,29 @@ def embedding(
             scaled=scaled, sums=sums,
         )
     ]  # fmt: skip
+
+
+def embedding_meaning(
+    tokens: Tensor,
+    table: Tensor,
+    ids: Tensor,
+    h: Tensor,
+    *,
+    draft_to_target: Tensor | None = None,
+    gain: Tensor | None = None,
+    scaled: Tensor | None = None,
+    sums: Tensor | None = None,
+) -> None:
+    """What `embedding` computes, in plain torch, for any width and dtype."""
+    named, rows = embedding_reference(tokens, table, draft_to_target)
+    ids.copy_(named)
+    h.copy_(rows)
+    if gain is not None and scaled is not None and sums is not None:
+        scaled.copy_(rows * gain)
+        sums.copy_(partial_squares_reference(rows))
+
+
+EMBEDDING = Op("embedding", embedding, embedding_meaning)
 
 
 def embedding_cost(rows: int, width: int, *, maps: bool, scales: bool) -> Cost:

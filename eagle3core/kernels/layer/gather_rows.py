@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.isa.by_row import alone, count, row_of
 
 THREADS = 128
@@ -38,6 +38,7 @@ def make_gather_rows(isa: Any, *, vector: int, overlap: bool) -> Any:
             isa.let_next_start()
             isa.wait_previous()
         if piece < pieces:
+            # One load deep: the index; a row of index -1 is filled and not read.
             place = isa.load_u32(index + row * 4)
             target = out + (row * pieces + piece) * (vector * 4)
             at = source + (i64(place) * pieces + piece) * (vector * 4)
@@ -81,6 +82,14 @@ def gather_rows(arch: str, source: Tensor, index: Tensor, out: Tensor, fill: int
     pieces = row_bytes // (4 * vector)
     values: dict[str, Any] = {"source": source, "index": index, "out": out, "pieces": pieces, "fill": fill}
     return [gather_rows_variant(arch, vector).launch((-(-pieces // THREADS), len(out)), **values)]
+
+
+def gather_rows_meaning(source: Tensor, index: Tensor, out: Tensor, fill: int = 0) -> None:
+    """What `gather_rows` computes, in plain torch."""
+    out.copy_(gather_rows_reference(source, index, fill))
+
+
+GATHER_ROWS = Op("gather_rows", gather_rows, gather_rows_meaning)
 
 
 def gather_rows_cost(rows: int, row_bytes: int) -> Cost:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Value, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import Card, Case, Cost, Launch, Op, Tensors, Value, Variant, overlaps, parameters, poison
 from eagle3core.kernels.isa.by_row import alone, count
 
 THREADS = 128
@@ -39,6 +39,7 @@ def make_take_rows(isa: Any, *, sources: int, scatters: bool, overlap: bool) -> 
     ) -> None:  # fmt: skip
         piece, row = i32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x), i64(cuda.blockIdx.y)
         which = i32(cuda.blockIdx.z)
+        # Kernel parameters have no index: which source a block copies is chosen before the wait.
         source, out, pieces, pitch = source0, out0, pieces0, pitch0
         if sources > 1 and which == 1:
             source, out, pieces, pitch = source1, out1, pieces1, pitch1
@@ -108,6 +109,24 @@ def take_rows(
         values |= {f"source{i}": sources[i] if here else None, f"out{i}": _rest(outs[i]) if here else None}
         values |= {f"pieces{i}": pieces, f"pitch{i}": pitch}
     return [variant.launch((-(-widest // THREADS), len(index), len(sources)), **values)]
+
+
+def take_rows_meaning(
+    sources: Sequence[Tensor],
+    index: Tensor,
+    outs: Sequence[Tensor],
+    *,
+    into: Tensor | None = None,
+) -> None:
+    """What `take_rows` computes, in plain torch, for any number of tables and any width."""
+    for rows, out in zip(take_rows_reference(sources, index), outs, strict=True):
+        if into is None:
+            out[: len(index)] = rows
+        else:
+            out[into[into >= 0].long()] = rows[into >= 0]
+
+
+TAKE_ROWS = Op("take_rows", take_rows, take_rows_meaning)
 
 
 def _pieces(table: Tensor) -> int:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.slots.slot_state import RESULT_BLOCKS
 
 MOST_SLOTS = 1024
@@ -28,9 +28,11 @@ def active_slots_reference(
     `occupied, lengths, limits, tokens: [S]` int32, `ends: [E]` end tokens, `turn: [1]` block of the last results.
     """
     is_active = (occupied != 0) & (lengths < limits) & ~torch.isin(tokens, ends)
-    slots = is_active.nonzero()[:, 0].to(lengths.dtype)
-    active = torch.nn.functional.pad(slots, (0, len(lengths) - len(slots)), value=-1)
-    inverse = torch.where(is_active, is_active.cumsum(0) - 1, -1).to(lengths.dtype)
+    place = is_active.cumsum(0) - 1
+    slots = torch.arange(len(lengths), device=lengths.device)
+    order = torch.argsort(~is_active, stable=True)  # active slots first, both kinds ascending
+    active = torch.where(slots < is_active.sum(), order, -1).to(lengths.dtype)
+    inverse = torch.where(is_active, place, -1).to(lengths.dtype)
     return active, inverse, is_active.sum().to(lengths.dtype)[None], (turn + 1) % RESULT_BLOCKS
 
 
@@ -57,6 +59,7 @@ def make_active_slots(isa: Any, *, slots: int, overlap: bool) -> Any:
             for e in range(n_ends):
                 if isa.load_u32(ends + e * 4) == token:
                     is_active = i32(0)
+        # A slot's place is the number of active slots before it: words of votes, and set bits counted.
         word = isa.ballot(is_active)
         if (me & 31) == 0:
             isa.shared_store_u32(bits + (me >> 5) * 4, word)
@@ -76,10 +79,12 @@ def make_active_slots(isa: Any, *, slots: int, overlap: bool) -> Any:
             else:
                 place = i32(-1)
             isa.store_u32(inverse + me * 4, place)
+            # The list's tail, by the threads that have no place in it.
             if me >= total:
                 isa.store_u32(active + me * 4, -1)
         if me == 0:
             isa.store_u32(count, total)
+            # Once a step, here: every later kernel of the step reads one number.
             isa.store_u32(turn, i32((isa.load_u32(turn) + 1) & (RESULT_BLOCKS - 1)))
 
     return kernel
@@ -128,6 +133,26 @@ def active_slots(
     read = {"occupied": occupied, "lengths": lengths, "limits": limits, "tokens": tokens, "ends": ends}
     written = {"active": active, "inverse": inverse, "count": count, "turn": turn}
     return [active_slots_variant(arch, len(lengths)).launch((1,), **read, **written, n_ends=len(ends))]
+
+
+def active_slots_meaning(
+    occupied: Tensor,
+    lengths: Tensor,
+    limits: Tensor,
+    tokens: Tensor,
+    ends: Tensor,
+    active: Tensor,
+    inverse: Tensor,
+    count: Tensor,
+    turn: Tensor,
+) -> None:
+    """What `active_slots` computes, in plain torch."""
+    made = active_slots_reference(occupied, lengths, limits, tokens, ends, turn)
+    for after, tensor in zip(made, (active, inverse, count, turn), strict=True):
+        tensor.copy_(after)
+
+
+ACTIVE_SLOTS = Op("active_slots", active_slots, active_slots_meaning)
 
 
 def active_slots_cost(slots: int) -> Cost:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.slots.slot_state import (
     BUDGET,
     DRAFT_LENGTH,
@@ -22,6 +22,7 @@ from eagle3core.kernels.slots.slot_state import (
     N_REQUEST,
     N_RESULT,
     PLAIN,
+    REQUEST_ID,
     RESULT_BLOCKS,
     ROOT,
     RUNNING,
@@ -46,13 +47,13 @@ class Admitted(NamedTuple):
 def admit_reference(request: Tensor, first: Tensor, before: Admitted, seed_row: int) -> Admitted:
     """The state with the request in its slot; its taps lie at row `seed_row` + slot."""
     made = Admitted(*(tensor.clone() for tensor in before))
-    slot, n_prompt, budget, plain = request[:N_REQUEST].tolist()
+    slot, n_prompt, budget, plain, request_id = request[:N_REQUEST].tolist()
     token, ends = int(first[0]), request[N_REQUEST:]
     finish = FOUND_END if token in [end for end in ends.tolist() if end >= 0] else SPENT_BUDGET if budget <= 1 else 0
     field = made.state[:, slot]
     for name, value in (
         (RUNNING, int(finish == 0)), (LENGTH, n_prompt), (ROOT, token), (DRAFT_LENGTH, n_prompt - 1), (N_PENDING, 1),
-        (BUDGET, budget - 1), (PLAIN, plain),
+        (BUDGET, budget - 1), (PLAIN, plain), (REQUEST_ID, request_id),
     ):  # fmt: skip
         field[name] = value
     made.ends[slot] = ends
@@ -61,7 +62,7 @@ def admit_reference(request: Tensor, first: Tensor, before: Admitted, seed_row: 
     made.turn[0] = (made.turn[0] + 1) % RESULT_BLOCKS
     row = made.results[int(made.turn), 0]
     row[:] = -1
-    row[: N_RESULT + 1] = torch.tensor([slot, 0, 1, finish, 0, token], dtype=torch.int32)
+    row[: N_RESULT + 1] = torch.tensor([slot, 0, 1, finish, 0, request_id, token], dtype=torch.int32)
     return made
 
 
@@ -78,8 +79,9 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
             isa.let_next_start()
             isa.wait_previous()
         slot, n_prompt = isa.load_u32(request), isa.load_u32(request + 4)
-        budget, plain = isa.load_u32(request + 8), isa.load_u32(request + 12)
+        budget, plain, request_id = isa.load_u32(request + 8), isa.load_u32(request + 12), isa.load_u32(request + 16)
         token, end = isa.load_u32(first), isa.load_u32(request + (N_REQUEST + lane) * 4)
+        # An admission takes a block of results as a step does.
         block = i32((isa.load_u32(turn) + 1) & (RESULT_BLOCKS - 1))
         result = results + i64(i32(block * n_slots)) * width * 4
         is_end = i32(0)
@@ -90,6 +92,7 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
             finish = i32(SPENT_BUDGET)
         if isa.any_lane(is_end):
             finish = i32(FOUND_END)
+        # The request's end tokens, a lane each, stay with the slot for `commit`.
         isa.store_u32(ends + (i64(slot) * MOST_ENDS + lane) * 4, end)
         at = i32(lane + N_RESULT + 1)
         while at < width:
@@ -107,6 +110,7 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
             isa.store_u32(fields + N_PENDING * pitch, 1)
             isa.store_u32(fields + BUDGET * pitch, budget - 1)
             isa.store_u32(fields + PLAIN * pitch, plain)
+            isa.store_u32(fields + REQUEST_ID * pitch, request_id)
             if pending > 0:
                 isa.store_u32(pending_tokens + i64(slot) * pending * 4, token)
                 isa.store_u32(pending_rows + i64(slot) * pending * 4, seed_row + slot)
@@ -116,7 +120,8 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
             isa.store_u32(result + 8, 1)
             isa.store_u32(result + 12, finish)
             isa.store_u32(result + 16, 0)
-            isa.store_u32(result + 20, token)
+            isa.store_u32(result + 20, request_id)
+            isa.store_u32(result + 24, token)
 
     return kernel
 
@@ -148,9 +153,18 @@ def admit(arch: str, request: Tensor, first: Tensor, out: Admitted, seed_row: in
     ]  # fmt: skip
 
 
+def admit_meaning(request: Tensor, first: Tensor, out: Admitted, seed_row: int) -> None:
+    """What `admit` computes, in plain torch."""
+    for after, tensor in zip(admit_reference(request, first, out, seed_row), out, strict=True):
+        tensor.copy_(after)
+
+
+ADMIT = Op("admit", admit, admit_meaning)
+
+
 def admit_cost(width: int, pending: int) -> Cost:
-    """The request, its token and the turn in; seven fields, the ends, a pending entry, the turn and a row out."""
-    return Cost(4 * (N_REQUEST + MOST_ENDS + 1 + 1 + 7 + 1 + MOST_ENDS + width) + (8 if pending else 0))
+    """The request, its token and the turn in; eight fields, the ends, a pending entry, the turn and a row out."""
+    return Cost(4 * (N_REQUEST + MOST_ENDS + 1 + 1 + 8 + 1 + MOST_ENDS + width) + (8 if pending else 0))
 
 
 def _example(case: Case, generator: torch.Generator, device: torch.device) -> Tensors:
@@ -159,7 +173,7 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
 
     n_slots = case["slots"]
     request = torch.full((N_REQUEST + MOST_ENDS,), -1, dtype=torch.int32, device=device)
-    request[:N_REQUEST] = torch.tensor([n_slots - 1, 17, case["budget"], 0], dtype=torch.int32)
+    request[:N_REQUEST] = torch.tensor([n_slots - 1, 17, case["budget"], 0, 41], dtype=torch.int32)
     request[N_REQUEST : N_REQUEST + 2] = torch.tensor([5, 9], dtype=torch.int32)
     return {
         "request": request, "first": torch.tensor([case["first"]], dtype=torch.int32, device=device),
@@ -193,9 +207,9 @@ CARD = Card(
     variants=lambda arch: [admit_variant(arch)],
     cases=(
         {"slots": 3, "budget": 7, "first": 4, "pending": 4, "width": 12, "seed_row": 12},
-        {"slots": 1, "budget": 1, "first": 4, "pending": 0, "width": 6, "seed_row": 1},
+        {"slots": 1, "budget": 1, "first": 4, "pending": 0, "width": 7, "seed_row": 1},
         {"slots": 2, "budget": 1, "first": 9, "pending": 1, "width": 70, "seed_row": 3},
     ),
     shapes=({"slots": 4, "budget": 7, "first": 4, "pending": 4, "width": 12, "seed_row": 12},),
-    hand_counts=(({"width": 12, "pending": 4}, Cost(4 * (36 + 1 + 1 + 7 + 1 + 32 + 12) + 8)),),
+    hand_counts=(({"width": 12, "pending": 4}, Cost(4 * (37 + 1 + 1 + 8 + 1 + 32 + 12) + 8)),),
 )

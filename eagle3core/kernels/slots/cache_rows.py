@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from eagle3core.errors import KernelLimit
 
 THREADS = 64
@@ -27,6 +29,14 @@ def check_block(block: int) -> None:
     """
     if block < 1 or block & (block - 1):
         raise KernelLimit(f"block size is {block}", "a power of two", "set block_size=64")
+
+
+def place_in(tables: Tensor, tokens: Tensor, block: int) -> Tensor:
+    """Cache row of `tokens: [B, n]` under `tables: [B, M]`, -1 where no block holds it."""
+    entry = tokens // block
+    held = tables.gather(1, entry.clamp(0, tables.shape[1] - 1).long())
+    is_held = (entry < tables.shape[1]) & (held >= 0)
+    return (held * block + tokens % block).where(is_held, -1)
 
 
 def make_look_up(isa: Any, block: int) -> Any:

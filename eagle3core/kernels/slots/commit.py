@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.slots.commit_kernel import THREADS, make_commit
 from eagle3core.kernels.slots.slot_state import (
     BAD_ACCEPTANCE,
@@ -29,6 +29,7 @@ from eagle3core.kernels.slots.slot_state import (
     N_PENDING,
     NO_ROOM,
     PLAIN,
+    REQUEST_ID,
     RESULT_BLOCKS,
     ROOT,
     RUNNING,
@@ -74,44 +75,62 @@ class Committed(NamedTuple):
 def commit_reference(decided: Decided, before: Committed) -> Committed:
     """The state after the commit."""
     made = Committed(*(tensor.clone() for tensor in before))
-    results = made.results[int(before.turn)]
-    path_len, nodes, pending = decided.path.shape[1], decided.choices.shape[1], before.pending_tokens.shape[1]
-    for b in range(len(decided.n_accepted)):
-        slot = int(decided.active[b])
-        if slot < 0:
-            made.kept[b], results[b] = 0, -1
-            continue
-        field = made.state[:, slot]
-        n, places = int(decided.n_accepted[b]), decided.places[b]
-        fault = BAD_ACCEPTANCE if not 0 <= n < path_len else 0
-        fault |= MISSING_BLOCKS if bool((places < 0).any()) else 0
-        fault |= NO_ROOM if int(places[0]) < 0 else 0
-        field[PLAIN] |= int(fault != 0)
-        path, tokens = decided.path[b].tolist(), decided.tokens[b].tolist()
-        if int(field[PLAIN]):
-            n, path, tokens = 0, [0] + [-1] * (path_len - 1), [int(decided.choices[b, 0])] + [-1] * (path_len - 1)
-        ends = [token for token in decided.ends[slot].tolist() if token >= 0]
-        budget, cut, finish = int(field[BUDGET]), n + 1, 0
-        for t in range(n + 1):
-            if tokens[t] in ends:
-                cut, finish = t + 1, FOUND_END
-                break
-        if cut > budget or (cut == budget and not finish):
-            cut, finish = budget, SPENT_BUDGET
-        if fault & NO_ROOM:
-            cut, finish = 0, STOPPED
-        for name, value in (
-            (RUNNING, int(finish == 0)), (LENGTH, int(field[LENGTH]) + n + 1), (ROOT, tokens[n]),
-            (DRAFT_LENGTH, int(field[DRAFT_LENGTH] + field[N_PENDING])), (N_PENDING, n + 1), (BUDGET, budget - cut),
-        ):  # fmt: skip
-            field[name] = value
-        for t in range(min(n + 1, pending)):
-            made.pending_tokens[slot, t], made.pending_rows[slot, t] = tokens[t], b * nodes + path[t]
-        made.kept[b] = n + 1
-        shown = [token if t <= n else -1 for t, token in enumerate(tokens)]
-        numbers = [slot, n, cut, finish, fault, *shown, *decided.node_tokens[b, 1:].tolist()]
-        results[b] = torch.tensor(numbers, dtype=torch.int32)
+    batch, path_len = decided.path.shape
+    rows = (decided.active[:batch] >= 0).nonzero()[:, 0]  # [L] the live ones
+    slot = decided.active[rows].long()
+    field = made.state[:, slot]  # [fields, L]
+    fault = _faults(decided.n_accepted[rows], decided.places[rows], path_len)
+    field[PLAIN] |= (fault != 0).int()
+    n, path, tokens = _followed(decided, rows, field[PLAIN] != 0)
+    cut, finish = _ended(tokens, n, decided.ends[slot], field[BUDGET], fault)
+    at = torch.arange(path_len, device=n.device)
+    is_kept = at <= n[:, None]  # [L, P]
+    field[RUNNING] = (finish == 0).int()
+    field[LENGTH] += n + 1
+    field[ROOT] = tokens.gather(1, n[:, None].long())[:, 0]
+    field[DRAFT_LENGTH] += field[N_PENDING]
+    field[N_PENDING] = n + 1
+    field[BUDGET] -= cut
+    made.state[:, slot] = field
+    if made.pending_tokens.shape[1]:
+        nodes = decided.choices.shape[1]
+        for pending, values in ((made.pending_tokens, tokens), (made.pending_rows, rows[:, None].int() * nodes + path)):
+            pending[slot] = torch.where(is_kept, values, pending[slot])
+    made.kept[:] = 0
+    made.kept[rows] = n + 1
+    numbers = torch.stack([slot.int(), n, cut, finish, fault, field[REQUEST_ID]], dim=1)
+    block = made.results[int(before.turn)]
+    block[:batch] = -1
+    block[rows] = torch.cat([numbers, tokens.where(is_kept, -1), decided.node_tokens[rows, 1:]], dim=1)
     return made
+
+
+def _faults(n_accepted: Tensor, places: Tensor, path_len: int) -> Tensor:
+    """Fault bits `[L]` int32 of acceptances `[L]` and cache rows `[L, N]`."""
+    is_outside = (n_accepted < 0) | (n_accepted >= path_len)
+    bits = ((is_outside, BAD_ACCEPTANCE), ((places < 0).any(dim=1), MISSING_BLOCKS), (places[:, 0] < 0, NO_ROOM))
+    return sum(((is_broken.int() * bit) for is_broken, bit in bits), torch.zeros_like(n_accepted))
+
+
+def _followed(decided: Decided, rows: Tensor, is_plain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Accepted drafts `[L]`, path and tokens `[L, P]` of the live rows; of a plain one the target's choice alone."""
+    path, tokens = decided.path[rows].clone(), decided.tokens[rows].clone()
+    path[is_plain], tokens[is_plain] = -1, -1
+    path[is_plain, 0], tokens[is_plain, 0] = 0, decided.choices[rows, 0][is_plain]
+    return decided.n_accepted[rows].masked_fill(is_plain, 0), path, tokens
+
+
+def _ended(tokens: Tensor, n: Tensor, ends: Tensor, budget: Tensor, fault: Tensor) -> tuple[Tensor, Tensor]:
+    """How many of `tokens: [L, P]` count and what finished the slot, `[L]` each: an end token, the budget, no room."""
+    at = torch.arange(tokens.shape[1], device=tokens.device)
+    is_end = (tokens[:, :, None] == ends[:, None]).any(dim=2) & (tokens >= 0) & (at <= n[:, None])
+    has_end = is_end.any(dim=1)
+    cut = torch.where(has_end, is_end.int().argmax(dim=1) + 1, n + 1).int()
+    finish = has_end.int() * FOUND_END
+    is_spent = (cut > budget) | ((cut == budget) & ~has_end)
+    cut, finish = torch.where(is_spent, budget, cut), finish.masked_fill(is_spent, SPENT_BUDGET)
+    has_no_room = (fault & NO_ROOM) != 0
+    return cut.masked_fill(has_no_room, 0), finish.masked_fill(has_no_room, STOPPED)
 
 
 def commit_variant(arch: str, nodes: int, path_len: int, pending: int) -> Variant:
@@ -143,10 +162,19 @@ def commit(arch: str, decided: Decided, out: Committed) -> list[Launch]:
     ]
 
 
+def commit_meaning(decided: Decided, out: Committed) -> None:
+    """What `commit` computes, in plain torch."""
+    for after, tensor in zip(commit_reference(decided, out), out, strict=True):
+        tensor.copy_(after)
+
+
+COMMIT = Op("commit", commit, commit_meaning)
+
+
 def commit_cost(batch: int, nodes: int, path_len: int, pending: int) -> Cost:
-    """Slot, turn, acceptance, path, tokens, choice, nodes and places, ends, five fields in; seven fields, pending
+    """Slot, turn, acceptance, path, tokens, choice, nodes and places, ends, six fields in; seven fields, pending
     entries, kept and the result row out."""
-    read = 4 + 4 + 4 + 8 * path_len + 4 + 8 * nodes - 4 + 4 * MOST_ENDS + 5 * 4
+    read = 4 + 4 + 4 + 8 * path_len + 4 + 8 * nodes - 4 + 4 * MOST_ENDS + 6 * 4
     return Cost(batch * (read + 7 * 4 + 8 * min(pending, path_len) + 4 + 4 * result_width(path_len, nodes)))
 
 
@@ -213,8 +241,8 @@ CARD = Card(
     hand_counts=(
         (
             {"batch": 2, "nodes": 4, "path_len": 3, "pending": 3},
-            # in: 12 + 24 + 4 + 28 + 128 + 20; out: 28 + 24 + 4 + 4 * 11
-            Cost(2 * (216 + 100)),
+            # in: 12 + 24 + 4 + 28 + 128 + 24; out: 28 + 24 + 4 + 4 * 12
+            Cost(2 * (220 + 104)),
         ),
     ),
 )  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters
+from eagle3core.kernels.card import Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters
 from eagle3core.kernels.isa.by_row import alone, count
 from eagle3core.kernels.isa.early import make_early
 
@@ -50,6 +50,7 @@ def make_compact_kv(isa: Any, *, head_dim: int, block: int, overlap: bool) -> An
 
     def find(held: Any, tables: Any, token: Any, is_kept: Any) -> Any:
         index = i32(token >> block_shift)
+        # The table lies in the lanes, 32 entries a register: a shuffle a register instead of a load.
         page = isa.shuffle_i32(held[0], index & 31)
         for p in range(1, parts):
             other = isa.shuffle_i32(held[p], index & 31)
@@ -82,7 +83,7 @@ def make_compact_kv(isa: Any, *, head_dim: int, block: int, overlap: bool) -> An
         early((tables + lane * 4) ^ (row + at * 4) ^ starts ^ counts ^ pages)
         if overlap:
             isa.wait_previous()
-            isa.let_next_start()  # see `top_k_groups_kernel`
+            isa.let_next_start()  # see `choice.top_k_groups_kernel`
         start, n_kept, node = isa.load_u32(starts + sequence * 4), isa.load_u32(counts + sequence * 4), i32(0)
         if at < width:
             node = isa.load_u32(row + at * 4)
@@ -92,6 +93,8 @@ def make_compact_kv(isa: Any, *, head_dim: int, block: int, overlap: bool) -> An
                 held[p] = isa.load_u32(tables + (p * 32 + lane) * 4)
         if start < 0:  # no sequence; and both numbers are asked for before either is needed
             n_kept = i32(0)
+        # Groups upwards, and within one all loads before the stores. A row goes to its place or below (the i-th of a
+        # path has an index of at least i), so no later row is overwritten before it is read.
         while first < n_kept:
             is_kept, token = i32(at < n_kept), i32(start + node)
             if (lane & GROUP) != 0:
@@ -157,6 +160,17 @@ def compact_kv(
             entries=block_tables.shape[1], width=path.shape[1],
         )
     ]  # fmt: skip
+
+
+def compact_kv_meaning(
+    k_pages: Tensor, v_pages: Tensor, block_tables: Tensor, starts: Tensor, path: Tensor, counts: Tensor
+) -> None:
+    """What `compact_kv` computes, in plain torch."""
+    for pages in (k_pages, v_pages):
+        pages.copy_(compact_kv_reference(pages, block_tables, starts, path, counts))
+
+
+COMPACT_KV = Op("compact_kv", compact_kv, compact_kv_meaning)
 
 
 def compact_kv_cost(batch: int, moved: int, layers: int, kv_heads: int, head_dim: int) -> Cost:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.slots.cache_rows import (
     COPIED,
     THREADS,
@@ -22,6 +22,7 @@ from eagle3core.kernels.slots.cache_rows import (
     make_look_up,
     make_row_in,
     parts_of,
+    place_in,
 )
 from eagle3core.kernels.slots.slot_state import MOST_ENDS, N_REQUEST
 
@@ -58,23 +59,24 @@ def open_chunk_reference(
     request: Tensor, start: Tensor, prompt: Tensor, tables: Tensor, rows: int, spans: int, block: int, seed_row: int
 ) -> ChunkRows:
     """The rows of the chunk that begins at `start: [1]` of `prompt`, of the `request`'s slot."""
-    made = new_chunk_rows(rows, spans, tables.shape[1], prompt.device)
-    (slot, n_prompt), first = request[:2].tolist(), int(start[0])
-    table = tables[slot]
-    for row in range(rows):
-        token = first + row
-        is_real, is_entry = token < n_prompt, token + 1 < n_prompt
-        where = int(table[token // block]) * block + token % block if is_real else -1
-        made.tokens[row] = prompt[token] if is_real else -1
-        made.positions[row], made.slots[row] = token if is_real else 0, where
-        made.entry_tokens[row] = prompt[token + 1] if is_entry else 0
-        made.entry_slots[row] = where if is_entry else -1
-    for span in range(spans):
-        at = first + span * (rows // spans)
-        made.prefix[span] = at if at < n_prompt else -1
-        made.tables[span] = table
-    made.last[0], made.seed[0] = n_prompt - 1 - first, seed_row + slot
-    return made
+    slot, n_prompt = request[0].long(), request[1]
+    table, row = tables[slot], torch.arange(rows, device=prompt.device)
+    token, at = start + row, torch.arange(spans, device=prompt.device) * (rows // spans) + start
+    is_real, is_entry = token < n_prompt, token + 1 < n_prompt
+    where = place_in(table[None], token[None], block)[0]
+    padded = torch.nn.functional.pad(prompt, (0, 1))
+    last = len(prompt)  # of the padding
+    return ChunkRows(
+        tokens=padded[token.clamp_max(last)].where(is_real, -1).int(),
+        positions=token.where(is_real, 0).int(),
+        slots=where.where(is_real, -1).int(),
+        prefix=at.where(at < n_prompt, -1).int(),
+        tables=table.expand(spans, -1).int(),
+        entry_tokens=padded[(token + 1).clamp_max(last)].where(is_entry, 0).int(),
+        entry_slots=where.where(is_entry, -1).int(),
+        last=(n_prompt - 1 - start).int(),
+        seed=(seed_row + slot)[None].int(),
+    )
 
 
 def make_open_chunk(isa: Any, *, block: int, overlap: bool) -> Any:
@@ -94,6 +96,7 @@ def make_open_chunk(isa: Any, *, block: int, overlap: bool) -> Any:
             isa.wait_previous()
         slot, n_prompt, first = isa.load_u32(request), isa.load_u32(request + 4), isa.load_u32(start)
         table = slot_tables + i64(slot) * entries * 4
+        # Rows and the table's copy are different blocks: neither waits for the other's loads.
         if part >= of_rows:
             copy_table(table, tables + i64(span) * entries * 4, entries, i32(part - of_rows), slot)
         else:
@@ -106,6 +109,7 @@ def make_open_chunk(isa: Any, *, block: int, overlap: bool) -> Any:
                 if at + 1 < n_prompt:
                     entry_token = isa.load_u32(prompt + (i64(at) + 1) * 4)
             if t < span_rows:
+                # The draft reads a row less: its token is the next one of the prompt, which the last row does not have.
                 where, entry_where = row_in(held, at), i32(-1)
                 if at + 1 < n_prompt:
                     entry_where = where
@@ -165,6 +169,19 @@ def open_chunk(
             span_rows=rows // spans, entries=entries, seed_row=seed_row,
         )
     ]  # fmt: skip
+
+
+def open_chunk_meaning(
+    request: Tensor, start: Tensor, prompt: Tensor, tables: Tensor, out: ChunkRows, block: int, seed_row: int
+) -> None:
+    """What `open_chunk` computes, in plain torch."""
+    spans = len(out.prefix)
+    made = open_chunk_reference(request, start, prompt, tables, len(out.tokens), spans, block, seed_row)
+    for after, tensor in zip(made, out, strict=True):
+        tensor.copy_(after)
+
+
+OPEN_CHUNK = Op("open_chunk", open_chunk, open_chunk_meaning)
 
 
 def open_chunk_cost(rows: int, spans: int, entries: int) -> Cost:

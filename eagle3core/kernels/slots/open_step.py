@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
-from eagle3core.kernels.slots.cache_rows import THREADS, check_block
+from eagle3core.kernels.card import Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.slots.cache_rows import THREADS, check_block, place_in
 from eagle3core.kernels.slots.open_step_kernel import make_open_step, step_parts
 from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, LENGTH, N_FIELDS, N_PENDING, ROOT
 from eagle3core.kernels.tree.mask_words import pack_words
@@ -81,38 +81,41 @@ def new_open_rows(batch: int, nodes: int, pending: int, levels: int, entries: in
 
 def open_step_reference(read: OpenSlots, batch: int, levels: int, block: int) -> OpenRows:
     """The rows of a step, in plain torch."""
-    nodes, entries, pending = len(read.depths), read.tables.shape[1], read.pending_tokens.shape[1]
-    made = new_open_rows(batch, nodes, pending, levels, entries, read.state.device)
+    nodes, pending, device = len(read.depths), read.pending_tokens.shape[1], read.state.device
+    slot = read.active[:batch]
+    is_dead, held = slot < 0, slot.clamp_min(0).long()
+    length, root, start, n = (read.state[field, held][:, None] for field in (LENGTH, ROOT, DRAFT_LENGTH, N_PENDING))
+    tables = read.tables[held]
 
-    def place(token: int, slot: int) -> int:
-        held = int(read.tables[slot, token // block]) if token // block < entries else -1
-        return held * block + token % block if held >= 0 else -1
+    def place(tokens: Tensor) -> Tensor:
+        """Cache row of tokens `[B, n]`, -1 where no block holds it."""
+        return place_in(tables, tokens, block)
 
-    for b, slot in enumerate(read.active[:batch].tolist()):
-        if slot < 0:
-            for name in ("positions", "masks", "entry_tokens", "entry_positions"):
-                getattr(made, name)[b] = 0
-            for name in ("lengths", "tables", "roots", "slots", "entry_lengths", "entry_rows", "entry_slots"):
-                getattr(made, name)[b] = -1
-            made.last_rows[b] = b * pending
-            made.chain_positions[:, b], made.chain_lengths[:, b], made.chain_slots[:, b] = 0, -1, -1
-            continue
-        length, root, start, n = (int(read.state[f, slot]) for f in (LENGTH, ROOT, DRAFT_LENGTH, N_PENDING))
-        made.lengths[b], made.roots[b], made.tables[b] = length, root, read.tables[slot]
-        made.positions[b], made.masks[b] = length + read.depths, read.mask
-        made.entry_lengths[b], made.last_rows[b] = start, b * pending + max(n - 1, 0)
-        for t in range(nodes):
-            made.slots[b, t] = place(length + t, slot)
-        for t in range(pending):
-            is_one = t < n
-            made.entry_rows[b, t] = read.pending_rows[slot, t] if is_one else -1
-            made.entry_tokens[b, t] = read.pending_tokens[slot, t] if is_one else 0
-            made.entry_positions[b, t] = start + t if is_one else 0
-            made.entry_slots[b, t] = place(start + t, slot) if is_one else -1
-        for level in range(levels):
-            made.chain_lengths[level, b] = made.chain_positions[level, b] = start + n + level
-            made.chain_slots[level, b] = place(start + n + level, slot)
-    return made
+    node, entry, level = (torch.arange(count, device=device) for count in (nodes, pending, levels))
+    is_entry = entry < n  # [B, P]
+    chained = start + n + level  # [B, levels]
+    pending_rows, pending_tokens = read.pending_rows[held], read.pending_tokens[held]
+    first_row = torch.arange(batch, device=device) * pending
+    made = OpenRows(
+        lengths=length[:, 0], tables=tables, roots=root[:, 0], positions=length + read.depths,
+        slots=place(length + node), masks=read.mask.expand(batch, -1, -1), entry_lengths=start[:, 0],
+        entry_rows=pending_rows.where(is_entry, -1), entry_tokens=pending_tokens.where(is_entry, 0),
+        entry_positions=(start + entry).where(is_entry, 0), entry_slots=place(start + entry).where(is_entry, -1),
+        last_rows=first_row + (n[:, 0] - 1).clamp_min(0), chain_lengths=chained.T, chain_positions=chained.T,
+        chain_slots=place(chained).T,
+    )  # fmt: skip
+    return OpenRows(**{name: _dead(name, value, is_dead, first_row).int() for name, value in made._asdict().items()})
+
+
+_DEAD_ZERO = {"positions", "masks", "entry_tokens", "entry_positions", "chain_positions"}  # else a dead row has -1
+
+
+def _dead(name: str, value: Tensor, is_dead: Tensor, first_row: Tensor) -> Tensor:
+    """`value` with what dead rows have under `name`."""
+    if name == "last_rows":
+        return torch.where(is_dead, first_row, value)
+    rows = is_dead if name.startswith("chain") else is_dead.view(-1, *(1,) * (value.ndim - 1))
+    return value.masked_fill(rows, 0 if name in _DEAD_ZERO else -1)
 
 
 def open_step_variant(arch: str, nodes: int, pending: int, levels: int, block: int) -> Variant:
@@ -156,6 +159,17 @@ def open_step(arch: str, read: OpenSlots, out: OpenRows, block: int) -> list[Lau
             **out._asdict(), n_slots=read.state.shape[1], entries=entries, batch=batch,
         )
     ]  # fmt: skip
+
+
+def open_step_meaning(read: OpenSlots, out: OpenRows, block: int) -> None:
+    """What `open_step` computes, in plain torch."""
+    made = open_step_reference(read, len(out.lengths), len(out.chain_slots), block)
+    for name, value in made._asdict().items():
+        if out.entry_rows.shape[1] or not name.startswith(("entry", "last", "chain")):
+            getattr(out, name).copy_(value)
+
+
+OPEN_STEP = Op("open_step", open_step, open_step_meaning)
 
 
 def open_step_cost(batch: int, nodes: int, pending: int, levels: int, entries: int) -> Cost:

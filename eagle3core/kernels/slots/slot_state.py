@@ -10,16 +10,16 @@ from __future__ import annotations
 #   running 1 while the slot holds an unfinished request; length tokens in the target's cache; limit most of them;
 #   root the last sampled token, not yet in the cache; draft_length entries of the draft's cache made from true target
 #   states; n_pending committed tokens the draft has not read; budget tokens the request may still get; plain 1 once an
-#   invariant broke: the slot goes on without its drafts.
-FIELDS = ("running", "length", "limit", "root", "draft_length", "n_pending", "budget", "plain")
-RUNNING, LENGTH, LIMIT, ROOT, DRAFT_LENGTH, N_PENDING, BUDGET, PLAIN = range(len(FIELDS))
+#   invariant broke: the slot goes on without its drafts; request_id whose sequence it is.
+FIELDS = ("running", "length", "limit", "root", "draft_length", "n_pending", "budget", "plain", "request_id")
+RUNNING, LENGTH, LIMIT, ROOT, DRAFT_LENGTH, N_PENDING, BUDGET, PLAIN, REQUEST_ID = range(len(FIELDS))
 N_FIELDS = len(FIELDS)
 
 MOST_ENDS = 32  # end tokens of a request that the device looks for, a lane each; -1 fills up
 
 # A result row: these numbers, then the committed tokens (-1 past the end), then the drafted ones.
-#   slot -1 for a dead row; accepted drafts; committed tokens, cut at an end; finish; fault bits.
-RESULT = ("slot", "n_accepted", "n_committed", "finish", "fault")
+#   slot -1 for a dead row; accepted drafts; committed tokens, cut at an end; finish; fault bits; whose row it is.
+RESULT = ("slot", "n_accepted", "n_committed", "finish", "fault", "request_id")
 N_RESULT = len(RESULT)
 
 RESULT_BLOCKS = 2  # the newest step's, and the one being read: programs take them in turn
@@ -28,7 +28,7 @@ GOES_ON, FOUND_END, SPENT_BUDGET, STOPPED = range(4)  # finish
 NO_FAULT, BAD_ACCEPTANCE, MISSING_BLOCKS, NO_ROOM = 0, 1, 2, 4  # fault bits
 
 # A request on its way into a slot: these numbers, then MOST_ENDS end tokens.
-REQUEST = ("slot", "n_prompt", "budget", "plain")
+REQUEST = ("slot", "n_prompt", "budget", "plain", "request_id")
 N_REQUEST = len(REQUEST)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.isa.by_row import alone, count, row_of
 from eagle3core.kernels.isa.reductions import redux
 from eagle3core.kernels.tree.accept_kernel import make_accept
@@ -22,59 +22,11 @@ from eagle3core.kernels.tree.mask_words import pack_words
 MOST_NODES = 256
 
 
-class Acceptance(NamedTuple):
-    """What one verify step decided, per sequence.
-
-    Attributes:
-        n_accepted: `[B]` int64 drafts accepted, the root not counted.
-        path: `[B, depth + 1]` int64 node indices root first, -1 past the last accepted node.
-        tokens: `[B, depth + 1]` int64 tokens to commit: the accepted drafts, then the bonus; -1 after it.
-        bonus: `[B]` int64 the target's own next token, root of the next step.
-    """
-
-    n_accepted: Tensor
-    path: Tensor
-    tokens: Tensor
-    bonus: Tensor
-
-
 def argmax_reference(logits: Tensor) -> Tensor:
     """Index of the largest entry of `[..., V]`; of equal ones the lowest index, on every device."""
     largest = logits.max(dim=-1, keepdim=True).values
     index = torch.arange(logits.shape[-1], device=logits.device)
     return torch.where(logits == largest, index, logits.shape[-1]).min(dim=-1).values
-
-
-def accept_greedy_reference(node_tokens: Tensor, choices: Tensor, parents: Tensor, depths: Tensor) -> Acceptance:
-    """Accepted path of every sequence.
-
-    Args:
-        node_tokens: `[B, N]` int64 tokens of the tree, node 0 the root.
-        choices: `[B, N]` int64 the target's choice after each node.
-        parents: `[N]` int64, -1 for the root; a parent precedes its children.
-        depths: `[N]` int64, 0 for the root.
-    """
-    batch, n_nodes = node_tokens.shape
-    accepted = torch.zeros(batch, n_nodes, dtype=torch.bool, device=node_tokens.device)
-    accepted[:, 0] = True
-    for node in range(1, n_nodes):
-        parent = int(parents[node])
-        accepted[:, node] = accepted[:, parent] & (node_tokens[:, node] == choices[:, parent])
-    # Of several deepest nodes, which only equal siblings can give, the earliest wins.
-    last = argmax_reference(torch.where(accepted, depths, -1))  # [B]
-    n_accepted = depths[last]
-    width = int(depths.max()) + 1
-    path = torch.full((batch, width), -1, dtype=torch.int64, device=node_tokens.device)
-    node_at = last
-    for level in range(width - 1, -1, -1):
-        here = n_accepted >= level
-        path[:, level] = torch.where(here, node_at, -1)
-        node_at = torch.where(here, parents[node_at].clamp_min(0), node_at)
-    bonus = choices.gather(1, last[:, None])[:, 0]
-    on_path = node_tokens.gather(1, path.clamp_min(0)).where(path >= 0, -1)
-    tokens = torch.cat([on_path[:, 1:], torch.full_like(path[:, :1], -1)], dim=1)  # drop the root, make room for bonus
-    tokens = tokens.scatter(1, n_accepted[:, None], bonus[:, None])
-    return Acceptance(n_accepted, path, tokens, bonus)
 
 
 class Commit(NamedTuple):
@@ -108,22 +60,33 @@ def accept_reference(
 ) -> Commit:
     """The commit of every sequence, each with its own tree: `node_tokens, choices, parents, depths: [B, N]`.
 
-    `alive: [B]` bool; `ends: [E]` end tokens.
+    A parent precedes its children; the root's is -1. `alive: [B]` bool; `ends: [E]` end tokens. Of several deepest
+    accepted nodes, which only equal siblings can give, the earliest counts.
     """
-    made = new_commit(len(node_tokens), path_len, node_tokens.device)
-    for tensor, empty in zip(made, (0, 0, -1, -1, -1, -1), strict=True):
-        tensor.fill_(empty)
-    for b in alive.nonzero()[:, 0].tolist():
-        tokens, chosen = node_tokens[b : b + 1].long(), choices[b : b + 1].long()
-        got = accept_greedy_reference(tokens, chosen, parents[b].long(), depths[b].long())
-        width = min(path_len, got.path.shape[1])
-        made.n_accepted[b], made.n_committed[b] = got.n_accepted[0], got.n_accepted[0] + 1
-        made.path[b, :width], made.tokens[b, :width] = got.path[0, :width].int(), got.tokens[0, :width].int()
-        made.bonus[b] = got.bonus[0]
-        is_end = torch.isin(made.tokens[b], ends) & (made.tokens[b] >= 0)
-        if bool(is_end.any()):
-            made.stop[b] = int(is_end.nonzero()[0, 0])
-    return made
+    before = parents.clamp_min(0).long()
+    is_match = (node_tokens == choices.gather(1, before)) & (parents >= 0)
+    accepted = torch.zeros_like(is_match)
+    accepted[:, 0] = True
+    for node in range(1, node_tokens.shape[1]):
+        accepted[:, node] = accepted.gather(1, before[:, node : node + 1])[:, 0] & is_match[:, node]
+    last = argmax_reference(torch.where(accepted, depths, -1))[:, None]  # [B, 1]
+    n_accepted, bonus = depths.gather(1, last), choices.gather(1, last)
+    path = torch.full((len(node_tokens), path_len), -1, dtype=torch.int64, device=node_tokens.device)
+    node_at = last
+    for level in range(path_len - 1, -1, -1):
+        is_on = n_accepted >= level
+        path[:, level : level + 1] = torch.where(is_on, node_at, -1)
+        node_at = torch.where(is_on, before.gather(1, node_at), node_at)
+    on_path = node_tokens.gather(1, path.clamp_min(0)).where(path >= 0, -1)
+    tokens = torch.nn.functional.pad(on_path[:, 1:], (0, 1), value=-1)  # without the root, with room for the bonus
+    tokens = tokens.scatter(1, n_accepted.long().clamp_max(path_len - 1), bonus.to(tokens.dtype))
+    is_end = torch.isin(tokens, ends) & (tokens >= 0)
+    stop = torch.where(is_end.any(dim=1), is_end.int().argmax(dim=1), -1)
+    made = (n_accepted[:, 0], n_accepted[:, 0] + 1, path, tokens, bonus[:, 0], stop)
+    return Commit(*(
+        value.int().masked_fill(~alive.view(-1, *(1,) * (value.ndim - 1)), empty)
+        for value, empty in zip(made, (0, 0, -1, -1, -1, -1), strict=True)
+    ))  # fmt: skip
 
 
 def accept_variant(arch: str, nodes: int, path_len: int) -> Variant:
@@ -172,6 +135,25 @@ def accept(
             n_ends=len(ends), **out._asdict(),
         )
     ]  # fmt: skip
+
+
+def accept_meaning(
+    node_tokens: Tensor,
+    choices: Tensor,
+    parents: Tensor,
+    depths: Tensor,
+    mask: Tensor,
+    ends: Tensor,
+    out: Commit,
+) -> None:
+    """What `accept` computes, in plain torch."""
+    is_alive = mask[:, 0, 0] != 0
+    made = accept_reference(node_tokens, choices, parents, depths, is_alive, ends, out.path.shape[1])
+    for after, tensor in zip(made, out, strict=True):
+        tensor.copy_(after)
+
+
+ACCEPT = Op("accept", accept, accept_meaning)
 
 
 def accept_cost(batch: int, nodes: int, path_len: int) -> Cost:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
 from eagle3core.geometry import BlockGeometry, RopeGeometry
 from lab.errors import ExperimentError
+from lab.pairs.layout import write_draft, write_target
 from lab.pairs.on_disk import Pair, pair_on_disk
 from lab.pairs.planted.pair import PlantedPair
 
@@ -44,8 +42,8 @@ def write_pair(directory: str | Path, pair: PlantedPair) -> Pair:
     ids = pair.tokens.draft_to_target
     if len(ids) < pair.geometry.target.vocab_size:
         draft["d2t"] = ids - torch.arange(len(ids))
-    _write(root / "target", target_config(pair), target)
-    _write(root / "draft", draft_config(pair), draft)
+    write_target(root / "target", target_config(pair), target)
+    write_draft(root / "draft", draft_config(pair), draft, target_hidden=pair.geometry.draft.target_hidden_size)
     (root / "card.json").write_text(json.dumps(pair.card(), indent=1) + "\n", encoding="utf-8")
     return pair_on_disk(root / "target", root / "draft")
 
@@ -74,7 +72,6 @@ def draft_config(pair: PlantedPair) -> dict[str, Any]:
         **_block_config(draft.block, pair),
         "vocab_size": draft.vocab_size,
         "draft_vocab_size": draft.draft_vocab_size,
-        "target_hidden_size": draft.target_hidden_size,
         "num_hidden_layers": 1,
         "max_position_embeddings": pair.geometry.target.max_position_embeddings,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(draft.taps), "use_aux_hidden_state": True},
@@ -111,10 +108,3 @@ def rope_config(rope: RopeGeometry) -> dict[str, Any]:
     if rope.kind in ("llama3", "yarn"):
         scaling["original_max_position_embeddings"] = rope.original_max_position
     return {"rope_theta": rope.theta, "rope_scaling": scaling}
-
-
-def _write(directory: Path, config: dict[str, Any], weights: Mapping[str, Tensor]) -> None:
-    directory.mkdir(parents=True)
-    (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
-    stored = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
-    save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})

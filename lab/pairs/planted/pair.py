@@ -9,8 +9,8 @@ import torch
 from eagle3core.checkpoint.draft import DraftCheckpoint
 from eagle3core.checkpoint.target import TargetCheckpoint
 from eagle3core.config import EngineConfig, SpeculativeConfig
-from eagle3core.model.draft import DraftModel
-from eagle3core.model.target import TargetModel
+from eagle3core.loading import packs_for
+from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_draft, pack_target
 from lab.pairs.planted.geometries import PlantedGeometry, find_geometry
 from lab.pairs.planted.tokens import plan_tokens
 from lab.pairs.planted.weights import PlantedWeights
@@ -60,10 +60,16 @@ class PlantedPair:
             mapping = self.tokens.draft_to_target.to(self.device)
         return DraftCheckpoint(self.geometry.draft, dict(self.draft_weights), mapping)
 
-    def models(self) -> tuple[TargetModel, DraftModel]:
-        """Both models; the target captures what the draft reads."""
-        target = TargetModel(self.target_checkpoint(), self.geometry.draft.taps)
-        return target, DraftModel(self.draft_checkpoint(), target)
+    def models(self) -> tuple[PackedTarget, PackedDraft]:
+        """Both models as an engine takes them on the pair's device, made tensor by tensor; the target has the taps."""
+        geometry, block, packs = self.geometry, EngineConfig().block_size, packs_for(self.device, self.dtype)
+        target = pack_target(
+            geometry.target, self.target_weights.tensor, dtype=self.dtype, device=self.device, block=block,
+            taps=geometry.draft.taps, packs=packs,
+        )  # fmt: skip
+        self.draft_weights.share_table(target.embedding)
+        named, mapping = self.draft_weights.tensor, self.tokens.draft_to_target
+        return target, pack_draft(geometry.draft, named, mapping, target, block=block)
 
     def config(self, k: int, **settings: Any) -> EngineConfig:
         """Settings of an engine over this pair that drafts `k` tokens a step; 0 drafts none."""

@@ -190,7 +190,6 @@ class PlantedSlowdown:
         self._runner().prepare()
 
     def _runner(self) -> DeviceRunner:
-        assert isinstance(self.engine.runner, DeviceRunner), "checked where the engine is made"
         return self.engine.runner
 
     def profile(self) -> StepProfile:
@@ -217,8 +216,8 @@ class PlantedSlowdown:
     def _row(
         self, kind: str, name: str, values: dict[str, Any], timer: str, parameters: dict[str, Any] | None = None
     ) -> None:
-        common = self.rows.common(kind, name, parameters or {})
-        self.rows.rows.append(Row(**common, values=values, timer=timer, repeats=self.n_steps))
+        row = self.rows.maker.measured(kind, name, values, parameters, timer=timer, repeats=self.n_steps)
+        self.rows.rows.append(row)
 
 
 def own_us(profile: StepProfile, kernel: str) -> float:

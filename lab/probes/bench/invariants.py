@@ -10,10 +10,9 @@ from __future__ import annotations
 from eagle3core.engine import Engine
 from eagle3core.performance.invariants import INVARIANTS as PROMISES
 from eagle3core.performance.mode import debug_settings, debug_variables
-from eagle3core.step.run import DeviceRunner
-from lab.probes.bench.record import block, is_perf_mode
+from lab.probes.bench.record import is_perf_mode
 from lab.probes.bench.rounds import Work
-from lab.rows.store import Value
+from lab.rows.store import Value, block
 
 COUNTED = ("gemm_fallbacks", "untuned_products", "single_token_steps", "faults", "guessed_layouts", "debug_switches")
 INVARIANTS = {name: PROMISES[name].broken for name in COUNTED}
@@ -25,7 +24,7 @@ def invariants_block(work: Work, k: int) -> dict[str, Value]:
     steps = [step for response in work.responses for step in response.req_metrics.steps]
     n_steps = len(steps) if k else sum(len(tokens) - 1 for tokens in work.tokens)
     counts: dict[str, int | None] = {
-        "gemm_fallbacks": 0 if isinstance(engine.runner, DeviceRunner) else n_steps,
+        "gemm_fallbacks": 0 if engine.runner.has_kernels else n_steps,
         "untuned_products": n_untuned(engine),
         # In performance mode these end the run, so a run that came this far had none.
         "faults": 0 if is_perf_mode() else None,
@@ -46,5 +45,5 @@ def n_debug_switches(engine: Engine) -> int:
 
 def n_untuned(engine: Engine) -> int | None:
     """Launches of products that the tuned file of this kind of GPU does not know; None where there is no such file."""
-    audit = getattr(engine.runner, "gemms", None)
-    return audit.total - audit.hits if audit is not None and audit.is_required else None
+    audit = engine.runner.gemms
+    return audit.total - audit.hits if audit.is_required else None

@@ -6,7 +6,6 @@ meets all modes alike.
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,6 @@ from typing import TypeVar
 
 from eagle3core.config import GenerationConfig
 from eagle3core.engine import Engine
-from eagle3core.model.target import TargetModel
 from eagle3core.request import Response
 from eagle3core.trace import Trace
 from eagle3core.weights.packed import PackedTarget
@@ -185,13 +183,9 @@ class Work:
         return Round(total, clock.prefill_s, n_tokens, len(self.responses), clock.n_steps, full)
 
 
-def without_taps(target: TargetModel | PackedTarget) -> TargetModel | PackedTarget:
+def without_taps(target: PackedTarget) -> PackedTarget:
     """The target as a plain engine has it: one that captures nothing must not pay for it."""
-    if isinstance(target, PackedTarget):
-        return replace(target, taps=())
-    plain = copy.copy(target)
-    plain.taps = ()
-    return plain
+    return replace(target, taps=())
 
 
 def acceptance_length(responses: Sequence[Response]) -> float | None:

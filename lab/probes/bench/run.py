@@ -16,7 +16,6 @@ import torch
 
 from eagle3core.config import GenerationConfig
 from eagle3core.geometry import DraftGeometry, TargetGeometry
-from eagle3core.step.run import DeviceRunner
 from lab.pairs.planted import find_geometry
 from lab.probes.bench import memory
 from lab.probes.bench.floors import H200_GB_PER_S
@@ -191,8 +190,7 @@ class Bench:
             k: source.engine(k, batch=point.batch, session_len=session, cache_share=share) for k in self.scenario.ks
         }
         for engine in engines.values() if not self.scenario.warmup else ():
-            if isinstance(engine.runner, DeviceRunner):
-                engine.runner.prepare()  # or the first round would pay for it
+            engine.runner.prepare()  # or the first round would pay for it
         return {k: Work(engine, prompts, generation) for k, engine in engines.items()}
 
     def _contenders(self, source: PairSource, point: Point, reason: str | None) -> dict[Key, Contender]:

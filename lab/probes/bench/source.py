@@ -16,8 +16,7 @@ from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.config import EngineConfig, SpeculativeConfig
 from eagle3core.engine import Engine
 from eagle3core.geometry import DraftGeometry, TargetGeometry
-from eagle3core.model.draft import DraftModel
-from eagle3core.model.target import TargetModel
+from eagle3core.loading import packs_for
 from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_draft, pack_target
 from lab.errors import ExperimentError
 from lab.pairs import shipped_pair
@@ -43,8 +42,8 @@ class PairSource:
         ends: tokens that a planted pair's prompts end in, one a prompt; empty leaves them evenly spaced.
     """
 
-    target: TargetModel | PackedTarget
-    draft: DraftModel | PackedDraft
+    target: PackedTarget
+    draft: PackedDraft
     target_weights: Mapping[str, Tensor]
     draft_weights: Mapping[str, Tensor]
     draft_to_target: Tensor | None
@@ -87,17 +86,9 @@ class PairSource:
         was = self.planted
         pair = PlantedPair(was.geometry, share=share, seed=was.seed, dtype=was.dtype, device=was.device)
         mapping = pair.tokens.draft_to_target.to(pair.device)
-        if isinstance(self.target, PackedTarget):
-            pair.draft_weights.share_table(self.target.embedding)
-            draft: DraftModel | PackedDraft = pack_draft(
-                pair.geometry.draft,
-                pair.draft_weights.tensor,
-                pair.tokens.draft_to_target,
-                self.target,
-                block=EngineConfig().block_size,
-            )
-        else:
-            draft = DraftModel(pair.draft_checkpoint(), self.target)
+        pair.draft_weights.share_table(self.target.embedding)
+        block, named = EngineConfig().block_size, pair.draft_weights.tensor
+        draft = pack_draft(pair.geometry.draft, named, pair.tokens.draft_to_target, self.target, block=block)
         return replace(
             self, draft=draft, draft_weights=pair.draft_weights, draft_to_target=mapping, planted=pair,
             card=pair.card(), ends=(), _fused_draft=None,
@@ -137,7 +128,7 @@ def open_pair(scenario: Scenario) -> PairSource:
         pair = PlantedPair(
             scenario.geometry, share=scenario.share, seed=scenario.seed, dtype=dtype, device=scenario.device
         )
-        target, draft = planted_models(pair)
+        target, draft = pair.models()
         mapping = pair.tokens.draft_to_target.to(pair.device)
         return PairSource(target, draft, pair.target_weights, pair.draft_weights, mapping, pair, pair.card())
     shipped = shipped_pair()
@@ -145,34 +136,11 @@ def open_pair(scenario: Scenario) -> PairSource:
     head = load_draft(shipped.draft, checkpoint.geometry, dtype=dtype, device=scenario.device)
     card = {"pair": "shipped", "geometry": "shipped", "dtype": scenario.dtype}
     named = (checkpoint.weights, head.weights, head.draft_to_target)
-    if is_packed(scenario.device, dtype):
-        packed = pack_target(
-            checkpoint.geometry, checkpoint.weights.__getitem__, dtype=dtype, device=torch.device(scenario.device),
-            block=EngineConfig().block_size, taps=head.geometry.taps,
-        )  # fmt: skip
-        with_draft = pack_draft(
-            head.geometry, head.weights.__getitem__, head.draft_to_target, packed, block=EngineConfig().block_size
-        )
-        return PairSource(packed, with_draft, *named, None, card)
-    target = TargetModel(checkpoint, head.geometry.taps)
-    return PairSource(target, DraftModel(head, target), *named, None, card)
-
-
-def is_packed(device: str, dtype: torch.dtype) -> bool:
-    """Whether the GPU's kernels, which read packed weights, run the engine."""
-    return torch.device(device).type == "cuda" and dtype in (torch.bfloat16, torch.float16)
-
-
-def planted_models(pair: PlantedPair) -> tuple[TargetModel, DraftModel] | tuple[PackedTarget, PackedDraft]:
-    """A planted pair as the engine runs it on its device; packed ones are made and packed tensor by tensor."""
-    if not is_packed(str(pair.device), pair.dtype):
-        return pair.models()
-    geometry, block = pair.geometry, EngineConfig().block_size
-    packed = pack_target(
-        geometry.target, pair.target_weights.tensor, dtype=pair.dtype, device=pair.device, block=block,
-        taps=geometry.draft.taps,
+    target = pack_target(
+        checkpoint.geometry, checkpoint.weights.__getitem__, dtype=dtype, device=torch.device(scenario.device),
+        block=EngineConfig().block_size, taps=head.geometry.taps, packs=packs_for(torch.device(scenario.device), dtype),
     )  # fmt: skip
-    pair.draft_weights.share_table(packed.embedding)
-    return packed, pack_draft(
-        geometry.draft, pair.draft_weights.tensor, pair.tokens.draft_to_target, packed, block=block
+    draft = pack_draft(
+        head.geometry, head.weights.__getitem__, head.draft_to_target, target, block=EngineConfig().block_size
     )
+    return PairSource(target, draft, *named, None, card)

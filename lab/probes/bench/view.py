@@ -17,14 +17,14 @@ from matplotlib.figure import Figure
 
 from lab.errors import ExperimentError, NotComparable
 from lab.night.experiment import Experiment
+from lab.options.values import Point, read_points
 from lab.page.figures import HATCHES, INK, SERIES
 from lab.pairs.planted import share_for_length
 from lab.probes.bench import hf_generate
-from lab.probes.bench import scenario as scenarios
-from lab.probes.bench.command import resolved_device
+from lab.probes.bench.command import chosen_device, resolved_device
 from lab.probes.bench.results import wrong_tokens
 from lab.probes.bench.run import Bench, Tell
-from lab.probes.bench.scenario import PEERS, Point, Scenario
+from lab.probes.bench.scenario import PEERS, Scenario
 from lab.rows import environment
 from lab.rows.store import Row, read_rows
 
@@ -60,9 +60,9 @@ def measured(
     rounds: int, warmup: int, device: str, tell: Tell = print,
 ) -> BenchRows:  # fmt: skip
     """Rows of the engine and its peers on this machine, fresh."""
-    resolved = resolved_device(device)
+    resolved = chosen_device(device, geometry)
     scenario = Scenario(
-        geometry=geometry, pair="planted", points=scenarios.read_points(points), ks=tuple(ks),
+        geometry=geometry, pair="planted", points=read_points(points), ks=tuple(ks),
         share=share_for_length(min(acceptance_length, max(ks) + 1.0), max(ks)) if max(ks) else 1.0, tokens=tokens,
         rounds=rounds, warmup=warmup, dtype="bfloat16" if resolved == "cuda" else "float32", device=resolved,
         peers=tuple(peers),

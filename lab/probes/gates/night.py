@@ -70,12 +70,13 @@ def run_gates(exp: Experiment, config: GatesConfig, kind: str, repeat: int, stat
         try:
             own = runs.run(which, f"gates-{kind}-{number}")
         except Exception as error:  # whatever ends a run, it was not green
-            append(path, entry_of(key, which, "broke", [f"{type(error).__name__}: {error}".splitlines()[0]]))
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            append(path, entry_of(key, which, "broke", [why], exp.environment.fingerprint))
             raise
         results = judge_run(config, which, own)
         rows += own
         word, not_passed = outcome(results), [gate.name for gate in results if gate.word != "pass"]
-        append(path, entry_of(key, which, word, not_passed))
+        append(path, entry_of(key, which, word, not_passed, exp.environment.fingerprint))
         tell(f"{kind} run {number} of {repeat}: {word}")
         print(listing(results))
         if word != "green":

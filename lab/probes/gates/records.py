@@ -6,19 +6,24 @@ Source: docs/requirements.md R-135; the form of a record is that of R-125 and R-
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lab.errors import ExperimentError
+from lab.errors import ExperimentError, GateFailed
 from lab.probes.bench.rounds import within_rounds
 from lab.probes.gates.bounds import number
 from lab.probes.gates.config import Mode
-from lab.rows.store import Row, Value, utc_now
+from lab.rows.maker import RowMaker
+from lab.rows.store import Row, Value, block
 
 SCENARIO, MICRO = "scenario", "micro_run"
 # What compares two runs, and is made anew from the two records that are given.
 _COMPARED = ("speedup", "step_over_base", "speedup_at_dial")
+# The acceptance length of a record's own level, and that of its block: one number, counted in two places.
+LENGTH, NESTED_LENGTH = "acceptance_length", "eagle_speculation.mean_acceptance_length"
+_ROUNDING = 1e-6  # a stored record may hold six digits or more of either
 
 
 def rows_of(baseline: Path, spec: Path, mode: Mode) -> list[Row]:
@@ -26,6 +31,7 @@ def rows_of(baseline: Path, spec: Path, mode: Mode) -> list[Row]:
 
     Raises:
         ExperimentError: a file without such a record, or one that was not a micro run.
+        GateFailed: a record whose two acceptance lengths contradict each other.
     """
     rows = {**_of(baseline, mode.point.name(0)), **_of(spec, mode.point.name(mode.spec))}
     for path, k in ((baseline, 0), (spec, mode.spec)):
@@ -35,6 +41,7 @@ def rows_of(baseline: Path, spec: Path, mode: Mode) -> list[Row]:
                 f"{path.name} holds no record {name!r}", f"a record of mode {mode.name!r}", "check the file and --mode"
             )
         _check_micro(rows[name], path)
+        _check_length(rows[name], path)
     name = mode.point.name(mode.spec)
     rows[name] = _compared(rows[name], rows[mode.point.name(0)])
     return list(rows.values())
@@ -54,6 +61,17 @@ def _check_micro(row: Row, path: Path) -> None:
         )
 
 
+def _check_length(row: Row, path: Path) -> None:
+    flat, nested = number(row.values.get(LENGTH)), number(row.values.get(NESTED_LENGTH))
+    if flat is None or nested is None or math.isclose(flat, nested, rel_tol=_ROUNDING):
+        return
+    raise GateFailed(
+        f"{path.name}: {row.name} has {LENGTH} {flat:g} and {NESTED_LENGTH} {nested:g}",
+        "one acceptance length in a record, wherever it stands",
+        "the record was altered, or put together from two runs: make it again with --records",
+    )
+
+
 def _compared(spec: Row, plain: Row) -> Row:
     """The speculative row with its ratios to this baseline, not to that of its own run."""
     if spec.status == "missing":
@@ -68,7 +86,7 @@ def _compared(spec: Row, plain: Row) -> Row:
         values["step_over_base"] = step_over_base
         if dialled[0] is not None and dialled[1] is not None:
             values["speedup_at_dial"] = dialled[0] * dialled[1] / step_over_base
-    values.setdefault("acceptance_length", spec.values.get("eagle_speculation.mean_acceptance_length"))
+    values.setdefault(LENGTH, spec.values.get(NESTED_LENGTH))
     return spec.model_copy(update={"values": values})
 
 
@@ -101,15 +119,8 @@ def _row(record: dict[str, Any]) -> Row:
     for name, value in record.items():
         if name in ("name", "status", "parameters", "reason"):
             continue
-        if isinstance(value, dict):
-            values |= {f"{name}.{key}": inner for key, inner in value.items()}
-        else:
-            values[name] = value
-    is_missing = record.get("status") == "missing"
-    return Row(
-        run="records", job="bench", notebook="bench", kind="bench", name=record["name"],
-        values={} if is_missing else values, parameters=dict(record.get("parameters") or {}),
-        status="missing" if is_missing else "measured",
-        reason=str(record.get("reason") or "missing in the record") if is_missing else None, environment="records",
-        recorded_at=utc_now(),
-    )  # fmt: skip
+        values |= block(name, value) if isinstance(value, dict) else {name: value}
+    maker, parameters = RowMaker("records", "bench", "records"), dict(record.get("parameters") or {})
+    if record.get("status") == "missing":
+        return maker.missing("bench", record["name"], str(record.get("reason") or "missing in the record"), parameters)
+    return maker.measured("bench", record["name"], values, parameters)

@@ -140,7 +140,7 @@ def _flex_mask(tree: Tensor, prefix: int, n_keys: int) -> Any:
     return create_block_mask(sees, tree.shape[0], None, tree.shape[1], n_keys, device=str(tree.device))
 
 
-PEERS: dict[str, Callable[[Case, Tensors], Callable[[], Any]]] = {
+ATTENTION: dict[str, Callable[[Case, Tensors], Callable[[], Any]]] = {
     "sdpa_flash": sdpa("FLASH_ATTENTION"),
     "sdpa_cudnn": sdpa("CUDNN_ATTENTION"),
     "flex": flex,

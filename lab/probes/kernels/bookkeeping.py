@@ -6,7 +6,6 @@ after the other on a stream; inside a captured step the same kernels cost less. 
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +18,9 @@ from eagle3core.kernels.card import Card, Case, Launch
 from eagle3core.kernels.proof import generator
 from eagle3core.kernels.slots import block_table
 from eagle3core.kernels.tree import accept, pack_paths
+from lab.errors import EXIT_PASSED
+from lab.options.kernels import BookkeepingOptions
+from lab.options.reader import run_program
 
 WARM_UP = 3
 
@@ -150,16 +152,12 @@ def _timed(
     return MicrobenchResult(op, device, batch, n_runs * per_run, average, 1e3 / average)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(options: BookkeepingOptions) -> int:
     """Print the three results, a JSON line each."""
-    parser = argparse.ArgumentParser(description="Time rewind, acceptance and path packing by themselves.")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--calls", type=int, default=100)
-    given = parser.parse_args(arguments)
     for benchmark in (benchmark_kv_cache_rewind, benchmark_accept_draft_tokens, benchmark_pack_accepted_paths):
-        print(json.dumps(asdict(benchmark(batch=given.batch, device=given.device, calls=given.calls))))
+        print(json.dumps(asdict(benchmark(batch=options.batch, device=options.device, calls=options.calls))))
+    return EXIT_PASSED
 
 
 if __name__ == "__main__":
-    main()
+    run_program(BookkeepingOptions, main)

@@ -12,9 +12,9 @@ from lab.night.experiment import Experiment
 from lab.probes.kernels.cards import NO_ROWS, compiled_state, gpu_state
 from lab.probes.kernels.on_cpu import CompiledVariant, EmulatedError, emulated_error
 from lab.probes.kernels.roofline import Check, case_text, peer_ratio
-from lab.probes.kernels.rows import Bench
+from lab.probes.kernels.rows import KERNEL, PROOF, Bench
 
-KERNEL, PROOF, TWIN, CODE = "kernel", "kernel_proof", "kernel_error", "kernel_code"
+TWIN, CODE = "kernel_error", "kernel_code"
 
 
 def write_measured(exp: Experiment, cards: Sequence[Card], bench: Bench | None) -> None:
@@ -39,7 +39,7 @@ def write_measured(exp: Experiment, cards: Sequence[Card], bench: Bench | None) 
                 "library_us": cell.peers[best] if best else None, "time_over_library": peer_ratio(cell),
                 "source": bench.name, "commits": bench.commits,
             }  # fmt: skip
-            exp.write(KERNEL, card.name, values, timer="cuda graph replay", shape=case_text(cell.shape), gpu=bench.gpu)
+            exp.write(KERNEL, card.name, values, timer=cell.timer, shape=case_text(cell.shape), gpu=bench.gpu)
 
 
 def write_errors(exp: Experiment, cards: Sequence[Card], n_cases: int) -> list[EmulatedError]:

@@ -21,7 +21,6 @@ from eagle3core.kernels.layer.embedding import embedding_cost
 from eagle3core.kernels.layer.gather_rows import gather_rows_cost
 from eagle3core.kernels.layer.take_rows import take_rows_cost
 from eagle3core.step.program import Program
-from eagle3core.step.run import DeviceRunner
 from lab.probes.bench.floors import step_floor
 from lab.probes.profiles.capture import class_of
 
@@ -37,7 +36,7 @@ def declared_bytes(engine: Engine, k: int, cached: float) -> tuple[dict[str, int
         cached: tokens a sequence has in the cache.
     """
     runner = engine.runner
-    if isinstance(runner, DeviceRunner):
+    if runner.has_kernels:
         return program_bytes(runner.programs[runner.n_slots], cached), BY_CARDS
     draft = engine.draft.geometry if engine.draft is not None else None
     floor = step_floor(
@@ -57,7 +56,7 @@ def program_bytes(program: Program, cached: float) -> dict[str, int]:
 
 def launch_bytes(launch: Launch, cached: float) -> int:
     """Bytes of one launch, by its op's card where operands are not simply read and written once."""
-    values: dict[str, Any] = dict(zip((p.name for p in launch.variant.parameters), launch.values, strict=True))
+    values = launch.operands
     kind = launch.variant.make.__name__.removeprefix("make_")
     constants = launch.variant.constants
     if kind.startswith("gemm_"):

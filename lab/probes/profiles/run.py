@@ -16,7 +16,6 @@ import torch
 
 from eagle3core.config import GenerationConfig
 from eagle3core.engine import Engine
-from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import StagedTrace
 from lab.errors import RunFailed
 from lab.probes.bench.clocks import synchronise
@@ -110,7 +109,7 @@ def watched_steps(scenario: Scenario, point: Point, k: int, n_steps: int, profil
     parameters = {
         "geometry": scenario.geometry, "pair": scenario.pair, "context": point.context, "batch": point.batch,
         "spec_k": k, "dtype": scenario.dtype, "device": scenario.device,
-        "path": "kernels" if isinstance(engine.runner, DeviceRunner) else "torch",
+        "path": "kernels" if engine.runner.has_kernels else "torch",
     }  # fmt: skip
     return Watched(parameters, n_steps, cached, declared, bytes_by)
 

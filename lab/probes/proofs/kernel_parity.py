@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
-import torch
-from torch import Tensor
-
-from lab.parity.recording import PairUnderTest, Recording, record_from, split_name
-from lab.parity.replay import Replay
+from lab.parity.derived import DERIVED
+from lab.parity.recording import PairUnderTest, record_from
 from lab.parity.stages import StageReport, compare, replay_all
 from lab.parity.tolerance import plain_errors
 from lab.probes.proofs.check import Check, Verdict
-from lab.probes.proofs.kernel_taps import DERIVED, TappingReplayer
 from lab.probes.proofs.subject import Setting, Subject
 
 PART = "parity"
-# Of a prompt the draft's keys and values are all that is needed, so the kernels compute nothing past them.
-NOT_COMPUTED = ("prefill/draft.attn", "prefill/draft.mlp", "prefill/draft.feedback")
 TARGET_STAGES = ("embed", "attn", "mlp", "taps", "norm", "head")
 DRAFT_STAGES = (
     "tokens", "positions", "taps", "feedback_in", "fc", "concat", "qkv", "rope", "attn", "mlp", "feedback", "norm",
@@ -78,69 +72,18 @@ class KernelParity:
         return self._report
 
     def _compared(self) -> StageReport:
-        setting = self.plan.setting(max(map(len, self.prompts)))
-        engine = self.subject.engine(setting, through=TappingReplayer)
-        recorded = record_from(engine, self.prompts, k=self.plan.k, steps=self.plan.steps)
-        ours = [replace(one, tensors=self._named(one.tensors)) for one in recorded]
+        engine = self.subject.engine(self.plan.setting(max(map(len, self.prompts))))
+        ours = record_from(engine, self.prompts, k=self.plan.k, steps=self.plan.steps)
         del engine
         pair, dtype = self.pair, self.pair.torch_dtype
         plain, truth, reordered = (
-            [as_kernels_have_it(one) for one in replay_all(pair, ours, self.prompts, *how)]
-            for how in ((dtype,), (pair.truth_dtype,), (dtype, "sdpa"))
+            replay_all(pair, ours, self.prompts, *how) for how in ((dtype,), (pair.truth_dtype,), (dtype, "sdpa"))
         )
         errors = plain_errors([*plain, *reordered], [*truth, *truth])
-        ours = [replace(one, tensors=without_extras(one, exact)) for one, exact in zip(ours, truth, strict=True)]
-        cells = compare(ours, plain, truth, None, errors, dtype=dtype)
-        return StageReport(cells, pair.dtype, "Hugging Face")
-
-    def _named(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        target, draft = self.subject.target.geometry, self.subject.draft.geometry
-        widths = {"target.head": target.vocab_size, "draft.head": draft.draft_vocab_size}
-        return with_derived(tensors, draft.taps, widths)
+        return StageReport(compare(ours, plain, truth, None, errors, dtype=dtype), pair.dtype, "Hugging Face")
 
     def _judge(self, stage: str) -> Verdict:
         return judge_stage_of(self.report, stage)
-
-
-def with_derived(tensors: dict[str, Tensor], taps: Sequence[int], widths: dict[str, int]) -> dict[str, Tensor]:
-    """A recording of the kernels under the names of docs/taps.md.
-
-    Args:
-        taps: layers whose input the draft reads. widths: columns of logits that are no padding.
-    """
-    named = {}
-    for name, value in tensors.items():
-        pass_name, stage = split_name(name)
-        if stage in widths:
-            value = value[:, : widths[stage]]
-        if stage == "accept.tokens":
-            value = value[value >= 0]
-        named[name] = value
-        if stage == "draft.fc" and "/chain" in pass_name:
-            named[f"{pass_name}/draft.feedback_in"] = value
-    for pass_name in dict.fromkeys(split_name(name)[0] for name in tensors):
-        streams = [f"{pass_name}/target." + (f"{layer - 1}.mlp" if layer else "embed") for layer in taps]
-        if all(stream in tensors for stream in streams):
-            named[f"{pass_name}/target.taps"] = torch.cat([tensors[stream] for stream in streams], dim=-1)
-    return named
-
-
-def as_kernels_have_it(replay: Replay) -> Replay:
-    """The reference's tensors where this path has another one under the same name, or none."""
-    tensors = {}
-    for name, value in replay.tensors.items():
-        pass_name, stage = split_name(name)
-        if name in NOT_COMPUTED or stage == "draft.mlp":
-            continue
-        if stage == "draft.attn":
-            value = replay.tensors[f"{pass_name}/draft.fc"] + value
-        tensors[name] = value
-    return replace(replay, tensors=tensors)
-
-
-def without_extras(recording: Recording, exact: Replay) -> dict[str, Tensor]:
-    """The recording without what the walk along it did not come to, such as a step begun after the last."""
-    return {name: value for name, value in recording.tensors.items() if name in exact.tensors or exact.stopped}
 
 
 def judge_stage_of(report: StageReport, stage: str) -> Verdict:

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -17,10 +17,12 @@ from eagle3core.checkpoint.draft import draft_shapes
 from eagle3core.checkpoint.target import target_shapes
 from eagle3core.config import EngineConfig
 from eagle3core.kernels.card import Variant
-from eagle3core.kernels.launch import build_cubins, device_arch
+from eagle3core.kernels.cubins import build_cubins
+from eagle3core.kernels.launch import device_arch
 from eagle3core.step.program import variants_of
 from eagle3core.step.replay import EagerReplayer, GraphReplayer
 from eagle3core.weights.packed import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
+from lab.options.proofs import PartName
 from lab.pairs import shipped_pair
 from lab.pairs.planted import PlantedGeometry, PlantedPair, TokenMap, find_geometry
 from lab.pairs.planted.disk import write_pair
@@ -37,7 +39,7 @@ from lab.probes.proofs.slots import FinishedSlots, SlotsPlan
 from lab.probes.proofs.subject import Setting, Subject, open_subject
 from lab.probes.proofs.watched_run import WatchedPlan
 
-PARTS = ("identity", "parity", "quiet", "slots", "long", "memory")
+PARTS: tuple[str, ...] = get_args(PartName)
 SHIPPED = "shipped"
 SHIPPED_IDENTITY = IdentityPlan(
     tuple(range(8)), (1, 3, 8, 64), 256, 768, shuffled=8, logit_slots=(1, 3), logit_tokens=48
@@ -224,7 +226,7 @@ def needed_variants(plans: Plans, parts: Sequence[str], arch: str) -> list[Varia
         for name, settings in plans.settings(part).items():
             for setting in settings:
                 runner = subjects[name].runner(setting)
-                for variant in variants_of([runner.chunk, runner.finish, *runner.programs.values()]):
+                for variant in variants_of(runner.all_programs):
                     found[variant.name, repr(variant.constants)] = variant
     return [found[key] for key in sorted(found)]
 
@@ -249,7 +251,7 @@ def shapes_of(geometry: PlantedGeometry, arch: str) -> Subject:
         return lambda name: torch.empty(shapes[name], dtype=torch.bfloat16, device=_META)
 
     target, draft = geometry.target, geometry.draft
-    common = {"block": EngineConfig().block_size}
+    common: dict[str, Any] = {"block": EngineConfig().block_size}
     packed = pack_target(
         target, empty(dict(target_shapes(target))), dtype=torch.bfloat16, device=_META, taps=draft.taps, **common
     )
@@ -273,4 +275,4 @@ def _shapes_of_shipped(arch: str) -> Subject:
 
 def _nothing() -> EagerReplayer:
     """Programs of shapes are looked at, never run."""
-    return EagerReplayer(lambda launches: None)
+    return EagerReplayer(lambda calls: None)

@@ -19,7 +19,6 @@ from eagle3core.config import GenerationConfig
 from eagle3core.step.program import Program
 from eagle3core.step.replay import Replayer
 from lab.probes.proofs.check import Check, Verdict
-from lab.probes.proofs.kernel_taps import operands
 from lab.probes.proofs.subject import Setting, Subject, WatchedEngine
 from lab.probes.proofs.timed import Timed, TimedReplayer
 
@@ -131,7 +130,7 @@ def rows_of_step(engine: WatchedEngine, program: Program) -> dict[str, int]:
     live = int(engine.device_runner.state.step.count.item())
     drafted = attended = launched = 0
     for stage in program:
-        for found in map(operands, stage.launches):
+        for found in (launch.operands for launch in stage.launches):
             if "tiles" in found:
                 launched = max(launched, int(found["rows"]))
             if stage.name == "draft.qkv" and "tiles" in found:

@@ -47,7 +47,6 @@ class WatchedEngine(Engine):
     @property
     def device_runner(self) -> DeviceRunner:
         """The runner, which is the device's."""
-        assert isinstance(self.runner, DeviceRunner), "proofs are of the kernels' path"
         return self.runner
 
 
@@ -97,7 +96,7 @@ class Subject:
 
     def runner(self, setting: Setting, through: Callable[[Replayer], Replayer] | None = None) -> DeviceRunner:
         """A runner for a setting; a plain one captures no taps, as a plain engine's target does not."""
-        sizes = device_sizes(self.config(setting), drafts=setting.k > 0)
+        sizes = device_sizes(self.config(setting), drafts=setting.k > 0, kernels=True)
         target = self.target if setting.k else replace(self.target, taps=())
         draft = self.draft if setting.k else None
         replayer = through(self.replayer) if through else self.replayer

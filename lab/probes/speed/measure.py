@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from eagle3core.errors import Eagle3Error
-from eagle3core.weights.packed import PackedTarget
 from lab.errors import LabError, RunFailed
 from lab.pairs.planted import find_geometry
 from lab.probes.bench.floors import Floor, step_floor
@@ -66,7 +65,7 @@ class Speed:
         device = torch.device(self.scenario.device)
         gb_per_s = read_ceiling(device)
         self.tell(f"{source.card}; read ceiling {gb_per_s:.0f} GB/s")
-        is_profiled = isinstance(source.target, PackedTarget)
+        is_profiled = source.target.is_packed
         with torch.no_grad():
             for point in self.scenario.points:
                 self._time(source, point, gb_per_s, spans=() if is_profiled else self.stage_ks)
@@ -132,7 +131,7 @@ class Speed:
     def _stages(self, source: PairSource, point: Point, k: int, gb_per_s: float) -> dict[str, dict[str, Any]]:
         timed = self._timed(point, k)
         timed_us = 1e3 * float(timed["step_ms_median"])
-        if isinstance(source.target, PackedTarget):
+        if source.target.is_packed:
             return self._profiled(source, point, k, gb_per_s, timed_us)
         spans_ms = {
             name.removeprefix("stage_ms."): float(timed[name]) for name in timed if name.startswith("stage_ms.")

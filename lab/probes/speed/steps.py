@@ -21,7 +21,6 @@ from eagle3core.config import GenerationConfig
 from eagle3core.engine import Engine
 from eagle3core.kernels.card import Launch
 from eagle3core.step.program import Program, launches_of
-from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import Trace
 from lab.errors import RunFailed
 from lab.probes.bench.clocks import SPANS, bar_of, rest, synchronise
@@ -117,9 +116,9 @@ def profile_steps(engine: Engine, prompts: Sequence[Sequence[int]], n_steps: int
         RunFailed: the engine runs no captured program, or the profile does not hold its kernels.
     """
     runner = engine.runner
-    if not isinstance(runner, DeviceRunner) or len(prompts) != runner.n_slots:
+    if not runner.has_kernels or len(prompts) != runner.n_slots:
         raise RunFailed(
-            f"{type(runner).__name__} with {len(prompts)} prompts has no captured step for all of them",
+            f"an engine in plain torch, or one of {runner.n_slots} slots with {len(prompts)} prompts: no captured step",
             "the kernels' path, with a prompt a slot",
             "use a GPU and bfloat16",
         )

@@ -11,7 +11,7 @@ from typing import Any
 from eagle3core.kernels.tuned import NEUTRAL, SCHEMA, checked_entry
 from lab.errors import ExperimentError, NotComparable
 from lab.probes.sweeps.choose import WITHIN, Choice, choose
-from lab.probes.sweeps.rows import SCREEN, Row, SweepFile
+from lab.probes.sweeps.rows import SCREEN, Cell, SweepFile
 from lab.rows.environment import checkout
 
 
@@ -71,7 +71,7 @@ def complaints(choices: Sequence[Choice], missing: Mapping[str, str]) -> list[st
     return [*(f"{name}: no entry: {reason}" for name, reason in missing.items()), *far]
 
 
-def faults_of(content: Mapping[str, Any], rows_of: Callable[[str], Sequence[Row]]) -> list[str]:
+def faults_of(content: Mapping[str, Any], rows_of: Callable[[str], Sequence[Cell]]) -> list[str]:
     """What is wrong with the entries of a tuned file by the rows they refer to.
 
     Each must be what the rows give: measured, with the default's bits, and as near to the best found as allowed.

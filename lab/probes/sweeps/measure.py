@@ -95,9 +95,9 @@ class Sweep:
                 continue
             cost = CARDS[regime.op].cost(case)
             self.writer.write(
-                cell, is_default=setting == regime.default, us=timing.median_us, us_p10=timing.p10_us,
-                us_p90=timing.p90_us, over_default=timing.median_us / timings[0].median_us, bits_equal=equal,
-                bytes=cost.bytes, floor_us=cost.floor_us(KNOWN_GB_PER_S), tags=list(regime.tags), count=regime.count,
+                cell, is_default=setting == regime.default, **timing.values(),
+                over_default=timing.median_us / timings[0].median_us, bits_equal=equal, n_bytes=cost.bytes,
+                floor_us=cost.floor_us(KNOWN_GB_PER_S), tags=list(regime.tags), n_launches=regime.count,
                 clocks=self.machine.clocks(),
             )  # fmt: skip
 
@@ -116,7 +116,7 @@ class Sweep:
             rounds = self.machine.decide(pair, self.machine.rounds)
             default, ours = ([one[i] for one in rounds] for i in (0, 1))
             self.writer.write(
-                cell, is_default=False, us=median(ours), default_us=median(default), default=dict(regime.default),
+                cell, is_default=False, time_us=median(ours), default_us=median(default), default=dict(regime.default),
                 ratios=[b / a for a, b in rounds], clocks=self.machine.clocks(),
             )  # fmt: skip
 
@@ -134,9 +134,8 @@ class Sweep:
             for cell, timing in zip(cells, others, strict=True):
                 if not self.writer.has(cell):
                     self.writer.write(
-                        cell, is_default=False, us=timing.median_us, us_p10=timing.p10_us, us_p90=timing.p90_us,
-                        default_us=default.median_us, over_default=timing.median_us / default.median_us,
-                        clocks=self.machine.clocks(),
+                        cell, is_default=False, **timing.values(), default_us=default.median_us,
+                        over_default=timing.median_us / default.median_us, clocks=self.machine.clocks(),
                     )  # fmt: skip
 
     def hold_against(self, regime: Regime) -> None:
@@ -175,7 +174,7 @@ class Sweep:
         }  # fmt: skip
 
     def _own(self, regime: Regime) -> list[dict[str, Any]]:
-        return [row for row in self.writer.rows if row["op"] == regime.op and row["regime"] == regime.name]
+        return [row for row in self.writer.cells if row["op"] == regime.op and row["regime"] == regime.name]
 
     def _line(self, regime: Regime) -> str:
         screened = [row for row in self._own(regime) if row["phase"] == SCREEN]

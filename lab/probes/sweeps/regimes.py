@@ -16,7 +16,7 @@ from eagle3core.kernels.attention.plan import choose_plan, order_of, plan_key
 from eagle3core.kernels.card import Card, Case
 from eagle3core.kernels.gemm import card as gemm_card
 from eagle3core.kernels.gemm.tiling import choose_tiling
-from eagle3core.performance.gemm_audit import Product, read_shapes
+from eagle3core.step.gemm_audit import Product, read_shapes
 from lab.errors import ExperimentError
 
 CARDS: dict[str, Card] = {"gemm": gemm_card.CARD, "attention": attention_card.CARD}

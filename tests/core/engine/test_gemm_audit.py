@@ -14,8 +14,8 @@ from eagle3core.backend import Backend
 from eagle3core.errors import InvariantViolated
 from eagle3core.kernels import tuned
 from eagle3core.kernels.gemm.tiling import ruled_tiling
-from eagle3core.performance.gemm_audit import SHAPE_LOG_VARIABLE, GemmAudit, audit, read_shapes, write_shapes
 from eagle3core.performance.mode import VARIABLE, Watch
+from eagle3core.step.gemm_audit import SHAPE_LOG_VARIABLE, GemmAudit, audit, read_shapes, write_shapes
 from eagle3core.step.program import Program
 from eagle3core.trace import Trace
 from lab.pairs.planted import find_geometry
@@ -31,7 +31,7 @@ def programs() -> list[Program]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(SHAPE_LOG_VARIABLE, raising=False)
         runner = shapes_of(find_geometry("nano"), "sm_90a").runner(Setting(3, 2, 256))
-    return [runner.chunk, runner.finish, *runner.programs.values()]
+    return list(runner.all_programs)
 
 
 def test_every_product_of_an_engine_has_the_tag_of_its_map(programs: list[Program]) -> None:

@@ -15,8 +15,8 @@ import pytest
 from places import ROOT
 from small_notebooks import PASS, START, write_config, write_notebook
 
-from lab.night.plan import NightOptions
 from lab.nightly import run_night
+from lab.options.night import NightOptions
 from lab.page.report import MARKS, TONES, is_numeric, mark, moment, percent, render, tables_of
 from lab.rows import history
 from lab.rows.store import Row

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from lab.errors import ExperimentError, RunFailed
 from lab.parity.hf_target import tree_visibility
-from lab.parity.recording import PairUnderTest, Recording, check_prompts, kind_of, split_name, step_of
+from lab.parity.names import kind_of, split_name, step_of
+from lab.parity.recording import PairUnderTest, Recording, check_prompts
 from lab.parity.replay import Replay, walk_tree
 from lab.parity.stages import Place, StageReport, Triple, compare, error_values, judge_stage
 from lab.parity.tokens import Judged, TokenReport, TokenRow, classes, judged_from, near_tie_gap

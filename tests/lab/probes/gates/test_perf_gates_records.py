@@ -9,15 +9,19 @@ from typing import Any
 import pytest
 from gate_rows import SPEC, by_name, rows
 
+from lab import cli
 from lab.errors import ExperimentError
 from lab.probes.bench.record import record_of
-from lab.probes.gates.command import main
 from lab.probes.gates.config import GatesConfig, load_gates, packaged_gates
 from lab.probes.gates.judging import judge_mode, outcome
 from lab.probes.gates.records import rows_of
 from lab.rows.store import Row
 
 pytestmark = pytest.mark.reference
+
+
+def main(options: list[str]) -> int:
+    return cli.run(["gates", *options])
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +82,20 @@ def test_another_systems_records_are_judged_by_what_they_hold(config: GatesConfi
     assert by_name(found, "speed-up over our baseline").word == "pass"
     assert by_name(found, "spec: acceptance length").value == 3.1
     assert outcome(found) == "incomplete"
+
+
+@pytest.mark.parametrize("nested", [2.2, 3.1])
+def test_a_nested_acceptance_length_that_contradicts_the_flat_one_fails(
+    tmp_path: Path, nested: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = rows(spec={"eagle_speculation.mean_acceptance_length": nested})
+    paths = write_records(tmp_path, found)
+    assert cli.main(["gates", "check", *map(str, paths), "--mode", "single32k"]) == 1
+    assert (
+        f"acceptance_length 3.0003 and eagle_speculation.mean_acceptance_length {nested:g}" in capsys.readouterr().err
+    )
+    agreeing = rows(spec={"eagle_speculation.mean_acceptance_length": SPEC["acceptance_length"] * (1 + 1e-12)})
+    assert check(write_records(tmp_path, agreeing)) == 0
 
 
 @pytest.mark.parametrize("side", [0, 1])

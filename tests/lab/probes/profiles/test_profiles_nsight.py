@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from profile_captures import N_STEPS, PROJECTED, events, write_raw_page, write_sqlite
 
+from lab import cli
 from lab.errors import ExperimentError, NotComparable, RunFailed
 from lab.probes.profiles import command, tools
 from lab.probes.profiles.capture import capture_of
-from lab.probes.profiles.command import main
 from lab.probes.profiles.ncu import kernels_of
 from lab.probes.profiles.nsys import read_sqlite
 from lab.probes.profiles.ranges import OUTSIDE, STEP, summed, values_of
@@ -24,6 +24,11 @@ from lab.probes.profiles.rows import FILE, read_profile
 from lab.probes.proofs.gpu_trace import WINDOW
 
 pytestmark = pytest.mark.reference
+
+
+def main(options: list[str]) -> int:
+    return cli.run(["profile", *options])
+
 
 # -- Nsight Systems
 

@@ -1,1 +1,0 @@
-"""State of running sequences and the decode step over it."""

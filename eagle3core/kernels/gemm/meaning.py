@@ -1,0 +1,95 @@
+"""What a linear map with its epilogue computes, in plain torch: the GEMM's meaning in a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3core.kernels.card import Op
+from eagle3core.kernels.gemm.epilogue import Epilogue
+from eagle3core.kernels.gemm.launcher import gemm, unpack_weight
+from eagle3core.kernels.gemm.reference import EPS
+from eagle3core.kernels.layer.embedding import PARTIAL, partial_squares_reference
+from eagle3core.kernels.layer.rms_norm import accumulation_dtype
+
+
+def gemm_meaning(
+    epilogue: Epilogue,
+    *,
+    x: Tensor,
+    w: Tensor,
+    y: Tensor,
+    k: int,
+    packed: bool,
+    weight_rows: int,
+    scratch: tuple[Tensor, Tensor] | None = None,
+    q_heads: int = 0,
+    kv_heads: int = 0,
+    norm_width: int = 0,
+    eps: float = EPS,
+    operands: Mapping[str, Tensor],
+) -> None:
+    """What `gemm` computes, for any widths and dtype: sums in the dtype of `x`, the epilogue in fp32 (fp64 for fp64).
+
+    Args as `gemm`; `scratch` is not read.
+    """
+    weight = unpack_weight(w, epilogue, k) if packed else w
+    wide = accumulation_dtype(x.dtype)
+    # fp16 sums of a row that is not normed yet may leave the range of fp16; bf16 has that of fp32.
+    narrow = wide if x.dtype == torch.float16 else x.dtype
+    rows, scale = x.to(narrow), None
+    if epilogue.quads:
+        mean = operands["sums"][: len(x)].sum(dim=1, keepdim=True) / (norm_width or k)
+        scale = torch.rsqrt(mean + eps)  # [M, 1]
+    if scale is not None and narrow == wide:
+        rows, scale = (
+            (rows * scale).to(narrow),
+            None,
+        )  # as plain torch has it; in bf16 this would round the rows once more
+    v = F.linear(rows, weight.to(narrow)).to(wide)  # [M, n_w]
+    if scale is not None:
+        v = v * scale
+    if epilogue.has_bias:
+        v = v + operands["bias"]
+    if epilogue.kind == "swiglu":
+        gate, up = v.chunk(2, dim=1)
+        v = F.silu(gate) * up  # [M, n_w / 2]
+    elif epilogue.kind == "residual" and epilogue.has_residual:
+        v = operands["residual"] + v
+    elif epilogue.kind == "qkv":
+        v = _rotate_and_cache(v, epilogue.head_dim, q_heads, kv_heads, operands)
+    y.copy_(v)
+    if epilogue.kind == "residual":
+        operands["second"].copy_(y * operands["gain"])
+        operands["third"].copy_(partial_squares_reference(y))
+    if epilogue.kind == "head":
+        _best_of_groups(y, operands["second"], operands["third"])
+
+
+def _rotate_and_cache(v: Tensor, dim: int, q_heads: int, kv_heads: int, operands: Mapping[str, Tensor]) -> Tensor:
+    """Rotated q `[M, H * D]` of merged rows `v: [M, (H + 2 K) * D]`; k and v of rows with a slot go to the cache."""
+    heads = v.view(len(v), -1, dim)
+    cos, sin = operands["table"][operands["positions"].long()][:, None].unbind(-1)  # [M, 1, D / 2]
+    first, second = heads[:, : q_heads + kv_heads].chunk(2, dim=-1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    held = operands["slots"] >= 0
+    slot = operands["slots"][held].long()
+    for pages, rows in ((operands["second"], turned[:, q_heads:]), (operands["third"], heads[:, q_heads + kv_heads :])):
+        block = pages.shape[2]
+        pages[slot // block, :, slot % block] = rows[held].to(pages.dtype)
+    return turned[:, :q_heads].flatten(1)
+
+
+def _best_of_groups(logits: Tensor, best: Tensor, column: Tensor) -> None:
+    """The largest of every 16 logits, and the lowest column that has it."""
+    groups = logits.view(len(logits), -1, PARTIAL)
+    largest = groups.max(dim=-1)
+    best.copy_(largest.values)
+    first = (groups == largest.values[..., None]).int().argmax(-1)
+    column.copy_(first + PARTIAL * torch.arange(groups.shape[1], device=logits.device))
+
+
+GEMM = Op("gemm", gemm, gemm_meaning)

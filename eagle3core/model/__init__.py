@@ -1,1 +1,0 @@
-"""The mathematics of target and draft, stage by stage."""

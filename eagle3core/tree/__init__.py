@@ -1,1 +1,0 @@
-"""Draft trees: shapes, flattening and masks."""

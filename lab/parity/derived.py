@@ -1,0 +1,170 @@
+"""Stages that a program never forms as tensors, read from the operands of its calls once a stage has run.
+
+Ops are fused: rotation and cache writes happen inside the q, k, v map, norms inside the maps that read them. What a
+stage would have been is still there in what those calls leave behind, and is put together here, in fp64 where a
+formula is needed, so that next to nothing is added to the error that is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3core.kernels.card import Call
+from eagle3core.kernels.gemm.launcher import unpack_weight
+from eagle3core.step.program import Program, Stage, Tap
+from eagle3core.step.replay import Enqueue, Replayer, Staged
+from eagle3core.step.state import DeviceState
+from eagle3core.trace import Trace
+from lab.parity.by_request import Owners, RequestTrace
+from lab.parity.names import split_name
+
+# Of a prompt the draft's keys and values are all that is needed, so nothing past them is computed.
+NOT_COMPUTED = ("prefill/draft.attn", "prefill/draft.mlp", "prefill/draft.feedback")
+# How each derived stage is made; the report prints these words.
+DERIVED = {
+    "draft.rope": "q from its buffer, k from the cache after the write",
+    "draft.qkv": "q and k made of the q, k, v map's operands in fp64; v from the cache after the write",
+    "draft.positions": "operand of the q, k, v map",
+    "draft.attn": "residual stream after attention, which the o map writes; compared with fc + attention's output",
+    "draft.norm": "what the head reads: scaled stream times rsqrt of its partial sums, in fp64",
+    "target.norm": "what the head reads: scaled stream times rsqrt of its partial sums, in fp64",
+    "target.taps": "the captured streams side by side, as target.<i>.mlp tapped them",
+    "tree.parents": "operand of the acceptance",
+    "draft.feedback_in": "the state fed, which chain passes tap as draft.fc",
+    "draft.mlp": "only its sum with the residual stream exists: compared as draft.feedback",
+}
+
+
+class TappingReplayer:
+    """Runs programs as another replayer does; stage by stage, it hands every stage to a `RequestTrace`.
+
+    Args:
+        inner: what runs them.
+        state: that the programs work on; it says whose rows are whose.
+    """
+
+    def __init__(self, inner: Replayer, state: DeviceState) -> None:
+        self.inner, self.state = inner, state
+
+    def whole(self, program: Program) -> Enqueue:
+        """The program at once, without taps."""
+        return self.inner.whole(program)
+
+    def staged(self, program: Program) -> Staged:
+        """The program stage by stage, each followed by its own taps and the derived ones."""
+        bare = [self.inner.staged((replace(stage, taps={}),)) for stage in program]
+        parts = list(zip(bare, program, passes_of(program), strict=True))
+        owners = Owners(program, self.state)
+
+        def play(trace: Trace) -> None:
+            assert isinstance(trace, RequestTrace), "stages are recorded by request"
+            for run, stage, at in parts:
+                run(trace)
+                for name, tap in (*stage.taps.items(), *derived(stage, at)):
+                    trace.keep(name, tap, owners.read())
+
+        return play
+
+
+@dataclass(frozen=True)
+class PassOf:
+    """The pass that a stage belongs to: its scope, and the slots of its rows."""
+
+    scope: str
+    slots: Tensor | None
+
+
+def passes_of(program: Program) -> list[PassOf]:
+    """By stage, the pass of the newest tap so far."""
+    found, now = [], PassOf("", None)
+    for stage in program:
+        for tap in stage.taps.values():
+            now = PassOf(tap.scope, tap.slots)
+        found.append(now)
+    return found
+
+
+def derived(stage: Stage, at: PassOf) -> Iterator[tuple[str, Tap]]:
+    """Stages to be read from what `stage` has just left behind."""
+    if not stage.calls:
+        return
+    if stage.name == "draft.qkv":
+        product = _call(stage, "gemm").operands
+        projected, rotated = _projections(product)
+        yield "draft.positions", Tap(product["positions"], at.slots, at.scope)
+        yield "draft.qkv", Tap(projected, at.slots, at.scope)
+        yield "draft.rope", Tap(rotated, at.slots, at.scope)
+    elif stage.name == "draft.attn":
+        yield "draft.attn", Tap(_call(stage, "gemm").operands["y"], at.slots, at.scope)
+    elif stage.name in ("draft.head", "target.head"):
+        product = _call(stage, "gemm").operands
+        yield stage.name.replace("head", "norm"), Tap(_normed(product), at.slots, at.scope)
+    elif stage.name == "accept" and any(call.op == "accept" for call in stage.calls):  # a prefill's end has no tree
+        yield "tree.parents", Tap(_call(stage, "accept").operands["parents"].flatten())
+
+
+def _call(stage: Stage, op: str) -> Call:
+    return next(call for call in stage.calls if call.op == op)
+
+
+def _projections(product: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    """q, k, v side by side before rotation, and rotated q and k side by side, of every row.
+
+    The map rotates what it sums, so q and k exist in rotated form only. Before it they are made of its operands, and
+    what the map itself gets wrong shows in the rotated ones; v, which is not rotated, is read where it was written.
+    """
+    block = product["second"].shape[2]
+    slot = product["slots"].clamp_min(0).long()  # rows of padding are dropped by whoever records
+    k, v = (pages[slot // block, :, slot % block].flatten(1) for pages in (product["second"], product["third"]))
+    weight = unpack_weight(product["w"], product["epilogue"], product["k"]) if product["packed"] else product["w"]
+    sums = product["x"].double() @ weight.double()[: -v.shape[1]].T
+    if "bias" in product:
+        sums = sums + product["bias"].double()[: -v.shape[1]]
+    return torch.cat([sums, v.double()], dim=1), torch.cat([product["y"], k], dim=1)
+
+
+def _normed(product: Mapping[str, Any]) -> Tensor:
+    """The normed rows whose product with the head's weights is made."""
+    scaled = product["x"].double()
+    mean = product["sums"][: len(scaled)].double().sum(dim=1, keepdim=True) / product["k"]
+    normed: Tensor = scaled * torch.rsqrt(mean + product["eps"])
+    return normed
+
+
+def with_derived(tensors: dict[str, Tensor], taps: Sequence[int], widths: dict[str, int]) -> dict[str, Tensor]:
+    """A recording of a program's taps under the names of docs/taps.md.
+
+    Args:
+        taps: layers whose input the draft reads. widths: columns of logits that are no padding.
+    """
+    named = {}
+    for name, value in tensors.items():
+        pass_name, stage = split_name(name)
+        if stage in widths:
+            value = value[:, : widths[stage]]
+        if stage == "accept.tokens":
+            value = value[value >= 0]
+        named[name] = value
+        if stage == "draft.fc" and "/chain" in pass_name:
+            named[f"{pass_name}/draft.feedback_in"] = value
+    for pass_name in dict.fromkeys(split_name(name)[0] for name in tensors):
+        streams = [f"{pass_name}/target." + (f"{layer - 1}.mlp" if layer else "embed") for layer in taps]
+        if all(stream in tensors for stream in streams):
+            named[f"{pass_name}/target.taps"] = torch.cat([tensors[stream] for stream in streams], dim=-1)
+    return named
+
+
+def as_programs_have_it(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The reference's tensors under what a program has by the same names, where that differs."""
+    kept = {}
+    for name, value in tensors.items():
+        pass_name, stage = split_name(name)
+        if name in NOT_COMPUTED or stage == "draft.mlp":
+            continue
+        kept[name] = tensors[f"{pass_name}/draft.fc"] + value if stage == "draft.attn" else value
+    return kept

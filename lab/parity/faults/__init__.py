@@ -1,0 +1,12 @@
+"""Bugs to plant, at least one for every stage, to see that parity finds each one where it is.
+
+A check that has never failed is a hope. `plant` gives an engine with a known bug in its weights or in its programs: the
+same programs that ship, with the same kernels where kernels run; `FAULTS` says at which stage and in which pass the bug
+must be named. Most are bugs that EAGLE code bases have really had, and that verification hides: the output stays right
+and only the acceptance length falls, or even rises. A new bug is a value in `of_target`, `of_draft` or `of_reach`.
+"""
+
+from lab.parity.faults.fault import Fault, Place
+from lab.parity.faults.plant import FAULTS, named, plant
+
+__all__ = ["FAULTS", "Fault", "Place", "named", "plant"]

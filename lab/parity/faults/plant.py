@@ -1,0 +1,79 @@
+"""An engine with one of the bugs in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from eagle3core.engine import Engine
+from eagle3core.kernels.card import Call
+from eagle3core.loading import new_runner
+from eagle3core.step.program import Program, after_all
+from lab.errors import ExperimentError
+from lab.parity.by_request import batch_of
+from lab.parity.derived import passes_of
+from lab.parity.faults.fault import PLANTED, Fault, Place
+from lab.parity.faults.of_draft import DRAFT_FAULTS
+from lab.parity.faults.of_reach import REACH_FAULTS
+from lab.parity.faults.of_target import TARGET_FAULTS
+
+FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*TARGET_FAULTS, *DRAFT_FAULTS, *REACH_FAULTS)}
+
+
+def named(name: str) -> Fault:
+    """The bug of that name.
+
+    Raises:
+        ExperimentError: no such bug.
+    """
+    if name not in FAULTS:
+        known = ", ".join(sorted(FAULTS))
+        raise ExperimentError(f"fault is {name!r}", f"one of {known}", "name one, or leave it empty")
+    return FAULTS[name]
+
+
+def plant(engine: Engine, name: str) -> Engine:
+    """An engine like `engine` with the bug `name` in what it runs; `engine` itself stays right.
+
+    What an engine says of its models is still the right thing, so whoever counts or compares does it by the truth.
+
+    Raises:
+        ExperimentError: no such bug.
+    """
+    fault = named(name)
+    target, draft = engine.target, engine.draft
+    if fault.target is not None:
+        target = fault.target(target)
+    if fault.draft is not None and draft is not None:
+        draft = fault.draft(draft)
+    runner = new_runner(target, draft, engine.config)
+    if fault.change is not None:
+        change = fault.change
+        runner.change_programs(lambda program: changed(program, change))
+    return Engine(
+        engine.target,
+        engine.draft,
+        engine.config,
+        trace=engine.trace,
+        tokenizer=engine.tokenizer,
+        backend=engine.backend,
+        speculation=engine.speculation,
+        memory_plan=engine.memory_plan,
+        runner=runner,
+    )
+
+
+def changed(program: Program, change: Callable[[Place, Call], Sequence[Call]]) -> Program:
+    """The program with `change(place, call)` in the place of every call."""
+    batch, stages = batch_of(program), []
+    for stage, at in zip(program, passes_of(program), strict=True):
+        place = Place(stage.name, at.scope, batch)
+        calls = [made for call in stage.calls for made in change(place, call)]
+        stages.append(replace(stage, calls=tuple(_after_edits(calls))))
+    return tuple(stages)
+
+
+def _after_edits(calls: Sequence[Call]) -> list[Call]:
+    """The calls, of which the one after an edit waits for it."""
+    follows = [False, *(call.op == PLANTED for call in calls)]
+    return [after_all([call])[0] if waits else call for call, waits in zip(calls, follows, strict=False)]
