@@ -17,7 +17,7 @@ import warnings
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lab import figures
 from lab.errors import ExperimentError
@@ -169,11 +169,11 @@ class Experiment:
             RunFailed: the row could not be written; rows before it are safe.
             ExperimentError: a value is not a number, text, truth value, None or list of these.
         """
-        plain = {key: _plain(key, value) for key, value in values.items()}
+        plain = _plain_all(values)
         if timing is not None:
             timer, warmup, repeats = timing.timer, timing.warmup, timing.repeats
             plain = {**timing.values(), **plain}
-        where = {key: _plain(key, value) for key, value in parameters.items()}
+        where = _plain_all(parameters)
         row = self._maker.measured(kind, name, plain, where, timer=timer, warmup=warmup, repeats=repeats)
         self._writer.write(row)
         return row
@@ -184,7 +184,7 @@ class Experiment:
         Args:
             more: parameters beside its own.
         """
-        parameters = {**row.parameters, **{key: _plain(key, value) for key, value in more.items()}}
+        parameters = {**row.parameters, **_plain_all(more)}
         place = {"run": self.run, "job": self.job, "notebook": self.notebook, "parameters": parameters}
         mine = row.model_copy(update=place)
         self._writer.write(mine)
@@ -192,19 +192,15 @@ class Experiment:
 
     def missing(self, kind: str, name: str, reason: str, **parameters: Any) -> Row:
         """Appends a row that says `name` was not measured, and why. Missing never counts as passed."""
-        return self._unmeasured("missing", kind, name, reason, parameters)
+        return self._left_out(self._maker.missing(kind, name, reason, _plain_all(parameters)))
 
     def not_asked(self, kind: str, name: str, reason: str, **parameters: Any) -> Row:
         """Appends a row that says the parameters left `name` out: nothing is wrong, and nothing was proven either."""
-        return self._unmeasured("not asked", kind, name, reason, parameters)
+        return self._left_out(self._maker.not_asked(kind, name, reason, _plain_all(parameters)))
 
-    def _unmeasured(
-        self, status: Literal["missing", "not asked"], kind: str, name: str, reason: str, parameters: dict[str, Any]
-    ) -> Row:
-        where = {key: _plain(key, value) for key, value in parameters.items()}
-        row = self._maker.unmeasured(status, kind, name, reason, where)
+    def _left_out(self, row: Row) -> Row:
         self._writer.write(row)
-        print(f"{status}: {name}: {reason}")
+        print(f"{row.status}: {row.name}: {row.reason}")
         return row
 
     def figure(self, fig: Figure, *, name: str, alt: str, caption: str, table: DataFrame) -> None:
@@ -280,6 +276,10 @@ class Experiment:
 def slugged(text: str) -> str:
     """`text` as a file and id name: lower-case letters, digits, `_`, `.` and `-`."""
     return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-.") or "unnamed"
+
+
+def _plain_all(given: dict[str, Any]) -> dict[str, Value]:
+    return {key: _plain(key, value) for key, value in given.items()}
 
 
 def _plain(key: str, value: Any) -> Value:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from lab.rows.environment import Environment
 from lab.rows.store import Row, utc_now
@@ -46,18 +46,11 @@ class RowMaker:
 
     def missing(self, kind: str, name: str, reason: str, parameters: Mapping[str, Any] | None = None) -> Row:
         """A row that says why there is no measurement."""
-        return self.unmeasured("missing", kind, name, reason, parameters)
+        return Row(**self._place(kind, name, parameters or {}), status="missing", reason=reason)
 
-    def unmeasured(
-        self,
-        status: Literal["missing", "not asked"],
-        kind: str,
-        name: str,
-        reason: str,
-        parameters: Mapping[str, Any] | None = None,
-    ) -> Row:
-        """A row without a measurement: one that is missing, or one that nobody asked for."""
-        return Row(**self._place(kind, name, parameters or {}), status=status, reason=reason)
+    def not_asked(self, kind: str, name: str, reason: str, parameters: Mapping[str, Any] | None = None) -> Row:
+        """A row that says the settings left a measurement out: nothing is wrong, and nothing was proven either."""
+        return Row(**self._place(kind, name, parameters or {}), status="not asked", reason=reason)
 
     def machine(self, environment: Environment) -> Row:
         """The run's one row of kind "environment": the whole record as JSON text."""

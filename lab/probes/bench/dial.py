@@ -111,7 +111,8 @@ def _check_dial(scenario: Scenario, n_steps: int, rows: Rows) -> bool:
         rates = ", ".join(f"{one.rate:.3f} [{one.interval[0]:.3f}, {one.interval[1]:.3f}]" for one in found.positions)
         print(
             f"{point} spec-{k}: planted share {found.share:.3f}; measured {rates}; {found.length:.3f} tokens a "
-            f"step over {found.n_steps} steps; {found.n_wrong} requests not as planted; holds {found.holds}",
+            f"step over {found.n_steps} steps (allowed: {max(found.allowed):.3f} from the planted share); "
+            f"{found.n_wrong} requests not as planted; holds {found.holds}",
             flush=True,
         )
         passed &= found.holds
