@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, median, stdev
 from typing import Literal
 
-from lab.options.values import MIN_ROUNDS as MIN_ROUNDS
+from lab.options.values import MIN_ROUNDS
 
 METHOD = 1
 
