@@ -32,7 +32,7 @@ def gemm_meaning(
     eps: float = EPS,
     operands: Mapping[str, Tensor],
 ) -> None:
-    """What `gemm` computes, for any widths and dtype: sums in the dtype of `x`, the epilogue in fp32 (fp64 for fp64).
+    """What `gemm` computes, for any widths and dtype: sums and epilogue in fp32 (fp64 for fp64).
 
     Args as `gemm`; `scratch` is not read.
     """
