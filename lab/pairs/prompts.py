@@ -28,7 +28,9 @@ from lab.errors import ExperimentError
 NO_CATEGORY = "uncategorised"
 # One block of 64 to its end, two prefill chunks of 512, one token more than either, the shortest, and some between.
 UNEVEN_LENGTHS = (64, 577, 1, 200, 513, 23, 130, 65)
-UNEVEN_SEED = 13
+RANDOM_LENGTHS = (37, 12, 23, 5)  # odd and uneven, so that no length is a multiple of a block or chunk
+RANDOM_SEED = 13
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
 FORMS = ("text", "prompt", "messages", "turns", "conversations")
 Message = dict[str, str]
 
@@ -82,13 +84,12 @@ def prompts_for(target: str | Path, file: str = "", *, limit: int, max_tokens: i
     Raises:
         ExperimentError: as `load_prompts`, or limits below 1 prompt and 2 tokens.
     """
-    from lab.parity import inputs  # these bring torch, which reading a file does not need
-
     if limit < 1 or max_tokens < 2:
         raise ExperimentError(f"n_prompts is {limit}, max_prompt_tokens {max_tokens}", "at least 1 and 2", "raise them")
-    if not any((Path(target) / name).exists() for name in inputs.TOKENIZER_FILES):
-        drawn = inputs.random_prompts(Path(target), limit, max_tokens)
-        return prompts_from_ids(drawn.ids, "random ids"), drawn.source
+    if not has_tokenizer(target):
+        drawn = random_ids(target, [min(max_tokens, RANDOM_LENGTHS[i % len(RANDOM_LENGTHS)]) for i in range(limit)])
+        source = f"{limit} prompts of random ids (the target has no tokenizer)"
+        return prompts_from_ids(drawn, "random ids"), source
     from eagle3core.pipeline import load_tokenizer
 
     path = Path(file) if file else _shipped_file()
@@ -119,12 +120,24 @@ def joined_prompts(target: str | Path, n_prompts: int, n_tokens: int) -> list[li
             f"at most {n_all}, the tokens of all texts together",
             "shorten the context",
         )
-    starts = [i * len(texts) // n_prompts for i in range(n_prompts)]
-    return [list(chain.from_iterable(texts[start:] + texts[:start]))[:n_tokens] for start in starts]
+    return [_joined(texts, i * len(texts) // n_prompts, n_tokens) for i in range(n_prompts)]
 
 
-def uneven_prompts(target: str | Path, n_prompts: int = len(UNEVEN_LENGTHS)) -> list[list[int]]:
-    """Prompts of `UNEVEN_LENGTHS`, in turn: texts of the shipped pair, or random ids for a target without a tokenizer.
+def _joined(texts: Sequence[Sequence[int]], start: int, n_tokens: int) -> list[int]:
+    """The first tokens of all texts one after the other, from text `start` on; fewer where there are no more."""
+    return list(islice(chain.from_iterable([*texts[start:], *texts[:start]]), n_tokens))
+
+
+def uneven_prompts(
+    target: str | Path,
+    n_prompts: int = len(UNEVEN_LENGTHS),
+    *,
+    lengths: Sequence[int] = UNEVEN_LENGTHS,
+    file: str | Path = "",
+) -> list[list[int]]:
+    """Prompts of `lengths`, in turn: texts of `file`, or random ids for a target without a tokenizer.
+
+    No `file` takes the prompts of the shipped pair.
 
     Together they cross what short prompts leave out: a cache block filled to its end, several blocks, more than one
     prefill chunk, and a batch in which no two have the same length.
@@ -132,16 +145,26 @@ def uneven_prompts(target: str | Path, n_prompts: int = len(UNEVEN_LENGTHS)) -> 
     Raises:
         ExperimentError: no prompt is asked for.
     """
-    from lab.parity.inputs import TOKENIZER_FILES
-
     if n_prompts < 1:
         raise ExperimentError(f"n_prompts is {n_prompts}", "at least 1", "raise it")
-    lengths = [UNEVEN_LENGTHS[i % len(UNEVEN_LENGTHS)] for i in range(n_prompts)]
-    if any((Path(target) / name).exists() for name in TOKENIZER_FILES):
-        texts = joined_prompts(target, n_prompts, max(lengths))
-        return [text[:length] for text, length in zip(texts, lengths, strict=True)]
+    wanted = [lengths[i % len(lengths)] for i in range(n_prompts)]
+    if has_tokenizer(target):
+        from eagle3core.pipeline import load_tokenizer
+
+        texts = [prompt.ids for prompt in load_prompts(file or _shipped_file(), load_tokenizer(target))]
+        return [_joined(texts, i * len(texts) // n_prompts, length) for i, length in enumerate(wanted)]
+    return random_ids(target, wanted)
+
+
+def has_tokenizer(target: str | Path) -> bool:
+    """Whether a target's directory holds a tokenizer."""
+    return any((Path(target) / name).exists() for name in TOKENIZER_FILES)
+
+
+def random_ids(target: str | Path, lengths: Sequence[int]) -> list[list[int]]:
+    """Seeded random ids below the target's vocabulary size, prompts of `lengths`."""
     vocab = int(json.loads((Path(target) / "config.json").read_text(encoding="utf-8"))["vocab_size"])
-    drawn = Random(UNEVEN_SEED)
+    drawn = Random(RANDOM_SEED)
     return [[drawn.randrange(vocab) for _ in range(length)] for length in lengths]
 
 

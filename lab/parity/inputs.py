@@ -5,19 +5,17 @@ Parity does not care what a prompt says, so a target without a tokenizer gets se
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from lab.errors import ExperimentError
 from lab.pairs.named import NAMES, named_pair
+from lab.pairs.prompts import RANDOM_LENGTHS, has_tokenizer, random_ids, uneven_prompts
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
-RANDOM_LENGTHS = (37, 12, 23, 5)  # odd and uneven, so that no length is a multiple of a block or chunk
-RANDOM_SEED = 20
+# By turns: three cache blocks and a second chunk of 128; a few tokens; more than the engine's own chunk of 512; and two
+# for slots that are filled again, of which one crosses a block.
+STAGE_LENGTHS = (130, 5, 577, 23, 70)
 
 
 @dataclass(frozen=True)
@@ -58,11 +56,8 @@ def prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int) -
     Raises:
         ExperimentError: a count below its least value, or a prompt file for a target without a tokenizer.
     """
-    if n_prompts < 1 or max_tokens < 2:
-        raise ExperimentError(
-            f"n_prompts is {n_prompts} and max_prompt_tokens {max_tokens}", "at least 1 and 2", "raise them"
-        )
-    if not any((target / name).exists() for name in TOKENIZER_FILES):
+    _check_counts(n_prompts, max_tokens)
+    if not has_tokenizer(target):
         return random_prompts(target, n_prompts, max_tokens)
     from transformers import AutoTokenizer
 
@@ -74,13 +69,34 @@ def prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int) -
     return PromptIds(ids, f"{len(ids)} prompts of {path.name}, {_lengths(ids)} tokens")
 
 
+def stage_prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int) -> PromptIds:
+    """As `prompt_ids`, but of `STAGE_LENGTHS` by turns: each begins with another prompt and goes on with the next ones.
+
+    A bug that needs a batch of unequal lengths, several blocks or several chunks then has them.
+
+    Raises:
+        ExperimentError: as `prompt_ids`.
+    """
+    _check_counts(n_prompts, max_tokens)
+    lengths = [min(length, max_tokens) for length in STAGE_LENGTHS]
+    ids = uneven_prompts(target, n_prompts, lengths=lengths, file=prompts)
+    has_text = has_tokenizer(target)
+    name = Path(prompts).name if prompts else "the shipped pair's prompts"
+    source = f"tokens of {name}" if has_text else "random ids (the target has no tokenizer)"
+    return PromptIds(ids, f"{n_prompts} prompts of {source}, {_lengths(ids)} tokens")
+
+
 def random_prompts(target: Path, n_prompts: int, max_tokens: int) -> PromptIds:
     """Seeded random ids below the target's vocabulary size, for a target without a tokenizer."""
-    vocab = int(json.loads((target / "config.json").read_text(encoding="utf-8"))["vocab_size"])
-    random = torch.Generator().manual_seed(RANDOM_SEED)
-    lengths = [min(max_tokens, RANDOM_LENGTHS[i % len(RANDOM_LENGTHS)]) for i in range(n_prompts)]
-    ids = [torch.randint(vocab, (length,), generator=random).tolist() for length in lengths]
+    ids = random_ids(target, [min(max_tokens, RANDOM_LENGTHS[i % len(RANDOM_LENGTHS)]) for i in range(n_prompts)])
     return PromptIds(ids, f"{n_prompts} prompts of random ids (the target has no tokenizer), {_lengths(ids)} tokens")
+
+
+def _check_counts(n_prompts: int, max_tokens: int) -> None:
+    if n_prompts < 1 or max_tokens < 2:
+        raise ExperimentError(
+            f"n_prompts is {n_prompts} and max_prompt_tokens {max_tokens}", "at least 1 and 2", "raise them"
+        )
 
 
 def _shipped_prompts() -> Path:

@@ -122,7 +122,8 @@ def main(arguments: Sequence[str]) -> int:
     """`eagle3lab taps`: record a pair and write the file; the exit code."""
     given = _parser().parse_args(list(arguments))
     target, draft = inputs.chosen_pair(given.target, given.draft)
-    prompts = inputs.prompt_ids(target, given.prompts, n_prompts=given.n_prompts, max_tokens=given.max_prompt_tokens)
+    n_prompts, most = given.n_prompts, given.max_prompt_tokens
+    prompts = inputs.stage_prompt_ids(target, given.prompts, n_prompts=n_prompts, max_tokens=most)
     path = write_taps(
         target,
         draft,
@@ -145,8 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--draft", default="", help="directory of the draft; default: the shipped pair")
     parser.add_argument("--out", required=True, help="the file to write, NAME.safetensors")
     parser.add_argument("--prompts", default="", help="prompt file (JSON lines); default: the shipped pair's")
-    parser.add_argument("--n-prompts", type=int, default=2, help="how many of them (default 2)")
-    parser.add_argument("--max-prompt-tokens", type=int, default=64, help="longer prompts are cut (default 64)")
+    parser.add_argument("--n-prompts", type=int, default=5, help="how many of them (default 5)")
+    parser.add_argument("--max-prompt-tokens", type=int, default=1024, help="longer prompts are cut (default 1024)")
     parser.add_argument("--spec-k", type=int, default=3, help="drafts a step (default 3)")
     parser.add_argument("--steps", type=int, default=3, help="speculative steps kept (default 3)")
     parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32", help="default float32")
