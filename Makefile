@@ -7,6 +7,7 @@ PIP_ARGS ?=
 OUT ?=
 BIN := $(VENV)/bin
 WORKERS ?= 2
+NOTEBOOKS := reports/notebooks
 
 # One thread a process: small models are several times slower on two; the second core runs a second process.
 export OMP_NUM_THREADS := 1
@@ -37,9 +38,11 @@ test-slow: install
 test-gpu: install
 	$(BIN)/pytest -m gpu
 
+# Copies, in a folder that git ignores: JupyterLab writes outputs into what it opens.
 jupyter: install
 	$(BIN)/pip install -c constraints.txt $(PIP_ARGS) -e ".[jupyter]"
-	$(BIN)/jupyter lab notebooks
+	$(BIN)/eagle3lab notebooks --copy $(NOTEBOOKS)
+	$(BIN)/jupyter lab $(NOTEBOOKS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -32,7 +32,6 @@ from eagle3core.weights.packed import PackedDraft, PackedTarget
 
 log = logging.getLogger("eagle3core")
 
-PERF_MODE_VARIABLE = performance_mode.VARIABLE
 _MOST_IDS = 1 << 31  # ids travel as int32
 
 
@@ -136,7 +135,7 @@ class Engine:
         Raises:
             ConfigError: an empty prompt, one longer than the session, a token outside the vocabulary, or stop words
                 without a tokenizer. Nothing has been decoded then.
-            InvariantViolated: in performance mode, a promise of it that does not hold (docs/performance_mode.md).
+            InvariantViolated: in performance mode, a promise of it that does not hold (docs/runbook.md).
         """
         settings = [generation] * len(prompts) if isinstance(generation, GenerationConfig) else list(generation)
         if len(settings) != len(prompts):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias, cast, overload
 
 from eagle3core.config import EngineConfig, GenerationConfig, SpeculativeConfig, validate_eagle_runtime_config
 from eagle3core.engine import Engine
@@ -33,24 +33,26 @@ class Pipeline:
         self.tokenizer = tokenizer
 
     @overload
-    def __call__(self, prompts: str, gen_config: GenerationConfig | None = None) -> Response: ...
+    def __call__(self, prompts: str | list[Message], gen_config: GenerationConfig | None = None) -> Response: ...
     @overload
     def __call__(self, prompts: list[Prompt], gen_config: GenerationConfig | None = None) -> list[Response]: ...
     @overload
     def __call__(self, prompts: list[str], gen_config: GenerationConfig | None = None) -> list[Response]: ...
 
     def __call__(
-        self, prompts: str | list[Prompt] | list[str], gen_config: GenerationConfig | None = None
+        self, prompts: str | list[Message] | list[Prompt] | list[str], gen_config: GenerationConfig | None = None
     ) -> Response | list[Response]:
-        """Response to one text, or responses to a list of texts or chats (lists of role/content messages).
+        """Response to one text or one chat (a list of role/content messages), or responses to a list of these.
 
         Raises:
             ConfigError: a prompt that is empty, too long, or a chat where the tokenizer has no chat template.
         """
         generation = gen_config or GenerationConfig()
-        if isinstance(prompts, str):
-            return self.engine.generate([self.encode(prompts)], generation)[0]
-        return self.engine.generate([self.encode(prompt) for prompt in prompts], generation)
+        only = _only_prompt(prompts)
+        if only is not None:
+            return self.engine.generate([self.encode(only)], generation)[0]
+        several = cast("list[Prompt]", prompts)
+        return self.engine.generate([self.encode(prompt) for prompt in several], generation)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a text, or of a chat by the tokenizer's template."""
@@ -70,6 +72,14 @@ class Pipeline:
             )
         encoded = self.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)
         return list(encoded["input_ids"])
+
+
+def _only_prompt(prompts: str | list[Message] | list[Prompt] | list[str]) -> Prompt | None:
+    """The one prompt this is: a text, or a chat, which is a list of messages and nothing else; None for several."""
+    if isinstance(prompts, str):
+        return prompts
+    messages = [one for one in prompts if isinstance(one, Mapping)]
+    return messages if messages and len(messages) == len(prompts) else None
 
 
 def pipeline(

@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_PASSED, LabError
-from lab.rows.environment import ask_driver, find_gpus
+from lab.rows.gpus import ask_driver, find_gpus
 
 # A night's folder takes a few MiB; below this a full disk is a matter of days.
 MIN_FREE_BYTES = 500 * 1024 * 1024

@@ -22,11 +22,13 @@ from lab.night.experiment import ENVIRONMENT_FILE
 from lab.night.jobs import Job, NightConfig
 from lab.night.notebook import NotebookOutcome, run_notebook
 from lab.night.parts import pack, unpack
-from lab.night.plan import NightOptions, Plan, one_notebook, pair_parameters, prepare, show_plan
+from lab.night.plan import Plan, one_notebook, pair_parameters, prepare, show_plan
 from lab.night.progress import NightProgress
 from lab.night.summary import RUN_FILE, conclude, read_plan
+from lab.options.night import NightOptions, RunOptions
 from lab.page import report
 from lab.rows import environment, history
+from lab.rows.maker import RowMaker
 from lab.rows.store import ROWS_FILE, Row, RowWriter, utc_now
 
 ATTEMPTS_FOLDER = "attempts"
@@ -75,9 +77,11 @@ def unpack_into(options: NightOptions) -> None:
         unpack(options.resume_from, options.out)
 
 
-def run_one(notebook: str, settings: list[str], options: NightOptions, timeout_s: float) -> int:
-    """Runs one notebook as a night of a single job; `settings` are `name=value` texts."""
-    return run_night(options, one_notebook(notebook, settings, timeout_s), gate_required=False)
+def run_one(options: RunOptions) -> int:
+    """Runs one notebook as a night of a single job."""
+    config = one_notebook(options.notebook, options.settings, options.timeout_s)
+    places = NightOptions(target=options.target, draft=options.draft, prompts=options.prompts, out=options.out)
+    return run_night(places, config, gate_required=False)
 
 
 # ---- Begin: the folder says what it is before any work.
@@ -145,16 +149,7 @@ def shown_pair(config: NightConfig) -> dict[str, str]:
 
 def environment_row(plan: Plan) -> Row:
     """The one row of kind "environment": the whole record as JSON text."""
-    return Row(
-        run=plan.run_dir.name,
-        job="night",
-        notebook="nightly",
-        kind="environment",
-        name="machine",
-        values={"record": [plan.machine.model_dump_json()]},
-        environment=plan.machine.fingerprint,
-        recorded_at=utc_now(),
-    )
+    return RowMaker(plan.run_dir.name, "night", plan.machine.fingerprint, "nightly").machine(plan.machine)
 
 
 # ---- The jobs: a failing one does not stop the next.
@@ -219,17 +214,8 @@ def set_aside(folder: Path, attempts: Path) -> None:
 
 def unfinished_row(plan: Plan, job: Job, outcome: NotebookOutcome) -> Row:
     """The row that keeps a job that did not finish from passing unseen."""
-    return Row(
-        run=plan.run_dir.name,
-        job=job.id,
-        notebook=job.notebook,
-        kind="job",
-        name=job.id,
-        status="missing",
-        reason=outcome_words(outcome),
-        environment=plan.machine.fingerprint,
-        recorded_at=utc_now(),
-    )
+    maker = RowMaker(plan.run_dir.name, job.id, plan.machine.fingerprint, job.notebook)
+    return maker.missing("job", job.id, outcome_words(outcome))
 
 
 def outcome_words(outcome: NotebookOutcome) -> str:

@@ -1,11 +1,12 @@
-"""The house rules that a machine can check: rooms, names, docstrings, rings, notebooks, imports."""
+"""The house rules that a machine can check: names, docstrings, rings, folders. Who may import whom: `test_rooms`."""
 
 from __future__ import annotations
 
 import ast
-import json
 import subprocess
 import sys
+from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,28 +16,12 @@ import eagle3core
 pytestmark = pytest.mark.reference
 
 ROOT = Path(__file__).parent.parent
-SOURCES = sorted(path for room in ("eagle3core", "lab") for path in (ROOT / room).rglob("*.py"))
+KERNELS = ROOT / "eagle3core" / "kernels"
+CORE = sorted((ROOT / "eagle3core").rglob("*.py"))
+SOURCES = CORE + sorted((ROOT / "lab").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 RINGS = {"reference", "emulated", "compiled", "gpu"}
 EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "misc"}
-
-# Lower rooms first: a module may import its own room and those above it in this list.
-ROOMS = (
-    ("errors",),
-    ("config", "geometry", "trace"),
-    ("backend",),
-    ("kernels",),
-    ("checkpoint",),
-    ("model",),
-    ("tree",),
-    ("decode",),
-    ("memory", "metrics"),
-    ("request", "step_log"),
-    ("engine",),
-    ("pipeline",),
-)
-LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 
 PUBLIC = {
     "BackendUnavailable",
@@ -64,53 +49,39 @@ PUBLIC = {
 }
 
 
-def imports(path: Path) -> list[str]:
-    """Dotted names of everything a file imports."""
-    names = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names.append(node.module or "")
-    return names
-
-
-def room_of(path: Path) -> str:
-    """Top-level room of a core file: its folder, or its own name."""
-    return path.relative_to(ROOT / "eagle3core").parts[0].removesuffix(".py")
-
-
 def relative(path: Path) -> str:
-    """Path as a test id shows it."""
+    """Path as an offender is named."""
     return str(path.relative_to(ROOT))
 
 
-CORE = [path for path in SOURCES if path.is_relative_to(ROOT / "eagle3core") and path.name != "__init__.py"]
+@cache
+def parsed(path: Path) -> ast.Module:
+    """A source file as a tree."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("path", CORE, ids=relative)
-def test_a_room_imports_itself_and_lower_rooms_alone(path: Path) -> None:
-    room = room_of(path)
-    for name in imports(path):
-        assert name.split(".")[0] != "lab", "the engine knows nothing of the lab"
-        if name.startswith("eagle3core."):
-            other = name.split(".")[1]
-            assert other == room or LEVEL[other] < LEVEL[room], f"{room} imports {other}"
+def test_every_file_is_named_for_what_is_in_it() -> None:
+    named = {relative(path): set(path.relative_to(ROOT).with_suffix("").parts) for path in [*SOURCES, *TESTS]}
+    wrong = [path for path, words in named.items() if words & EMPTY_NAMES]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", [*SOURCES, *TESTS], ids=relative)
-def test_a_file_is_named_for_what_is_in_it(path: Path) -> None:
-    assert not EMPTY_NAMES & set(path.relative_to(ROOT).with_suffix("").parts)
+def test_no_folder_holds_more_than_20_source_files() -> None:
+    n_files = Counter(relative(path.parent) for path in [*SOURCES, *TESTS])
+    wrong = [f"{folder} holds {n}" for folder, n in n_files.items() if n > 20]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", TESTS, ids=relative)
-def test_every_test_is_in_one_ring(path: Path) -> None:
-    body = ast.parse(path.read_text(encoding="utf-8")).body
-    marks = [n.value for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "pytestmark"]
-    whole_file = rings_in(marks)
-    for node in body:
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            assert len(rings_in(node.decorator_list) or whole_file) == 1, node.name
+def test_every_test_is_in_one_ring() -> None:
+    wrong = [f"{relative(path)}::{name}" for path in TESTS for name in misplaced_tests(parsed(path))]
+    assert not wrong, "\n".join(wrong)
+
+
+def misplaced_tests(module: ast.Module) -> list[str]:
+    """Tests of a file that have no ring, or several, by their own marks or else by the file's."""
+    marks = [n.value for n in module.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "pytestmark"]
+    tests = [n for n in module.body if isinstance(n, ast.FunctionDef) and n.name.startswith("test_")]
+    return [test.name for test in tests if len(rings_in(test.decorator_list) or rings_in(marks)) != 1]
 
 
 def rings_in(nodes: list[ast.expr]) -> set[str]:
@@ -118,20 +89,38 @@ def rings_in(nodes: list[ast.expr]) -> set[str]:
     return {part.attr for node in nodes for part in ast.walk(node) if isinstance(part, ast.Attribute)} & RINGS
 
 
-@pytest.mark.parametrize("path", TESTS, ids=relative)
-def test_every_skip_has_a_reason(path: Path) -> None:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("skip", "skipif"):
-            needed = 1 if node.func.attr == "skip" else 2
-            assert len(node.args) + sum(k.arg == "reason" for k in node.keywords) >= needed, ast.unparse(node)
+def test_every_skip_has_a_reason() -> None:
+    wrong = [f"{relative(path)}: {skip}" for path in TESTS for skip in skips_without_a_reason(parsed(path))]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=relative)
-def test_a_notebook_is_committed_without_outputs(path: Path) -> None:
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert code
-    assert not any(cell["outputs"] or cell["execution_count"] is not None for cell in code)
+def skips_without_a_reason(module: ast.Module) -> list[str]:
+    """Calls of `skip` and `skipif` that say no reason, as they are written."""
+    calls = [n for n in ast.walk(module) if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute)]
+    needed = {"skip": 1, "skipif": 2}
+    return [
+        ast.unparse(call)
+        for call in calls
+        if len(call.args) + sum(k.arg == "reason" for k in call.keywords)
+        < needed.get(ast.unparse(call.func).split(".")[-1], 0)
+    ]
+
+
+def test_a_test_without_a_ring_and_a_skip_without_a_reason_are_found() -> None:
+    text = """
+@pytest.mark.gpu
+def test_marked(): ...
+@pytest.mark.gpu
+@pytest.mark.compiled
+def test_marked_twice(): ...
+def test_unmarked():
+    pytest.skip()
+    pytest.skip(reason="no GPU")
+    pytest.mark.skipif(True)
+"""
+    assert misplaced_tests(ast.parse(text)) == ["test_marked_twice", "test_unmarked"]
+    assert misplaced_tests(ast.parse("pytestmark = pytest.mark.reference" + text)) == ["test_marked_twice"]
+    assert skips_without_a_reason(ast.parse(text)) == ["pytest.skip()", "pytest.mark.skipif(True)"]
 
 
 def test_public_names_are_pinned_and_exist() -> None:
@@ -139,27 +128,26 @@ def test_public_names_are_pinned_and_exist() -> None:
     assert all(hasattr(eagle3core, name) for name in PUBLIC)
 
 
-@pytest.mark.parametrize("path", [ROOT / "eagle3core" / "__init__.py", *CORE], ids=relative)
-def test_everything_public_in_the_core_says_what_it_gives(path: Path) -> None:
-    module = ast.parse(path.read_text(encoding="utf-8"))
-    assert ast.get_docstring(module)
-    # The CPU twin of a PTX instruction has the name under which the instruction itself is defined and explained.
-    twins = ("ptx.py", "ptx_group.py") if path.name.startswith("emulator") else ()
-    explained = set[str]().union(*(names_defined_in(path.with_name(twin)) for twin in twins))
-    silent = {
-        node.name
-        for node in module.body
-        if isinstance(node, ast.FunctionDef | ast.ClassDef)
-        and not node.name.startswith("_")
-        and not ast.get_docstring(node)
-    }
-    assert silent - explained == set()
+def test_every_file_and_everything_public_in_the_core_says_what_it_gives() -> None:
+    # The CPU twin of an instruction has the name under which the instruction itself is defined and explained.
+    instructions = set[str]().union(*(names_defined_in(path) for path in (KERNELS / "isa").glob("*.py")))
+    wrong = [relative(path) for path in SOURCES if not ast.get_docstring(parsed(path))]
+    for path in CORE:
+        explained = instructions if path.parent == KERNELS / "emulator" else set()
+        wrong += [f"{relative(path)}::{name}" for name in sorted(silent_names(path) - explained)]
+    assert not wrong, "\n".join(wrong)
+
+
+def silent_names(path: Path) -> set[str]:
+    """Public functions and classes of a file that have no docstring."""
+    defined = [n for n in parsed(path).body if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    return {n.name for n in defined if not n.name.startswith("_") and not ast.get_docstring(n)}
 
 
 def names_defined_in(path: Path) -> set[str]:
     """Names that the top level of a file defines or assigns."""
     names = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in parsed(path).body:
         if isinstance(node, ast.FunctionDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign):

@@ -1,18 +1,20 @@
-"""The list of requirements is complete, and neither it nor the runbook names what is not there."""
+"""The list of requirements is complete, and no page names or links what is not there."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import re
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+from tiny_engines import new_tokens, random_prompts, tiny_engine, write_tiny_pair
 
 from eagle3core import EngineConfig, SpeculativeConfig
-from lab.cli import parser
+from lab.cli import parsed
 from lab.parity.faults import FAULTS
 
 pytestmark = pytest.mark.reference
@@ -20,9 +22,10 @@ pytestmark = pytest.mark.reference
 ROOT = Path(__file__).parent.parent
 LIST = (ROOT / "docs" / "requirements.md").read_text(encoding="utf-8")
 RUNBOOK = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
-REQUIREMENTS = [f"R-{number:02d}" for number in range(1, 160)]
-CONTRADICTIONS = [f"1.X-{number}" for number in range(1, 27)]
+REQUIREMENTS = [f"R-{number:02d}" for number in range(1, 170)]
+CONTRADICTIONS = [f"1.X-{number}" for number in range(1, 28)]
 AREAS = [
     "tree",
     "acceptance",
@@ -33,6 +36,7 @@ AREAS = [
     "host glue",
     "partial-cache verification",
 ]
+STATES = ("built", "part", "deviation", "not built")
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 PLAN = re.findall(r"^- \*([a-z ]+)\*: ", LIST, flags=re.MULTILINE)
 
@@ -77,35 +81,81 @@ def test_every_requirement_and_every_contradiction_has_one_row_in_order() -> Non
     assert [row.id for row in ROWS] == [*REQUIREMENTS, *CONTRADICTIONS]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.id)
-def test_a_row_says_what_it_is_about_and_how_far_it_is(row: Row) -> None:
-    assert row.what
-    assert row.state in ("built", "part", "deviation", "not built")
-    if row.state != "not built":
-        assert row.tests, "what is built is shown by a test"
-    if row.state in ("part", "not built"):
-        assert row.plan, f"what is missing belongs to one of {PLAN}"
-    if row.state == "not built":
-        assert not row.tests, "a test that shows something makes it part"
-    if row.state == "deviation":
-        assert NAMED_TEST.sub("", row.note).replace("<br>", "").strip(), "a deviation has a reason"
+def test_every_row_says_what_it_is_about_how_far_it_is_and_by_which_tests() -> None:
+    wrong = [f"{row.id}: {fault}" for row in ROWS for fault in faults_of(row)]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.tests], ids=lambda row: row.id)
-def test_every_named_test_exists_and_is_named_once_a_row(row: Row) -> None:
-    missing = [f"{path}::{name}" for path, name in row.tests if name not in functions_of(path)]
-    assert missing == []
-    assert len(set(row.tests)) == len(row.tests)
-    assert row.note.count("::test_") == len(row.tests), "a name that is not written as `tests/file.py::test_name`"
-
-
-def test_every_number_that_code_and_documents_quote_is_in_the_list() -> None:
-    places = [*(ROOT / "eagle3core").rglob("*.py"), *(ROOT / "lab").rglob("*.py"), *(ROOT / "docs").glob("*.md")]
-    quoted = {
-        number for path in places for number in re.findall(r"\bR-\d+\b|\b1\.X-\d+\b", path.read_text(encoding="utf-8"))
+def faults_of(row: Row) -> list[str]:
+    """What a row leaves unsaid, and the tests it names that are not there."""
+    reason = NAMED_TEST.sub("", row.note).replace("<br>", "").strip()
+    rules = {
+        "says nothing": not row.what,
+        f"state {row.state!r} is none of {STATES}": row.state not in STATES,
+        "what is built is shown by a test": row.state != "not built" and not row.tests,
+        f"what is missing belongs to one of {PLAN}": row.state in ("part", "not built") and not row.plan,
+        "a test that shows something makes it part": row.state == "not built" and bool(row.tests),
+        "a deviation has a reason": row.state == "deviation" and not reason,
+        "names a test twice": len(set(row.tests)) != len(row.tests),
+        "a test is named as `tests/file.py::test_name`": row.note.count("::test_") != len(row.tests),
     }
-    assert "R-03" in quoted, "the engine quotes the list"
-    assert quoted <= {*REQUIREMENTS, *CONTRADICTIONS}
+    gone = [f"{path}::{name} is gone" for path, name in row.tests if name not in functions_of(path)]
+    return [fault for fault, is_so in rules.items() if is_so] + gone
+
+
+def test_a_row_that_says_too_little_is_found() -> None:
+    here = "`tests/test_requirements.py::test_a_row_that_says_too_little_is_found`"
+    assert faults_of(Row("R-01", "a tree", "built", here)) == []
+    assert faults_of(Row("R-01", "a tree", "built", "")) == ["what is built is shown by a test"]
+    assert faults_of(Row("R-01", "a tree", "deviation", here)) == ["a deviation has a reason"]
+    assert faults_of(Row("R-01", "", "part", here + here)) == [
+        "says nothing",
+        f"what is missing belongs to one of {PLAN}",
+        "names a test twice",
+    ]
+    assert faults_of(Row("R-01", "a tree", "built", "`tests/gone.py::test_it`")) == ["tests/gone.py::test_it is gone"]
+
+
+def numbers_in(paths: Iterable[Path]) -> set[str]:
+    """Requirement numbers that files quote."""
+    return {
+        number for path in paths for number in re.findall(r"\bR-\d+\b|\b1\.X-\d+\b", path.read_text(encoding="utf-8"))
+    }
+
+
+def test_every_number_that_is_quoted_is_in_the_list() -> None:
+    places = [path for room in ("eagle3core", "lab", "tests") for path in (ROOT / room).rglob("*.py")]
+    assert numbers_in(places) <= {*REQUIREMENTS, *CONTRADICTIONS}
+
+
+def test_of_the_pages_only_the_list_quotes_numbers() -> None:
+    others = [page for page in PAGES if page.name != "requirements.md"]
+    assert [f"{page.name}: {number}" for page in others for number in sorted(numbers_in([page]))] == []
+
+
+def anchors_of(page: Path) -> set[str]:
+    """Anchors of a page's headings, as they are made on the web from their words."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_of_a_page_leads_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8")):
+            name, _, anchor = link.partition("#")
+            there = (page.parent / name).resolve() if name else page
+            if not (link.startswith("https://") or (there.exists() and (not anchor or anchor in anchors_of(there)))):
+                broken.append(f"{page.name}: {link}")
+    assert broken == []
+
+
+def test_every_page_that_code_names_is_there() -> None:
+    files = [path for room in ("eagle3core", "lab", "notebooks", "tools") for path in (ROOT / room).rglob("*.*")]
+    files = [path for path in [*files, *ROOT.glob("*.toml")] if path.suffix in (".py", ".ipynb", ".toml")]
+    named = {name for path in files for name in re.findall(r"docs/\w+\.md", path.read_text(encoding="utf-8"))}
+    assert {name for name in named if not (ROOT / name).is_file()} == set()
 
 
 def test_every_row_of_the_mapping_is_built_planned_or_declined() -> None:
@@ -151,12 +201,23 @@ def test_the_runbook_names_only_what_the_code_has() -> None:
     assert all(name in fields[kind] for kind, name in settings), settings
 
 
+def test_the_runbook_names_only_what_an_engine_and_a_response_have(tmp_path: Path) -> None:
+    engine = tiny_engine(write_tiny_pair(tmp_path), 2)
+    (response,) = engine.generate(random_prompts([5]), new_tokens(4))
+    named = re.findall(r"`(engine|response)((?:\.\w+)+)`", RUNBOOK)
+    assert len(named) >= 4
+    for name, path in named:
+        found: Any = {"engine": engine, "response": response}[name]
+        for attribute in path[1:].split("."):
+            assert hasattr(found, attribute), f"{name}{path}"
+            found = getattr(found, attribute)
+
+
 def test_the_runbooks_commands_can_be_typed() -> None:
     typed = [code.split()[1:] for code in quoted_in_runbook() if code.startswith("eagle3lab ")]
     assert len(typed) >= 4
     for words in typed:
-        given = parser().parse_args(words)
-        assert callable(given.command)
+        parsed(words)
         if words[0] == "run":
             assert (ROOT / "notebooks" / f"{words[1]}.ipynb").is_file(), words[1]
         for fault in re.findall(r"fault=(\w+)", " ".join(words)):

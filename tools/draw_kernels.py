@@ -13,7 +13,7 @@ from pathlib import Path
 from eagle3core.kernels.attention.launcher import order_of
 from eagle3core.kernels.attention.layout import UNIT as KEYS
 from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
-from lab.page.figures import SERIES, standalone
+from lab.figures import SERIES, standalone
 
 LINE = 18  # from one line of text to the next
 

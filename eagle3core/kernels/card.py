@@ -243,7 +243,6 @@ class Card:
         variants_of: `variants_of(arch, case, **setting)` the variants that `launches` uses for a case, found without
             tensors, so that a machine with no GPU can compile what the benchmark of `shapes` will need.
         sweep: `sweep(arch, case)` order-neutral settings worth timing against each other.
-        peers: library implementations to time beside it: name -> `peer(case, inputs)` giving a callable.
     """
 
     name: str
@@ -270,7 +269,6 @@ class Card:
     n_rows: Callable[[Case], int] = lambda case: 1
     variants_of: Callable[..., Sequence[Variant]] | None = None
     sweep: Callable[[str, Case], Sequence[Mapping[str, Any]]] = lambda arch, case: ()
-    peers: Mapping[str, Callable[[Case, Tensors], Callable[[], Any]]] = field(default_factory=dict)
 
 
 def poison(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -114,9 +115,12 @@ def compile_variant(variant: Variant, arch: str, *, disassemble: bool = False) -
 
 @cache
 def compiler_versions() -> dict[str, str]:
-    """Versions of those who turn a kernel into machine code: front end, LLVM, assembler; "none" if it is missing."""
-    versions = {}
-    for name in ("numba-cuda", "numba", "llvmlite"):
+    """Versions of all that turn a kernel into machine code: Python's bytecode, front end, LLVM, NVVM, assembler.
+
+    What is missing, or comes with a toolkit and not as a package, is "none".
+    """
+    versions = {"python": ".".join(platform.python_version_tuple()[:2])}
+    for name in ("numba-cuda", "numba", "llvmlite", "nvidia-nvvm"):
         try:
             versions[name] = version(name)
         except PackageNotFoundError:

@@ -96,7 +96,7 @@ def _bits(tensor: Tensor) -> Tensor:
 def batch_dependence(
     card: Card, arch: str, case: Case, inputs: Tensors, execute: Executor, rows: Sequence[int] | None = None
 ) -> list[str]:
-    """Where bits depend on company or on an order-neutral setting, in words; empty when they do not.
+    """Where bits depend on other rows or on an order-neutral setting, in words; empty when they do not.
 
     The whole case is run under every setting of the card, then each of `rows` (all by default) by itself.
     """

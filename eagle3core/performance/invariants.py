@@ -60,6 +60,4 @@ INVARIANTS = {
 def violated(name: str, what: str, allowed: str = "") -> InvariantViolated:
     """The error of a broken invariant, which it names."""
     one = INVARIANTS[name]
-    return InvariantViolated(
-        f"{what} (invariant {name}, R-113({one.number}))", allowed or f"no {one.broken}", one.remedy
-    )
+    return InvariantViolated(f"{what} (invariant {name})", allowed or f"no {one.broken}", one.remedy)

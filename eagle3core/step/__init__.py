@@ -2,3 +2,31 @@
 
 Imports kernels, weights and geometry; knows no request and no engine. `build` reads as the table of contents of a step.
 """
+
+from eagle3core.step.gemm_audit import Product, read_shapes, write_shapes
+from eagle3core.step.program import Program, Stage, Tap, after_all, calls_of, launches_of, variants_of
+from eagle3core.step.replay import EagerReplayer, Enqueue, GraphReplayer, Replayer, Staged, offer
+from eagle3core.step.run import DeviceRunner
+from eagle3core.step.state import DeviceState, blocks_for
+
+__all__ = [
+    "DeviceRunner",
+    "DeviceState",
+    "EagerReplayer",
+    "Enqueue",
+    "GraphReplayer",
+    "Product",
+    "Program",
+    "Replayer",
+    "Stage",
+    "Staged",
+    "Tap",
+    "after_all",
+    "blocks_for",
+    "calls_of",
+    "launches_of",
+    "offer",
+    "read_shapes",
+    "variants_of",
+    "write_shapes",
+]

@@ -16,6 +16,7 @@ from eagle3core.kernels.attention.launcher import attention_scratch
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.plan import order_of
 from eagle3core.kernels.card import DTYPES
+from eagle3core.kernels.isa.by_row import one_up
 from eagle3core.kernels.layer.embedding import partials_pitch
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 from eagle3core.kernels.layer.rope import rope_pairs
@@ -44,7 +45,7 @@ class Activations:
         scaled, sums: what the next GEMM reads of it: times the next gain, and partial sums of squares fp32.
         q, mixed: `[R, H * D]`. act: `[R, F]`.
         partial, tops: attention's scratch.
-        rope: `[positions, D / 2, 2]` fp32 (fp64 for fp64).
+        rope: `[positions, D / 2, 2]` fp32 (fp64 for fp64); sums are one precision up, fp32 for 16-bit rows.
     """
 
     stream: Tensor
@@ -102,7 +103,7 @@ def new_activations(
         return torch.zeros(sizes.rows, width, dtype=dtype, device=device)
 
     queries = block.n_heads * block.head_dim
-    wide = accumulation_dtype(dtype)
+    wide = one_up(dtype)
     partial = tops = torch.empty(0, device=device)
     if arch is not None:
         splits, streams = attention_order(arch, block, order)
@@ -121,7 +122,7 @@ def new_activations(
         act=rows(block.intermediate_size),
         partial=partial,
         tops=tops,
-        rope=rope_pairs(frequencies.to(device), scale, sizes.positions, wide).contiguous(),
+        rope=rope_pairs(frequencies.to(device), scale, sizes.positions, accumulation_dtype(dtype)).contiguous(),
     )
 
 

@@ -2,3 +2,25 @@
 
 Imports kernels (for the order of packing) and checkpoints; a new weight format is a new file here.
 """
+
+from eagle3core.weights.packed import (
+    PackedDraft,
+    PackedLinear,
+    PackedTarget,
+    Source,
+    pack_checkpoints,
+    pack_draft,
+    pack_target,
+)
+from eagle3core.weights.rope import rope_frequencies
+
+__all__ = [
+    "PackedDraft",
+    "PackedLinear",
+    "PackedTarget",
+    "Source",
+    "pack_checkpoints",
+    "pack_draft",
+    "pack_target",
+    "rope_frequencies",
+]

@@ -19,6 +19,7 @@ from lab.acceptance.loops import looped_tokens
 from lab.errors import ExperimentError
 from lab.pairs.prompts import Prompt
 
+ACCEPTED = "rank 1, accepted"
 OUTSIDE, NEAR, DEEP = "outside the draft vocabulary", "rank 2 to 4", "rank 5 or deeper"
 REFUSED = "rank 1, yet refused"  # contradicts greedy acceptance: only a bug between draft and tree can do that
 CAUSES = (OUTSIDE, NEAR, DEEP, REFUSED)
@@ -116,7 +117,7 @@ class DepthAcceptance:
     def rank_shares(self) -> dict[str, tuple[float, ...]]:
         """By position, among the steps that reached it: accepted (rank 1), then each cause of a miss; 1 in all."""
         reached = [sum(self.histogram[i:]) for i in range(self.k)]
-        shares = {"rank 1, accepted": [sum(self.histogram[i + 1 :]) / max(reached[i], 1) for i in range(self.k)]}
+        shares = {ACCEPTED: [sum(self.histogram[i + 1 :]) / max(reached[i], 1) for i in range(self.k)]}
         shares |= {cause: [0.0] * self.k for cause in CAUSES}
         for (position, rank), count in self.misses.items():
             shares[cause_of(rank)][position] += count / reached[position]

@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.acceptance.counts import DepthAcceptance, Interval
+from lab.acceptance.counts import ACCEPTED, DEEP, NEAR, OUTSIDE, REFUSED, DepthAcceptance, Interval
 from lab.acceptance.measure import AcceptanceReport
-from lab.page.figures import HATCHES, MARKERS, SERIES
+from lab.figures import HATCHES, MARKERS, SERIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 GREY = "#7a7b7c"
+# A class keeps its colour and hatch whichever other classes a draft shows: charts of two drafts are read side by side.
+RANK_STYLES = {ACCEPTED: 0, OUTSIDE: 1, NEAR: 2, DEEP: 3, REFUSED: 4}
 
 
 def lengths_table(report: AcceptanceReport) -> pd.DataFrame:
@@ -115,11 +117,12 @@ def ranks(depth: DepthAcceptance) -> tuple[Figure, pd.DataFrame]:
 
     fig, axes = plt.subplots(figsize=(7.2, 1.5 + 0.45 * depth.k))
     labels = [f"position {i + 1}" for i in range(depth.k)]
-    shares = {name: values for name, values in depth.rank_shares.items() if any(values)}
     left = [0.0] * depth.k
-    for i, (name, values) in enumerate(shares.items()):
-        axes.barh(labels, values, left=left, label=name, color=_colour(i), hatch=HATCHES[i % len(HATCHES)])
-        left = [a + b for a, b in zip(left, values, strict=True)]
+    for name, values in depth.rank_shares.items():
+        if any(values):
+            style = RANK_STYLES[name]
+            axes.barh(labels, values, left=left, label=name, color=_colour(style), hatch=HATCHES[style])
+            left = [a + b for a, b in zip(left, values, strict=True)]
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.set_xlabel("share of the steps that reached the position")

@@ -8,16 +8,17 @@ Source: docs/requirements.md R-140; 1.X-19 for the terms.
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError
+from lab.options.exchange import ImportOptions
 from lab.rows.environment import collect
-from lab.rows.store import Row, RowWriter, read_rows, utc_now
+from lab.rows.maker import RowMaker
+from lab.rows.store import Row, RowWriter, read_rows
 
 KIND = "acceptance"
 FORMATS = (
@@ -55,21 +56,20 @@ class Acceptance:
         }
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(options: ImportOptions) -> int:
     """Reads a file; 0, or 1 if --against finds a value outside its tolerance."""
-    given = _parser().parse_args(list(arguments))
-    found = read_acceptance(given.file)
-    rows = [_row(one, given.name or given.file.stem, number) for number, one in enumerate(found, start=1)]
-    if given.out is not None:
-        with RowWriter(given.out) as writer:
+    found = read_acceptance(options.file)
+    rows = [_row(one, options.name or options.file.stem, number) for number, one in enumerate(found, start=1)]
+    if options.out is not None:
+        with RowWriter(options.out) as writer:
             for row in rows:
                 writer.write(row)
     for row in rows:
         print(f"{row.name}: {row.values[LENGTH]:.3f} tokens a step, rate {row.values[RATE]}")
-    if given.against is None:
+    if options.against is None:
         print(json.dumps({"command": "import", "n": len(rows)}))
         return EXIT_PASSED
-    ours = our_row(given.against, given.row)
+    ours = our_row(options.against, options.row)
     apart = [parity(row.values, ours.values) for row in rows]
     print("\n".join(line for lines in apart for line in lines.values()))
     outside = [name for lines in apart for name, line in lines.items() if line.startswith("fail")]
@@ -217,19 +217,5 @@ def _two_or_more(values: Mapping[str, Any]) -> object:
 
 
 def _row(one: Acceptance, name: str, number: int) -> Row:
-    return Row(
-        run="import", job="import", notebook="import", kind=KIND, name=f"{name}/{one.system}", values=one.values(),
-        parameters={"system": one.system, "entry": number}, environment=collect().fingerprint, recorded_at=utc_now(),
-    )  # fmt: skip
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="eagle3lab import", description="Read the acceptance that another system reported.", epilog=FORMATS
-    )
-    parser.add_argument("file", type=Path, metavar="FILE.json", help="what vLLM or SGLang saved, JSON or JSON lines")
-    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="append rows to this file")
-    parser.add_argument("--name", default="", help="of the rows (default: the file's)")
-    parser.add_argument("--against", type=Path, metavar="ROWS.jsonl", help="our rows on the same prompts")
-    parser.add_argument("--row", default="", help="which of them, e.g. spec-3 (default: the last with an acceptance)")
-    return parser
+    maker = RowMaker("import", "import", collect().fingerprint)
+    return maker.measured(KIND, f"{name}/{one.system}", one.values(), {"system": one.system, "entry": number})

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import torch
 
+from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.engine import Engine
 from lab.acceptance.counts import DepthAcceptance, count_acceptance
 from lab.errors import ExperimentError
 from lab.pairs.prompts import Prompt

@@ -9,6 +9,7 @@ both are empty, and results go to `reports/by-hand/<notebook>/<time>/`.
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -18,10 +19,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from lab import figures
 from lab.errors import ExperimentError
 from lab.night.parameters import ParameterSpec, check_parameters, find_notebook, read_parameters
-from lab.page import figures
 from lab.rows import environment
+from lab.rows.maker import RowMaker
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row, RowWriter, Value, utc_now
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ ENVIRONMENT_FILE = "environment.json"
 OUTCOME_FILE = "outcome.json"
 PROGRESS_FILE = "progress.jsonl"
 FIGURES_FOLDER = "figures"
+SENTENCE = "sentence"  # kind of the rows that explain a result in words
 
 
 def start(given: dict[str, Any], *, notebook: str) -> Experiment:
@@ -71,7 +74,7 @@ def start(given: dict[str, Any], *, notebook: str) -> Experiment:
     experiment = Experiment(notebook, run, job, out, parameters, record)
     experiment.print_start(specs)
     if by_hand:
-        experiment.write("environment", "machine", {"record": [record.model_dump_json()]})
+        experiment.write_machine()
     return experiment
 
 
@@ -115,9 +118,10 @@ class Experiment:
         self.parameters = SimpleNamespace(**parameters)
         self.environment = record
         self.gates: list[dict[str, Value]] = []
-        self._n_figures = 0
+        self._n_figures = self._n_sentences = 0
         out.mkdir(parents=True, exist_ok=True)
         self._writer = RowWriter(out / ROWS_FILE)
+        self._maker = RowMaker(run, job, record.fingerprint, notebook)
 
     @property
     def run_dir(self) -> Path:
@@ -133,6 +137,12 @@ class Experiment:
             print(f"  {name} = {value!r}{note}")
         for label, text in self.environment.lines():
             print(f"  {label}: {text}")
+
+    def write_machine(self) -> Row:
+        """Appends the machine's record as a row, for a folder that has no file of it."""
+        row = self._maker.machine(self.environment)
+        self._writer.write(row)
+        return row
 
     def write(
         self,
@@ -159,24 +169,12 @@ class Experiment:
             RunFailed: the row could not be written; rows before it are safe.
             ExperimentError: a value is not a number, text, truth value, None or list of these.
         """
-        plain = {key: _plain(key, value) for key, value in values.items()}
+        plain = _plain_all(values)
         if timing is not None:
             timer, warmup, repeats = timing.timer, timing.warmup, timing.repeats
             plain = {**timing.values(), **plain}
-        row = Row(
-            run=self.run,
-            job=self.job,
-            notebook=self.notebook,
-            kind=kind,
-            name=name,
-            values=plain,
-            parameters={key: _plain(key, value) for key, value in parameters.items()},
-            timer=timer,
-            warmup=warmup,
-            repeats=repeats,
-            environment=self.environment.fingerprint,
-            recorded_at=utc_now(),
-        )
+        where = _plain_all(parameters)
+        row = self._maker.measured(kind, name, plain, where, timer=timer, warmup=warmup, repeats=repeats)
         self._writer.write(row)
         return row
 
@@ -186,7 +184,7 @@ class Experiment:
         Args:
             more: parameters beside its own.
         """
-        parameters = {**row.parameters, **{key: _plain(key, value) for key, value in more.items()}}
+        parameters = {**row.parameters, **_plain_all(more)}
         place = {"run": self.run, "job": self.job, "notebook": self.notebook, "parameters": parameters}
         mine = row.model_copy(update=place)
         self._writer.write(mine)
@@ -194,20 +192,15 @@ class Experiment:
 
     def missing(self, kind: str, name: str, reason: str, **parameters: Any) -> Row:
         """Appends a row that says `name` was not measured, and why. Missing never counts as passed."""
-        row = Row(
-            run=self.run,
-            job=self.job,
-            notebook=self.notebook,
-            kind=kind,
-            name=name,
-            parameters={key: _plain(key, value) for key, value in parameters.items()},
-            status="missing",
-            reason=reason,
-            environment=self.environment.fingerprint,
-            recorded_at=utc_now(),
-        )
+        return self._left_out(self._maker.missing(kind, name, reason, _plain_all(parameters)))
+
+    def not_asked(self, kind: str, name: str, reason: str, **parameters: Any) -> Row:
+        """Appends a row that says the parameters left `name` out: nothing is wrong, and nothing was proven either."""
+        return self._left_out(self._maker.not_asked(kind, name, reason, _plain_all(parameters)))
+
+    def _left_out(self, row: Row) -> Row:
         self._writer.write(row)
-        print(f"missing: {name}: {reason}")
+        print(f"{row.status}: {row.name}: {row.reason}")
         return row
 
     def figure(self, fig: Figure, *, name: str, alt: str, caption: str, table: DataFrame) -> None:
@@ -258,6 +251,12 @@ class Experiment:
         with (self.out / PROGRESS_FILE).open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event) + "\n")
 
+    def explain(self, sentence: str) -> None:
+        """Keeps a sentence that explains a result: the notebook and the page show it, the terminal does not."""
+        self.write(SENTENCE, f"sentence {self._n_sentences + 1}", {"text": sentence})
+        self._n_sentences += 1
+        figures.show(f"<p>{html.escape(sentence)}</p>")
+
     def finish(self) -> dict[str, Any]:
         """Writes the outcome, prints one line and gives the outcome back. A failed gate does not raise."""
         failed = [gate["name"] for gate in self.gates if gate["passed"] is False]
@@ -277,6 +276,10 @@ class Experiment:
 def slugged(text: str) -> str:
     """`text` as a file and id name: lower-case letters, digits, `_`, `.` and `-`."""
     return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-.") or "unnamed"
+
+
+def _plain_all(given: dict[str, Any]) -> dict[str, Value]:
+    return {key: _plain(key, value) for key, value in given.items()}
 
 
 def _plain(key: str, value: Any) -> Value:

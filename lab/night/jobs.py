@@ -29,6 +29,8 @@ JOB_FILE = "job.json"
 # Parameters that the night fills in; a configuration may not set the first two.
 PLACE_PARAMETERS = ("run_dir", "job")
 PAIR_PARAMETERS = ("target", "draft", "prompts")
+# Each names a file that a notebook reads; it is looked for where the command was typed.
+FILE_PARAMETERS = ("acceptance", "config", "reference", "rows", "shapes")
 # Files up to this size enter a content hash whole; of larger ones the first and last such part and the size do.
 _HASHED_BYTES = 1 << 24
 

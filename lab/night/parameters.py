@@ -10,6 +10,7 @@ import ast
 import difflib
 import io
 import json
+import math
 import tokenize
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,7 +148,7 @@ def check_parameters(specs: list[ParameterSpec], given: dict[str, Any]) -> dict[
     An int is accepted for a float and becomes one; nothing else is converted.
 
     Raises:
-        ExperimentError: an unknown name (with the closest known one) or a value of the wrong type.
+        ExperimentError: an unknown name (with the closest known one) or a value of the wrong type, or a negative one.
     """
     known = {spec.name: spec for spec in specs}
     for name, value in given.items():
@@ -164,6 +165,12 @@ def check_parameters(specs: list[ParameterSpec], given: dict[str, Any]) -> dict[
                 f"parameter {name!r} is {value!r}, a {type(value).__name__}",
                 f"{spec.type}{note}, for example {spec.default!r}",
                 "give a value of that type; nothing was started",
+            )
+        if spec.type in ("int", "float") and not 0 <= value < math.inf:
+            raise ExperimentError(
+                f"parameter {name!r} is {value!r}",
+                f"a finite number of at least 0{f' ({spec.help})' if spec.help else ''}, for example {spec.default!r}",
+                "give another value; nothing was started",
             )
     resolved = {spec.name: given.get(spec.name, spec.default) for spec in specs}
     return {name: float(value) if known[name].type == "float" else value for name, value in resolved.items()}

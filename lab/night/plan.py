@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,29 +20,12 @@ from lab.night.parameters import check_parameters, find_notebook, parse_value, r
 from lab.night.parts import Part
 from lab.night.progress import duration
 from lab.night.summary import RUN_FILE, read_plan
+from lab.options.night import NightOptions
 from lab.rows import environment, history
 from lab.rows.configuration import packaged
 from lab.rows.store import JOBS_FOLDER, utc_now
 
 PACKAGED_CONFIG = "nightly.toml"
-
-
-@dataclass(frozen=True)
-class NightOptions:
-    """What the command line may say; each beats the configuration file."""
-
-    config: Path | None = None
-    target: Path | None = None
-    draft: Path | None = None
-    prompts: Path | None = None
-    out: Path | None = None
-    require_gpu: bool = False
-    strict_undecided: bool = False
-    dry_run: bool = False
-    part: str | None = None
-    pack: Path | None = None
-    resume_from: tuple[Path, ...] = ()
-    settings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +68,8 @@ def prepare(options: NightOptions, config: NightConfig | None = None, *, gate_re
     # Relative to a job's folder, where its notebook runs: a report folder then holds no absolute path.
     job_folder = run_dir / JOBS_FOLDER / "job"
     filled = {name: os.path.relpath(path, job_folder) for name, path in paths.items()}
-    content = jobs.content_hash(*(paths[name] for name in sorted(paths)))
+    config, files = with_files(config, job_folder)
+    content = jobs.content_hash(*(paths[name] for name in sorted(paths)), *files)
     state = json.dumps([machine.source, machine.fingerprint, content])
     planned = jobs.expand(config, filled, state)
     digest = config_hash(planned, content)
@@ -97,7 +82,7 @@ def prepare(options: NightOptions, config: NightConfig | None = None, *, gate_re
     return Plan(run_dir, planned, machine, config, digest, earlier, options.strict_undecided, gate_required, part)
 
 
-def one_notebook(notebook: str, settings: list[str], timeout_s: float) -> NightConfig:
+def one_notebook(notebook: str, settings: Sequence[str], timeout_s: float) -> NightConfig:
     """The configuration of a night with a single job; `settings` are `name=value` texts.
 
     Raises:
@@ -141,6 +126,32 @@ def with_options(config: NightConfig, options: NightOptions) -> NightConfig:
     if options.settings:
         update["job"] = with_settings(config.job, options.settings)
     return config.model_copy(update=update)
+
+
+def with_files(config: NightConfig, job_folder: Path) -> tuple[NightConfig, list[Path]]:
+    """The night with the files that its parameters name as seen from a job's folder, and these files.
+
+    Raises:
+        ExperimentError: a file that is not there.
+    """
+    entries, files = [], []
+    for entry in config.job:
+        seen = dict(entry.parameters)
+        for name in jobs.FILE_PARAMETERS:
+            text = seen.get(name)
+            if not text or not isinstance(text, str):
+                continue
+            path = Path(text)
+            if not path.is_file():
+                raise ExperimentError(
+                    f"{entry.notebook}: {name} {text!r} {'is a folder' if path.is_dir() else 'does not exist'}",
+                    "a file that exists", f"correct {name}, or leave it out; nothing was started",
+                )  # fmt: skip
+            files.append(path)
+            if not path.is_absolute():
+                seen[name] = os.path.relpath(path, job_folder)
+        entries.append(entry.model_copy(update={"parameters": seen}))
+    return config.model_copy(update={"job": entries}), files
 
 
 def with_settings(entries: list[jobs.JobConfig], settings: tuple[str, ...]) -> list[jobs.JobConfig]:
@@ -222,7 +233,7 @@ def config_hash(planned: list[Job], content: str) -> str:
     measured = []
     for job in planned:
         resolved = check_parameters(read_parameters(job.source), job.parameters)
-        hidden = (*jobs.PAIR_PARAMETERS, *jobs.PLACE_PARAMETERS)
+        hidden = (*jobs.PAIR_PARAMETERS, *jobs.PLACE_PARAMETERS, *jobs.FILE_PARAMETERS)  # files count by their content
         measured.append([job.id, {name: value for name, value in resolved.items() if name not in hidden}])
     return hashlib.sha256(json.dumps([measured, content], sort_keys=True).encode()).hexdigest()[:12]
 

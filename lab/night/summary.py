@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, EXIT_UNDECIDED, ExperimentError
+from lab.night.experiment import Experiment
 from lab.night.jobs import recorded
+from lab.night.notices import notices_of
 from lab.rows import history, trend
 from lab.rows.gates import GateResult, Threshold, gates_of, judge
 from lab.rows.store import JOBS_FOLDER, Row, read_run
@@ -70,13 +72,15 @@ def conclude(run_dir: Path, *, now: str, running: str = "") -> dict[str, Any]:
         "jobs": jobs,
         "n_rows": len(rows),
         "n_missing": sum(row.status == "missing" for row in rows),
+        "n_not_asked": sum(row.status == "not asked" for row in rows),
+        "notices": notices_of(rows),
         "since": since,
         "nights": _series([*nights, (run_dir, rows)]),
     }
     if since["previous"] is not None:
         before = history.read_summary(earlier[-1])
         since["flipped"] = history.flipped_gates(before, summary)
-    summary["sentence"] = _sentence(word, gates, jobs, since)
+    summary["sentence"] = _sentence(word, gates, jobs, since, summary["notices"])
     return summary
 
 
@@ -123,7 +127,13 @@ def _size(change: history.Change) -> tuple[int, float]:
 def _word(
     gates: list[GateResult], jobs: list[dict[str, Any]], since: dict[str, Any], *, strict: bool, gate_required: bool
 ) -> tuple[str, int]:
-    if any(gate.word == "fail" for gate in gates):
+    """The verdict and its exit code, the worst first.
+
+    Args:
+        strict: what moved since the run before counts as well: a number that is certainly slower fails, as in
+            `compare`; one that is unsure or missing, or no run to compare with, leaves the night undecided.
+    """
+    if any(gate.word == "fail" for gate in gates) or (strict and since["words"].get("slower")):
         return "failed", EXIT_GATE_FAILED
     if (gate_required and not gates) or any(gate.word == "missing" for gate in gates) or _not_finished(jobs):
         return "incomplete", EXIT_COULD_NOT_RUN
@@ -136,8 +146,19 @@ def _not_finished(jobs: list[dict[str, Any]]) -> list[str]:
     return [job["id"] for job in jobs if job["status"] != "finished"]
 
 
-def _sentence(word: str, gates: list[GateResult], jobs: list[dict[str, Any]], since: dict[str, Any]) -> str:
-    """The verdict in one sentence, worst first."""
+def job_word(job: dict[str, Any], gates: list[dict[str, Any]]) -> str:
+    """A job's outcome in a word: how it ended, or the worst of the gates it set. "finished" means that all held."""
+    words = {gate["word"] for gate in gates if gate["job"] == job["id"]}
+    if job["status"] != "finished":
+        return str(job["status"])
+    return "gate failed" if "fail" in words else "gate not judged" if "missing" in words else "finished"
+
+
+def _sentence(
+    word: str, gates: list[GateResult], jobs: list[dict[str, Any]], since: dict[str, Any], notices: list[str]
+) -> str:
+    """The verdict in one sentence, worst first; what speculation costs is said even where every gate held."""
+    n_slower = since["words"].get("slower", 0)
     failed = [f"{gate.name} ({gate.job})" if gate.job else gate.name for gate in gates if gate.word == "fail"]
     missing = [gate.name for gate in gates if gate.word == "missing"]
     unfinished = _not_finished(jobs)
@@ -150,8 +171,13 @@ def _sentence(word: str, gates: list[GateResult], jobs: list[dict[str, Any]], si
         parts.append(f"{_n(len(unfinished), 'job')} of {len(jobs)} did not finish: {_listed(unfinished)}")
     if not gates:
         parts.append("no gate was judged")
+    if word == "failed" and not failed:
+        parts.insert(0, f"{_n(n_slower, 'number')} certainly slower than in the previous run")
     if not parts:
-        parts.append(f"all {_n(len(gates), 'gate')} held in {_n(len(jobs), 'job')}")
+        held = "the one gate" if len(gates) == 1 else f"all {len(gates)} gates"
+        parts.append(f"{held} held in {_n(len(jobs), 'job')}")
+    if notices:
+        parts.append(f"{'but ' if word == 'passed' else ''}{', and '.join(notices)}")
     return f"{word.capitalize()}: {'; '.join(parts)}; {_since_clause(since)}."
 
 
@@ -173,6 +199,15 @@ def _n(count: int, noun: str) -> str:
 def _listed(names: list[str], most: int = 4) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
+
+
+def absent(exp: Experiment, run_dir: Path, what: str, *notebooks: str) -> None:
+    """Writes why the night's summary has no such picture: nothing in the run was to measure it, or what was did not."""
+    jobs = [job["id"] for job in read_plan(run_dir)["jobs"] if job["notebook"] in notebooks]
+    if jobs:
+        exp.missing("summary", what, f"{', '.join(jobs)} left no rows of it")
+    else:
+        exp.not_asked("summary", what, f"no job of this run is of {' or '.join(notebooks)}")
 
 
 def latest_run(named: str, here: Path) -> Path:

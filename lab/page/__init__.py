@@ -1,4 +1,4 @@
-"""What people look at: figures, the report of a run, the index of all runs.
+"""What people look at: the report of a run, the index of all runs.
 
-Imports `rows` and `night`; draws from stored rows alone, with no torch.
+Imports `rows`, `figures` and `night`; draws from stored rows alone, with no torch.
 """

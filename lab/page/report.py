@@ -15,14 +15,16 @@ from jinja2 import Environment as Templates
 from jinja2 import FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from lab import figures
 from lab.errors import RunFailed
-from lab.night.experiment import ENVIRONMENT_FILE, FIGURES_FOLDER
+from lab.figures import Kept, shown
+from lab.night.experiment import ENVIRONMENT_FILE, FIGURES_FOLDER, SENTENCE
 from lab.night.jobs import PAIR_PARAMETERS, recorded
 from lab.night.notebook import EXECUTED_FILE, notebook_parts
+from lab.night.notices import notices_of
 from lab.night.progress import duration
-from lab.night.summary import read_plan
-from lab.page import figures
-from lab.page.figures import Kept, shown
+from lab.night.summary import job_word, read_plan
+from lab.page import facts
 from lab.rows import history
 from lab.rows.environment import Environment, shown_path
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row, read_run
@@ -38,11 +40,13 @@ MARKS = {
     "finished": "✓",
     "fail": "✗",
     "failed": "✗",
+    "gate failed": "✗",
     "raised": "✗",
     "died": "✗",
     "timeout": "✗",
     "unusable": "✗",
     "missing": "∅",
+    "gate not judged": "∅",
     "incomplete": "∅",
     "not run": "∅",
     "undecided": "?",
@@ -70,7 +74,10 @@ class Section:
 
     id: str
     notebook: str
+    title: str
     job: dict[str, Any]
+    word: str
+    sentences: list[str]
     parameters: dict[str, Any]
     traceback: str | None
     figures: list[Kept]
@@ -90,13 +97,19 @@ def render(run_dir: Path) -> Path:
     summary, plan = history.read_summary(run_dir), read_plan(run_dir)
     machine = Environment.model_validate_json((run_dir / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
     rows = read_run(run_dir)
-    sections = [_section(run_dir, job, rows) for job in summary["jobs"]]
+    sections = [_section(run_dir, job, rows, summary["gates"]) for job in summary["jobs"]]
     for section in sections:
         if section.page is not None:
             _render_notebook(run_dir, section)
     summary_ids = {job["id"] for job in plan["jobs"] if job.get("reads_run")}
     sections.sort(key=lambda section: section.id not in summary_ids)  # the summary's figures come first
-    content = {"plan": plan, "machine": machine, "sections": sections}
+    content = {
+        "machine": machine,
+        "sections": sections,
+        "pairs": facts.pairs_measured(run_dir, plan, rows),
+        "counts": facts.counts(rows),
+        "notices": notices_of(rows),
+    }
     page = _page(
         "run.html",
         summary=summary,
@@ -128,15 +141,19 @@ def telling_parameters(changes: list[dict[str, Any]]) -> dict[str, set[str]]:
     return {book: {name for name, values in own.items() if len(values) > 1} for book, own in seen.items()}
 
 
-def _section(run_dir: Path, job: dict[str, Any], rows: list[Row]) -> Section:
+def _section(run_dir: Path, job: dict[str, Any], rows: list[Row], gates: list[dict[str, Any]]) -> Section:
     folder = run_dir / JOBS_FOLDER / job["id"]
+    own = [row for row in rows if row.job == job["id"]]
     content = recorded(folder) or {"parameters": {}, "outcome": {}}
     kept = [Kept.load(path) for path in (folder / FIGURES_FOLDER).glob("*.json")]
     executed, stored = folder / EXECUTED_FILE, folder / ROWS_FILE
     return Section(
         id=job["id"],
         notebook=job["notebook"],
+        title=facts.title_of(job["notebook"]),
         job=job,
+        word=job_word(job, gates),
+        sentences=[str(row.values["text"]) for row in own if row.kind == SENTENCE],
         parameters={
             key: shown_path(value) if isinstance(value, str) else value
             for key, value in content["parameters"].items()
@@ -144,7 +161,7 @@ def _section(run_dir: Path, job: dict[str, Any], rows: list[Row]) -> Section:
         },
         traceback=content["outcome"].get("traceback"),
         figures=sorted(kept, key=lambda figure: figure.order),
-        tables=tables_of([row for row in rows if row.job == job["id"]]),
+        tables=tables_of(own),
         page=f"{NOTEBOOKS_FOLDER}/{job['id']}.html" if executed.exists() else None,
         executed=executed.relative_to(run_dir).as_posix() if executed.exists() else None,
         rows_file=stored.relative_to(run_dir).as_posix() if stored.exists() else None,
@@ -152,8 +169,8 @@ def _section(run_dir: Path, job: dict[str, Any], rows: list[Row]) -> Section:
 
 
 def tables_of(rows: list[Row]) -> list[Table]:
-    """One table for each kind of row; raw samples stay in the file, gates and the environment have their own places."""
-    kinds = dict.fromkeys(row.kind for row in rows if row.kind not in ("gate", "environment"))
+    """One table for each kind of row; samples stay in the file; gates, sentences and machine have their own places."""
+    kinds = dict.fromkeys(row.kind for row in rows if row.kind not in ("gate", "environment", SENTENCE))
     return [_table(kind, [row for row in rows if row.kind == kind]) for kind in kinds]
 
 
@@ -162,12 +179,13 @@ def _table(kind: str, rows: list[Row]) -> Table:
     values = list(
         dict.fromkeys(key for row in rows for key, value in row.values.items() if not isinstance(value, list))
     )
-    any_missing = any(row.status == "missing" for row in rows)
-    columns = ["name", *grid, *values, *(["missing because"] if any_missing else [])]
+    any_left_out = any(row.status != "measured" for row in rows)
+    columns = ["name", *grid, *values, *(["not measured because"] if any_left_out else [])]
     cells = []
     for row in rows[:MAX_TABLE_ROWS]:
         line = [row.name, *(_cell(row.parameters, key) for key in grid), *(_cell(row.values, key) for key in values)]
-        cells.append([*line, row.reason or ""] if any_missing else line)
+        why = "" if row.status == "measured" else f"{row.status}: {row.reason}"
+        cells.append([*line, why] if any_left_out else line)
     return Table(kind, columns, cells, max(0, len(rows) - MAX_TABLE_ROWS))
 
 

@@ -1,4 +1,4 @@
-"""The two pictures a night is remembered by: acceptance length by depth, and speed with and without the draft."""
+"""The pictures a night is remembered by: acceptance by depth, speed with and without drafts, every point measured."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from lab.page.figures import INK
+from lab.figures import INK, MARKERS, SERIES
 from lab.rows.store import Row
 
 Drawn = tuple[Figure, pd.DataFrame]
+RATE = "decode_tokens_per_s"
+SMALL = 8.5  # points, where there are many words
 
 
 def acceptance(rows: list[Row]) -> Drawn | None:
@@ -37,29 +39,27 @@ def acceptance(rows: list[Row]) -> Drawn | None:
     axes.plot(
         table["spec_k"], table["most"], color=INK, linestyle=":", marker="", linewidth=1, label="every draft accepted"
     )
-    axes.set(xlabel="drafts a step", ylabel="tokens a verify step", ylim=(1, None), xticks=table["spec_k"])
+    axes.set(xlabel="drafts a step", ylabel="tokens a verify step", ylim=(0.9, None), xticks=table["spec_k"])
     axes.set_title("Acceptance length by depth")
     axes.legend()
     return figure, table
 
 
 def speeds(rows: list[Row]) -> Drawn | None:
-    """Tokens a second of plain decoding and of each depth, with p10 to p90 where recorded; None without such rows.
+    """Tokens a second of plain decoding and of each depth, decoding only, and the speed-ups; None without such rows.
 
-    Table: mode, tokens_per_s, p10, p90, against_plain (ratio to the first mode).
+    Table: mode, tokens_per_s, p10, p90; speedup with its p10 and p90, and with_prefill_speedup, as the rows have them.
     """
-    found = _measured(rows, "decode", "tokens_per_s")
+    found = _measured(rows, "decode", RATE)
     if not found:
         return None
-    rates = [float(row.values["tokens_per_s"]) for row in found]  # type: ignore[arg-type]
+    rates = [float(row.values[RATE]) for row in found]  # type: ignore[arg-type]
+    names = {"tokens_per_s": RATE, "p10": f"{RATE}_p10", "p90": f"{RATE}_p90"}
+    ratios = ("speedup", "speedup_p10", "speedup_p90", "with_prefill_speedup")
+    columns = {**names, **{name: name for name in ratios}}
     table = pd.DataFrame(
-        {
-            "mode": [row.name for row in found],
-            "tokens_per_s": rates,
-            "p10": [row.values.get("tokens_per_s_p10") for row in found],
-            "p90": [row.values.get("tokens_per_s_p90") for row in found],
-            "against_plain": [rate / rates[0] for rate in rates],
-        }
+        {"mode": [row.name for row in found]}
+        | {column: [row.values.get(name) for row in found] for column, name in columns.items()}
     )
     figure, axes = plt.subplots(figsize=(7.2, 0.55 * len(table) + 1.4))
     axes.barh(table["mode"], table["tokens_per_s"], height=0.6)
@@ -68,13 +68,68 @@ def speeds(rows: list[Row]) -> Drawn | None:
         spread = [table["tokens_per_s"] - low, high - table["tokens_per_s"]]
         axes.errorbar(rates, table["mode"], xerr=spread, fmt="none", ecolor=INK, capsize=3, linewidth=1)
     ends = high.fillna(table["tokens_per_s"])
-    for place, (end, rate, ratio) in enumerate(zip(ends, rates, table["against_plain"], strict=True)):
-        label = f"{rate:.0f} ({ratio:.2f}×)"
-        axes.annotate(label, (end, place), xytext=(6, 0), textcoords="offset points", va="center")
-    axes.set(xlabel="tokens a second, median", xlim=(0, max(ends) * 1.25))
+    for place, (end, mode) in enumerate(zip(ends, table.to_dict("records"), strict=True)):
+        axes.annotate(_gain(mode), (end, place), xytext=(6, 0), textcoords="offset points", va="center")
+    axes.set(xlabel="tokens a second, decoding only, median", xlim=(0, max(ends) * 1.45))
     axes.set_title("Decoding speed by mode")
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
+    return figure, table
+
+
+def _gain(mode: dict[Any, Any]) -> str:
+    """Rate and speed-up of a mode as its label."""
+    gain, low, high = (mode[name] for name in ("speedup", "speedup_p10", "speedup_p90"))
+    if pd.isna(gain):
+        return f"{mode['tokens_per_s']:.0f}"
+    return f"{mode['tokens_per_s']:.0f} ({gain:.2f}×, {low:.2f} to {high:.2f})"
+
+
+def points(rows: list[Row]) -> Drawn | None:
+    """Speed-up and share of the byte floor at every point of the bench and the gates; None without such rows.
+
+    Of several rows of one point and job, such as runs of gates, the last. Table: point, spec_k, job, speedup with its
+    p10 and p90, with_prefill_speedup, acceptance_length, share_of_floor.
+    """
+    found = [row for row in _measured(rows, "bench", "share_of_floor") if row.parameters.get("who") == "engine"]
+    if not found:
+        return None
+    last = list({(row.job, row.name): row for row in found}.values())
+    values = ("speedup", "speedup_p10", "speedup_p90", "with_prefill_speedup", "acceptance_length", "share_of_floor")
+    table = pd.DataFrame(
+        {
+            "point": [f"{row.parameters['context']} x {row.parameters['batch']}" for row in last],
+            "spec_k": [row.parameters["spec_k"] for row in last],
+            "job": [row.job for row in last],
+        }
+        | {name: pd.Series([row.values.get(name) for row in last], dtype=float) for name in values}
+    )
+    labels = [
+        f"{row['point']}, spec-{row['spec_k']}, {row['acceptance_length']:.2f} tokens a step"
+        if row["spec_k"]
+        else row["point"] + ", plain"
+        for row in table.to_dict("records")
+    ]
+    jobs = list(dict.fromkeys(table["job"]))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(7.2, 0.3 * len(table) + 1.8), sharey=True)
+    for place, row in enumerate(table.to_dict("records")):
+        series = jobs.index(row["job"]) % len(SERIES)
+        style = {"color": SERIES[series][0], "marker": MARKERS[series], "linestyle": "none"}
+        first = row["job"] not in list(table["job"][:place])
+        right.plot([row["share_of_floor"]], [place], label=row["job"] if first else None, **style)
+        if not pd.isna(row["speedup"]):
+            left.hlines(place, row["speedup_p10"], row["speedup_p90"], color=SERIES[series][0], linewidth=3)
+            left.plot([row["speedup"]], [place], **style)
+    left.axvline(1.0, color=INK, linestyle=":", linewidth=1)
+    left.set_yticks(range(len(labels)), labels, fontsize=SMALL)
+    left.set_ylim(len(labels) - 0.4, -0.6)
+    left.set(xlim=(0, None))
+    right.set(xlim=(0, 1.02))
+    left.set_xlabel("times plain decoding", fontsize=SMALL)
+    right.set_xlabel("bytes' time over the step's", fontsize=SMALL)
+    left.set_title("Speed-up, decoding only", fontsize=10)
+    right.set_title("Share of the byte floor", fontsize=10)
+    figure.legend(fontsize=SMALL, loc="outside lower center", ncols=3)
     return figure, table
 
 

@@ -28,9 +28,7 @@ from lab.errors import ExperimentError
 NO_CATEGORY = "uncategorised"
 # One block of 64 to its end, two prefill chunks of 512, one token more than either, the shortest, and some between.
 UNEVEN_LENGTHS = (64, 577, 1, 200, 513, 23, 130, 65)
-RANDOM_LENGTHS = (37, 12, 23, 5)  # odd and uneven, so that no length is a multiple of a block or chunk
-RANDOM_SEED = 13
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json")
+UNEVEN_SEED = 13
 FORMS = ("text", "prompt", "messages", "turns", "conversations")
 Message = dict[str, str]
 
@@ -84,12 +82,13 @@ def prompts_for(target: str | Path, file: str = "", *, limit: int, max_tokens: i
     Raises:
         ExperimentError: as `load_prompts`, or limits below 1 prompt and 2 tokens.
     """
+    from lab.pairs import random_ids  # brings torch, which reading a file does not need
+
     if limit < 1 or max_tokens < 2:
         raise ExperimentError(f"n_prompts is {limit}, max_prompt_tokens {max_tokens}", "at least 1 and 2", "raise them")
-    if not has_tokenizer(target):
-        drawn = random_ids(target, [min(max_tokens, RANDOM_LENGTHS[i % len(RANDOM_LENGTHS)]) for i in range(limit)])
-        source = f"{limit} prompts of random ids (the target has no tokenizer)"
-        return prompts_from_ids(drawn, "random ids"), source
+    if not random_ids.has_tokenizer(Path(target)):
+        drawn = random_ids.random_prompts(Path(target), limit, max_tokens)
+        return prompts_from_ids(drawn.ids, "random ids"), drawn.source
     from eagle3core.pipeline import load_tokenizer
 
     path = Path(file) if file else _shipped_file()
@@ -145,27 +144,19 @@ def uneven_prompts(
     Raises:
         ExperimentError: no prompt is asked for.
     """
+    from lab.pairs.random_ids import has_tokenizer
+
     if n_prompts < 1:
         raise ExperimentError(f"n_prompts is {n_prompts}", "at least 1", "raise it")
     wanted = [lengths[i % len(lengths)] for i in range(n_prompts)]
-    if has_tokenizer(target):
+    if has_tokenizer(Path(target)):
         from eagle3core.pipeline import load_tokenizer
 
         texts = [prompt.ids for prompt in load_prompts(file or _shipped_file(), load_tokenizer(target))]
         return [_joined(texts, i * len(texts) // n_prompts, length) for i, length in enumerate(wanted)]
-    return random_ids(target, wanted)
-
-
-def has_tokenizer(target: str | Path) -> bool:
-    """Whether a target's directory holds a tokenizer."""
-    return any((Path(target) / name).exists() for name in TOKENIZER_FILES)
-
-
-def random_ids(target: str | Path, lengths: Sequence[int]) -> list[list[int]]:
-    """Seeded random ids below the target's vocabulary size, prompts of `lengths`."""
     vocab = int(json.loads((Path(target) / "config.json").read_text(encoding="utf-8"))["vocab_size"])
-    drawn = Random(RANDOM_SEED)
-    return [[drawn.randrange(vocab) for _ in range(length)] for length in lengths]
+    drawn = Random(UNEVEN_SEED)
+    return [[drawn.randrange(vocab) for _ in range(length)] for length in wanted]
 
 
 def _shipped_file() -> Path:

@@ -13,9 +13,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.slots.slot_state import REQUEST, REQUEST_ID
-from eagle3core.step.program import Program, Tap, calls_of
-from eagle3core.step.state import DeviceState
+from eagle3core.kernels.slots import REQUEST, REQUEST_ID
+from eagle3core.step import DeviceState, Program, Tap, calls_of
 from eagle3core.trace import Trace
 
 NOBODY = -1

@@ -14,11 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import Call
-from eagle3core.kernels.gemm.launcher import unpack_weight
-from eagle3core.step.program import Program, Stage, Tap
-from eagle3core.step.replay import Enqueue, Replayer, Staged
-from eagle3core.step.state import DeviceState
+from eagle3core.kernels import Call
+from eagle3core.kernels.gemm import unpack_weight
+from eagle3core.step import DeviceState, Enqueue, Program, Replayer, Stage, Staged, Tap
 from eagle3core.trace import Trace
 from lab.parity.by_request import Owners, RequestTrace
 from lab.parity.names import split_name
@@ -137,7 +135,7 @@ def _normed(product: Mapping[str, Any]) -> Tensor:
 
 
 def with_derived(tensors: dict[str, Tensor], taps: Sequence[int], widths: dict[str, int]) -> dict[str, Tensor]:
-    """A recording of a program's taps under the names of docs/taps.md.
+    """A recording of a program's taps under the names of docs/engine.md.
 
     Args:
         taps: layers whose input the draft reads. widths: columns of logits that are no padding.

@@ -5,25 +5,16 @@ Parity does not care what a prompt says, so a target without a tokenizer gets se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from lab.errors import ExperimentError
 from lab.pairs.named import NAMES, named_pair
-from lab.pairs.prompts import RANDOM_LENGTHS, has_tokenizer, random_ids, uneven_prompts
+from lab.pairs.prompts import load_prompts, uneven_prompts
+from lab.pairs.random_ids import PromptIds, has_tokenizer, random_prompts, range_of_lengths
 
 # By turns: three cache blocks and a second chunk of 128; a few tokens; more than the engine's own chunk of 512; and two
 # for slots that are filled again, of which one crosses a block.
 STAGE_LENGTHS = (130, 5, 577, 23, 70)
-
-
-@dataclass(frozen=True)
-class PromptIds:
-    """Token ids of every prompt, and where they come from, in words."""
-
-    ids: list[list[int]]
-    source: str
 
 
 def chosen_pair(target: str, draft: str) -> tuple[Path, Path]:
@@ -61,12 +52,10 @@ def prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int) -
         return random_prompts(target, n_prompts, max_tokens)
     from transformers import AutoTokenizer
 
-    from lab.pairs.prompts import load_prompts
-
     path = Path(prompts) if prompts else _shipped_prompts()
     loaded = load_prompts(path, AutoTokenizer.from_pretrained(str(target)), limit=n_prompts)
     ids = [list(prompt.ids[:max_tokens]) for prompt in loaded]
-    return PromptIds(ids, f"{len(ids)} prompts of {path.name}, {_lengths(ids)} tokens")
+    return PromptIds(ids, f"{len(ids)} prompts of {path.name}, {range_of_lengths(ids)} tokens")
 
 
 def stage_prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int) -> PromptIds:
@@ -83,13 +72,7 @@ def stage_prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: 
     has_text = has_tokenizer(target)
     name = Path(prompts).name if prompts else "the shipped pair's prompts"
     source = f"tokens of {name}" if has_text else "random ids (the target has no tokenizer)"
-    return PromptIds(ids, f"{n_prompts} prompts of {source}, {_lengths(ids)} tokens")
-
-
-def random_prompts(target: Path, n_prompts: int, max_tokens: int) -> PromptIds:
-    """Seeded random ids below the target's vocabulary size, for a target without a tokenizer."""
-    ids = random_ids(target, [min(max_tokens, RANDOM_LENGTHS[i % len(RANDOM_LENGTHS)]) for i in range(n_prompts)])
-    return PromptIds(ids, f"{n_prompts} prompts of random ids (the target has no tokenizer), {_lengths(ids)} tokens")
+    return PromptIds(ids, f"{n_prompts} prompts of {source}, {range_of_lengths(ids)} tokens")
 
 
 def _check_counts(n_prompts: int, max_tokens: int) -> None:
@@ -106,8 +89,3 @@ def _shipped_prompts() -> Path:
     if path is None:
         raise ExperimentError("the shipped pair has no prompts", "a prompt file", "name one with prompts=FILE.jsonl")
     return Path(path)
-
-
-def _lengths(ids: Sequence[Sequence[int]]) -> str:
-    shortest, longest = min(map(len, ids)), max(map(len, ids))
-    return str(shortest) if shortest == longest else f"{shortest} to {longest}"

@@ -1,4 +1,4 @@
-"""Names of recorded tensors: "<pass>/<stage>", read and sorted (docs/taps.md)."""
+"""Names of recorded tensors: "<pass>/<stage>", read and sorted (docs/engine.md)."""
 
 from __future__ import annotations
 

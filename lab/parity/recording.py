@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from eagle3core import Engine
 from eagle3core.config import EngineConfig, GenerationConfig, SpeculativeConfig
-from eagle3core.engine import Engine
 from lab.errors import ExperimentError
 from lab.parity import faults
 from lab.parity.by_request import RequestTrace
@@ -33,7 +33,7 @@ class Recording:
     """What one prompt left behind.
 
     Attributes:
-        tensors: on the CPU, by "<pass>/<stage>"; names in docs/taps.md.
+        tensors: on the CPU, by "<pass>/<stage>"; names in docs/engine.md.
         n_steps: speculative steps kept.
         k: drafts a step.
     """

@@ -167,7 +167,7 @@ def run_stage_parity(
         steps: speculative steps to compare, of every prompt.
         slots: prompts decoded side by side; with more prompts than slots, a slot is filled again.
         prefill_chunk: tokens of one prefill pass, a multiple of 64.
-        reference: a file of recorded tensors (docs/taps.md) that takes the place of the plain reference.
+        reference: a file of recorded tensors (docs/engine.md) that takes the place of the plain reference.
         stages: compare these stages only, e.g. ("draft.fc", "draft.head"); for recordings that hold no more.
         fault: name of a bug to plant in the engine (`lab.parity.faults`), to see it found.
         capture_layers, capture_convention: explicit tap ids.

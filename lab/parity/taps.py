@@ -1,12 +1,11 @@
 """Recorded stages on disk: ours for another system to check against, or another system's for us.
 
-One safetensors file; names, shapes and the tap convention are described in docs/taps.md, and the file's own metadata
+One safetensors file; names, shapes and the tap convention are described in docs/engine.md, and the file's own metadata
 says which tokens it was made with, so that two files of different runs are never compared.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,9 +14,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from lab.errors import ExperimentError, NotComparable
+from lab.errors import EXIT_PASSED, ExperimentError, NotComparable
+from lab.options.exchange import TapsOptions
 from lab.parity import inputs
-from lab.parity.recording import DTYPES, PairUnderTest, record
+from lab.parity.recording import PairUnderTest, record
 
 SCHEMA = "1"
 
@@ -78,7 +78,7 @@ def read_taps(path: str | Path, prompts: Sequence[Sequence[int]], *, k: int, ste
     """Recorded tensors by "<pass>/<stage>", a dictionary a prompt.
 
     Raises:
-        ExperimentError: the file is missing, cut short, or lacks the metadata of docs/taps.md.
+        ExperimentError: the file is missing, cut short, or lacks the metadata of docs/engine.md.
         NotComparable: it was made with other prompts, another depth, fewer steps, or by a newer version.
     """
     file = Path(path)
@@ -95,7 +95,7 @@ def read_taps(path: str | Path, prompts: Sequence[Sequence[int]], *, k: int, ste
     missing = [key for key in ("schema", "prompts", "k", "steps") if key not in metadata]
     if missing:
         raise ExperimentError(
-            f"{file.name} has no metadata {', '.join(missing)}", "the keys of docs/taps.md", "add them when recording"
+            f"{file.name} has no metadata {', '.join(missing)}", "the keys of docs/engine.md", "add them when recording"
         )
     if metadata["schema"] != SCHEMA:
         raise NotComparable(
@@ -118,40 +118,22 @@ def read_taps(path: str | Path, prompts: Sequence[Sequence[int]], *, k: int, ste
     ]
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(options: TapsOptions) -> int:
     """`eagle3lab taps`: record a pair and write the file; the exit code."""
-    given = _parser().parse_args(list(arguments))
-    target, draft = inputs.chosen_pair(given.target, given.draft)
-    n_prompts, most = given.n_prompts, given.max_prompt_tokens
-    prompts = inputs.stage_prompt_ids(target, given.prompts, n_prompts=n_prompts, max_tokens=most)
+    target, draft = inputs.chosen_pair(options.target, options.draft)
+    n_prompts, most = options.n_prompts, options.max_prompt_tokens
+    prompts = inputs.stage_prompt_ids(target, options.prompts, n_prompts=n_prompts, max_tokens=most)
     path = write_taps(
         target,
         draft,
-        given.out,
+        options.out,
         prompts=prompts.ids,
-        dtype=given.dtype,
-        device=given.device,
-        k=given.spec_k,
-        steps=given.steps,
-        capture_layers=tuple(given.capture_layers) if given.capture_layers else None,
-        capture_convention=given.capture_convention,
+        dtype=options.dtype,
+        device=options.device,
+        k=options.spec_k,
+        steps=options.steps,
+        capture_layers=options.capture_layers or None,
+        capture_convention=options.capture_convention,
     )
-    print(f"{path.name}: {prompts.source}, {given.steps} steps of spec-{given.spec_k} in {given.dtype}")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="eagle3lab taps", description="Write every stage of the engine to a file.")
-    parser.add_argument("--target", default="", help="directory of the target; default: the shipped pair")
-    parser.add_argument("--draft", default="", help="directory of the draft; default: the shipped pair")
-    parser.add_argument("--out", required=True, help="the file to write, NAME.safetensors")
-    parser.add_argument("--prompts", default="", help="prompt file (JSON lines); default: the shipped pair's")
-    parser.add_argument("--n-prompts", type=int, default=5, help="how many of them (default 5)")
-    parser.add_argument("--max-prompt-tokens", type=int, default=1024, help="longer prompts are cut (default 1024)")
-    parser.add_argument("--spec-k", type=int, default=3, help="drafts a step (default 3)")
-    parser.add_argument("--steps", type=int, default=3, help="speculative steps kept (default 3)")
-    parser.add_argument("--dtype", choices=tuple(DTYPES), default="float32", help="default float32")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--capture-layers", type=int, nargs="+", help="explicit tap ids")
-    parser.add_argument("--capture-convention", choices=("input", "output"), help="what those ids number")
-    return parser
+    print(f"{path.name}: {prompts.source}, {options.steps} steps of spec-{options.spec_k} in {options.dtype}")
+    return EXIT_PASSED

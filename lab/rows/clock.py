@@ -14,6 +14,7 @@ from typing import Any
 from lab.errors import ExperimentError
 
 METHOD = 1
+ON_CPU, ON_CUDA = f"perf_counter_ns/{METHOD}", f"cuda_event/{METHOD}"
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,7 @@ def measure(call: Callable[[], object], *, warmup: int = 3, repeats: int = 20, d
     for _ in range(warmup):
         call()
     samples = _on_cpu(call, repeats) if kind == "cpu" else _on_cuda(call, repeats, device)
-    timer = f"perf_counter_ns/{METHOD}" if kind == "cpu" else f"cuda_event/{METHOD}"
-    return Timing(tuple(samples), timer, warmup)
+    return Timing(tuple(samples), ON_CPU if kind == "cpu" else ON_CUDA, warmup)
 
 
 def _on_cpu(call: Callable[[], object], repeats: int) -> list[float]:

@@ -14,60 +14,39 @@ import platform
 import subprocess
 import sys
 from pathlib import Path, PurePath
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "numba-cuda", "nvtx", "papermill")
-_NVIDIA_SMI = "nvidia-smi"
-_SMI_FIELDS = {
-    "name": "name",
-    "uuid": "uuid",
-    "driver": "driver_version",
-    "memory_mib": "memory.total",
-    "sm_clock_mhz": "clocks.sm",
-    "max_sm_clock_mhz": "clocks.max.sm",
-    "memory_clock_mhz": "clocks.mem",
-    "power_limit_w": "power.limit",
-    "temperature_c": "temperature.gpu",
-}
-_NUMBERS = ("memory_mib", "sm_clock_mhz", "max_sm_clock_mhz", "memory_clock_mhz", "power_limit_w", "temperature_c")
+from lab.rows.gpus import Gpu, find_gpus
 
-
-class Gpu(BaseModel):
-    """One GPU as the driver describes it; `None` where the driver does not say."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: str
-    uuid: str | None = None
-    driver: str | None = None
-    memory_mib: float | None = None
-    sm_clock_mhz: float | None = None
-    max_sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    power_limit_w: float | None = None
-    temperature_c: float | None = None
+PACKAGES = (
+    "torch", "transformers", "tokenizers", "safetensors", "numpy", "numba", "numba-cuda", "cuda-core", "cuda-bindings",
+    "triton", "nvtx", "papermill",
+)  # fmt: skip
+UNKNOWN = "unknown"  # fingerprint of rows that were carried over from a form that kept none
 
 
 class Environment(BaseModel):
-    """The machine, its software and the state of the source when a run began."""
+    """The machine, its software and the state of the source when a run began.
+
+    A record that was carried over from a form that kept less has None for what it did not say.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     fingerprint: str
-    system: str
-    machine: str
-    cpu: str
-    n_cores: int
-    python: str
+    system: str | None
+    machine: str | None
+    cpu: str | None
+    n_cores: int | None
+    python: str | None
     packages: dict[str, str | None]
     cuda: str | None
     gpus: list[Gpu]
     no_gpu_reason: str | None
     commit: str | None
     dirty: bool | None
-    source: str
+    source: str | None
     argv: list[str]
 
     def lines(self) -> list[tuple[str, str]]:
@@ -118,47 +97,6 @@ def fingerprint(system: str, machine: str, cpu: str, n_cores: int, gpus: list[Gp
     kinds = [(gpu.name, gpu.memory_mib) for gpu in gpus]
     text = json.dumps([system, machine, cpu, n_cores, kinds])
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def find_gpus() -> tuple[list[Gpu], str | None]:
-    """The GPUs that torch can use, described by the driver, and the reason when there is none."""
-    try:
-        import torch
-    except ImportError as error:
-        return [], f"torch cannot be imported: {error}"
-    if torch.version.cuda is None:
-        return [], f"torch {torch.__version__} is built without CUDA"
-    if not torch.cuda.is_available():
-        return [], f"torch {torch.__version__} sees no CUDA device (driver absent, too old, or hidden)"
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    described = {gpu.name: gpu for gpu in ask_driver()}
-    return [described.get(name, Gpu(name=name)) for name in names], None
-
-
-def ask_driver() -> list[Gpu]:
-    """What `nvidia-smi` says of each GPU; empty where there is no such command or it does not answer."""
-    command = [_NVIDIA_SMI, f"--query-gpu={','.join(_SMI_FIELDS.values())}", "--format=csv,noheader,nounits"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [_parse_smi(line) for line in answer.splitlines() if line.strip()]
-
-
-def _parse_smi(line: str) -> Gpu:
-    texts = dict(zip(_SMI_FIELDS, (part.strip() for part in line.split(",")), strict=False))
-    facts: dict[str, Any] = {key: text for key, text in texts.items() if key not in _NUMBERS}
-    for key in _NUMBERS:
-        facts[key] = _number(texts.get(key, ""))
-    return Gpu(**facts)
-
-
-def _number(text: str) -> float | None:
-    """A number, or None where the driver writes "[N/A]" or "Not Supported"."""
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _clocks(gpu: Gpu) -> str:

@@ -111,7 +111,7 @@ def changes(before: list[Row], after: list[Row], nights: list[list[Row]]) -> lis
     """Every comparable metric of two runs; what only one of them has is "missing" with the reason.
 
     Args:
-        nights: the rows of earlier comparable runs, oldest first, `before` included as the last.
+        nights: the rows of earlier comparable runs, oldest first, `before` included.
     """
     old, new = _by_key(before), _by_key(after)
     series = [_by_key(rows) for rows in nights]
@@ -130,8 +130,10 @@ def _row_changes(old: Row | None, new: Row | None, series: list[Row]) -> list[Ch
     assert known is not None, "a key comes from one of the two runs"
     was = {metric.name: metric for metric in metrics_of(old)} if old else {}
     now = {metric.name: metric for metric in metrics_of(new)} if new else {}
+    # A number that was lost stays lost: what a row could not give tonight and the night before is missing still.
+    known_of = {metric.name: None for row in series for metric in metrics_of(row)} if new and not now else {}
     result = []
-    for name in dict.fromkeys([*now, *was]):
+    for name in dict.fromkeys([*now, *was, *known_of]):
         # Another way to measure begins another series: what was measured the old way says nothing about its spread.
         alike = [row for row in series if new is None or row.timer == new.timer]
         verdict = _verdict(old, new, was.get(name), now.get(name), _earlier(alike, name))
@@ -231,9 +233,11 @@ def compare_runs(before: Path, after: Path) -> list[Change]:
             "compare runs of one machine; numbers of two machines are not one series",
         )
     nights = comparable_runs(after, now["fingerprint"], now["config_hash"], str(now["started_at"]))
-    rows = [read_run(path) for path in nights if path.resolve() != before.resolve()]
-    old_rows = read_run(before)
-    return changes(old_rows, read_run(after), [*rows, old_rows])
+    begun = {before.resolve(): str(was["started_at"])}
+    begun |= {path.resolve(): str(read_summary(path)["started_at"]) for path in nights}
+    # What lies between two nights is read off neighbours, so each night has to stand where it was.
+    in_order = sorted(begun, key=lambda path: (begun[path], path.name))
+    return changes(read_run(before), read_run(after), [read_run(path) for path in in_order])
 
 
 def _machine(run_dir: Path) -> str:

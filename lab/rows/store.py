@@ -5,7 +5,8 @@ report) reads them here and needs neither torch nor a GPU.
 
 How a value is named decides how it is compared (see `lab.rows.history`): the unit is the suffix (`_us`, `_s`, `_bytes`,
 `_per_s`, `_ratio`). Spread of a value `x` goes beside it as `x_samples` (list), or `x_p10` and `x_p90`; a row with one
-measured value may call its samples just `samples`.
+measured value may call its samples just `samples`. A row is flat: what belongs together is a block, whose values are
+named with a dot, such as `shape.m` and `shape.n`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -22,11 +25,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 
 from lab.errors import NotComparable, RunFailed
 
-SCHEMA = 1
+SCHEMA = 2
 ROWS_FILE = "rows.jsonl"
 JOBS_FOLDER = "jobs"
 
 Value = float | int | str | bool | None | list[Any]
+
+# What schema 1 called the clock of captured graphs, in two places; the way of measuring is the same.
+_TIMERS_OF_1 = {
+    "CUDA events around graph replays, warm, settled, in turns": "cuda_graph/1",
+    "cuda graph replay": "cuda_graph/1",
+}
 
 # JSON has no word for these three; pydantic writes them as strings, and reading turns them back into floats.
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -38,7 +47,13 @@ def utc_now() -> str:
 
 
 class Row(BaseModel):
-    """One measurement, or one statement that a measurement is missing and why.
+    """One measurement, or one statement that a measurement is missing, or was not asked for, and why.
+
+    Attributes:
+        run, job, notebook: where it was made. kind: family of the row. name: what was measured.
+        environment: fingerprint of the machine; its record is the run's row of kind "environment", or the run folder's
+            file. "unknown" in rows that were carried over from a form that kept none.
+        recorded_at: the moment; None in rows carried over from a form that kept none.
 
     Source: docs/requirements.md (rows with a versioned schema; relative paths only).
     """
@@ -53,13 +68,13 @@ class Row(BaseModel):
     name: str
     values: dict[str, Value] = {}
     parameters: dict[str, Value] = {}
-    status: Literal["measured", "missing"] = "measured"
+    status: Literal["measured", "missing", "not asked"] = "measured"
     reason: str | None = None
     timer: str | None = None
     warmup: int | None = None
     repeats: int | None = None
     environment: str
-    recorded_at: str
+    recorded_at: str | None
 
     @field_validator("values", "parameters", mode="before")
     @classmethod
@@ -70,8 +85,8 @@ class Row(BaseModel):
 
     @model_validator(mode="after")
     def _missing_has_a_reason(self) -> Row:
-        if self.status == "missing" and not self.reason:
-            raise ValueError("a missing row needs a reason")
+        if self.status != "measured" and not self.reason:
+            raise ValueError(f"a row that is {self.status} needs a reason")
         return self
 
     def __repr_args__(self) -> list[tuple[str | None, Any]]:
@@ -87,6 +102,23 @@ class Row(BaseModel):
         return self.notebook, self.kind, self.name, json.dumps(self.parameters, sort_keys=True, default=str)
 
 
+def block(name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` as the row values, or parameters, of a block."""
+    return {f"{name}.{key}": value for key, value in values.items()}
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Row values, or parameters, with every block as a dictionary of its own."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        head, dot, key = name.partition(".")
+        if dot:
+            found.setdefault(head, {})[key] = value
+        else:
+            found[name] = value
+    return found
+
+
 def _restored(value: object) -> object:
     if isinstance(value, list):
         return [_restored(item) for item in value]
@@ -98,17 +130,35 @@ class RowWriter:
 
     Each row is one `write` followed by `fsync`. When the disk refuses a row, the torn tail is cut off again, so the
     file always holds whole rows. Opening a file that a killed process left torn cuts its tail as well.
+
+    Args:
+        keeps_torn: the torn tail of an opened file stays, as a damaged line of its own (see `read_lines`). A whole row
+            that only lacks its end always stays.
+
+    Raises:
+        RunFailed: the file cannot be opened for writing.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, keeps_torn: bool = False) -> None:
         self.path = path
-        self.n_rows = 0
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        whole = path.read_bytes()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            whole = path.read_bytes()
+        except OSError as error:
+            raise RunFailed(
+                f"rows could not be written to {path.name}: {error.strerror or error}",
+                "a file that can be appended to",
+                "name another file; nothing was written",
+            ) from error
         self._size = whole.rfind(b"\n") + 1
         self.n_rows = whole.count(b"\n")
-        if self._size != len(whole):
+        if self._size == len(whole):
+            return
+        if keeps_torn or isinstance(_parse(whole[self._size :], path, self.n_rows + 1), Row):
+            os.pwrite(self._file, b"\n", len(whole))
+            self._size, self.n_rows = len(whole) + 1, self.n_rows + 1
+        else:
             os.ftruncate(self._file, self._size)
 
     def write(self, row: Row) -> None:
@@ -150,23 +200,55 @@ class RowWriter:
         self.close()
 
 
+@dataclass(frozen=True)
+class Damaged:
+    """A line that is no whole row, by its number in the file, and why."""
+
+    line: int
+    why: str
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, Row | Damaged]]:
+    """Number and row of every line of a file that is not empty, in order; an absent file has none.
+
+    A last line without its end is whole all the same if it is a row: no part of an object is one.
+
+    Raises:
+        NotComparable: a row was written by a newer version of the lab.
+        RunFailed: the file is there and cannot be read.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n") if path.exists() else []
+    except OSError as error:
+        raise RunFailed(
+            f"{path.name} cannot be read: {error.strerror or error}", "a readable file", "name another file"
+        ) from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            yield number, _parse(line, path, number)
+
+
 def read_rows(path: Path) -> list[Row]:
-    """The rows of one file, in order; an absent file has none.
+    """The rows of one file, in order; an absent file has none. Rows of an older schema become those of today's.
 
     A torn last line (a process killed while writing) does not lose the rest: a row of kind "warning" takes its place.
 
     Raises:
         NotComparable: a row was written by a newer version of the lab.
-        RunFailed: a line that is not the last is not a row.
+        RunFailed: the file cannot be read, or a line that is not the last is not a row.
     """
-    if not path.exists():
-        return []
-    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
-    torn, whole = lines[-1], lines[:-1]
-    rows = [_parse(line, path, number) for number, line in enumerate(whole, start=1) if line.strip()]
-    if torn.strip():
-        rows.append(_torn_row(rows, path, len(lines)))
-    return rows
+    found = list(read_lines(path))
+    rows = [row for _, row in found if isinstance(row, Row)]
+    damaged = next((line for _, line in found if isinstance(line, Damaged)), None)
+    if damaged is None:
+        return rows
+    if damaged.line == found[-1][0] and not path.read_bytes().endswith(b"\n"):
+        return [*rows, _torn_row(rows, path, damaged.line)]
+    raise RunFailed(
+        f"line {damaged.line} of {path.name} is not a row: {damaged.why}",
+        f"one JSON object of row schema {SCHEMA} a line",
+        "remove that line if it was edited by hand, or carry an older file over: eagle3lab rows upgrade FILE",
+    )
 
 
 def read_run(run_dir: Path) -> list[Row]:
@@ -177,7 +259,7 @@ def read_run(run_dir: Path) -> list[Row]:
     return rows
 
 
-def _parse(line: str, path: Path, number: int) -> Row:
+def _parse(line: bytes, path: Path, number: int) -> Row | Damaged:
     try:
         data = json.loads(line)
         if not isinstance(data, dict):
@@ -189,14 +271,18 @@ def _parse(line: str, path: Path, number: int) -> Row:
                 f"schema {SCHEMA} or older",
                 "read it with the version of eagle3lab that wrote it, or a newer one",
             )
-        return Row.model_validate(data)
+        return Row.model_validate(of_today(data))
     except (ValueError, ValidationError) as error:
         first = str(error).splitlines()
-        raise RunFailed(
-            f"line {number} of {path.name} is not a row: {' '.join(part.strip() for part in first[:3])}",
-            f"one JSON object of row schema {SCHEMA} a line",
-            "remove that line if it was edited by hand; the lines around it are unharmed",
-        ) from error
+        return Damaged(number, " ".join(part.strip() for part in first[:3]))
+
+
+def of_today(data: dict[str, Any]) -> dict[str, Any]:
+    """A row of an older schema as one of today's: schema 2 has one name for the clock of captured graphs."""
+    if data.get("schema_version") != 1:
+        return data
+    timer = data.get("timer")
+    return {**data, "schema_version": SCHEMA, "timer": _TIMERS_OF_1.get(timer, timer) if timer else timer}
 
 
 def _torn_row(before: list[Row], path: Path, number: int) -> Row:

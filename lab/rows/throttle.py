@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import subprocess
 
+from lab.rows.gpus import ask, current_gpu
+
 # What slows a GPU below what it was asked for. The power cap is not among them: a decode step lives below it, and a
 # prefill that meets it is not what is timed.
 REASONS = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 VALUE = "throttled"
-_QUERY = ["nvidia-smi", "--format=csv,noheader,nounits", "--id=0"]
 
 
 def held_back() -> str | None:
-    """Why GPU 0's clocks are held back now; empty if they are not, None where nothing can tell."""
-    fields = ",".join(f"clocks_event_reasons.{reason}" for reason in REASONS)
+    """Why the clocks of the GPU in use are held back now; empty if they are not, None where nothing can tell."""
     try:
-        done = subprocess.run(
-            [*_QUERY, f"--query-gpu={fields}"], capture_output=True, text=True, timeout=10, check=True
-        )
+        lines = ask([f"clocks_event_reasons.{reason}" for reason in REASONS], current_gpu())
     except (OSError, subprocess.SubprocessError):
         return None
-    return held_back_in(done.stdout)
+    return held_back_in(lines[0]) if len(lines) == 1 else None
 
 
 def held_back_in(line: str) -> str | None:

@@ -8,10 +8,8 @@ is being made, `work/` holds what a resumed run needs; finished stages are not r
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import sys
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,15 +19,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lab.errors import EXIT_PASSED, LabError
+from lab.errors import EXIT_PASSED, ExperimentError
+from lab.options.training import TrainOptions
 from lab.training import card, corpus, draft, evaluation, generation, ngram, prompts, target, teaching, tokenizer
 from lab.training.fit import Course, Fit, Plan
 from lab.training.folder import RunFolder
-from lab.training.options import TrainOptions, check_options, resolved_size
 from lab.training.progress import Reporter
-from lab.training.sizes import SIZES, PairSize, StageSize
-
-__all__ = ["TrainOptions", "TrainedPair", "main", "train", "write_corpus"]
+from lab.training.sizes import PairSize, StageSize, resolved_size
 
 # What of a time limit each stage may take; the rest is tokenizing, lessons and measuring.
 _TARGET_SHARE, _DRAFT_SHARE = 0.40, 0.42
@@ -53,7 +49,7 @@ def train(options: TrainOptions) -> TrainedPair:
         ExperimentError: an option or the corpus cannot be used, or `out` holds another run.
         RunFailed: interrupted (resumable), or the loss is no longer finite.
     """
-    check_options(options)
+    check_device(options.device)
     size = resolved_size(options)
     if options.device.startswith("cuda"):
         torch.set_float32_matmul_precision("high")  # TF32 where bf16 would blur an argmax
@@ -208,34 +204,29 @@ class _Run:
         return torch.cat([start, written], dim=1).to(self.device), opening
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Command line of `python -m lab.training.command`; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="eagle3lab train", description="Train a (target, EAGLE-3 draft) pair.")
-    parser.add_argument("--size", default="shipped", help=", ".join(SIZES))
-    parser.add_argument("--out", type=Path, default=Path("pair"), metavar="DIR", help="folder of the result")
-    parser.add_argument(
-        "--corpus", type=Path, metavar="FILE|DIR", help="text file, folder or written corpus; default: Python's library"
-    )
-    parser.add_argument("--write-corpus", type=Path, metavar="FILE", help="write the corpus to a file and stop")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, windows and dropout")
-    parser.add_argument("--target-steps", type=int, metavar="N", help="instead of the size's own")
-    parser.add_argument("--draft-steps", type=int, metavar="N", help="instead of the size's own")
-    parser.add_argument("--dropout", type=float, metavar="P", help="of the target while it trains")
-    parser.add_argument("--minutes", type=float, metavar="M", help="limit for the whole run")
-    resume = "go on with the run in --out (the default), or start it anew"
-    parser.add_argument("--resume", action=argparse.BooleanOptionalAction, default=True, help=resume)
-    given = vars(parser.parse_args(arguments))
-    written_to = given.pop("write_corpus")
-    try:
-        if written_to is not None:
-            write_corpus(written_to, given["corpus"])
-        else:
-            train(TrainOptions(**given))
-    except LabError as failure:
-        print(failure, file=sys.stderr)
-        return failure.exit_code
+def run(options: TrainOptions) -> int:
+    """`eagle3lab train`: trains, or writes the corpus that would be trained on."""
+    if options.write_corpus is not None:
+        write_corpus(options.write_corpus, options.corpus)
+    else:
+        train(options)
     return EXIT_PASSED
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that torch cannot use.
+
+    Raises:
+        ExperimentError: with torch's reason.
+    """
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as reason:  # a CPU build of torch asserts
+        raise ExperimentError(
+            f"--device {device!r} cannot be used: {str(reason).splitlines()[0]}",
+            "cpu, or cuda on a machine whose torch sees a GPU",
+            "leave --device out, or install a CUDA build of torch",
+        ) from reason
 
 
 def write_corpus(path: Path, source: Path | None = None) -> None:
@@ -257,7 +248,3 @@ def _outcome(model: torch.nn.Module, course: Course) -> dict[str, Any]:
 
 def _device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

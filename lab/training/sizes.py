@@ -7,9 +7,10 @@ Every target has 8 layers, so that the three default taps (inputs of 2, n//2 and
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from lab.errors import ExperimentError
+from lab.options.training import TrainOptions
 
 
 @dataclass(frozen=True)
@@ -150,3 +151,17 @@ def find_size(name: str) -> PairSize:
         ", ".join(SIZES),
         "give one of these to --size",
     )
+
+
+def resolved_size(options: TrainOptions) -> PairSize:
+    """The size that was named, with the options' own steps and dropout.
+
+    Raises:
+        ExperimentError: no size has that name.
+    """
+    described = asdict(find_size(options.size))
+    if options.dropout is not None:
+        described["dropout"] = options.dropout
+    for stage, steps in (("target", options.target_steps), ("draft", options.draft_steps)):
+        described[stage] = StageSize(**{**described[stage], **({} if steps is None else {"steps": steps})})
+    return PairSize(**described)

@@ -54,6 +54,13 @@ def test_a_chat_is_written_out_by_the_template(pipe: Pipeline) -> None:
     assert [r.token_ids for r in mixed] == [r.token_ids for r in pipe(["bad cab e", "dad"], new_tokens(5))]
 
 
+def test_one_chat_by_itself_gives_one_response(pipe: Pipeline) -> None:
+    chat = [{"role": "user", "content": "bad"}, {"role": "assistant", "content": "cab"}]
+    assert pipe(chat, new_tokens(5)).token_ids == pipe([chat], new_tokens(5))[0].token_ids
+    with pytest.raises(ConfigError, match="a text, or a list of messages with 'role' and 'content'"):
+        pipe([{"role": "user"}])
+
+
 def test_stop_words_work_through_the_front_door(pipe: Pipeline) -> None:
     whole = pipe("bad cab", new_tokens(12)).text
     word = whole[4:6]

@@ -30,7 +30,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     ("arguments", "what"),
     [
         ((), "required: COMMAND"),
-        (("nihgtly",), "invalid choice: 'nihgtly'"),
+        (("nihgtly",), "no command 'nihgtly' (did you mean 'nightly'?)"),
         (("nightly", "--bogus"), "unrecognized arguments: --bogus"),
         (("nightly", "no.toml"), "no.toml cannot be read"),
         (("nightly", "--target", "x"), "--target was given without --draft"),
@@ -130,14 +130,6 @@ def test_notebooks_are_listed_with_their_parameters(capsys: pytest.CaptureFixtur
     assert "90_nightly: " in out
 
 
-@pytest.mark.parametrize("command", ["train", "taps"])
-def test_a_command_with_options_of_its_own_shows_its_own_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    with pytest.raises(SystemExit) as left:
-        cli.main([command, "--help"])
-    assert left.value.code == 0
-    assert f"eagle3lab {command}" in capsys.readouterr().out
-
-
 HANG = "import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(300)"
 
 
@@ -151,13 +143,13 @@ def test_a_night_told_to_stop_ends_its_kernel_and_exits_three(tmp_path: Path) ->
         text=True,
     )
     note = tmp_path / "reports" / "r" / "jobs" / "hanging" / "pid"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300  # a kernel starts in seconds, on a busy machine in a minute
     while not (note.exists() and note.read_text()) and time.monotonic() < deadline:
         time.sleep(0.1)
     kernel = int(note.read_text())
     assert psutil.pid_exists(kernel)
     night.terminate()
-    _, err = night.communicate(timeout=60)
+    _, err = night.communicate(timeout=300)
     assert night.returncode == 3
     assert "interrupted" in err
     assert "Traceback" not in err

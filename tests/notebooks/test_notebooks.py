@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lab.night.jobs import PAIR_PARAMETERS, expand, load_config
+from lab.night.jobs import PAIR_PARAMETERS, PLACE_PARAMETERS, expand, load_config
 from lab.night.parameters import listing, notebooks_folder, read_parameters, title
 from lab.night.plan import packaged_config
 
@@ -31,43 +31,60 @@ def test_the_notebooks_of_a_night_are_all_there() -> None:
     assert names <= {path.stem for path in NOTEBOOKS}
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_committed_notebook_holds_no_output_and_names_the_plain_kernel(path: Path) -> None:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    assert content["metadata"]["kernelspec"]["name"] == "python3"
-    for cell in content["cells"]:
-        assert not cell.get("outputs")
-        assert cell.get("execution_count") is None
-        assert not set(cell["metadata"]) - {"tags"}
+def test_committed_notebooks_hold_no_output_and_name_the_plain_kernel() -> None:
+    wrong = []
+    for path in NOTEBOOKS:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        kernel = content["metadata"]["kernelspec"]["name"]
+        wrong += [f"{path.name} names the kernel {kernel}"] * (kernel != "python3")
+        for index, cell in enumerate(content["cells"]):
+            kept = cell.get("outputs") or cell.get("execution_count") is not None
+            wrong += [f"{path.name} cell {index} holds output"] * bool(kept)
+            wrong += [f"{path.name} cell {index} holds metadata"] * bool(set(cell["metadata"]) - {"tags"})
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_thin_has_a_title_and_begins_and_ends_as_an_experiment(path: Path) -> None:
+def test_notebooks_are_thin_have_titles_and_begin_and_end_as_experiments() -> None:
+    wrong = [f"{path.name} {fault}" for path in NOTEBOOKS for fault in faults_of_form(path)]
+    assert not wrong, "\n".join(wrong)
+
+
+def faults_of_form(path: Path) -> list[str]:
+    """What a notebook lacks of the form that all of them have."""
     cells = cells_of(path)
     code = [source_of(cell) for cell in cells if cell["cell_type"] == "code"]
-    assert len(code) >= 5
-    assert len(cells) <= 12
-    assert title(path)
-    assert "experiment.start(globals(), notebook=" in code[1]
-    assert f'notebook="{path.stem}"' in code[1]
-    assert code[-1].rstrip().rstrip(";").endswith("exp.finish()")
+    start = f'experiment.start(globals(), notebook="{path.stem}"'
+    rules = {
+        "has fewer than 5 cells of code": len(code) < 5,
+        "has more than 12 cells": len(cells) > 12,
+        "has no title": not title(path),
+        f"does not begin with {start})": start not in "".join(code[1:2]),
+        "does not end with exp.finish()": not code[-1].rstrip().rstrip(";").endswith("exp.finish()"),
+    }
+    return [fault for fault, is_so in rules.items() if is_so]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_its_one_parameters_cell_explains_every_parameter_and_takes_its_place_from_the_runner(path: Path) -> None:
-    specs = {spec.name: spec for spec in read_parameters(path)}
-    assert (specs["run_dir"].default, specs["job"].default) == ("", "")
-    assert not [spec.name for spec in specs.values() if not spec.help]
-    for name in set(PAIR_PARAMETERS) & set(specs):
-        assert specs[name].type == "str"
+def test_parameters_cells_explain_every_parameter_and_take_their_place_from_the_runner() -> None:
+    wrong = []
+    for path in NOTEBOOKS:
+        specs = {spec.name: spec for spec in read_parameters(path)}
+        wrong += [f"{path.name} sets {name}" for name in PLACE_PARAMETERS if specs[name].default != ""]
+        wrong += [f"{path.name} does not explain {spec.name}" for spec in specs.values() if not spec.help]
+        wrong += [
+            f"{path.name}: {name} is no str" for name in PAIR_PARAMETERS if name in specs and specs[name].type != "str"
+        ]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_every_figure_of_a_notebook_is_given_words_and_a_table(path: Path) -> None:
-    for cell in cells_of(path):
-        calls = source_of(cell).count("exp.figure(")
-        for word in ("alt=", "caption=", "table="):
-            assert source_of(cell).count(word) >= calls, (word, source_of(cell))
+def test_every_figure_of_a_notebook_is_given_words_and_a_table() -> None:
+    wrong = [
+        f"{path.name} cell {index}: a figure has no {word}"
+        for path in NOTEBOOKS
+        for index, cell in enumerate(cells_of(path))
+        for word in ("alt=", "caption=", "table=")
+        if source_of(cell).count(word) < source_of(cell).count("exp.figure(")
+    ]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_the_packaged_night_can_be_planned_with_every_parameter_accepted() -> None:

@@ -12,8 +12,8 @@ import pytest
 from random_pairs import write_random_pair
 
 from lab.night.parameters import notebooks_folder
-from lab.night.plan import NightOptions
 from lab.nightly import run_night
+from lab.options.night import NightOptions
 from lab.probes.gates.config import load_gates, packaged_gates
 from lab.probes.gates.judging import gate_row, judge_mode
 from lab.rows.history import read_summary

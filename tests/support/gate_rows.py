@@ -10,7 +10,10 @@ from lab.rows.gates import GateResult
 from lab.rows.store import Row
 
 SMALL = DATA / "small_gates.toml"
-COUNTS = {"n_wrong_requests": 0, "invariants.gemm_fallbacks": 0, "invariants.faults": 0, "invariants.debug_switches": 0}
+COUNTS = {
+    "n_wrong_requests": 0, "invariants.gemm_fallbacks": 0, "invariants.untuned_products": 0, "invariants.faults": 0,
+    "invariants.guessed_layouts": 0, "invariants.debug_switches": 0,
+}  # fmt: skip
 PARAMETERS = {
     "geometry": "llama-3.1-8b", "pair": "planted", "context": 32768, "batch": 1, "dtype": "bfloat16", "tokens": 256,
 }  # fmt: skip

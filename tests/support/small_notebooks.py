@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 PLACE = 'run_dir: str = ""\njob: str = ""'
-START = "from lab import experiment\nexp = experiment.start(globals(), notebook='small')"
+START = "from lab.night import experiment\nexp = experiment.start(globals(), notebook='small')"
 PASS = "exp.gate('holds', True, value=1, threshold=1)\nexp.finish();"
 RAISE = "raise ValueError('the reason it gave')"
 FAIL = "exp.gate('breaks', False, value=1, threshold=2)\nexp.finish();"

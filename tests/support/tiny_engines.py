@@ -14,7 +14,14 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from eagle3core import Engine, EngineConfig, GenerationConfig, Response, SpeculativeConfig
+from eagle3core.checkpoint import load_target
+from eagle3core.kernels.slots.slot_state import RUNNING
+from eagle3core.step.replay import EagerReplayer
+from eagle3core.step.run import DeviceRunner
+from eagle3core.step.state import DeviceSizes
+from eagle3core.step.tree import FlatTree
 from eagle3core.trace import Trace
+from eagle3core.weights.packed import pack_checkpoints
 
 Pair = tuple[Path, Path]
 N_VOCAB = 6
@@ -91,19 +98,16 @@ def letter_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFas
     )
 
 
-def free_blocks(engine: Engine) -> list[tuple[int, int]]:
-    """Free and total blocks of the target's and, if there is one, the draft's cache."""
-    caches = [cache for cache in (engine.state.target_cache, engine.state.draft_cache) if cache is not None]
-    return [(len(cache.free_blocks), cache.k.shape[1]) for cache in caches]
-
-
 def is_empty(engine: Engine) -> bool:
-    """Whether no request has left anything behind: no slot in use, every block free, every counter at zero."""
-    state = engine.state
-    counters = (state.active, state.roots, state.lengths, state.draft_lengths, state.pending_counts)
-    tables = [cache.block_tables for cache in (state.target_cache, state.draft_cache) if cache is not None]
-    return (
-        all(n_free == n_blocks for n_free, n_blocks in free_blocks(engine))
-        and all(bool((table == -1).all()) for table in tables)
-        and not any(bool(counter.any()) for counter in counters)
+    """Whether no request has left anything behind: none waits or runs, no slot is in use, no result is under way."""
+    runner = engine.runner
+    return not (engine._running or engine._waiting or runner._results or runner.state.state[RUNNING].any())
+
+
+def tree_runner(target: Path, tree: FlatTree, *, n_slots: int = 1, dtype: torch.dtype = torch.float64) -> DeviceRunner:
+    """A runner that verifies one tree, whose tokens are written to `state.step.drafted` before each step."""
+    models, _ = pack_checkpoints(
+        load_target(target, dtype=dtype), None, device=torch.device("cpu"), block=4, packs=False
     )
+    sizes = DeviceSizes(n_slots, 64, 64 + tree.n_nodes, tree, chunk=64, span=64, block=4)
+    return DeviceRunner(models, None, sizes, arch=None, replayer=EagerReplayer())

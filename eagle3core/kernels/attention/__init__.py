@@ -3,3 +3,16 @@
 Read `launcher` first, then `layout` (how work is cut up), `plan`, and one kernel: `streams` (up to 32 query rows a key
 head) or `rows` (more); `combine` joins what they leave.
 """
+
+from eagle3core.kernels.attention.card import CARD, attention_cost
+from eagle3core.kernels.attention.layout import Shape
+from eagle3core.kernels.attention.plan import choose_plan, order_of, plan_key
+
+__all__ = [
+    "CARD",
+    "Shape",
+    "attention_cost",
+    "choose_plan",
+    "order_of",
+    "plan_key",
+]

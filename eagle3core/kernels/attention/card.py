@@ -28,7 +28,6 @@ from eagle3core.kernels.attention.launcher import (
 from eagle3core.kernels.attention.layout import BUNDLE, UNIT, Shape
 from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
 from eagle3core.kernels.card import SHARED_BYTES, Card, Case, Cost, Launch, Tensors, Variant
-from lab.probes.kernels.attention_peers import PEERS
 
 
 def _shape(arch: str, case: Case) -> Shape:
@@ -172,7 +171,7 @@ def _tiny(**about: Any) -> Case:
 CARD = Card(
     name="attention",
     equation="out = softmax(q k^T / sqrt(D), masked) v over a paged cache",
-    source="arXiv 1706.03762; paging arXiv 2309.06180; docs/requirements.md R-108, R-109",
+    source="arXiv 1706.03762; paging arXiv 2309.06180",
     example=attention_example,
     outputs=attention_outputs,
     reference=attention_reference,
@@ -219,5 +218,4 @@ CARD = Card(
     alone=attention_alone,
     row_of=attention_row_of,
     n_rows=lambda case: case["tokens"] * len(prefixes_of(case)),
-    peers=PEERS,
 )

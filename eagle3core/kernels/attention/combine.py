@@ -49,6 +49,8 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
     def bundle_split(top: Any, weight: Any, lane: Any, scale: Any) -> Any:
         """One lane's split joins those before it in its bundle: (its maximum and weight then, keep, take)."""
         place, before = i32(lane & (bundle - 1)), FLOOR
+        # A running maximum and sum, split by split as streams are joined; the lanes of a bundle wait for each other's
+        # by shuffles.
         for j in range(bundle - 1):
             other = shuffled(top, i32(lane - min(place, j + 1)))
             if place > j:
@@ -61,7 +63,7 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
             if place == j + 1:
                 total = isa.fused(others, keep, isa.product(weight, take))
         if weight == zero:
-            take = zero
+            take = zero  # what lies there was never written: 0 * NaN would spoil the sum
         return high, total, keep, take
 
     bundle_split = isa.inlined(bundle_split)
@@ -78,6 +80,7 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
         if overlap:
             isa.let_next_start()
             isa.wait_previous()
+        # Four elements of a row from up to 16 splits, 64 registers, all under way before the maxima are known.
         values = cuda.local.array(n_values, f32)
         source = partial + first_row * (4 * dim) + column * 16
         stride = i64(rows) * (4 * dim)
@@ -100,6 +103,7 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
                 if (lane & (bundle - 1)) < bundle - 1:
                     weights[i] = zero  # counted in the bundle's
             high = isa.maximum(high, tops[i])
+        # Sixteen lanes hold a row's splits: 1, 2, 4 and 8 apart.
         for shift in range(4):
             high = isa.maximum(high, isa.shuffle_xor_f32(high, 1 << shift))
         level = isa.product(high, scale)
@@ -114,6 +118,7 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
                 total = isa.fused(weights[i], factor, total)
                 weights[i] = factor
         for shift in range(4):
+            # The order of the denominator: a lane's splits upwards, then this butterfly.
             total = total + isa.shuffle_xor_f32(total, 1 << shift)
         if sinks != 0:
             total = total + isa.exp2(sink - level)
@@ -124,6 +129,7 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
                     x = isa.load_f32x4_l2(source + (p * batch + i * step) * stride)
                     for c in range(4):
                         values[i * step * 4 + c] = x[c]
+            # The order of the values: bundles upwards, within them splits upwards.
             for i in range(batch // bundle):
                 s = i * bundle
                 g0, g1, g2, g3 = values[s * 4], values[s * 4 + 1], values[s * 4 + 2], values[s * 4 + 3]

@@ -64,8 +64,11 @@ def make_fetch(isa: Any, shape: Shape, *, units: int) -> tuple[Any, Any, Any, An
     ) -> None:
         g, t = i32(lane >> 2), i32(lane & 3)
         first = i32(unit * UNIT)
+        # Cache rows: [block][key head][64 tokens][D].
         row = i32(((block * n_kv + kv_head) << BLOCK_SHIFT) + ((first & block_mask) + g))
         source = i64(row) * row_bytes + t * 16
+        # Keys are read by the lane that copies them, 16 bytes each in lane order; values by ldmatrix, eight keys of 16
+        # bytes, which the exchange by key / 2 spreads over all banks.
         keys = i32(slot + lane * 16)
         values = i32(slot + half_bytes + g * 64 + ((t ^ (g >> 1)) << 4))
         near, far = i32(0), i32(0)  # keys past the end become zeros: 0 * NaN would spoil the sums
@@ -86,6 +89,7 @@ def make_fetch(isa: Any, shape: Shape, *, units: int) -> tuple[Any, Any, Any, An
         slot: Any, unit: Any, place: Any, entries: Any, k: Any, v: Any, end: Any, kv_head: Any, n_kv: Any, lane: Any
     ) -> None:
         for u in range(units):
+            # The entry came to a lane a chunk ago: no load stands between here and the copy.
             block = isa.shuffle_i32(entries, i32(place + u))
             copy_unit(i32(slot + u * unit_bytes), i32(unit + u * interleave), block, k, v, end, kv_head, n_kv, lane)
 

@@ -5,7 +5,7 @@ visible by `tree_mask`. A chain or a prefill chunk is the lower-triangular mask.
 positions p - window + 1 .. p only; a sink is a learned logit of a head that takes part in the denominator only.
 
 Two launches: `attention_streams` (up to 32 rows a key head) or `attention_rows` (more), which leave one sum a split of
-the keys, then `attention_combine`. Both kernels add in the same order (`attention_layout`), so bits do not depend on T,
+the keys, then `attention_combine`. Both kernels add in the same order (`layout`), so bits do not depend on T,
 on the batch or on how many keys there are. Lengths are read on the device; the grid does not depend on them.
 Keys of earlier steps are read before the kernel before has finished: lengths, tables and cache rows below
 `prefix_lens` are `const` here, so launch with `overlap=False` what follows a kernel that wrote them.

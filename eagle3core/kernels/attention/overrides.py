@@ -1,7 +1,7 @@
 """Settings of the attention kernel by hand: environment variables that replace parts of the chosen plan.
 
 For trials and for finding faults; sweeps and the tuned file are how settings become defaults. All of them are
-order-neutral. Source: docs/requirements.md R-107; docs/sweeps.md says what became of its other names.
+order-neutral. Source: docs/requirements.md R-107; docs/measuring.md says what became of its other names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_TILES = "EAGLE3_FMHA_MAX_TILES"  # such tiles under way at once: the ring's 
 SPLITS_PER_CTA = "EAGLE3_FMHA_SPLITS_PER_CTA"  # splits of the keys that a block handles, one after the other
 
 
-def knobs(shape: Shape, row_warps: int) -> dict[str, Any]:
+def overrides(shape: Shape, row_warps: int) -> dict[str, Any]:
     """Fields of a plan that the environment sets, for a kernel of `row_warps`.
 
     Raises:

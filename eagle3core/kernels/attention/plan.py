@@ -11,7 +11,7 @@ from typing import Any
 from eagle3core.kernels import tuned
 from eagle3core.kernels.attention.combine import COMBINE_THREADS, make_attention_combine
 from eagle3core.kernels.attention.layout import Shape
-from eagle3core.kernels.attention.overrides import knobs
+from eagle3core.kernels.attention.overrides import overrides
 from eagle3core.kernels.attention.rows import ROWS, make_attention_rows, rows_shared_bytes
 from eagle3core.kernels.attention.streams import make_attention_streams, streams_shared_bytes
 from eagle3core.kernels.card import SHARED_BYTES, Variant, overlaps, parameters
@@ -69,11 +69,11 @@ def order_of(arch: str, n_kv_heads: int, dim: int) -> tuple[int, int]:
 def choose_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int = 0) -> Plan:
     """The layout for `tokens` queries of `batch` sequences of at most `keys` keys: the tuned one, else the rule's.
 
-    Variables of `attention_knobs` replace parts of either.
+    Variables of `overrides` replace parts of either.
     """
     setting = tuned.find(arch, "attention", plan_key(shape, tokens, batch, n_kv_heads, keys))
     plan = Plan(**setting) if setting else ruled_plan(arch, shape, tokens, batch, n_kv_heads)
-    return replace(plan, **knobs(shape, plan.row_warps))
+    return replace(plan, **overrides(shape, plan.row_warps))
 
 
 def plan_key(shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int) -> tuned.AttentionKey:

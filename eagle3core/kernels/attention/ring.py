@@ -1,7 +1,7 @@
-"""The ring of `attention_rows`: sets of units of one stream, copied by all warps that read it.
+"""What warps of `attention_rows` read: sets of units of one stream, copied by all warps that read them; queries.
 
 A warp copies eight keys, or their values, of one unit at a time, and always the same ones of every set. Slots of units
-are laid out as in `attention_fetch`.
+are laid out as in `fetch`.
 
 Source: derived here.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eagle3core.kernels.attention.layout import BLOCK_SHIFT, UNIT, Shape, make_walk
+from eagle3core.kernels.attention.layout import BLOCK_SHIFT, UNIT, Shape, make_load_queries, make_walk
 
 
 def make_ring(isa: Any, shape: Shape, *, row_warps: int, groups: int, units: int) -> tuple[Any, Any, Any]:
@@ -54,6 +54,7 @@ def make_ring(isa: Any, shape: Shape, *, row_warps: int, groups: int, units: int
         first = i32(own_unit(unit, row_warp) * UNIT)
         head = i64(i32(block * n_kv + kv_head)) * head_bytes
         place = i32(slot + ((row_warp * copies) >> 2) * (2 * half_bytes) + g * 64)
+        # A unit is four parts, the two halves of its keys and of its values; `copies` of them are this warp's.
         for i in range(copies):
             part = i32((row_warp * copies + i) & 3)  # of the unit: eight keys, the others, eight values, the others
             key, size = i32((part & 1) * 8 + g), i32(0)  # keys past the end become zeros: 0 * NaN would spoil the sums
@@ -69,3 +70,40 @@ def make_ring(isa: Any, shape: Shape, *, row_warps: int, groups: int, units: int
 
     # Merged late, what it copies from and to takes registers that 8 tokens of 4 heads do not have left.
     return isa.inlined(follow), isa.inlined(look_up), isa.inlined(copy_set, early=True)
+
+
+def make_load_tile(isa: Any, shape: Shape, *, held: int) -> Any:
+    """`load_tile(m, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)`: the queries of a warp's tile m.
+
+    Of a query's 64-byte pieces `held` go to the register array `queries`, the others to shared memory at `q_at`;
+    `spare` holds eight int32 on the way.
+    """
+    i32, load_queries, pieces = isa.i32, make_load_queries(isa, shape), shape.pieces
+
+    def load_piece(
+        m: Any, j: Any, q: Any, queries: Any, spare: Any, q_at: Any, b: Any, kv_head: Any, n_kv: Any, tokens: Any,
+        row0: Any, lane: Any,
+    ) -> None:  # fmt: skip
+        row = i32(row0 + m * 16)
+        if j < held:
+            load_queries(q, queries, m * held + j, b, kv_head, n_kv, tokens, row, lane, j)
+        else:
+            load_queries(q, spare, 0, b, kv_head, n_kv, tokens, row, lane, j)
+            at = i32(q_at + (m * (pieces - held) + j - held) * 1024)
+            isa.shared_store_u32x4(at, spare[0], spare[1], spare[2], spare[3])
+            isa.shared_store_u32x4(i32(at + 512), spare[4], spare[5], spare[6], spare[7])
+
+    load_piece = isa.inlined(load_piece)
+
+    def load_tile(
+        m: Any, q: Any, queries: Any, spare: Any, q_at: Any, b: Any, kv_head: Any, n_kv: Any, tokens: Any, row0: Any,
+        lane: Any,
+    ) -> None:  # fmt: skip
+        # Written out: a loop that is not unrolled would move the queries to local memory.
+        load_piece(m, 0, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
+        load_piece(m, 1, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
+        if pieces == 4:
+            load_piece(m, 2, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
+            load_piece(m, 3, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
+
+    return isa.inlined(load_tile)

@@ -1,10 +1,10 @@
 """Attention kernel for more than 32 query rows a key head: warps own 32 rows each and share every unit of keys.
 
 A block owns one (sequence, key head), up to 32 `row_warps` rows and `run` splits. `groups` groups of `row_warps` warps
-walk as many streams of a split side by side, each group with a ring of its own (`attention_ring`) that its warps fill
+walk as many streams of a split side by side, each group with a ring of its own (`ring`) that its warps fill
 together. A set of units of a stream is scored at once; if no running maximum moves and no key is hidden, its values
 follow at once too, so that few decisions fall to a unit. When a stream ends, a warp joins its sums to those of the
-split, which lie in shared memory (`attention_totals`); the groups take turns, so the order is that of
+split, which lie in shared memory (`totals`); the groups take turns, so the order is that of
 `attention_streams`, and the bits are too.
 
 A barrier of a group says set after set that all its warps' copies of that set are there, and that all have read the set
@@ -28,11 +28,10 @@ from eagle3core.kernels.attention.layout import (
     TILE_TOTAL,
     UNIT,
     Shape,
-    make_load_queries,
     make_span,
     make_walk,
 )
-from eagle3core.kernels.attention.ring import make_ring
+from eagle3core.kernels.attention.ring import make_load_tile, make_ring
 from eagle3core.kernels.attention.tile import make_steps
 from eagle3core.kernels.attention.totals import make_totals, totals_bytes
 
@@ -62,10 +61,12 @@ def make_attention_rows(
         counting, overlap: as in `attention_streams`.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
+    # Before a warp arrives for the next set, the newest stages - 3 groups may be under way: that set's own has landed.
+    # Copies run stages - 2 sets ahead, one less than without sharing: the set before may still be read by another warp.
     wait_set, wait_all = isa.COPY_WAIT[stages - 3], isa.COPY_WAIT[0]
     wait_others = isa.mbarrier_wait if overlap else isa.mbarrier_poll  # both of compute capability 9
     first_of, _ = make_walk(isa, shape)
-    span, load_queries = make_span(isa), make_load_queries(isa, shape)
+    span, load_tile = make_span(isa), make_load_tile(isa, shape, held=held)
     follow, look_up, copy_set = make_ring(isa, shape, row_warps=row_warps, groups=groups, units=units)
     score, hide, start_tops, grows, raise_tops, add_values = make_steps(
         isa, shape, tiles=2, half=False, held=held, units=units
@@ -82,34 +83,10 @@ def make_attention_rows(
     barriers_offset = queries_offset + row_warps * groups * own_queries
     row_shift, split_mask = row_warps.bit_length() - 1, streams - 1
     stream_shift = streams.bit_length() - 1
+    # Registers of a lane: D sums of its two tiles, 16 scores a unit, 16 int32 a piece of the queries held; with D =
+    # 128, two units and three pieces 208 of the 255 there are.
     n_queries, n_accumulators, n_scores = 16 * held, dim, 16 * units
     uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
-
-    def load_piece(
-        m: Any, j: Any, q: Any, queries: Any, spare: Any, q_at: Any, b: Any, kv_head: Any, n_kv: Any, tokens: Any,
-        row0: Any, lane: Any,
-    ) -> None:  # fmt: skip
-        row = i32(row0 + m * 16)
-        if j < held:
-            load_queries(q, queries, m * held + j, b, kv_head, n_kv, tokens, row, lane, j)
-        else:
-            load_queries(q, spare, 0, b, kv_head, n_kv, tokens, row, lane, j)
-            at = i32(q_at + (m * (pieces - held) + j - held) * 1024)
-            isa.shared_store_u32x4(at, spare[0], spare[1], spare[2], spare[3])
-            isa.shared_store_u32x4(i32(at + 512), spare[4], spare[5], spare[6], spare[7])
-
-    load_piece = isa.inlined(load_piece)
-
-    def load_tile(
-        m: Any, q: Any, queries: Any, spare: Any, q_at: Any, b: Any, kv_head: Any, n_kv: Any, tokens: Any, row0: Any,
-        lane: Any,
-    ) -> None:  # fmt: skip
-        # Written out: a loop that is not unrolled would move the queries to local memory.
-        load_piece(m, 0, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
-        load_piece(m, 1, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
-        if pieces == 4:
-            load_piece(m, 2, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
-            load_piece(m, 3, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
 
     def pinned(value: Any) -> Any:
         # `value` through a shuffle: what depends on it is not computed ahead of the loop and held in registers there.
@@ -123,7 +100,7 @@ def make_attention_rows(
                     x = scores[16 * (other + 1) + i]
             one[i] = x
 
-    load_tile, pinned, take_unit = isa.inlined(load_tile), isa.inlined(pinned), isa.inlined(take_unit)
+    pinned, take_unit = isa.inlined(pinned), isa.inlined(take_unit)
 
     def attention_rows(
         q: Any, k: Any, v: Any, tables: Any, prefix: Any, masks: Any, all_positions: Any, partial: Any, tops_sums: Any,
@@ -165,6 +142,7 @@ def make_attention_rows(
                 block = look_up(table, next_unit, n_units, lane, row_warp)
                 copy_set(i32(ring + slot * set_bytes), block, next_unit, k, v, end, kv_head, n_kv, lane, row_warp)
                 next_unit = follow(next_unit, last_stream, first_unit, n_units)
+            # A group a set even where there is nothing to copy: the waits count groups.
             isa.copy_commit()
         if overlap:
             isa.wait_previous()
@@ -200,6 +178,8 @@ def make_attention_rows(
                 sums[i] = zero
             unit = first_of(stream, first_unit)
             while unit < n_units:
+                # All warps' copies of this set are there, and all have left the set two before: its place takes the
+                # copies below.
                 wait_others(barrier, parity)
                 parity = i32(parity ^ 1)
                 if next_unit >= 0:
@@ -208,12 +188,13 @@ def make_attention_rows(
                         writing = i32(writing - ring_bytes)
                     copy_set(writing, block, next_unit, k, v, end, kv_head, n_kv, lane, row_warp)
                 isa.copy_commit()
-                # A warp without rows works on zeros.
+                # A warp without rows works on zeros: it copies, and is counted at barriers.
                 score(scores, queries, q_at, i32(reading + k_lane))
                 if next_unit >= 0:
                     next_unit = follow(next_unit, last_stream, first_unit, n_units)
                     if next_unit >= 0:
                         block = look_up(table, next_unit, n_units, lane, row_warp)
+                # Arrive for the next set here, between keys and values: by when others wait for it, this was long ago.
                 wait_set()
                 cuda.syncwarp()
                 if lane < isa.ARRIVING_LANES:
@@ -265,6 +246,7 @@ def make_attention_rows(
             stream = i32(unit & (interleave - 1))  # as before; to hold it meanwhile would cost a register
             place = i32(stream & split_mask)
             if groups > 1 and stream > first_stream:
+                # The streams of a split join in ascending order, whichever group is ahead.
                 wait_others(i32(turns + own_group * 8), turn_parity)
                 turn_parity = i32(turn_parity ^ 1)
             here = pinned(lane)

@@ -4,7 +4,7 @@ A warp's sums go to a free slot of its ring as [row][D] f32, 16-byte columns exc
 row's maximum and weight, to a table. Where a block handles all splits of a bundle, each thread keeps its part of the
 bundle's sums in shared memory, and the last split of a bundle sends them out in the place of its first.
 
-Source: the order of sums is that of `attention_layout`.
+Source: the order of sums is that of `layout`.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ def make_split(isa: Any, shape: Shape, *, tiles: int, half: bool, joined: bool) 
     last = shape.bundle - 1
 
     def lay_row(m: Any, far: Any, slot: Any, table: Any, warp: Any, lane: Any, tops: Any, sums: Any) -> None:
+        # The row's four lanes, 1 and then 2 apart, in both kernels of attention.
         total = sums[m * 2 + far]
         total = total + isa.shuffle_xor_f32(total, 1)
         total = total + isa.shuffle_xor_f32(total, 2)
@@ -57,6 +58,8 @@ def make_split(isa: Any, shape: Shape, *, tiles: int, half: bool, joined: bool) 
         at = i32(slot + (far * 8 + g) * (4 * dim) + (t & 1) * 8)
         for n in range(n_columns):
             o = (m * n_columns + n) * 4 + far * 2
+            # Rows are a multiple of 32 words, so columns are exchanged by row: half a warp's 8-byte stores meet in no
+            # bank.
             column = i32((2 * n + (t >> 1)) ^ (2 * (g & 3)))
             isa.shared_store_f32x2(i32(at + column * 16), accumulators[o], accumulators[o + 1])
 
@@ -105,6 +108,7 @@ def make_split(isa: Any, shape: Shape, *, tiles: int, half: bool, joined: bool) 
                 at = i32(tile_row * (4 * dim) + ((chunk ^ (2 * (tile_row & 3))) << 4))
                 entry = i32(table + row * (streams * 16))
                 top, total, o0, o1, o2, o3 = FLOOR, zero, zero, zero, zero, zero
+                # Streams upwards, each joined to those before: the words of `totals.join`, to the same bits.
                 for w in range(streams):
                     e = isa.shared_load_f32x4(i32(entry + w * 16))
                     a = isa.shared_load_f32x4(i32(isa.bits_of_f32(e[2]) + at))
@@ -120,6 +124,7 @@ def make_split(isa: Any, shape: Shape, *, tiles: int, half: bool, joined: bool) 
                     top, total, o0, o1, o2, o3 = join_bundle(
                         row, kept_at, place, table, top, total, (o0, o1, o2, o3), scale
                     )
+                    # The bundle's last split sends its sums out, in the place of its first.
                     target = first_row + i64(split - last) * rows + row
                     if place < last:
                         leaves = i32(0)

@@ -1,11 +1,11 @@
 """Attention kernel for up to 32 query rows a key head: every warp walks a stream of its own.
 
 A block owns one (sequence, key head) and `run` splits, one after the other. Each warp copies its stream's units into a
-private ring in shared memory (`attention_fetch`), a set of one or two at a time, so the walk needs no barrier of the
+private ring in shared memory (`fetch`), a set of one or two at a time, so the walk needs no barrier of the
 block; copies run on over the end of a split into the next. A set is scored at once; if no running maximum moves and no
-key is hidden, its values follow at once too. At the end of a split the block joins its streams (`attention_split`).
+key is hidden, its values follow at once too. At the end of a split the block joins its streams (`split`).
 
-Source: derived here; the order of sums is that of `attention_layout`.
+Source: derived here; the order of sums is that of `layout`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ def make_attention_streams(
         overlap: wait for the kernel before (programmatic dependent launch).
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
+    # A step may leave the newest stages - 2 groups under way: the group of its own set has landed.
     wait_set, wait_all = isa.COPY_WAIT[stages - 2], isa.COPY_WAIT[0]
     first_of, advance = make_walk(isa, shape)
     span, (query_at, load_queries) = make_span(isa), make_queries(isa, shape)
@@ -70,6 +71,8 @@ def make_attention_streams(
     ring_bytes, tile_bytes = stages * set_bytes, 64 * dim
     q_offset = streams * ring_bytes
     table_offset = q_offset + tiles * pieces * 1024
+    # Registers of a lane: dim / 2 sums a tile (half for 8 rows), 8 scores a tile and unit, and the queries, 8 a piece,
+    # where one tile leaves room for them.
     n_queries = 8 * pieces if in_registers else 8
     n_accumulators, n_tops = dim // 2 * tiles // (2 if half else 1), 2 * tiles
     unit_scores, n_scores = 8 * tiles, 8 * tiles * units
@@ -99,6 +102,7 @@ def make_attention_streams(
         last_split = i32(min(split + run, splits))
         base = isa.shared_address(cuda.shared.array(0, f32, alignment=128))
         ring, table = i32(base + warp * ring_bytes), tables + i64(b) * table_width * 4
+        # This warp's streams: one of each split of the block, `streams` apart.
         end_stream, first_stream = i32(last_split * streams), i32(split * streams + warp)
         # The first entries are asked for beside the length, and again if that or a window says that they are others.
         entries = look_up(table, first_stream, i32(table_width << (BLOCK_SHIFT - 4)), lane)
@@ -126,6 +130,7 @@ def make_attention_streams(
                     next_unit, place, entries, later_stream, later_unit, later, table, end_stream, first_unit, n_units,
                     lane,
                 )  # fmt: skip
+            # A group a set even where there is nothing to copy: the waits below count groups.
             isa.copy_commit()
         row = i32(lane >> 2)
         if not in_registers:
@@ -148,6 +153,7 @@ def make_attention_streams(
                 isa.shared_store_u32x4(at, queries[0], queries[1], queries[2], queries[3])
                 isa.shared_store_u32x4(i32(at + 512), queries[4], queries[5], queries[6], queries[7])
                 fragment = i32(fragment + streams)
+            # All warps have brought the fragments that each of them multiplies by.
             cuda.syncthreads()
 
         accumulators = cuda.local.array(n_accumulators, f32)
@@ -171,6 +177,8 @@ def make_attention_streams(
                 sums[i] = zero
             unit = first_of(i32(split * streams + warp), first_unit)
             while unit < n_units:
+                # A lane waits for its own copies, then the lanes meet: values are read by others than copied them. And
+                # all have read the set before, whose place the next copies take.
                 wait_set()
                 cuda.syncwarp()
                 if next_unit >= 0:
@@ -179,9 +187,12 @@ def make_attention_streams(
                         next_unit, place, entries, later_stream, later_unit, later, table, end_stream, first_unit,
                         n_units, lane,
                     )  # fmt: skip
+                # Also without a copy: see above.
                 isa.copy_commit()
                 score(scores, queries, q_at, i32(reading + k_lane))
                 values, careful = i32(reading + v_lane), i32(1)
+                # The usual path: every row sees every key of the set, and no maximum moves. One vote, no mask, and no
+                # shuffle after the first unit.
                 if unit >= lowest and i32(unit + (step - interleave)) < limit:
                     if i32(unit - first_unit) < interleave:
                         start_tops(scores, tops, scale)
@@ -196,6 +207,7 @@ def make_attention_streams(
                 else:
                     u = i32(0)
                     while u < units and i32(unit + u * interleave) < n_units:
+                        # The careful path, a unit at a time, in the same order and to the same bits.
                         take_unit(u, scores, one)
                         first, sees = i32((unit + u * interleave) * UNIT), i32(1)
                         if i32(first + UNIT) > ctx or first < seen_by_all:
@@ -221,16 +233,19 @@ def make_attention_streams(
             first_row = i64(i32(pinned(b) * n_kv + kv_head) * splits) * rows
             first_group = i32(first_unit >> stream_shift)
             has_keys = i32((split - first_group) & (splits - 1)) <= i32(((n_units - 1) >> stream_shift) - first_group)
+            # `has_keys` depends on lengths alone, so the whole block agrees on whether to meet at the barriers below.
             if joined or has_keys:
                 ends = i32(base + table_offset)
+                # Into the slot that no copy is on its way to; the next copies come after the last barrier.
                 lay_tile(0, writing, ends, warp, lane, accumulators, tops, sums)
                 if both_tiles:
                     lay_tile(1, i32(writing + tile_bytes), ends, warp, lane, accumulators, tops, sums)
+                # All warps' sums lie there.
                 cuda.syncthreads()
                 join_tile(0, ends, tid, rows, first_row, split, partial, tops_sums, scale)
                 if both_tiles:
                     join_tile(1, ends, tid, rows, first_row, split, partial, tops_sums, scale)
-                cuda.syncthreads()
+                cuda.syncthreads()  # they have been read: slots and table are free again
                 if tiles == 2 and not both_tiles:
                     lay_tile(1, writing, ends, warp, lane, accumulators, tops, sums)
                     cuda.syncthreads()

@@ -1,6 +1,6 @@
 """What both attention kernels do with one unit of 16 keys: scores, mask, online softmax, values.
 
-Every row gets the same bits in any company (see `attention_layout`). For that, a key a row may not see has a
+Every row gets the same bits whatever rows are beside it (see `layout`). For that, a key a row may not see has a
 probability of exactly zero, a row's running maximum moves only on its own account, and every product that is added to
 something is written as `fused` or `product`, so that no compiler chooses the rounding.
 
@@ -72,10 +72,13 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
     zero = np.float32(0)
 
     def score_piece(j: Any, scores: Any, keys: Any, queries: Any, q_at: Any, k_at: Any) -> None:
+        # Keys of all units of a set, eight at a time, as operands: lane (g, t) holds elements 8t .. 8t + 7 of key g.
         for i in range(2 * units):
             k = isa.shared_load_u32x4(i32(k_at + (i >> 1) * unit_bytes + ((i & 1) * pieces + j) * 512))
             for c in range(4):
                 keys[i * 4 + c] = k[c]
+        # Along D the order of a score's sum: pieces upwards, two products each. Rows g and g + 8 of a tile are a
+        # lane's, keys 2t and 2t + 1 of each eight.
         for c in range(2):
             for m in range(tiles):
                 if j < held:
@@ -111,6 +114,7 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
         return isa.maximum(isa.maximum(scores[s], scores[s + 1]), isa.maximum(scores[s + 4], scores[s + 5]))
 
     def raised(top: Any, high: Any, scale: Any) -> Any:
+        # Four lanes have a row; a maximum is the same in any order.
         top = isa.maximum(top, isa.shuffle_xor_f32(top, 1))
         top = isa.maximum(top, isa.shuffle_xor_f32(top, 2))
         if (top - high) * scale > GROWTH:
@@ -124,10 +128,12 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
     ) -> None:
         r = m * 2 + far
         high = raised(highest[r], tops[r], scale)
+        # exp2(0) is 1 where this row's maximum stays: what a warp does for another row leaves its bits alone.
         shrink = isa.exp2((tops[r] - high) * scale)
         tops[r] = high
         sums[r] = isa.product(sums[r], shrink)
         if half:
+            # There a lane has rows 2t and 2t + 1 of the sums, whose maxima lie in lanes 8t and 8t + 4.
             own = isa.bits_of_f32(shrink)
             even = isa.f32_of_bits(isa.shuffle_i32(own, i32((lane & 3) * 8)))
             odd = isa.f32_of_bits(isa.shuffle_i32(own, i32((lane & 3) * 8 + 4)))
@@ -161,6 +167,8 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
 
     grown = isa.inlined(grown)
 
+    # Over all units at once: if none moves a maximum, going unit by unit would not either, so both ways give one
+    # result.
     def grows(scores: Any, tops: Any, scale: Any) -> Any:
         highest = cuda.local.array(n_tops, f32)
         highest[0] = own_highest_of_all(0, scores)
@@ -187,6 +195,7 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
                 raise_row(1, 0, highest, accumulators, tops, sums, scale, lane)
                 raise_row(1, 1, highest, accumulators, tops, sums, scale, lane)
 
+    # Nothing has been summed yet, so nothing shrinks; `raise_tops` would multiply zeros.
     def start_tops(scores: Any, tops: Any, scale: Any) -> None:
         tops[0] = raised(own_highest(0, scores), tops[0], scale)
         if not half:
@@ -197,9 +206,12 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
 
     def weigh_row(m: Any, far: Any, at: Any, scores: Any, weights: Any, tops: Any, sums: Any, scale: Any) -> None:
         s, r = at + m * 8 + far * 2, m * 2 + far
+        # Hidden keys: exp2(-inf) is exactly 0. The product is rounded here, once for all keys of the row.
         base = -isa.product(tops[r], scale)
         p0, p1 = isa.exp2(isa.fused(scores[s], scale, base)), isa.exp2(isa.fused(scores[s + 1], scale, base))
         p2, p3 = isa.exp2(isa.fused(scores[s + 4], scale, base)), isa.exp2(isa.fused(scores[s + 5], scale, base))
+        # Four keys of this lane; the row's four lanes meet when the stream ends. Unrounded, while the values' weights
+        # are of 16 bits.
         sums[r] = sums[r] + ((p0 + p1) + (p2 + p3))
         weights[m * 4 + far] = pack(p1, p0)
         weights[m * 4 + far + 2] = pack(p3, p2)
@@ -208,6 +220,7 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
         v = isa.ldmatrix_x4_trans(i32(v_at + (step >> 1) * 512))
         if half:
             o = step * 4
+            # Values stand as the operand of 16 rows, columns of D, and weights as that of eight: [D / 16][4] sums.
             d = mma(
                 v[0], v[1], v[2], v[3], weights[0], weights[2],
                 accumulators[o], accumulators[o + 1], accumulators[o + 2], accumulators[o + 3],
@@ -227,6 +240,8 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
 
     weigh_row, add_step = isa.inlined(weigh_row), isa.inlined(add_step)
 
+    # A piece of a value is 64 bytes: two steps of 16 columns of D. In the slot they lie 32 bytes apart but for the
+    # exchange of columns, which an exclusive or follows: hence two addresses, `v_odd` = `v_even` ^ 32.
     def add_values(
         s: Any, scores: Any, accumulators: Any, tops: Any, sums: Any, v_even: Any, v_odd: Any, scale: Any
     ) -> None:

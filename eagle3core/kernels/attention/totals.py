@@ -4,7 +4,7 @@ They lie in shared memory as the lanes hold them: 16 bytes a lane for each 8 col
 of its four rows and their sums of probabilities; those of the bundle follow. The bundle's sums of values, which are
 needed once a split, stay where they are to be left, in the place of its first split.
 
-Source: the order of sums is that of `attention_layout`.
+Source: the order of sums is that of `layout`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool) -> tuple[Any, Any, Any]
     def join_row(
         r: Any, total_tops: Any, total_sums: Any, keep: Any, take: Any, tops: Any, sums: Any, scale: Any
     ) -> None:
+        # The row's four lanes, 1 and then 2 apart, as in `split.lay_row`; then the words of `split.join_tile`: equal
+        # bits.
         total = sums[r]
         total = total + isa.shuffle_xor_f32(total, 1)
         total = total + isa.shuffle_xor_f32(total, 2)
@@ -77,6 +79,8 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool) -> tuple[Any, Any, Any]
             total_tops[r], total_sums[r] = held[r], summed[r]
         for r in range(4):
             join_row(r, total_tops, total_sums, keep, take, tops, sums, scale)
+        # No barrier: a lane reads back only what it wrote itself, or what the lane of the same number in another group
+        # wrote before that group passed the turn on.
         if is_first:
             for o in range(2 * n_columns):
                 i = 4 * o
@@ -115,6 +119,8 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool) -> tuple[Any, Any, Any]
         near, far, wide = row < rows, row + 8 < rows, i64(place)
         target, beyond = partial + wide * (4 * dim) + (lane & 3) * 8, 8 * 4 * dim
         if (lane & 3) == 0:
+            # Maximum and sum of probabilities always go out, also FLOOR and 0: they say that the row has no values
+            # here.
             if near:
                 isa.store_f32x2(tops_sums + wide * 8, total_tops[2 * m], total_sums[2 * m])
             if far:
@@ -141,6 +147,7 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool) -> tuple[Any, Any, Any]
                     )
         else:
             n = i32(0)
+            # Rolled on purpose: nothing is held over from one column to the next.
             while n < n_columns:
                 t = isa.shared_load_f32x4(i32(at + (m * n_columns + n) * LANES))
                 if near:
@@ -156,6 +163,7 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool) -> tuple[Any, Any, Any]
         total_sums: Any, partial: Any, tops_sums: Any, scale: Any,
     ) -> None:  # fmt: skip
         keep, take = cuda.local.array(4, f32), cuda.local.array(4, f32)
+        # The accumulators are free between two splits: `buffer` is theirs.
         row, place = i32(row0 + (lane >> 2)), i32(split & (step - 1))
         if joined:
             for r in range(4):

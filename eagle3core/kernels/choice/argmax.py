@@ -96,6 +96,7 @@ def make_argmax_join(isa: Any, *, partials: int, threads: int, loads: int, maps:
                 places = isa.load_u32x4(column + (row * partials + group * 4) * 4)
                 for i in range(4):
                     values[4 * p + i], columns[4 * p + i] = found[i], places[i]
+        # No order matters here: the larger value wins, of equal ones the lower column.
         value, index = values[0], columns[0]
         for i in range(1, kept):
             if values[i] > value or (values[i] == value and columns[i] < index):
@@ -222,7 +223,7 @@ def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors) -> list[
 CARD = Card(
     name="argmax",
     equation="id = map[min{j : logits[j] = max logits}]",
-    source="R-29, R-96",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=_reference,
@@ -249,5 +250,4 @@ CARD = Card(
     alone=alone("rows", "logits"),
     row_of=row_of,
     n_rows=count("rows"),
-    peers={"torch.argmax": lambda case, inputs: lambda: inputs["logits"].argmax(dim=-1)},
 )  # fmt: skip

@@ -82,6 +82,7 @@ def make_sample_sums(isa: Any, *, dtype: str, overlap: bool) -> Any:
             isa.let_next_start()  # see `top_k_groups_kernel`
         heat, eps = isa.load_f32(temperature + row * 4), isa.load_f32(epsilon + row * 4)
         read(logits + row * n_columns * 2, i32(piece * PIECE + tid * COLUMNS), n_columns, factor(heat), values)
+        # The maximum is the same in any order; every thread adds up against the block's, so that shares fit each other.
         top = lowest
         for i in range(COLUMNS):
             top = isa.maximum(top, values[i])
@@ -98,6 +99,7 @@ def make_sample_sums(isa: Any, *, dtype: str, overlap: bool) -> Any:
             share = isa.exp2(below)
             total = total + share
             weighted = weighted + share * below
+        # 16 columns of a thread upwards, a butterfly, warps in order: the order of both sums.
         total, weighted = block_sum_pair(total, weighted, scratch, tid)
         if tid == 0:
             isa.store_f32x4(sums + (row * pieces + piece) * 16, top, total, weighted, eps)
@@ -135,6 +137,7 @@ def make_sample_masses(isa: Any, *, dtype: str, pieces: int, overlap: bool) -> A
             number = isa.load_f32(uniform + row * 4)
         read(logits + row * n_columns * 2, i32(piece * PIECE + tid * COLUMNS), n_columns, factor(heat), values)
         top = lowest
+        # Every warp of every block does this for itself, in one order, and gets the same bits.
         for p in range(per_lane):
             tops[p], totals[p], weights[p] = lowest, zero, zero
             if p * 32 + lane < pieces:
@@ -145,6 +148,8 @@ def make_sample_masses(isa: Any, *, dtype: str, pieces: int, overlap: bool) -> A
             top = isa.maximum(top, isa.shuffle_xor_f32(top, 1 << step))
         total, weighted = zero, zero
         for p in range(per_lane):
+            # A piece's sums, made against its own maximum, as the row's: sum (x - m) 2^(x - m) moves by the shift of m
+            # too.
             below = isa.maximum(tops[p] - top, lowest)
             scale = isa.exp2(below)
             total = total + scale * totals[p]
@@ -155,6 +160,8 @@ def make_sample_masses(isa: Any, *, dtype: str, pieces: int, overlap: bool) -> A
             limit = zero
         elif eps > zero:
             log_eps, log_total = log2(eps), log2(total)
+            # In bits: -sum p log2 p. The limit is that of log2 p, and stands against x - top by adding log2 of the
+            # total.
             entropy = log_total - weighted * isa.reciprocal(total)
             limit = isa.minimum(log_eps, log_eps * half - entropy) + log_total
         kept = zero
@@ -185,6 +192,7 @@ def make_sample_draw(isa: Any, *, dtype: str, pieces: int, overlap: bool) -> Any
         tid = i32(cuda.threadIdx.x)
         row = i64(cuda.blockIdx.x)
         values = cuda.local.array(COLUMNS, f32)
+        # Scratch of its own for each of six exchanges: no barrier is needed to use one again.
         first, second, third, fourth, fifth, sixth = (
             isa.shared_address(cuda.shared.array(WARPS, f32)),
             isa.shared_address(cuda.shared.array(WARPS, f32)),
@@ -213,6 +221,7 @@ def make_sample_draw(isa: Any, *, dtype: str, pieces: int, overlap: bool) -> Any
         piece, last = block_min(hit, second, tid), block_min(last, third, tid)
         if piece == _NONE:
             piece = i32(-last)
+        # One thread per piece: this one knows the mass before its own.
         if tid == piece:
             isa.shared_store_f32(start, before)
         cuda.syncthreads()

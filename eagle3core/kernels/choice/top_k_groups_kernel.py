@@ -47,19 +47,23 @@ def make_top_k_groups(isa: Any, *, dtype: str, loads: int, warps: int, held: int
             best = isa.maximum(low(words[4 * p]), high(words[4 * p]))
             for i in range(1, 4):
                 best = isa.maximum(best, isa.maximum(low(words[4 * p + i]), high(words[4 * p + i])))
+            # The warp's maximum by one integer instruction: sixteen-bit values order as their keys.
             tops_of[p] = key_value(isa.warp_max_i32(value_key(best)))
+            # r of the docstring, rounded once and the same in all lanes; a group of nothing but -inf has the sum 0.
             offset = isa.product(isa.maximum(tops_of[p], lowest), -log2_e)
             totals[p] = isa.exp2(isa.fused(low(words[4 * p]), log2_e, offset))
             totals[p] = totals[p] + isa.exp2(isa.fused(high(words[4 * p]), log2_e, offset))
             for i in range(1, 4):
                 totals[p] = totals[p] + isa.exp2(isa.fused(low(words[4 * p + i]), log2_e, offset))
                 totals[p] = totals[p] + isa.exp2(isa.fused(high(words[4 * p + i]), log2_e, offset))
+        # The sum of a group: 8 columns of a lane upwards, then a butterfly, whatever `loads` is.
         own_total, own_top = sum_each(totals, lane), tops_of[0]
         for p in range(1, loads):
             if lane == p:
                 own_top = tops_of[p]
         group = i32(first + lane)
         if lane < loads and group < groups:
+            # Group n goes to warp n mod 16 of the second pass, which reads its own side by side.
             slot = i32((group & (SEEKERS - 1)) * stride + (group >> 4))
             isa.store_f32x2(tops + (row * (SEEKERS * stride) + slot) * 8, own_top, own_total)
 

@@ -53,6 +53,7 @@ def make_join_sums(isa: Any, *, groups: int, held: int) -> Any:
         total = warp_sum(total)
         if lane == 0:
             isa.shared_store_f32x2(scratch + part * 8, largest, total)
+        # Of the summers alone: the seekers have barriers of their own and are not waited for.
         isa.named_barrier(_SUM, 32 * SUMMERS)
         largest, total = lowest, zero
         for s in range(SUMMERS):
@@ -84,10 +85,14 @@ def make_choose_groups(isa: Any, *, k: int, held: int) -> Any:
         best = isa.warp_max_i32(best)
         if lane == 0:
             isa.shared_store_u32(board + warp * 4, best)
+        # All warps' best are on the board.
         isa.named_barrier(_SEEK, seekers)
         other = isa.shared_load_u32(board + (lane & (SEEKERS - 1)) * 4)
+        # The board is read twice over by 32 lanes: the lower half of the votes counts. No two keys are equal, so
+        # exactly one warp has k - 1 ahead of its own.
         if isa.popcount(isa.ballot(i32(other > best)) & 0xFFFF) == k - 1 and lane == 0:
             isa.shared_store_u32(board + SEEKERS * 4, best)
+        # The bar is there.
         isa.named_barrier(_SEEK, seekers)
         bar, count, mine = isa.shared_load_u32(board + SEEKERS * 4), i32(0), i32(_NOTHING)
         for p in range(held):
@@ -149,6 +154,7 @@ def make_read_group(isa: Any, *, dtype: str, k: int) -> Any:
         for i in range(1, 8):
             own = i32(max(own, found[i]))
         top = isa.warp_max_i32(own)
+        # At most k rounds: each takes the group's best below the one before.
         while top >= floor and top != _NOTHING and count < k:
             if lane == count:
                 kept = top
@@ -198,6 +204,7 @@ def make_top_k_join(isa: Any, *, dtype: str, k: int, groups: int, held: int, ove
         if warp < SEEKERS:
             for p in range(held):
                 group = i32((p * 32 + lane) * SEEKERS + warp)
+                # A group past the last has a key of its own too, below every real one.
                 own[p] = i32(_NOTHING + (_LAST - group))
                 if group < groups:
                     top = isa.load_f32(first + p * 256)
@@ -222,6 +229,7 @@ def make_top_k_join(isa: Any, *, dtype: str, k: int, groups: int, held: int, ove
             if tid == seekers:
                 isa.shared_store_f32(whole, normaliser)
                 isa.store_f32(lse + row * 4, normaliser)
+        # Here seekers and summers meet, once.
         cuda.syncthreads()
         if count > 0:
             normaliser = isa.shared_load_f32(whole)
@@ -231,6 +239,7 @@ def make_top_k_join(isa: Any, *, dtype: str, k: int, groups: int, held: int, ove
                     others[e] = isa.shared_load_u32(values + (e * 32 + lane) * 4)
                     if not is_whole:
                         others_at[e] = isa.shared_load_u32(columns + (e * 32 + lane) * 4)
+            # A candidate's place is the number of candidates ahead of it: no sorting, and no two write one place.
             for n in range(count):
                 mine, ahead = isa.shuffle_i32(value, n), i32(0)
                 mine_at = i32(_LAST - (mine & _LAST))

@@ -19,11 +19,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
 
+from eagle3core.errors import BackendUnavailable
 from eagle3core.kernels.emulator.machine_memory import EmulationError as EmulationError
 from eagle3core.kernels.emulator.machine_memory import Region as Region
 from eagle3core.kernels.emulator.machine_memory import Shared, Stamp
+
+try:
+    from greenlet import getcurrent, greenlet  # type: ignore[import-untyped]
+except ModuleNotFoundError as missing:  # an optional tool: only the emulator needs it
+    raise BackendUnavailable(
+        "the emulator runs the lanes of a kernel as greenlets, and greenlet is not installed",
+        "greenlet 3.2 or later",
+        'pip install greenlet, or "eagle3lab[compile]" with all that checks kernels without a GPU',
+    ) from missing
 
 WARP = 32
 GROUP = 128  # lanes of a warpgroup

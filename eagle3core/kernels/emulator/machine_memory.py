@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from eagle3core.kernels.emulator.machine import Lane
 
 
 class EmulationError(Exception):
@@ -37,6 +34,26 @@ class Stamp(NamedTuple):
 
 
 IN_FLIGHT = Stamp(-2, 0)
+
+
+class Clock(Protocol):
+    """A block's time, as its lanes write and meet."""
+
+    clock: int
+
+
+class Lane(Protocol):
+    """Who touches shared memory, and per lane the time before which its writes are visible to this one."""
+
+    index: int
+    seen: list[int]
+
+    @property
+    def block(self) -> Clock:
+        """The block it runs in."""
+
+    def stamp(self) -> Stamp:
+        """What its writes of this moment are marked with."""
 
 
 class Shared:

@@ -3,3 +3,22 @@
 Read `launcher` first, then `reference`, `tiling`, and one kernel: `ring` (few rows), `tile` or `group` (more).
 `epilogue` says what becomes of the sums; a new epilogue is a kind there and a branch of `finish`.
 """
+
+from eagle3core.kernels.gemm.card import CARD
+from eagle3core.kernels.gemm.launcher import gemm, gemm_cost, pack_weight, unpack_weight, workspace
+from eagle3core.kernels.gemm.reference import epilogue_of, n_columns, n_weight_rows
+from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
+
+__all__ = [
+    "CARD",
+    "Tiling",
+    "choose_tiling",
+    "epilogue_of",
+    "gemm",
+    "gemm_cost",
+    "n_columns",
+    "n_weight_rows",
+    "pack_weight",
+    "unpack_weight",
+    "workspace",
+]

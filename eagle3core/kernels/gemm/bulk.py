@@ -39,6 +39,7 @@ def make_bulk_ring(isa: Any, *, dtype: str, w_tiles: int, units: int, stages: in
     copy_stage = isa.inlined(copy_stage)
 
     def start_w(ring: Any, full: Any, source: Any, pitch: Any, n_steps: Any, lane: Any) -> None:
+        # One arrival, that of the lane which announces the bytes; the bytes do the rest.
         if lane < stages:
             isa.mbarrier_init(i32(full + lane * 8), i32(1))
             isa.mbarrier_fence_init()
@@ -49,6 +50,7 @@ def make_bulk_ring(isa: Any, *, dtype: str, w_tiles: int, units: int, stages: in
                 copy_stage(i32(ring + stage * stage_bytes), at, pitch, i32(full + stage * 8), lane)
 
     def start_x(operands: Any, source_x: Any, has_row: Any, n_steps: Any) -> None:
+        # Two stages of x, even and odd, in registers: 4 int32 a unit each.
         for i in range(8 * units):
             operands[i] = i32(0)  # and so they stay where there is no row
         if n_steps > 0:
@@ -56,6 +58,7 @@ def make_bulk_ring(isa: Any, *, dtype: str, w_tiles: int, units: int, stages: in
         if n_steps > 1:
             load_odd(operands, source_x + x_bytes, has_row)
 
+    # The ring's next stage; a round later its barrier has the other parity.
     def following(reading: Any, barrier: Any, parity: Any) -> Any:
         reading, barrier = i32(reading + stage_bytes), i32(barrier + 8)
         if reading == ring_bytes:
@@ -71,12 +74,16 @@ def make_bulk_ring(isa: Any, *, dtype: str, w_tiles: int, units: int, stages: in
         own = i32(ring + lane * 16)
         reading, barrier, parity, left = i32(0), i32(0), i32(0), n_steps
         at, at_x = source + stages * piece, source_x + 2 * x_bytes
+        # Two stages a turn, so that which half of `operands` is meant is known when the kernel is compiled: an index
+        # found at run time would move the array to memory.
         while left > 0:
             isa.mbarrier_wait(i32(full + barrier), parity)
             multiply_even(accumulators, operands, i32(own + reading))
+            # Other lanes may still be reading this stage: they meet before it is filled again.
             if left > stages:
                 cuda.syncwarp()
                 copy_stage(i32(ring + reading), at, pitch, i32(full + barrier), lane)
+            # The half just multiplied takes x of two stages on, which then has a whole stage's time to arrive.
             if left > 2:
                 load_even(operands, at_x, has_row)
             reading, barrier, parity = following(reading, barrier, parity)

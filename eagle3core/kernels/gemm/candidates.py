@@ -1,6 +1,6 @@
 """Tilings worth timing against each other, by rows of x: what the rule chooses between, and its neighbours.
 
-Every one gives the same bits (`gemm_tiling`), so only time decides. Source: docs/log.md says what was tried before.
+Every one gives the same bits (`tiling`), so only time decides. Source: docs/log.md says what was tried before.
 """
 
 from __future__ import annotations

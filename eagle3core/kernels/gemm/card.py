@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant
@@ -72,10 +71,6 @@ def _shapes() -> tuple[Case, ...]:
     )
 
 
-def _linear(case: Case, inputs: Tensors) -> Any:
-    return lambda: F.linear(inputs["x"], inputs["w"])
-
-
 def gemm_variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
     """The variants that `gemm_launches` uses for a case, the GEMM itself last."""
     tiling = _tiling(arch, case, setting)
@@ -135,7 +130,7 @@ _QKV: Case = {"kind": "qkv", "m": 3, "k": 128, "dtype": "bf16", "packed": True, 
 CARD = Card(
     name="gemm",
     equation="y = epilogue(x W^T), sums in fp32 as ((s0 + s1) + s2) + s3 over four contiguous ranges of K",
-    source="docs/requirements.md R-104, R-105; design derived here",
+    source="derived here",
     example=gemm_example,
     outputs=gemm_outputs,
     reference=gemm_reference,
@@ -201,5 +196,4 @@ CARD = Card(
     n_rows=lambda case: int(case["m"]),
     variants_of=gemm_variants_of,
     sweep=gemm_sweep,
-    peers={"F.linear": _linear},
 )

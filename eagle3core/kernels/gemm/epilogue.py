@@ -5,8 +5,8 @@ apart where a rotary embedding mixes the two, and gate with up where an activati
 of one row of x; the 8 items of a tile and row lie in 8 neighbouring lanes.
 
 Norm without a kernel: whoever makes the residual stream h also writes h * gain (the next norm's) and the sum of squares
-of every 16 columns; the GEMM that reads it multiplies its sums by 1 / rms from those partial sums (`gemm_scale`). What
-is done with the sums is in `gemm_finish`.
+of every 16 columns; the GEMM that reads it multiplies its sums by 1 / rms from those partial sums (`scale`). What
+is done with the sums is in `finish`.
 
 Source: derived here; paged cache: Kwon et al., arXiv 2309.06180.
 """

@@ -65,6 +65,8 @@ def _make_residual(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
     ) -> None:  # fmt: skip
         bits0, bits1 = to_bits(zero, operands[0] + v0), to_bits(zero, operands[1] + v1)
         h0, h1 = low(bits0), low(bits1)
+        # Of h as stored, in 16 columns: a pair, then lanes 1, 2 and 4 apart. A butterfly adds the same two numbers in
+        # both lanes, so all eight hold one sum; `scale` adds such sums up.
         squares = isa.fused(h0, h0, isa.product(h1, h1))
         squares = squares + isa.shuffle_xor_f32(squares, 1)
         squares = squares + isa.shuffle_xor_f32(squares, 2)
@@ -91,6 +93,7 @@ def _make_swiglu(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
         q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any,
     ) -> None:  # fmt: skip
         if row < rows:
+            # v0 / (1 + e^-v0) v1. The one addition has no product in it that a compiler could merge.
             gated = v0 * isa.reciprocal(one + isa.exp2(v0 * minus_log2_e)) * v1
             isa.store_u16(y + (i64(row) * n + tile * 8 + pair) * 2, to_bits(zero, gated))
 
@@ -111,6 +114,7 @@ def _make_qkv(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
             head = i32(tile >> tiles_shift)
             channel = i32((tile & tiles_mask) * 8 + pair)
             if head < q_heads + kv_heads:
+                # v0 cos - v1 sin and v1 cos + v0 sin: one product rounded, the other not, in every kernel alike.
                 rotated = isa.fused(v0, operands[0], -isa.product(v1, operands[1]))
                 v1 = isa.fused(v1, operands[0], isa.product(v0, operands[1]))
                 v0 = rotated
@@ -124,6 +128,7 @@ def _make_qkv(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
                 if own >= kv_heads:
                     own = i32(own - kv_heads)
                     base = third
+                # [block, key head, token of the block, D]
                 line = ((i64(slot >> block_shift) * kv_heads + own) << block_shift) + (slot & block_mask)
                 at = base + (line * head_dim + channel) * 2
                 isa.store_u16(at, to_bits(zero, v0))

@@ -5,7 +5,7 @@ who multiply, with two barriers a stage: `full`, which the copied bytes complete
 warp says that it has read. Nobody waits for anybody else, so the whole ring is under way while the tensor cores work.
 
 One warp fetches W, by copies of whole units; packed W lies in the order in which lanes read their operands. Another
-fetches x, which `gemm_pack` has laid out as the tensor cores read it from shared memory by themselves, so that a stage
+fetches x, which `pack` has laid out as the tensor cores read it from shared memory by themselves, so that a stage
 is one copy: [unit][product][8 rows][k half of a product][row of 8][16 bytes].
 
 Bits equal those of `gemm_ring`: one product of a warpgroup sums the same 16 k as one of its mma, in the same order of
@@ -65,17 +65,19 @@ def make_gemm_group(
         x_tiles: at most 32. w_tiles: a multiple of 4, at most 32; a multiplying warp each.
         units: units of 32 k of a stage, at most those of K; where a stream has none left, zeros are multiplied.
         stages: depth of the ring. split, overlap: as in `gemm_tile`.
-        together: as in `gemm_sums`.
+        together: as in `sums.make_hand_over`.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     n_columns = 8 * x_tiles
     group_mma, group_settle = isa.group_mma(dtype, n_columns), isa.group_settle(n_columns)
     zero = np.float32(0)
 
+    # A warp owns a tile of 16 rows of W by all rows of x: 4 sums a thread for each 8 of them, and as many totals up to
+    # 32 rows of x; above, the totals lie in shared memory.
     n_warps, threads, n_sums = w_tiles, 32 * w_tiles, 4 * x_tiles
     spilled = group_totals_in_shared(x_tiles, w_tiles, split)
     n_totals = n_sums if split == 1 and not spilled else 1
-    n_operands = 8 * units
+    n_operands = 8 * units  # W of a stage: 16 rows x 32 k a unit, 8 registers a lane
     w_stage, x_unit_bytes, product_bytes = w_tiles * units * (2 * FRAGMENT), x_tiles * FRAGMENT, x_tiles * 256
     stage_bytes = w_stage + units * x_unit_bytes
     totals_at = stages * stage_bytes
@@ -109,11 +111,13 @@ def make_gemm_group(
         if split > 1:
             first = i32(cuda.blockIdx.x)
             last = first
+        # `full` completes when both who fetch have announced their bytes and the bytes are there; `empty` when every
+        # multiplying warp has arrived.
         if tid < stages:
             isa.mbarrier_init(i32(full + tid * 8), i32(2))
             isa.mbarrier_init(i32(empty + tid * 8), i32(n_warps * isa.ARRIVING_LANES))
             isa.mbarrier_fence_init()
-        cuda.syncthreads()
+        cuda.syncthreads()  # nobody waits at a barrier that is not there yet; the only one that all warps meet at
         if overlap:
             isa.let_next_start()
 
@@ -121,6 +125,8 @@ def make_gemm_group(
             begin, end = i32((first * n_units) >> 2), i32(((first + 1) * n_units) >> 2)
             unit, stop, stream = following(i32(begin - units), end, first, last, n_units)
             fetch_w(base, full, empty, w, tile0, tiles, unit, stop, stream, last, n_units, lane)
+            # This warp waits last, and does wait: a block that never did would end before the kernel before, and let
+            # the next one start too early.
             if overlap:
                 isa.wait_previous()  # only weights, which no kernel writes, were read before
         elif warp > n_warps:
@@ -146,17 +152,24 @@ def make_gemm_group(
                 for i in range(n_sums):
                     accumulators[i] = zero
                 for _ in range(steps_of(stream, n_units)):
+                    # The barrier's phases alternate: `parity` is that of the round through the ring.
                     isa.mbarrier_wait(i32(full + barrier), parity)
                     for u in range(units):
                         at = i32(own_w + reading + u * (2 * FRAGMENT))
                         a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
                         for c in range(4):
                             operands[u * 8 + c * 2], operands[u * 8 + c * 2 + 1] = a[c], b[c]
+                    # Operands and sums are in registers from here on; until `group_settle` they belong to the tensor
+                    # cores.
                     isa.group_fence()
                     for u in range(units):
                         at = i32(base + w_stage + reading + u * x_unit_bytes)
+                        # A matrix descriptor: the shared address in sixteenths, and how far apart its 8 x 16-byte
+                        # pieces are.
                         there = i64((at & 0x3FFFF) >> 4) + _DESCRIPTOR
                         o = u * 8
+                        # The same 16 k a product as in `gemm_ring`, k 8t..8t+3 of lane t, then 8t+4..8t+7: equal bits
+                        # (docs/log.md).
                         group_mma(
                             accumulators, operands[o], operands[o + 1], operands[o + 2], operands[o + 3], there
                         )  # fmt: skip
@@ -165,8 +178,10 @@ def make_gemm_group(
                             there + (product_bytes >> 4),
                         )  # fmt: skip
                     isa.group_commit()
+                    # x is read from shared memory until the products are done, so the stage is free only after this.
                     group_settle(accumulators)
                     cuda.syncwarp()
+                    # All lanes have read W: one arrives for them.
                     if lane < isa.ARRIVING_LANES:
                         isa.mbarrier_arrive(i32(empty + barrier))
                     reading, barrier = i32(reading + stage_bytes), i32(barrier + 8)
@@ -174,6 +189,7 @@ def make_gemm_group(
                         reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
                 if split == 1:
                     if spilled:
+                        # ((s0 + s1) + s2) + s3, the total on the left. A thread's totals are its own: no barrier.
                         if stream > 0:
                             for i in range(n_sums):
                                 total = isa.shared_load_f32(i32(own_totals + i * (4 * threads)))
@@ -188,6 +204,7 @@ def make_gemm_group(
             if split == 1 and not spilled:
                 for i in range(n_sums):
                     accumulators[i] = totals[i]
+            # Of the multiplying warps alone: those who fetch have gone. The sums overwrite the ring.
             isa.named_barrier(1, threads)  # everything that was fetched has been read
 
             block = i64(cuda.blockIdx.z) * cuda.gridDim.y + cuda.blockIdx.y

@@ -2,7 +2,7 @@
 
 W is read once and x is small, so up to a few dozen rows the time is that of the weight's bytes. The kernels share one
 order of summation (see `gemm_ring`): `gemm_ring` for up to 16 rows, above `gemm_group` where the hardware has its
-instructions, else `gemm_tile`. A call becomes one launch, or two where `gemm_pack` rearranges x for `gemm_group`.
+instructions, else `gemm_tile`. A call becomes one launch, or two where `pack` rearranges x for `gemm_group`.
 
 Source: docs/requirements.md R-104, R-105; designs derived here.
 """

@@ -40,10 +40,18 @@ def gemm_meaning(
     wide = accumulation_dtype(x.dtype)
     # fp16 sums of a row that is not normed yet may leave the range of fp16; bf16 has that of fp32.
     narrow = wide if x.dtype == torch.float16 else x.dtype
-    v = F.linear(x.to(narrow), weight.to(narrow)).to(wide)  # [M, n_w]
+    rows, scale = x.to(narrow), None
     if epilogue.quads:
-        mean = operands["sums"][: len(x)].to(wide).sum(dim=1, keepdim=True) / (norm_width or k)
-        v = v * torch.rsqrt(mean + eps)
+        mean = operands["sums"][: len(x)].sum(dim=1, keepdim=True) / (norm_width or k)
+        scale = torch.rsqrt(mean + eps)  # [M, 1]
+    if scale is not None and narrow == wide:
+        rows, scale = (
+            (rows * scale).to(narrow),
+            None,
+        )  # as plain torch has it; in bf16 this would round the rows once more
+    v = F.linear(rows, weight.to(narrow)).to(wide)  # [M, n_w]
+    if scale is not None:
+        v = v * scale
     if epilogue.has_bias:
         v = v + operands["bias"]
     if epilogue.kind == "swiglu":
@@ -64,7 +72,7 @@ def gemm_meaning(
 def _rotate_and_cache(v: Tensor, dim: int, q_heads: int, kv_heads: int, operands: Mapping[str, Tensor]) -> Tensor:
     """Rotated q `[M, H * D]` of merged rows `v: [M, (H + 2 K) * D]`; k and v of rows with a slot go to the cache."""
     heads = v.view(len(v), -1, dim)
-    cos, sin = operands["table"][operands["positions"].long()].to(v.dtype)[:, None].unbind(-1)  # [M, 1, D / 2]
+    cos, sin = operands["table"][operands["positions"].long()][:, None].unbind(-1)  # [M, 1, D / 2]
     first, second = heads[:, : q_heads + kv_heads].chunk(2, dim=-1)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
     held = operands["slots"] >= 0

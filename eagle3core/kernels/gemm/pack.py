@@ -38,6 +38,7 @@ def make_pack_rows(isa: Any, *, overlap: bool) -> Any:
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
 
     def pack_rows(x: Any, packed: Any, rows: Any, k: Any, x_tiles: Any, units: Any) -> None:
+        # The GEMM's blocks may start now: they fetch W, which needs no x.
         if overlap:
             isa.let_next_start()
             isa.wait_previous()
@@ -46,12 +47,15 @@ def make_pack_rows(isa: Any, *, overlap: bool) -> Any:
         place, group = i32(cuda.blockIdx.x * _WARPS + (tid >> 5)), i32(cuda.blockIdx.y)
         n_units = i32((k + (UNIT - 1)) >> 5)
         stream_units = i32((((n_units + (STREAMS - 1)) >> 2) + units - 1) & (0 - units))
+        # At most three rounds instead of a division.
         stream, within = i32(0), place
         while within >= stream_units:
             stream, within = i32(stream + 1), i32(within - stream_units)
         if stream < STREAMS:
             stop = i32(((stream + 1) * n_units) >> 2)
             unit = i32(((stream * n_units) >> 2) + (within & (0 - units)))
+            # Where a stage would read W past the end, it starts earlier; its first units then belong to the stage
+            # before and are zeros here (`unit <= own`).
             own = i32(min(unit, n_units - units) + (within & (units - 1)))
             row, element = i32(group * 8 + (lane >> 2)), i32(own * UNIT + (lane & 3) * 8)
             v0, v1, v2, v3 = i32(0), i32(0), i32(0), i32(0)
@@ -62,6 +66,8 @@ def make_pack_rows(isa: Any, *, overlap: bool) -> Any:
             tile = i32(group - block * x_tiles)
             unit_at = i64(i32(block * (STREAMS * stream_units) + place)) * (x_tiles * FRAGMENT)
             at = packed + unit_at + (tile * 256 + lane * 4)
+            # Of 8 k a lane holds, the first product takes four, the second four: two k of each go to a k half, 128
+            # bytes apart.
             second = at + x_tiles * 256
             isa.store_u32(at, v0)
             isa.store_u32(at + 128, v1)

@@ -30,6 +30,7 @@ def make_multiply(
     n_operands = 4 * x_tiles
 
     def multiply_unit(accumulators: Any, x_at: Any, w_at: Any, reading: Any) -> None:
+        # x of the unit stays in registers while W's tiles pass: 4 int32 a tile of x, 8 of W at a time.
         x_operands = cuda.local.array(n_operands, i32)
         for m in range(x_tiles):
             v = isa.shared_load_u32x4(i32(x_at + reading + m * x_pitch))
@@ -40,6 +41,8 @@ def make_multiply(
             a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
             for m in range(x_tiles):
                 q, o = (r * x_tiles + m) * 4, m * 4
+                # Operands of m16n8k16 by lane: rows g and g + 8 of W (a, b), each with the k of columns 2t and 2t + 8.
+                # Which k those are is free as long as W and x agree: 8t..8t+1 and 8t+2..8t+3 here, the next four below.
                 d = mma(
                     a[0], b[0], a[1], b[1], x_operands[o], x_operands[o + 1],
                     accumulators[q], accumulators[q + 1], accumulators[q + 2], accumulators[q + 3],

@@ -3,7 +3,7 @@
 Weight rows are the m16 operand of mma.m16n8k16, x rows the n8 operand. The k order inside 32 is permuted so that the 16
 bytes which a lane copies are the operands of that same lane: no ldmatrix, no transposition, and each warp's ring of
 stages needs no barrier, only its own wait for copies. Four warps divide K. Where bulk copies exist and stages are
-whole, one copy brings a warp's stage of W instead (`gemm_bulk`): a third of the instructions less.
+whole, one copy brings a warp's stage of W instead (`bulk`): a third of the instructions less.
 
 The order in which a result is summed, the same for every kernel of the GEMM: K is cut into `STREAMS` contiguous ranges
 of units of 32, stream s from unit s n / STREAMS; within a stream units ascend, two mma each (elements 8t..8t+3 of lane
@@ -63,6 +63,8 @@ def make_gemm_ring(
         bulk: W, packed, comes by bulk copies; `x_tiles` is 1 and K not ragged.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
+    # A step may leave the newest stages - 2 groups of copies under way: the group of its own stage is then the newest
+    # that must have landed.
     wait_stage, wait_all = isa.COPY_WAIT[stages - 2], isa.COPY_WAIT[0]
     first_row, distance = make_pairing(isa, epilogue)
     fetch, finish = make_fetch(isa, epilogue, dtype), make_finish(isa, epilogue, dtype)
@@ -75,20 +77,22 @@ def make_gemm_ring(
     ring_bytes = stages * stage_bytes
     unit_bytes = 2 * FRAGMENT if packed else 2 * UNIT  # from one unit of W to the next
     ahead = stages - 1
-    n_accumulators, x_rows = 4 * w_tiles * x_tiles, 8 * x_tiles
+    n_accumulators, x_rows = 4 * w_tiles * x_tiles, 8 * x_tiles  # a lane holds 4 of a product's 16 x 8 sums
     block_sums = 128 * x_tiles * w_tiles
-    n_items = 64 * x_tiles * w_tiles
+    n_items = 64 * x_tiles * w_tiles  # pairs of rows of W, by rows of x
     items = (n_items + threads - 1) // threads
-    n_held = 6 * items
+    n_held = 6 * items  # what `fetch` gives
     scale_rows = x_rows // STREAMS
     scale_at = STREAMS * block_sums * 4
-    n_operands = 8 * units
+    n_operands = 8 * units  # x of two stages, where it goes straight to registers (`bulk`)
     unit_shift, tile_shift = units.bit_length() - 1, (64 * x_tiles).bit_length() - 1
 
     def copy_w(target: Any, sources: Any, partner: Any, offset: Any, unit: Any, n_units: Any, t: Any) -> None:
         for r in range(w_tiles):
             for u in range(units):
                 at, source = i32(target + (r * units + u) * (2 * FRAGMENT)), sources[r] + offset + u * unit_bytes
+                # K ends in the middle of the last unit: lanes 2 and 3 of a row hold what lies past it, and copy zeros.
+                # Packed W has its zeros in memory.
                 if ragged and not packed:
                     size = i32(16)
                     if unit + u == n_units - 1 and t >= 2:
@@ -128,8 +132,12 @@ def make_gemm_ring(
         if bulk:
             warp = isa.shuffle_i32(warp, 0)  # so that the compiler knows it is one number for all lanes
         ring, full = i32(base + warp * ring_bytes), i32(base + STREAMS * ring_bytes + warp * (8 * stages))
+        # A fragment is 32 lanes x 16 bytes in lane order: no two lanes of a quarter warp meet in a bank, and each lane
+        # reads only bytes that it copied itself.
         own = i32(ring + lane * 16)
         n_units = i32((k + (UNIT - 1)) >> 5)
+        # The stream of this warp: units warp n / 4 up to (warp + 1) n / 4. This cut is the order of sums; all kernels
+        # share it.
         unit = i32((warp * n_units) >> 2)
         n_steps = i32(((((warp + 1) * n_units) >> 2) - unit) >> unit_shift)
         row_bytes = i64(k) * 2
@@ -144,6 +152,7 @@ def make_gemm_ring(
         partner = i64(FRAGMENT) if packed else i64(distance(n)) * row_bytes
         offset = i64(0)
 
+        # The next kernel's blocks may come as soon as there is room: they too begin with copies of W.
         if overlap:
             isa.let_next_start()
         loading = unit
@@ -152,6 +161,7 @@ def make_gemm_ring(
             source_w = w + (i64(tile0) * n_units + unit) * (2 * FRAGMENT)
             start_w(ring, full, source_w, pitch, n_steps, lane)
         else:
+            # No group is closed yet: all these copies of W belong to the group of the first stage of x below.
             for stage in range(ahead):
                 if stage < n_steps:
                     copy_w(i32(own + stage * stage_bytes), sources, partner, offset, loading, n_units, t)
@@ -160,6 +170,7 @@ def make_gemm_ring(
         if overlap:
             isa.wait_previous()  # only weights, which no kernel writes, were read before
 
+        # Rows of x past the last are filled with zeros, and their addresses are not read.
         sizes = cuda.local.array(x_tiles, i32)
         for m in range(x_tiles):
             sizes[m] = i32(16)
@@ -177,6 +188,7 @@ def make_gemm_ring(
                     copy_x(i32(own + stage * stage_bytes), source_x, tile_bytes, sizes, loading, n_units, t)
                     source_x += units * (2 * UNIT)
                     loading = i32(loading + units)
+                # A group a stage even where there is nothing to copy: the waits below count groups.
                 isa.copy_commit()
 
         # Operands of the epilogue are asked for now, so that they have arrived when the sums are ready.
@@ -196,6 +208,7 @@ def make_gemm_ring(
             for j in range(scale_rows):
                 shares[j] = share_of(sums, i32(row0 + warp + j * STREAMS), rows, lane)
 
+        # [tile of W][tile of x][4], of one stream; beside them a lane holds the x of a unit and one tile of its W.
         accumulators = cuda.local.array(n_accumulators, f32)
         for i in range(n_accumulators):
             accumulators[i] = zero
@@ -204,6 +217,8 @@ def make_gemm_ring(
         else:
             reading, writing = i32(0), i32(ahead * stage_bytes)
             for step in range(n_steps):
+                # Only this lane's own copies are waited for, and no barrier follows: nobody else reads them. The stage
+                # that is written next is the one read in the step before, by this lane alone.
                 wait_stage()
                 if step + ahead < n_steps:
                     copy_w(i32(own + writing), sources, partner, offset, loading, n_units, t)
@@ -212,6 +227,7 @@ def make_gemm_ring(
                     source_x += units * (2 * UNIT)
                     loading = i32(loading + units)
                 isa.copy_commit()
+                # Units upwards, two products each: within a stream this is the order of sums.
                 multiply(accumulators, own + x_offset, own, reading)
                 reading = i32(reading + stage_bytes)
                 if reading == ring_bytes:
@@ -219,13 +235,16 @@ def make_gemm_ring(
                 writing = i32(writing + stage_bytes)
                 if writing == ring_bytes:
                     writing = i32(0)
-            wait_all()
+            wait_all()  # nothing may still land where the sums go next
 
         # The warps' sums meet in shared memory: [stream][tile][x row][16 rows of W], the lower rows of pairs first.
+        # All warps have read their rings, which the sums overwrite.
         cuda.syncthreads()
         for r in range(w_tiles):
             for m in range(x_tiles):
                 q = (r * x_tiles + m) * 4
+                # A lane's four sums: W rows g and g + 8, x rows 2t and 2t + 1. Lanes of equal g share a bank, four at a
+                # time: once a block.
                 at = i32(base + (warp * block_sums + r * (128 * x_tiles) + (m * 8 + t * 2) * 16 + g) * 4)
                 isa.shared_store_f32(at, accumulators[q])
                 isa.shared_store_f32(i32(at + 64), accumulators[q + 1])
@@ -242,6 +261,7 @@ def make_gemm_ring(
             if item < n_items:
                 local_row, pair = i32((item >> 3) & (x_rows - 1)), i32(item & 7)
                 at = i32(base + ((item >> 3) * 16 + pair) * 4)
+                # ((s0 + s1) + s2) + s3, as in every kernel of the GEMM.
                 v0, v1 = isa.shared_load_f32(at), isa.shared_load_f32(i32(at + 32))
                 for s in range(1, STREAMS):
                     v0 = v0 + isa.shared_load_f32(i32(at + s * (block_sums * 4)))

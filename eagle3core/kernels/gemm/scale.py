@@ -28,10 +28,13 @@ def make_row_scale(isa: Any, epilogue: Epilogue) -> tuple[Any, Any]:
             at = sums + (i64(row) * (PARTIALS_STEP * quads) + lane * 4) * 4
             for q in range(quads):
                 v = isa.load_f32x4(at + q * (PARTIALS_STEP * 4))
+                # A lane adds four neighbouring sums, then groups of 128 upwards; below, lanes by a butterfly. No choice
+                # depends on the rows or blocks of the launch.
                 share = share + ((v[0] + v[1]) + (v[2] + v[3]))
         return share
 
     def scale(share: Any, inv_width: Any, eps: Any) -> Any:
+        # Both lanes of a pair add the same two numbers: all 32 end with equal bits.
         for step in range(5):
             share = share + isa.shuffle_xor_f32(share, 1 << step)
         return isa.rsqrt(isa.fused(share, inv_width, eps))

@@ -60,11 +60,15 @@ def make_fetch_w(isa: Any, *, w_tiles: int, units: int, stages: int, stage_bytes
         source, far = w + i64(tile0) * tile_bytes, i32(tiles - 1 - tile0)
         target, barrier, parity = ring, i32(0), i32(1)  # the first round finds all stages empty
         while unit < stop:
+            # The multiplying warps have left this stage.
             isa.mbarrier_wait(i32(empty + barrier), parity)
+            # The bytes are announced before a copy of this warp can complete them, hence the meeting of the lanes.
             if lane == 0:
                 isa.mbarrier_expect(i32(full + barrier), i32(w_tiles * piece))
             cuda.syncwarp()
             start = unit
+            # Past the end of K there is no W to read: the stage starts earlier, and zeros of x meet the units of
+            # before.
             if units > 1 and start + units > n_units:
                 start = i32(n_units - units)
             at = source + i64(start) * (2 * FRAGMENT)
@@ -83,7 +87,7 @@ def make_fetch_w(isa: Any, *, w_tiles: int, units: int, stages: int, stage_bytes
 def make_fetch_x(isa: Any, *, x_tiles: int, units: int, stages: int, stage_bytes: int) -> Any:
     """Inlined `fetch_x(ring, full, empty, packed, n_units, first, last, lane)`, by one warp: a copy a stage.
 
-    `packed` is the address of the block's x in the order of `gemm_pack`, which has zeros past the end of a stream.
+    `packed` is the address of the block's x in the order of `pack`, which has zeros past the end of a stream.
     """
     i32, i64, cuda = isa.i32, isa.i64, isa.cuda
     steps_of = make_steps_of(isa, units)
@@ -96,6 +100,7 @@ def make_fetch_x(isa: Any, *, x_tiles: int, units: int, stages: int, stage_bytes
         source, stream = packed + i64(first) * stream_bytes, first
         target, barrier, parity = ring, i32(0), i32(1)
         while stream <= last:
+            # Each stream begins at its own place: packed x gives all of them as many stages as the longest.
             at = source
             for _ in range(steps_of(stream, n_units)):
                 isa.mbarrier_wait(i32(empty + barrier), parity)

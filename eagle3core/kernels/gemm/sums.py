@@ -41,6 +41,7 @@ def make_leave(isa: Any, x_tiles: int, split: int) -> Any:
         base: Any, own_sums: Any, tile: Any, m: Any, g: Any, t: Any, d0: Any, d1: Any, d2: Any, d3: Any
     ) -> None:  # fmt: skip
         if split == 1:
+            # Words t 2 PITCH + g = 40 t + g: 32 different banks over the lanes of a warp.
             at = i32((tile * tile_words + (m * 8 + t * 2) * PITCH + g) * 4)
             isa.shared_store_f32(i32(base + at), d0)
             isa.shared_store_f32(i32(base + at + 4 * PITCH), d1)
@@ -70,11 +71,15 @@ def make_hand_over(isa: Any, split: int, threads: int = 0, *, together: bool = F
     def hand_over(base: Any, flag_at: Any, counter: Any, tid: Any) -> Any:
         walks = i32(1)
         if split > 1:
+            # Every thread's sums are ordered before its arrival at the barrier, the barrier before the count of thread
+            # 0.
             isa.fence_gpu()
             meet()
             if tid == 0:
                 arrived = isa.atomic_add_i32(counter, i32(1))
                 if together:
+                    # Counted twice: the fourth to come says that all sums are there, the eighth that nobody waits any
+                    # more, so the counter may be cleared for the next launch.
                     isa.wait_count(counter, i32(split))
                     arrived = isa.atomic_add_i32(counter, i32(1))
                     if arrived == 2 * split - 1:
@@ -86,6 +91,7 @@ def make_hand_over(isa: Any, split: int, threads: int = 0, *, together: bool = F
             meet()
             if not together and isa.shared_load_u32(i32(base + flag_at)) != split - 1:
                 walks = i32(0)
+            # What the other blocks left is read after this, and past L1, which does not see their writes.
             isa.fence_gpu()
         meet()
         return walks
@@ -137,6 +143,7 @@ def make_walk(
                 if not has_piece:
                     own = i32(0)
                 piece = i32(own + part * pieces)
+                # A division by a number known when the kernel is compiled, in 32 bits.
                 tile = i32(i32(piece * inverse) >> _SHIFT)
                 first_row = i32((piece - tile * x_tiles) * 8 + t * 2)
                 for e in range(2):
@@ -145,6 +152,7 @@ def make_walk(
                     item_rows[i] = i32(row0 + first_row + e)
                     if item_tiles[i] >= tiles or not has_piece:
                         item_rows[i] = i32(rows)
+                    # All operands and sums of a round are asked for before the first is used: their waits run together.
                     fetched = fetch(
                         item_tiles[i], pair, item_rows[i], rows, n, bias, gain, residual, positions, slots, table
                     )  # fmt: skip
@@ -159,6 +167,7 @@ def make_walk(
                 else:
                     at = i32((piece * 32 + pair * 4 + t) * 16)
                     v = isa.load_f32x4_l2(block_sums + at)
+                    # ((s0 + s1) + s2) + s3, whoever of the blocks came last.
                     a0, a1, b0, b1 = v[0], v[1], v[2], v[3]
                     for s in range(1, STREAMS):
                         v = isa.load_f32x4_l2(block_sums + (s * stream_bytes + at))

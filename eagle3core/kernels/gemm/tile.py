@@ -67,6 +67,8 @@ def make_gemm_tile(
     own_w, own_x = w_tiles // warps_w, x_tiles // warps_x
     spilled = totals_in_shared(x_tiles, w_tiles, n_warps, split)
     n_accumulators = 4 * own_w * own_x
+    # Sums of the running stream and totals over streams, 4 f32 a pair of tiles each: the largest part of a thread's
+    # registers. (4: an array of none cannot be declared.)
     n_totals = n_accumulators if split == 1 and not spilled else 4
     n_operands = 4 * own_x
     w_copies, x_copies = 2 * w_tiles // n_warps, (x_tiles + n_warps - 1) // n_warps
@@ -77,6 +79,7 @@ def make_gemm_tile(
     w_unit_bytes = 2 * FRAGMENT if packed else 2 * UNIT
     unit_shift = units.bit_length() - 1
     x_rows, stream_bytes = 8 * x_tiles, 512 * x_tiles * w_tiles
+    # At the end of shared memory, past what is reused: the row scales, then the flag of `hand_over`.
     flag_at = tile_shared_bytes(x_tiles, w_tiles, units, stages, n_warps, split) - 16
     scale_at = flag_at - 4 * x_rows
     multiply = make_multiply(
@@ -103,6 +106,7 @@ def make_gemm_tile(
         base = isa.shared_address(cuda.shared.array(0, f32, alignment=128))
         ring = i32(base + lane * 16)
         n_units = i32((k + (UNIT - 1)) >> 5)
+        # All four streams, one after the other; or with `split` the one of this block.
         unit, end = i32(0), n_units
         if split > 1:
             unit, end = i32((part * n_units) >> 2), i32(((part + 1) * n_units) >> 2)
@@ -163,8 +167,10 @@ def make_gemm_tile(
                             isa.copy16_fill(at, source_x + c * n_warps * 8 * row_bytes + u * (2 * UNIT), size)
                 source_x += units * (2 * UNIT)
                 loading = i32(loading + units)
+            # A group a stage even where there is nothing to copy: the waits below count groups.
             isa.copy_commit()
 
+        # While the first copies are under way; the barriers of the loop, or the one after it, make the scales visible.
         put_scales(base, sums, row0, rows, warp, lane, inv_width, eps)
 
         accumulators = cuda.local.array(n_accumulators, f32)
@@ -180,6 +186,8 @@ def make_gemm_tile(
         own_totals = i32(base + ring_bytes + tid * 4)
         reading, writing = i32(0), i32(ahead * stage_bytes)
         for step in range(n_steps):
+            # First this thread's copies of the stage, then the barrier: now everybody's have landed, and everybody has
+            # read the stage of the step before, which is the one that is filled next. One barrier a step does both.
             wait_stage()
             cuda.syncthreads()
             if step + ahead < n_steps:
@@ -201,6 +209,7 @@ def make_gemm_tile(
                 source_x += units * (2 * UNIT)
                 loading = i32(loading + units)
             isa.copy_commit()
+            # Units upwards, two products each, as in `gemm_ring`.
             multiply(accumulators, operands_x, operands_w, reading)
             unit = i32(unit + units)
             if split == 1:
@@ -210,6 +219,7 @@ def make_gemm_tile(
                 if unit == stream_end:
                     if spilled:
                         # Nested loops of few rounds each: the compiler unrolls them, and the sums stay in registers.
+                        # A thread's totals are its own, a word of each row of `threads`: no barrier, no bank shared.
                         if has_totals != 0:
                             for r in range(own_w):
                                 for c in range(n_operands):
@@ -224,6 +234,8 @@ def make_gemm_tile(
                                     accumulators[i] = zero
                         has_totals = i32(1)
                     else:
+                        # (s0 + s1) + s2 ...: the total stands left, as in `gemm_ring`; the first is 0 + s0, which is
+                        # s0.
                         for i in range(n_accumulators):
                             totals[i] = totals[i] + accumulators[i]
                             accumulators[i] = zero
@@ -237,6 +249,7 @@ def make_gemm_tile(
         if split == 1 and not spilled:
             for i in range(n_accumulators):
                 accumulators[i] = totals[i]
+        # The last stages have been read: the block's sums go to the same place.
         cuda.syncthreads()
 
         block = i64(cuda.blockIdx.y) * cuda.gridDim.x + cuda.blockIdx.x

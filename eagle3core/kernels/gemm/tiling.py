@@ -29,7 +29,7 @@ class Tiling:
         x_tiles, w_tiles: rows of a block: 8 x_tiles of x, 16 w_tiles of W.
         units, stages: units of 32 k of a stage, and stages of the ring.
         warps_x, warps_w: of `tile`; see `make_gemm_tile`.
-        split: of `tile` and `group`. together: of a split `group`; see `gemm_sums`.
+        split: of `tile` and `group`. together: of a split `group`; see `sums.make_hand_over`.
     """
 
     kernel: Literal["ring", "bulk", "tile", "group"]

@@ -49,7 +49,7 @@ def group_mma(kind: str, n: int) -> Any:
     """d += a b, by the warpgroup: `f(sums, a0, a1, a2, a3, descriptor)`; d [64, n], a [64, 16], b [16, n].
 
     Warp w of the group holds rows 16 w.. of a and d, as the fragments of mma.m16n8k16: `sums` is a register array of
-    n / 2 f32. `descriptor` names b in shared memory, n-major rows of 16 k; see `gemm_group`.
+    n / 2 f32. `descriptor` names b in shared memory, n-major rows of 16 k; see `gemm.group`.
     """
     half = n // 2
     asm = (

@@ -48,7 +48,7 @@ mma_f16 = _mma("f16")
 ldmatrix_x4 = _ldmatrix("ldmatrix_x4", "")  # four 8x8 blocks of 16-bit elements, lane l names row l % 8 of block l / 8
 ldmatrix_x4_trans = _ldmatrix("ldmatrix_x4_trans", ".trans")
 
-# ---- tensor cores of a warpgroup (sm_90a only): products under way between a fence and a wait; see `ptx_group`
+# ---- tensor cores of a warpgroup (sm_90a only): products under way between a fence and a wait; see `isa.group`
 group_fence = instruction("group_fence", "wgmma.fence.sync.aligned;", memory=True, convergent=True)
 group_commit = instruction("group_commit", "wgmma.commit_group.sync.aligned;", memory=True, convergent=True)
 
@@ -86,7 +86,7 @@ mbarrier_poll = instruction(
     takes=[i32, i32],
     memory=True,
 )
-# How many lanes of a warp arrive at an mbarrier for all of it, after they have met. See `sanitize_form`.
+# How many lanes of a warp arrive at an mbarrier for all of it, after they have met; docs/kernels.md, racecheck.
 ARRIVING_LANES = 1
 mbarrier_fence_init = instruction("mbarrier_fence_init", "fence.mbarrier_init.release.cluster;", memory=True)
 bulk_copy = instruction(

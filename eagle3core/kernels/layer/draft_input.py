@@ -45,6 +45,7 @@ def make_draft_input(isa: Any, *, dtype: str, width: int, threads: int, pieces: 
             gain = hidden_gain
         if overlap:
             isa.let_next_start()
+        # Both gains are constant: read before the wait.
         for p in range(pieces):
             for i in range(4):
                 gains[p * 4 + i] = i32(0)
@@ -66,6 +67,7 @@ def make_draft_input(isa: Any, *, dtype: str, width: int, threads: int, pieces: 
             for i in range(8):
                 squares = squares + values[p * 8 + i] * values[p * 8 + i]
         scale = isa.rsqrt(block_sum(squares, scratch, tid) * inverse_width + eps)
+        # [row][embedding, hidden][width]
         target = x + (i64(row) * 2 + half) * (width * 2)
         for p in range(pieces):
             if tid + p * threads < vectors:

@@ -1,6 +1,6 @@
 """Embedding gather: h = table[map[token]], where the map takes draft-vocabulary ids to target ids.
 
-With a gain it also writes what a GEMM with a fused norm reads (see `gemm_epilogue`): h * gain, and the sum of squares
+With a gain it also writes what a GEMM with a fused norm reads (see `gemm.epilogue`): h * gain, and the sum of squares
 of every 16 columns, zeros after the last. A negative token marks an empty row and gives zeros.
 Source: EAGLE-3, arXiv 2503.01840, section 3; docs/requirements.md R-93, R-96.
 """
@@ -76,6 +76,7 @@ def make_embedding(isa: Any, *, dtype: str, width: int, threads: int, maps: bool
             squares = zero
             for i in range(8):
                 squares = squares + values[i] * values[i]
+            # 16 columns: 8 of a lane upwards, then its neighbour's. All lanes take part, also those past the row's end.
             squares = squares + isa.shuffle_xor_f32(squares, 1)
             if vector < vectors:
                 for i in range(4):
@@ -85,6 +86,7 @@ def make_embedding(isa: Any, *, dtype: str, width: int, threads: int, maps: bool
                 if (tid & 1) == 0:
                     isa.store_f32(sums + (row * pitch + (vector >> 1)) * 4, squares)
             column = i32(partials + vector)
+            # Zeros up to a whole group of partial sums, as readers take four a lane without asking.
             while column < pitch:
                 isa.store_f32(sums + (row * pitch + column) * 4, zero)
                 column = i32(column + blocks * threads)
@@ -211,7 +213,7 @@ _BF16 = torch.bfloat16
 CARD = Card(
     name="embedding",
     equation="h = table[map[token]]; scaled = h * gain; sums = sum over 16 columns of h^2",
-    source="EAGLE-3, arXiv 2503.01840, section 3; R-93, R-96",
+    source="EAGLE-3, arXiv 2503.01840, section 3",
     example=_example,
     outputs=_outputs,
     reference=_reference,

@@ -38,6 +38,7 @@ def make_gather_rows(isa: Any, *, vector: int, overlap: bool) -> Any:
             isa.let_next_start()
             isa.wait_previous()
         if piece < pieces:
+            # One load deep: the index; a row of index -1 is filled and not read.
             place = isa.load_u32(index + row * 4)
             target = out + (row * pieces + piece) * (vector * 4)
             at = source + (i64(place) * pieces + piece) * (vector * 4)
@@ -113,7 +114,7 @@ def _outputs(case: Case, inputs: Tensors) -> Tensors:
 CARD = Card(
     name="gather_rows",
     equation="out[i] = source[index[i]], or the fill where index[i] < 0",
-    source="R-82, R-84, R-85",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=lambda case, inputs: {"out": gather_rows_reference(**inputs, fill=case["fill"])},

@@ -1,13 +1,13 @@
 """Root-mean-square normalisation: y = w * cast(x / sqrt(mean(x^2) + eps)), also of x + residual.
 
-The engine's GEMMs apply their norm themselves (`gemm_epilogue`); this card serves where no GEMM follows, or where the
-sum itself is wanted. One block owns a row, so a row's bits cannot depend on company.
+The engine's GEMMs apply their norm themselves (`gemm.epilogue`); this card serves where no GEMM follows, or where the
+sum itself is wanted. One block owns a row, so a row's bits cannot depend on other rows.
 Source: Zhang and Sennrich, arXiv 1910.07467; the Llama order of operations (cast before the gain).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ def make_rms_norm(isa: Any, *, dtype: str, width: int, threads: int, pieces: int
         gains = cuda.local.array(words, i32)
         if overlap:
             isa.let_next_start()
+        # The gain is constant: it is read while the kernel before still runs.
         for p in range(pieces):
             if tid + p * threads < vectors:
                 loaded = isa.load_u32x4_const(gain + (tid + p * threads) * 16)
@@ -70,6 +71,7 @@ def make_rms_norm(isa: Any, *, dtype: str, width: int, threads: int, pieces: int
                     other = isa.load_u32x4(residual + at)
                     for i in range(4):
                         first = values[p * 8 + 2 * i] + low(other[i])
+                        # The norm is of h as stored, rounded to sixteen bits.
                         bits = pack(values[p * 8 + 2 * i + 1] + high(other[i]), first)
                         values[p * 8 + 2 * i] = low(bits)
                         values[p * 8 + 2 * i + 1] = high(bits)
@@ -79,6 +81,7 @@ def make_rms_norm(isa: Any, *, dtype: str, width: int, threads: int, pieces: int
                     values[p * 8 + i] = zero
             for i in range(8):
                 squares = squares + values[p * 8 + i] * values[p * 8 + i]
+        # A thread's elements upwards, a butterfly, warps in order; the row stays in registers meanwhile.
         scale = isa.rsqrt(block_sum(squares, scratch, tid) * inverse_width + eps)
         for p in range(pieces):
             if tid + p * threads < vectors:
@@ -159,13 +162,6 @@ def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors) -> list[
     )
 
 
-def _peer(case: Case, inputs: Tensors) -> Callable[[], Tensor]:
-    x, gain, shape = inputs["x"], inputs["gain"], (case["width"],)
-    if not case["adds"]:
-        return lambda: torch.nn.functional.rms_norm(x, shape, gain, EPS)
-    return lambda: torch.nn.functional.rms_norm(x + inputs["residual"], shape, gain, EPS)
-
-
 def _variants(arch: str) -> Sequence[Variant]:
     return [rms_norm_variant(arch, "bf16", 4096, True)]
 
@@ -210,5 +206,4 @@ CARD = Card(
     alone=alone("rows", "x", "residual"),
     row_of=row_of,
     n_rows=count("rows"),
-    peers={"F.rms_norm": _peer},
 )  # fmt: skip

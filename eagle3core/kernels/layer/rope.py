@@ -1,7 +1,7 @@
 """Rotary position embedding on q and k, half-split layout: (x1, x2) -> (x1 c - x2 s, x2 c + x1 s), and the cache write.
 
 The kernel reads q, k and v of a row side by side, as one merged projection leaves them, and cos and sin from a table,
-so every kind of scaling is a matter of the table. Where a GEMM precedes, its epilogue does this work (`gemm_epilogue`);
+so every kind of scaling is a matter of the table. Where a GEMM precedes, its epilogue does this work (`gemm.epilogue`);
 this card serves where none does, with the same table and the same slots.
 Source: Su et al., arXiv 2104.09864; paging after Kwon et al., arXiv 2309.06180.
 """
@@ -78,6 +78,7 @@ def make_rope(isa: Any, *, dtype: str, head_dim: int, block: int, overlap: bool)
             unpack(upper, second, 0)
             if head < q_heads + kv_heads:
                 for i in range(4):
+                    # [position][pair][cos, sin]: two pairs a load.
                     c0, s0, c1, s1 = isa.load_f32x4(angle + i * 16)
                     out[2 * i] = first[2 * i] * c0 - second[2 * i] * s0
                     out[2 * i + 1] = first[2 * i + 1] * c1 - second[2 * i + 1] * s1
@@ -92,6 +93,7 @@ def make_rope(isa: Any, *, dtype: str, head_dim: int, block: int, overlap: bool)
                 own, pages = i32(head - q_heads), k_blocks
                 if own >= kv_heads:
                     own, pages = i32(own - kv_heads), v_blocks
+                # [block, key head, token of the block, D]
                 line = ((i64(slot >> block_shift) * kv_heads + own) << block_shift) + (slot & block_mask)
                 target = pages + (line * head_dim + piece) * 2
             store(target, out, 0)
@@ -225,7 +227,7 @@ _BF16 = torch.bfloat16
 CARD = Card(
     name="rope",
     equation="(x1, x2) -> (x1 c - x2 s, x2 c + x1 s) on q and k; k and v to their cache slots",
-    source="arXiv 2104.09864; R-46",
+    source="arXiv 2104.09864",
     example=_example,
     outputs=_outputs,
     reference=_reference,

@@ -39,6 +39,7 @@ def make_take_rows(isa: Any, *, sources: int, scatters: bool, overlap: bool) -> 
     ) -> None:  # fmt: skip
         piece, row = i32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x), i64(cuda.blockIdx.y)
         which = i32(cuda.blockIdx.z)
+        # Kernel parameters have no index: which source a block copies is chosen before the wait.
         source, out, pieces, pitch = source0, out0, pieces0, pitch0
         if sources > 1 and which == 1:
             source, out, pieces, pitch = source1, out1, pieces1, pitch1
@@ -196,7 +197,7 @@ _BF16 = torch.bfloat16
 CARD = Card(
     name="take_rows",
     equation="out_s[into[i]] = source_s[index[i]], zeros where index[i] < 0",
-    source="R-82, R-85",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=_reference,

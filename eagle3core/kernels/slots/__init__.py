@@ -2,3 +2,8 @@
 
 Imports `isa` and the kernels' door alone.
 """
+
+from eagle3core.kernels.slots.slot_state import REQUEST, REQUEST_ID
+
+# What the lab may use: names of the slots' numbers, and the file of that name.
+__all__ = ["REQUEST", "REQUEST_ID", "block_table"]

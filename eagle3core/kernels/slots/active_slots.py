@@ -59,6 +59,7 @@ def make_active_slots(isa: Any, *, slots: int, overlap: bool) -> Any:
             for e in range(n_ends):
                 if isa.load_u32(ends + e * 4) == token:
                     is_active = i32(0)
+        # A slot's place is the number of active slots before it: words of votes, and set bits counted.
         word = isa.ballot(is_active)
         if (me & 31) == 0:
             isa.shared_store_u32(bits + (me >> 5) * 4, word)
@@ -78,10 +79,12 @@ def make_active_slots(isa: Any, *, slots: int, overlap: bool) -> Any:
             else:
                 place = i32(-1)
             isa.store_u32(inverse + me * 4, place)
+            # The list's tail, by the threads that have no place in it.
             if me >= total:
                 isa.store_u32(active + me * 4, -1)
         if me == 0:
             isa.store_u32(count, total)
+            # Once a step, here: every later kernel of the step reads one number.
             isa.store_u32(turn, i32((isa.load_u32(turn) + 1) & (RESULT_BLOCKS - 1)))
 
     return kernel
@@ -175,7 +178,7 @@ def _outputs(case: Case, inputs: Tensors) -> Tensors:
 CARD = Card(
     name="active_slots",
     equation="active = slots with occupied, length < limit and token not in ends; inverse[active[i]] = i",
-    source="R-81, R-87",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=lambda case, inputs: dict(

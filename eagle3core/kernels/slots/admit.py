@@ -81,6 +81,7 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
         slot, n_prompt = isa.load_u32(request), isa.load_u32(request + 4)
         budget, plain, request_id = isa.load_u32(request + 8), isa.load_u32(request + 12), isa.load_u32(request + 16)
         token, end = isa.load_u32(first), isa.load_u32(request + (N_REQUEST + lane) * 4)
+        # An admission takes a block of results as a step does.
         block = i32((isa.load_u32(turn) + 1) & (RESULT_BLOCKS - 1))
         result = results + i64(i32(block * n_slots)) * width * 4
         is_end = i32(0)
@@ -91,6 +92,7 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
             finish = i32(SPENT_BUDGET)
         if isa.any_lane(is_end):
             finish = i32(FOUND_END)
+        # The request's end tokens, a lane each, stay with the slot for `commit`.
         isa.store_u32(ends + (i64(slot) * MOST_ENDS + lane) * 4, end)
         at = i32(lane + N_RESULT + 1)
         while at < width:
@@ -161,8 +163,8 @@ ADMIT = Op("admit", admit, admit_meaning)
 
 
 def admit_cost(width: int, pending: int) -> Cost:
-    """The request, its token and the turn in; seven fields, the ends, a pending entry, the turn and a row out."""
-    return Cost(4 * (N_REQUEST + MOST_ENDS + 1 + 1 + 7 + 1 + MOST_ENDS + width) + (8 if pending else 0))
+    """The request, its token and the turn in; eight fields, the ends, a pending entry, the turn and a row out."""
+    return Cost(4 * (N_REQUEST + MOST_ENDS + 1 + 1 + 8 + 1 + MOST_ENDS + width) + (8 if pending else 0))
 
 
 def _example(case: Case, generator: torch.Generator, device: torch.device) -> Tensors:
@@ -171,7 +173,7 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
 
     n_slots = case["slots"]
     request = torch.full((N_REQUEST + MOST_ENDS,), -1, dtype=torch.int32, device=device)
-    request[:N_REQUEST] = torch.tensor([n_slots - 1, 17, case["budget"], 0], dtype=torch.int32)
+    request[:N_REQUEST] = torch.tensor([n_slots - 1, 17, case["budget"], 0, 41], dtype=torch.int32)
     request[N_REQUEST : N_REQUEST + 2] = torch.tensor([5, 9], dtype=torch.int32)
     return {
         "request": request, "first": torch.tensor([case["first"]], dtype=torch.int32, device=device),
@@ -190,7 +192,7 @@ def _outputs(case: Case, inputs: Tensors) -> Tensors:
 CARD = Card(
     name="admit",
     equation="slot = (running unless first ends it, length = n_prompt, root = first, budget - 1)",
-    source="R-47, R-75, R-81",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=lambda case, inputs: dict(
@@ -205,9 +207,9 @@ CARD = Card(
     variants=lambda arch: [admit_variant(arch)],
     cases=(
         {"slots": 3, "budget": 7, "first": 4, "pending": 4, "width": 12, "seed_row": 12},
-        {"slots": 1, "budget": 1, "first": 4, "pending": 0, "width": 6, "seed_row": 1},
+        {"slots": 1, "budget": 1, "first": 4, "pending": 0, "width": 7, "seed_row": 1},
         {"slots": 2, "budget": 1, "first": 9, "pending": 1, "width": 70, "seed_row": 3},
     ),
     shapes=({"slots": 4, "budget": 7, "first": 4, "pending": 4, "width": 12, "seed_row": 12},),
-    hand_counts=(({"width": 12, "pending": 4}, Cost(4 * (36 + 1 + 1 + 7 + 1 + 32 + 12) + 8)),),
+    hand_counts=(({"width": 12, "pending": 4}, Cost(4 * (37 + 1 + 1 + 8 + 1 + 32 + 12) + 8)),),
 )

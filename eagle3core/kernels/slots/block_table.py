@@ -103,8 +103,10 @@ def make_block_table(isa: Any, *, block: int, overlap: bool) -> Any:
                 given[i] = isa.load_u32(row + (have - 1 - i) * 4)
         if want > entries:
             takes, short = i32(0), i32(takes)
+        # Blocks that rows before this one take, and return: one barrier for both.
         before, ahead, returned = prefix_pair(takes, returns, first, tid)
         upto = i32(0)
+        # A row gets all it wants or nothing; those before it count whether or not they fit, so none later fits either.
         if before + takes > available:
             takes, short = i32(0), i32(takes)
         if takes > 0:
@@ -245,7 +247,7 @@ def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors) -> list[
 CARD = Card(
     name="block_table",
     equation="hold ceil(length / block) blocks: take from the free stack, or return the ones past it",
-    source="arXiv 2309.06180; R-65..R-68, 1.X-9",
+    source="arXiv 2309.06180",
     example=_example,
     outputs=_outputs,
     reference=_reference,

@@ -172,9 +172,9 @@ COMMIT = Op("commit", commit, commit_meaning)
 
 
 def commit_cost(batch: int, nodes: int, path_len: int, pending: int) -> Cost:
-    """Slot, turn, acceptance, path, tokens, choice, nodes and places, ends, five fields in; seven fields, pending
+    """Slot, turn, acceptance, path, tokens, choice, nodes and places, ends, six fields in; seven fields, pending
     entries, kept and the result row out."""
-    read = 4 + 4 + 4 + 8 * path_len + 4 + 8 * nodes - 4 + 4 * MOST_ENDS + 5 * 4
+    read = 4 + 4 + 4 + 8 * path_len + 4 + 8 * nodes - 4 + 4 * MOST_ENDS + 6 * 4
     return Cost(batch * (read + 7 * 4 + 8 * min(pending, path_len) + 4 + 4 * result_width(path_len, nodes)))
 
 
@@ -219,7 +219,7 @@ def _decided(inputs: Tensors) -> Decided:
 CARD = Card(
     name="commit",
     equation="tokens += accepted + bonus, cut at an end or the budget; length += n + 1; root = bonus",
-    source="R-48, R-51..R-62, R-77, R-84, R-85",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=lambda case, inputs: dict(
@@ -241,8 +241,8 @@ CARD = Card(
     hand_counts=(
         (
             {"batch": 2, "nodes": 4, "path_len": 3, "pending": 3},
-            # in: 12 + 24 + 4 + 28 + 128 + 20; out: 28 + 24 + 4 + 4 * 11
-            Cost(2 * (216 + 100)),
+            # in: 12 + 24 + 4 + 28 + 128 + 24; out: 28 + 24 + 4 + 4 * 12
+            Cost(2 * (220 + 104)),
         ),
     ),
 )  # fmt: skip

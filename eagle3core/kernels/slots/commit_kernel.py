@@ -40,8 +40,10 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: b
         if overlap:
             isa.let_next_start()
             isa.wait_previous()
+        # Results go to a block of a few that are used in turn: the host reads one step behind.
         slot, block = isa.load_u32(active + row * 4), isa.load_u32(turn)
         out = results + i64(i32(block * n_slots) + row) * (width * 4)
+        # An empty row says so all over, so that nothing of an earlier step is taken for its result.
         if slot < 0:
             at = lane
             while at < width:
@@ -51,6 +53,7 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: b
                 isa.store_u32(kept + row * 4, 0)
         else:
             fields, pitch = state + slot * 4, i64(n_slots) * 4
+            # All that depends on the slot is asked for at once, before the first use.
             n, choice = isa.load_u32(n_accepted + row * 4), isa.load_u32(choices + row * (nodes * 4))
             budget, plain = isa.load_u32(fields + BUDGET * pitch), isa.load_u32(fields + PLAIN * pitch)
             length, start = isa.load_u32(fields + LENGTH * pitch), isa.load_u32(fields + DRAFT_LENGTH * pitch)
@@ -63,6 +66,8 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: b
                     is_missing = i32(1)
                 at = i32(at + THREADS)
             fault = i32(0)
+            # A fault keeps the request alive at the price of speculation: it commits the target's own token, plainly
+            # from now on.
             if n < 0 or n >= path_len:
                 fault = i32(BAD_ACCEPTANCE)
             if isa.any_lane(is_missing):
@@ -74,6 +79,7 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: b
             if plain != 0:
                 n = i32(0)
             cut, finish, root = i32(n + 1), i32(0), choice
+            # Token by token for the whole warp, each lane with an end token of its own; the first hit cuts.
             for t in range(path_len):
                 token = choice
                 if plain == 0:
@@ -85,8 +91,10 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: b
                     cut, finish = i32(t + 1), i32(FOUND_END)
                 if t == n:
                     root = token
+            # An end token exactly at the budget's end is an end token.
             if cut > budget or (cut == budget and finish == 0):
                 cut, finish = budget, i32(SPENT_BUDGET)
+            # Not even the root has a place in the cache: nothing can be committed.
             if (fault & NO_ROOM) != 0:
                 cut, finish = i32(0), i32(STOPPED)
             at = lane
@@ -102,6 +110,7 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: b
                         isa.store_u32(pending_rows + (i64(slot) * pending + at) * 4, row * nodes + node)
                 isa.store_u32(out + (N_RESULT + at) * 4, token)
                 at = i32(at + THREADS)
+            # What was drafted goes into the result too; the root was not.
             at = i32(lane + 1)
             while at < nodes:
                 drafted = isa.load_u32(node_tokens + (row * nodes + at) * 4)
@@ -111,6 +120,7 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: b
                 is_running = i32(0)
                 if finish == 0:
                     is_running = i32(1)
+                # One lane writes the slot: all its fields have been read above, by this warp alone.
                 isa.store_u32(fields + RUNNING * pitch, is_running)
                 isa.store_u32(fields + LENGTH * pitch, length + n + 1)
                 isa.store_u32(fields + ROOT * pitch, root)

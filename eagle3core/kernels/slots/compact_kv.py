@@ -50,6 +50,7 @@ def make_compact_kv(isa: Any, *, head_dim: int, block: int, overlap: bool) -> An
 
     def find(held: Any, tables: Any, token: Any, is_kept: Any) -> Any:
         index = i32(token >> block_shift)
+        # The table lies in the lanes, 32 entries a register: a shuffle a register instead of a load.
         page = isa.shuffle_i32(held[0], index & 31)
         for p in range(1, parts):
             other = isa.shuffle_i32(held[p], index & 31)
@@ -82,7 +83,7 @@ def make_compact_kv(isa: Any, *, head_dim: int, block: int, overlap: bool) -> An
         early((tables + lane * 4) ^ (row + at * 4) ^ starts ^ counts ^ pages)
         if overlap:
             isa.wait_previous()
-            isa.let_next_start()  # see `top_k_groups_kernel`
+            isa.let_next_start()  # see `choice.top_k_groups_kernel`
         start, n_kept, node = isa.load_u32(starts + sequence * 4), isa.load_u32(counts + sequence * 4), i32(0)
         if at < width:
             node = isa.load_u32(row + at * 4)
@@ -92,6 +93,8 @@ def make_compact_kv(isa: Any, *, head_dim: int, block: int, overlap: bool) -> An
                 held[p] = isa.load_u32(tables + (p * 32 + lane) * 4)
         if start < 0:  # no sequence; and both numbers are asked for before either is needed
             n_kept = i32(0)
+        # Groups upwards, and within one all loads before the stores. A row goes to its place or below (the i-th of a
+        # path has an index of at least i), so no later row is overwritten before it is read.
         while first < n_kept:
             is_kept, token = i32(at < n_kept), i32(start + node)
             if (lane & GROUP) != 0:
@@ -208,7 +211,7 @@ def _read(inputs: Tensors) -> Tensors:
 CARD = Card(
     name="compact_kv",
     equation="kv[start + i] = kv[start + path[i]] for i < count, in every layer",
-    source="EAGLE, arXiv 2401.15077, section 4; R-59",
+    source="EAGLE, arXiv 2401.15077, section 4",
     example=_example,
     outputs=lambda case, inputs: {name: inputs[name].clone() for name in _PAGES},
     reference=lambda case, inputs: {

@@ -96,6 +96,7 @@ def make_open_chunk(isa: Any, *, block: int, overlap: bool) -> Any:
             isa.wait_previous()
         slot, n_prompt, first = isa.load_u32(request), isa.load_u32(request + 4), isa.load_u32(start)
         table = slot_tables + i64(slot) * entries * 4
+        # Rows and the table's copy are different blocks: neither waits for the other's loads.
         if part >= of_rows:
             copy_table(table, tables + i64(span) * entries * 4, entries, i32(part - of_rows), slot)
         else:
@@ -108,6 +109,7 @@ def make_open_chunk(isa: Any, *, block: int, overlap: bool) -> Any:
                 if at + 1 < n_prompt:
                     entry_token = isa.load_u32(prompt + (i64(at) + 1) * 4)
             if t < span_rows:
+                # The draft reads a row less: its token is the next one of the prompt, which the last row does not have.
                 where, entry_where = row_in(held, at), i32(-1)
                 if at + 1 < n_prompt:
                     entry_where = where
@@ -202,7 +204,7 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
 CARD = Card(
     name="open_chunk",
     equation="row i = token start + i of the prompt, at cache row table[(start + i) / block] block + ...; -1 past it",
-    source="R-46, R-82",
+    source="derived here",
     example=_example,
     outputs=lambda case, inputs: dict(
         new_chunk_rows(case["rows"], case["spans"], case["entries"], inputs["prompt"].device)._asdict()

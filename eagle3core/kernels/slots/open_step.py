@@ -218,7 +218,7 @@ def _reference(case: Case, inputs: Tensors) -> Tensors:
 CARD = Card(
     name="open_step",
     equation="rows of a step = fields of slot active[b]; cache row of token n = table[n / block] block + n mod block",
-    source="R-45, R-46, R-82..R-84",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=_reference,

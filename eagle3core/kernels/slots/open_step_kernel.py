@@ -25,6 +25,7 @@ def make_read_slot(isa: Any) -> Any:
     i32 = isa.i32
 
     def read_slot(active: Any, state: Any, row: Any, first: Any, second: Any, n_slots: Any) -> Any:
+        # Three loads that do not wait for each other; whichever slot it is, its fields are then in some lane.
         lane, own_first, own_second = i32(isa.cuda.threadIdx.x & 31), i32(-1), i32(-1)
         slot = isa.load_u32(active + row * 4)
         if lane < n_slots:
@@ -56,6 +57,7 @@ def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: in
         sees = cuda.local.array(words, i32)
         if part < of_nodes:
             t, depth = i32(part * THREADS + tid), i32(0)
+            # The tree's shape is the same every step: read before the wait.
             for w in range(words):
                 sees[w] = i32(0)
             if t < nodes:
@@ -67,6 +69,7 @@ def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: in
                 isa.wait_previous()
             slot, length, root = read_slot(active, state, row, LENGTH, ROOT, n_slots)
             position, where = i32(0), i32(-1)
+            # An empty row: nothing is seen, nothing is written, and lengths of -1 say so to later kernels.
             if slot < 0:
                 length, root = i32(-1), i32(-1)
                 for w in range(words):
@@ -90,6 +93,7 @@ def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: in
             slot, start, n = read_slot(active, state, row, DRAFT_LENGTH, N_PENDING, n_slots)
             if slot < 0:
                 start, n = i32(-1), i32(0)
+            # Looked up before any store, so that the loads overlap.
             source, token, held, chain_held = i32(-1), i32(0), i32(-1), i32(-1)
             table, position = slot_tables + i64(slot) * entries * 4, i32(start + n + t)
             if t < n and t < pending:
@@ -107,6 +111,7 @@ def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: in
                 isa.store_u32(entry_positions + at, entry)
                 isa.store_u32(entry_slots + at, row_in(held, entry))
             if t < levels:
+                # Level by level: a level's rows lie side by side, as its launches read them.
                 at, before = (t * batch + row) * 4, position
                 if slot < 0:
                     position, before = i32(0), i32(-1)

@@ -50,6 +50,7 @@ def make_place_rows(isa: Any, *, block: int, overlap: bool) -> Any:
             length, depth = isa.load_u32(lengths + sequence * 4), isa.load_u32(depths + at)
             position, slot = i32(0), i32(-1)
             if length >= 0:
+                # A node stands at its depth (rotary position) and lies at its index (cache row).
                 position = i32(length + depth)
                 index = i32((length + t) >> shift)
                 if index < entries:
@@ -132,7 +133,7 @@ def _reference(case: Case, inputs: Tensors) -> Tensors:
 CARD = Card(
     name="place_rows",
     equation="position = length + depth; slot = table[(length + t) / block] * block + (length + t) mod block",
-    source="R-45, R-46, R-82",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=_reference,

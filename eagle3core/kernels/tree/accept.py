@@ -194,7 +194,7 @@ def _reference(case: Case, inputs: Tensors) -> Tensors:
 CARD = Card(
     name="accept",
     equation="path = the longest on which token(node) = choice(parent); commit its tokens and the last choice",
-    source="EAGLE, arXiv 2401.15077, section 4; R-51..R-54, R-56, R-60, R-84",
+    source="EAGLE, arXiv 2401.15077, section 4",
     example=_example,
     outputs=lambda case, inputs: dict(new_commit(case["batch"], case["path_len"], inputs["mask"].device)._asdict()),
     reference=_reference,

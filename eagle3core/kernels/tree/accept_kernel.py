@@ -22,6 +22,7 @@ def make_accept(isa: Any, *, nodes: int, path_len: int, overlap: bool) -> Any:
         deepest = isa.shared_address(cuda.shared.array(words, i32))
         kept = isa.shared_address(cuda.shared.array(words, i32))
         stops = isa.shared_address(cuda.shared.array(words, i32))
+        # A node's ancestors and itself, a bit each, in registers.
         own = cuda.local.array(words, i32)
         if overlap:
             isa.let_next_start()
@@ -35,9 +36,12 @@ def make_accept(isa: Any, *, nodes: int, path_len: int, overlap: bool) -> Any:
             parent, depth = isa.load_u32(parents + at), isa.load_u32(depths + at)
             for w in range(words):
                 own[w] = isa.load_u32(mask + at * words + w * 4)
+        # What the target chose after each node: children compare with their parent's.
         isa.shared_store_u32(chosen + me * 4, choice)
+        # All choices are there.
         cuda.syncthreads()
         is_match = i32(0)
+        # The root is what the last step committed: it always matches.
         if me == 0:
             is_match = i32(1)
         if me < nodes and parent >= 0 and isa.shared_load_u32(chosen + max(parent, 0) * 4) == token:
@@ -45,6 +49,7 @@ def make_accept(isa: Any, *, nodes: int, path_len: int, overlap: bool) -> Any:
         word = isa.ballot(is_match)
         if (me & 31) == 0:
             isa.shared_store_u32(matches + (me >> 5) * 4, word)
+        # All words of matches are there; an ancestor that does not match is a bit of `missing`.
         cuda.syncthreads()
         missing, is_alive = i32(0), i32(0)
         for w in range(words):
@@ -53,6 +58,7 @@ def make_accept(isa: Any, *, nodes: int, path_len: int, overlap: bool) -> Any:
         # Of several deepest nodes, which only equal siblings can give, the earliest wins.
         key = i32(-1)
         if missing == 0 and is_alive != 0:
+            # Depth first, then the earlier node: at most 256 nodes, so both fit.
             key = i32(depth * 256 + (255 - me))
         key = isa.warp_max_i32(key)
         if (me & 31) == 0:
@@ -69,6 +75,8 @@ def make_accept(isa: Any, *, nodes: int, path_len: int, overlap: bool) -> Any:
                 isa.shared_store_u32(kept + w * 4, 0)
         cuda.syncthreads()
         row = sequence * path_len * 4
+        # A node's place on the path is the number of its ancestors: the kept bits before its own, as parents come
+        # before children.
         place, is_kept = i32(0), i32(0)
         for w in range(words):
             word = isa.shared_load_u32(kept + w * 4)
@@ -91,12 +99,14 @@ def make_accept(isa: Any, *, nodes: int, path_len: int, overlap: bool) -> Any:
                     ending = min(ending, i32(place - 1))
                 if end == choice and me == last:
                     ending = min(ending, accepted)
+        # What the path does not reach: threads write the tail together, each its own entries.
         p = me
         while p < path_len:
             if key < 0 or p > accepted:
                 isa.store_u32(path + row + p * 4, -1)
                 isa.store_u32(tokens + row + p * 4, -1)
             p = i32(p + threads)
+        # The first of several end tokens counts.
         ending = isa.warp_min_i32(ending)
         if (me & 31) == 0:
             isa.shared_store_u32(stops + (me >> 5) * 4, ending)

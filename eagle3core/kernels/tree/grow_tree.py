@@ -198,7 +198,7 @@ def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors) -> list[
 CARD = Card(
     name="grow_tree",
     equation="score = parent's score + log p; beam = the k best, equal ones by lower flat id",
-    source="EAGLE-2, arXiv 2406.16858, section 4; R-39",
+    source="EAGLE-2, arXiv 2406.16858, section 4",
     example=_example,
     outputs=_outputs,
     reference=_reference,

@@ -35,6 +35,7 @@ def make_grow_tree(isa: Any, *, k: int, words: int, maps: bool, overlap: bool) -
         board = isa.shared_address(cuda.shared.array(padded, i32, alignment=16))
         mask = cuda.local.array(words, i32)
         me, part = i32(tid >> shift), i32(tid & (team - 1))
+        # me / k by a product: exact up to 256 candidates.
         row = i32(i32(me * reciprocal) >> 16)
         if overlap:
             isa.let_next_start()
@@ -60,6 +61,7 @@ def make_grow_tree(isa: Any, *, k: int, words: int, maps: bool, overlap: bool) -
         if part == 0 and me < padded:
             isa.shared_store_u32(board + me * 4, key)
         cuda.syncthreads()  # also: the old beam has been read, so the new one may replace it
+        # Of equal scores the earlier candidate is ahead, so places are distinct and need no sorting.
         place, own = i32(0), i32(me >> 2)
         for turn in range(turns):
             quad = i32(turn * team + part)
@@ -74,6 +76,7 @@ def make_grow_tree(isa: Any, *, k: int, words: int, maps: bool, overlap: bool) -
             for i in range(3):
                 if others[i] == key and i < (me & 3):
                     place = i32(place + 1)
+        # The team's counts; integers, so any order gives the same place.
         for bit in range(shift):
             place = i32(place + isa.shuffle_xor_i32(place, 1 << bit))
         if part == 0 and me < candidates:
@@ -81,6 +84,7 @@ def make_grow_tree(isa: Any, *, k: int, words: int, maps: bool, overlap: bool) -
             isa.store_f32(scores + at, score)
             isa.store_u32(tokens + at, token)
             isa.store_u32(parents + at, parent)
+            # The k best are the next beam; the pool above keeps every candidate.
             if place < k:
                 at, bit = (tree * k + place) * 4, i32(level * k + place)
                 isa.store_f32(beam_scores + at, score)

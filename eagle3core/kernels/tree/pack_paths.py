@@ -39,6 +39,7 @@ def make_pack_paths(isa: Any, *, overlap: bool) -> Any:
             isa.let_next_start()
             isa.wait_previous()
         before, total, other = i32(0), i32(0), tid
+        # Every block adds up all counts for itself: they are few, and no block waits for another.
         while other < batch:
             n = isa.load_u32(counts + i64(other) * 4)
             total = i32(total + n)
@@ -51,6 +52,7 @@ def make_pack_paths(isa: Any, *, overlap: bool) -> Any:
         while p < width:
             if p < own:
                 isa.store_u32(packed + i64(before + p) * 4, isa.load_u32(path + (i64(row) * width + p) * 4))
+            # The entries past the last are cleared by the block in whose row they stand.
             if row * width + p >= total:
                 isa.store_u32(packed + (i64(row) * width + p) * 4, -1)
             p = i32(p + THREADS)
@@ -105,7 +107,7 @@ def _outputs(case: Case, inputs: Tensors) -> Tensors:
 CARD = Card(
     name="pack_paths",
     equation="offsets = cumsum of counts; packed[offsets[b] + p] = path[b, p] for p < counts[b]",
-    source="R-48, R-55",
+    source="derived here",
     example=_example,
     outputs=_outputs,
     reference=lambda case, inputs: dict(zip(("offsets", "packed"), pack_paths_reference(**inputs), strict=True)),

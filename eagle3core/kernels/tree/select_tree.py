@@ -145,7 +145,7 @@ def _pool(case: Case) -> int:
 CARD = Card(
     name="select_tree",
     equation="nodes = the N - 1 best scores, equal ones by lower flat id, in ascending flat-id order",
-    source="EAGLE-2, arXiv 2406.16858, section 4; R-39",
+    source="EAGLE-2, arXiv 2406.16858, section 4",
     example=_example,
     outputs=_outputs,
     reference=lambda case, inputs: dict(select_tree_reference(**inputs, n_nodes=case["nodes"])._asdict()),

@@ -38,7 +38,7 @@ def make_rank_pool(isa: Any, *, pool: int, overlap: bool) -> Any:
         early(start)
         if overlap:
             isa.wait_previous()
-            isa.let_next_start()  # see `top_k_groups_kernel`
+            isa.let_next_start()  # see `choice.top_k_groups_kernel`
         for p in range(loads):
             keys[p] = i32(LEAST_KEY)
             if p * threads + tid < pool:
@@ -52,6 +52,7 @@ def make_rank_pool(isa: Any, *, pool: int, overlap: bool) -> Any:
         for turn in range(turns):
             tile = i32(turn * warps + warp)
             if tile < tiles:
+                # `>= me` before its own 32, `> me` from there on, by one comparison.
                 bar = i32(me + i32(tile >= own))
                 for quad in range(8):
                     others = isa.shared_load_u32x4(board + tile * 128 + quad * 16)
@@ -67,6 +68,7 @@ def make_rank_pool(isa: Any, *, pool: int, overlap: bool) -> Any:
         isa.shared_store_u32(counts + tid * 4, i32(ahead[0] + ahead[1]))
         cuda.syncthreads()
         if warp == 0 and own * 32 + lane < pool:
+            # Counts of 17 warps; integers, so any order gives the same rank.
             rank = i32(0)
             for w in range(warps):
                 rank = i32(rank + isa.shared_load_u32(counts + (w * 32 + lane) * 4))
@@ -119,6 +121,7 @@ def make_line_up(isa: Any, *, pool: int, nodes: int, overlap: bool) -> Any:
                 isa.shared_store_u32(bits + (t * 8 + warp) * 4, word)
         cuda.syncthreads()
         if warp == 0:
+            # Set bits before each word, 32 words at a time, by a scan over the lanes.
             running = i32(0)
             for p in range(per_lane):
                 own = i32(0)

@@ -153,7 +153,7 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
 CARD = Card(
     name="tree_masks",
     equation="mask[i] = mask[parent(i)] + {i}; position = length + depth; leaves, paths, first child, next sibling",
-    source="SpecInfer, arXiv 2305.09781, section 4; R-38, R-40, R-42, R-43, R-45",
+    source="SpecInfer, arXiv 2305.09781, section 4",
     example=_example,
     outputs=lambda case, inputs: dict(
         new_tree_masks(case["batch"], case["nodes"], case["path_len"], inputs["parents"].device)._asdict()

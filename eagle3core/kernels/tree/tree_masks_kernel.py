@@ -26,12 +26,15 @@ def make_relatives(isa: Any, nodes: int) -> Any:
 
     def relatives(planes: Any, parent: Any, me: Any) -> Any:
         child, sibling = i32(-1), i32(-1)
+        # This node and those before it: siblings that follow lie beyond.
         upto = i32(i32(1 << (me & 31)) | ((1 << (me & 31)) - 1))
         for w in range(words):
             row = planes + w * (4 * pitch)
             children = siblings = isa.shared_load_u32(row + bits * 4)
             for b in range(bits):
                 plane = isa.shared_load_u32(row + b * 4)
+                # Bit b of the wanted parent is 1: the plane; else its inverse. What is left after all bits are the
+                # nodes of that parent.
                 children = i32(children & (plane ^ (((me >> b) & 1) - 1)))
                 siblings = i32(siblings & (plane ^ (((parent >> b) & 1) - 1)))
             if (me >> 5) == w:
@@ -66,6 +69,7 @@ def make_nth_bit(isa: Any, words: int) -> Any:
             elif index < 0:
                 left = i32(left - held)
         if index >= 0:
+            # Halves of the word by their number of set bits: five steps for any bit.
             for step in (16, 8, 4, 2, 1):
                 held = isa.popcount(i32(word & ((1 << step) - 1)))
                 if left >= held:
@@ -97,6 +101,7 @@ def make_tree_masks(isa: Any, *, nodes: int, path_len: int, threads: int, overla
         if warp >= words:
             me = i32(tid - node_threads)
         at = (tree * nodes + me) * 4
+        # Where to look is worked out before the wait (`isa.early`).
         early((parents + at) ^ (lengths + tree * 4))
         if overlap:
             isa.let_next_start()
@@ -107,6 +112,7 @@ def make_tree_masks(isa: Any, *, nodes: int, path_len: int, threads: int, overla
                 parent = isa.load_u32(parents + at)
             if length < 0:
                 parent = i32(-2)
+        # The first half of the warps keeps parents for the walk, the second turns them into planes, at the same time.
         if warp < words:
             isa.shared_store_u32(above + me * 4, parent)
         elif warp < 2 * words:
@@ -120,11 +126,13 @@ def make_tree_masks(isa: Any, *, nodes: int, path_len: int, threads: int, overla
                     kept = plane
             if lane < pitch:
                 isa.shared_store_u32(planes + ((me >> 5) * pitch + lane) * 4, kept)
+        # Parents and planes are there.
         cuda.syncthreads()
         for w in range(words):
             own[w] = i32(0)
         if warp < words:
             depth, node, position = i32(-1), me, i32(0)
+            # To the root, a bit a node passed; parents come before children, so the walk ends.
             while parent >= -1 and node >= 0:
                 depth = i32(depth + 1)
                 for w in range(words):
@@ -146,6 +154,7 @@ def make_tree_masks(isa: Any, *, nodes: int, path_len: int, threads: int, overla
             if me < nodes:
                 isa.store_u32(first_child + at, child)
                 isa.store_u32(next_sibling + at, sibling)
+        # Who is a leaf is known to all.
         cuda.syncthreads()
         n_leaves, path_row, is_leaf = i32(0), i32(0), i32(0)
         for w in range(words):
@@ -159,11 +168,13 @@ def make_tree_masks(isa: Any, *, nodes: int, path_len: int, threads: int, overla
                 isa.shared_store_u32(leaf_masks + (path_row * words + w) * 4, own[w])
         if tid < quads:
             votes = i32(isa.shared_load_u32(leaf_bits + (tid >> 3) * 4) >> ((tid & 7) * 4))
+            # Four bits to four bytes of one word: leaf marks are a byte each.
             spread = (votes & 1) | ((votes & 2) << 7) | ((votes & 4) << 14) | ((votes & 8) << 21)
             isa.store_u32(leaves + (tree * quads + tid) * 4, spread)
         cuda.syncthreads()
         cell = tid
         while cell < cells:
+            # cell / path_len by a product: exact for all cells of a tree of 256 nodes.
             row, node = i32((i64(cell) * reciprocal) >> 24), i32(-1)
             if row < n_leaves:
                 node = nth_bit(leaf_masks + row * (4 * words), i32(cell - row * path_len))

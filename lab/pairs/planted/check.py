@@ -11,18 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.engine import Engine
 from eagle3core.geometry import TargetGeometry
-from eagle3core.kernels.layer.rms_norm import rms_norm_reference
-from eagle3core.kernels.layer.rope import rope_reference, rope_tables
+from eagle3core.kernels.layer import rms_norm_reference, rope_reference, rope_tables
 from eagle3core.request import Response
-from eagle3core.weights.rope import rope_frequencies
+from eagle3core.weights import rope_frequencies
 from lab.errors import ExperimentError
 from lab.pairs.planted.pair import PlantedPair
 from lab.pairs.planted.tokens import expected_length
 
 TOLERANCE = 0.03  # between acceptance and dial
+_SURE = 3.0  # standard errors that chance stays within in 997 of 1000 counts
 LEAST_MARGIN = 8.0  # top-2 gap over logit error
 _Z95 = 1.959964
 
@@ -139,9 +139,18 @@ class DialCheck:
     n_wrong: int
 
     @property
+    def allowed(self) -> tuple[float, ...]:
+        """How far each position may be from the dial: `TOLERANCE`, or as far as chance goes in so few steps."""
+        spread = self.share * (1 - self.share)
+        return tuple(
+            max(TOLERANCE, _SURE * math.sqrt(spread / p.n_reached)) if p.n_reached else math.inf for p in self.positions
+        )
+
+    @property
     def holds(self) -> bool:
-        """Whether every position is within `TOLERANCE` of the dial and every token is the planted one."""
-        return self.n_wrong == 0 and all(abs(p.rate - self.share) <= TOLERANCE for p in self.positions if p.n_reached)
+        """Whether every position is as near to the dial as is allowed and every token is the planted one."""
+        near = (abs(p.rate - self.share) <= most for p, most in zip(self.positions, self.allowed, strict=True))
+        return self.n_wrong == 0 and all(near)
 
     def values(self) -> dict[str, Any]:
         """What is stored of the check."""
@@ -156,6 +165,7 @@ class DialCheck:
             "given_prefix_high": [position.interval[1] for position in self.positions],
             "n_reached": [position.n_reached for position in self.positions],
             "tolerance": TOLERANCE,
+            "allowed": [most if math.isfinite(most) else None for most in self.allowed],
             "holds": self.holds,
         }
 

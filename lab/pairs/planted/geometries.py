@@ -60,6 +60,14 @@ class PlantedGeometry:
         return self.draft.block.n_kv_heads * self.draft.block.head_dim
 
     @property
+    def n_weights(self) -> int:
+        """Weights of the target's matrices: its layers, its table and its head."""
+        target, block = self.target, self.target.block
+        heads = (2 * block.n_heads + 2 * block.n_kv_heads) * block.head_dim  # rows of q, k, v, and columns of o
+        layer = block.hidden_size * (heads + 3 * block.intermediate_size)
+        return target.n_layers * layer + 2 * target.vocab_size * block.hidden_size
+
+    @property
     def n_preimages(self) -> int:
         """Tokens that are followed by one and the same token, at most."""
         return math.ceil(self.target.vocab_size / self.draft.draft_vocab_size)

@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 
-from eagle3core.checkpoint.draft import DraftCheckpoint
-from eagle3core.checkpoint.target import TargetCheckpoint
+from eagle3core.checkpoint import DraftCheckpoint, TargetCheckpoint
 from eagle3core.config import EngineConfig, SpeculativeConfig
 from eagle3core.loading import packs_for
-from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_draft, pack_target
+from eagle3core.weights import PackedDraft, PackedTarget, pack_draft, pack_target
 from lab.pairs.planted.geometries import PlantedGeometry, find_geometry
 from lab.pairs.planted.tokens import plan_tokens
 from lab.pairs.planted.weights import PlantedWeights

@@ -21,10 +21,9 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from eagle3core.checkpoint.draft import draft_shapes
-from eagle3core.checkpoint.target import target_shapes
+from eagle3core.checkpoint import draft_shapes, target_shapes
 from eagle3core.geometry import BlockGeometry
-from eagle3core.kernels.layer.rms_norm import rms_norm_reference
+from eagle3core.kernels.layer import rms_norm_reference
 from lab.errors import ExperimentError
 from lab.pairs.planted.geometries import PlantedGeometry
 from lab.pairs.planted.tokens import TokenMap

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from eagle3core.kernels.card import Call
-from eagle3core.kernels.gemm.launcher import pack_weight, unpack_weight
-from eagle3core.step.program import after_all
-from eagle3core.weights.packed import PackedDraft, PackedLinear, PackedTarget
+from eagle3core.kernels import Call
+from eagle3core.kernels.gemm import pack_weight, unpack_weight
+from eagle3core.step import after_all
+from eagle3core.weights import PackedDraft, PackedLinear, PackedTarget
 
 PLANTED = "planted"  # op name of the calls that a bug adds
 

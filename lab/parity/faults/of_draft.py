@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import Call
-from eagle3core.kernels.layer.rms_norm import rms_norm_reference
-from eagle3core.weights.packed import PackedDraft
+from eagle3core.kernels import Call
+from eagle3core.kernels.layer import rms_norm_reference
+from eagle3core.weights import PackedDraft
 from lab.parity.faults.fault import Fault, Place, after, around, before, edited, rolled_rows
 
 
@@ -44,7 +44,7 @@ def _swapped_keys_and_values(draft: PackedDraft) -> PackedDraft:
     heads = [n * block.head_dim for n in (block.n_heads, block.n_kv_heads, block.n_kv_heads)]
 
     def swap(matrix: Tensor) -> Tensor:
-        q, k, v = matrix.split(heads)
+        q, k, v = torch.split(matrix, heads)
         return torch.cat([q, v, k])
 
     return replace(draft, layer=replace(draft.layer, qkv=edited(draft.layer.qkv, swap)))

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from eagle3core.geometry import RopeGeometry
-from eagle3core.kernels.card import Call
-from eagle3core.weights.packed import PackedDraft
+from eagle3core.kernels import Call
+from eagle3core.weights import PackedDraft
 from lab.parity.faults.fault import Fault, Place, after, around, before
 from lab.parity.faults.of_draft import kept_entries
 

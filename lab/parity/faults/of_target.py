@@ -8,8 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import Call
-from eagle3core.weights.packed import PackedTarget
+from eagle3core.kernels import Call
+from eagle3core.weights import PackedTarget
 from lab.parity.faults.fault import Fault, Place, before, edited, rolled_rows
 
 

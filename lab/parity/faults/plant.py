@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from eagle3core.engine import Engine
-from eagle3core.kernels.card import Call
+from eagle3core import Engine
+from eagle3core.kernels import Call
 from eagle3core.loading import new_runner
-from eagle3core.step.program import Program, after_all
+from eagle3core.step import Program, after_all
 from lab.errors import ExperimentError
 from lab.parity.by_request import batch_of
 from lab.parity.derived import passes_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
@@ -11,11 +10,11 @@ from pathlib import Path
 import torch
 
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError, RunFailed
+from lab.options.speed import AbOptions
 from lab.probes.ab.judging import judge, verdict_rows
 from lab.probes.ab.slowdown import PlantedSlowdown, SwitchedReplayer, capture_pieces, unexpected
 from lab.probes.ab.turns import read_side, shown, take_turns
-from lab.probes.bench import scenario as scenarios
-from lab.probes.bench.command import add_pair_options, chosen_dtype, one_dial, resolved_device
+from lab.probes.bench.command import chosen_device, chosen_dtype
 from lab.probes.bench.record import Rows
 from lab.probes.bench.scenario import Scenario
 from lab.probes.bench.source import HEADROOM, open_pair
@@ -25,68 +24,61 @@ from lab.rows import environment
 from lab.rows.comparison import listed
 from lab.rows.history import Change
 from lab.rows.store import Row, RowWriter, read_rows
-from lab.rows.verdict import MIN_ROUNDS
 
 NAME = "ab"
-DEFAULT_ROUNDS = 13
 SESSION_TOKENS = 256  # of an engine, at least: the length for which `eagle3lab speed` builds kernels ahead
-BENCH = ("bench", "--warmup", "0", "--peers", "none")
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(options: AbOptions) -> int:
     """Measures or reads; 0, or 1 if something is slower (of a planted slowdown: if it was not found where it is)."""
-    given = _parser().parse_args(list(arguments))
-    if given.judge is not None:
-        return conclude(judge(read_rows(given.judge)), given.plant)
-    if given.rounds < MIN_ROUNDS:
-        raise ExperimentError(f"--rounds {given.rounds}", f"at least {MIN_ROUNDS}", "fewer say nothing certain")
-    rows = planted(given) if given.plant else in_turns(given)
+    if options.judge is not None:
+        return conclude(judge(read_rows(options.judge)), options.plant)
+    rows = planted(options) if options.plant else in_turns(options)
     if not rows:
         raise RunFailed("nothing was measured", "rows of both sides", "run the command by hand")
     changes = judge(rows)
-    _keep(given.out, verdict_rows(changes, rows[0]))
-    return conclude(changes, given.plant)
+    _keep(options.out, verdict_rows(changes, rows[0]))
+    return conclude(changes, options.plant)
 
 
-def in_turns(given: argparse.Namespace) -> list[Row]:
+def in_turns(options: AbOptions) -> list[Row]:
     """Rows of two sides, each a process a round."""
     root = environment.checkout()
-    if root is None or len(given.sides) != 2:
+    if root is None:
         raise ExperimentError(
-            f"sides {given.sides}", "two commits, or `. .` with --set-a and --set-b, in a checkout", "name both"
-        )
-    sides = read_side(given.sides[0], given.set_a), read_side(given.sides[1], given.set_b)
+            "this eagle3lab is installed, not run from a checkout", "a checkout, whose commits are the sides",
+            "clone the project, install it with pip install -e, and run the command there",
+        )  # fmt: skip
+    sides = read_side(options.sides[0], options.set_a), read_side(options.sides[1], options.set_b)
     print(shown(sides), flush=True)
-    command = list(given.command or BENCH)
     rows = []
-    for row in take_turns(root, sides, command, given.rounds, _tell):
-        _keep(given.out, [row])
+    for row in take_turns(root, sides, list(options.command), options.rounds, _tell):
+        _keep(options.out, [row])
         rows.append(row)
     return rows
 
 
-def planted(given: argparse.Namespace) -> list[Row]:
+def planted(options: AbOptions) -> list[Row]:
     """Rows of one engine with and without a slowdown in one kernel.
 
     Raises:
         RunFailed: no captured steps here.
     """
-    one_dial(given)
-    scenario = scenario_of(given)
-    rows = Rows(given.out.stem if given.out else NAME, environment.collect(), [], job=NAME)
+    scenario = scenario_of(options)
+    rows = Rows(options.out.stem if options.out else NAME, environment.collect(), [], job=NAME)
     with torch.no_grad():
-        found = slowed_engine(scenario, given.spec, given.plant, rows)
-        found.tokens = given.tokens
+        found = slowed_engine(scenario, options.spec, options.plant, rows)
+        found.tokens = options.tokens
         found.prepare()
-        cycles = found.plant(given.slower_by)
-        _tell(f"{given.plant}: every launch waits {cycles} cycles")
+        cycles = found.plant(options.slower_by)
+        _tell(f"{options.plant}: every launch waits {cycles} cycles")
         made: list[Row] = []
-        for number in range(1, given.rounds + 1):
+        for number in range(1, options.rounds + 1):
             for side in ("A", "B"):
                 own = found.once(side, number)
-                _keep(given.out, own)
+                _keep(options.out, own)
                 made += own
-            _tell(f"round {number} of {given.rounds}")
+            _tell(f"round {number} of {options.rounds}")
     return made
 
 
@@ -112,16 +104,15 @@ def slowed_engine(scenario: Scenario, k: int, kernel: str, rows: Rows) -> Plante
     return PlantedSlowdown(engine, replayer, prompts, point.name(k), rows, tokens=scenario.tokens)
 
 
-def scenario_of(given: argparse.Namespace) -> Scenario:
+def scenario_of(options: AbOptions) -> Scenario:
     """One point and the depth asked for, with the baseline that a scenario has beside it."""
-    points, device = scenarios.read_points(given.at), resolved_device(given.device)
-    if len(points) != 1:
-        raise ExperimentError(f"--at {given.at!r}", "one point", "plant a slowdown at one point at a time")
+    geometry = options.geometry or "nano"
+    device = chosen_device(options.device, geometry)
     return Scenario(
-        geometry=given.geometry or "nano", pair="planted", points=points, ks=tuple(sorted({0, given.spec})),
-        share=given.share if given.share is not None else dial(given.acceptance_length, given.spec),
-        tokens=given.tokens, rounds=given.rounds, warmup=0, dtype=chosen_dtype(given, device), device=device,
-        peers=(), seed=given.seed,
+        geometry=geometry, pair="planted", points=(options.at,), ks=tuple(sorted({0, options.spec})),
+        share=options.share if options.share is not None else dial(options.acceptance_length, options.spec),
+        tokens=options.tokens, rounds=options.rounds, warmup=0, dtype=chosen_dtype(options.dtype, device),
+        device=device, peers=(), seed=options.seed,
     )  # fmt: skip
 
 
@@ -150,30 +141,3 @@ def _keep(out: Path | None, rows: Sequence[Row]) -> None:
 
 def _tell(line: str) -> None:
     print(line, flush=True)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="eagle3lab ab",
-        description="Measure two sides in turns, A B A B, on this machine, and say which rows moved.",
-        epilog="Exit codes: 0 nothing slower, 1 something slower (with --plant: not found where it is), 3 nothing ran.",
-    )
-    parser.add_argument("sides", nargs="*", metavar="A B", help="two commits; . is the tree as it is")
-    parser.add_argument(
-        "--set-a", action="append", default=[], metavar="KEY=VALUE", help="of A: EAGLE3_X=1, or spec=0,3"
-    )
-    parser.add_argument("--set-b", action="append", default=[], metavar="KEY=VALUE", help="of B")
-    parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS, help=f"of both sides (default {DEFAULT_ROUNDS})")
-    parser.add_argument(
-        "--command", type=str.split, default=None, help=f"what a side runs (default {' '.join(BENCH)!r})"
-    )
-    parser.add_argument("--judge", type=Path, metavar="FILE.jsonl", help="only judge rows that were stored with --out")
-    parser.add_argument(
-        "--plant", default="", metavar="STAGE/KERNEL", help="slow this kernel of one engine's step down, on side B"
-    )
-    parser.add_argument("--slower-by", type=float, default=1.05, help="time of the planted kernel, B over A (1.05)")
-    parser.add_argument("--at", default="512x1", metavar="CONTEXTxBATCH", help="of --plant (default 512x1)")
-    parser.add_argument("--spec", type=int, default=0, metavar="K", help="drafts a step, of --plant (default 0)")
-    parser.add_argument("--tokens", type=int, default=96, help="timed a round, of --plant (default 96)")
-    add_pair_options(parser)
-    return parser

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from lab.rows.history import Change, better_of, throttled
-from lab.rows.store import Row, utc_now
+from lab.rows.maker import RowMaker
+from lab.rows.store import Row
 from lab.rows.verdict import Better, Verdict, compare_rounds
 
 AB = "ab"  # kind of a verdict's row
@@ -94,20 +94,17 @@ def _verdict(one: _Series, gone: dict[str, str]) -> Verdict:
 
 def verdict_rows(changes: Sequence[Change], like: Row) -> list[Row]:
     """The verdicts as rows of kind "ab"."""
-    shared: dict[str, Any] = {
-        "run": like.run, "job": AB, "notebook": AB, "kind": AB, "environment": like.environment,
-        "recorded_at": utc_now(),
-    }  # fmt: skip
+    maker = RowMaker(like.run, AB, like.environment)
     return [
-        Row(
-            **shared,
-            name=f"{change.row} {change.metric}",
-            parameters={"of": change.kind},
-            values={
+        maker.measured(
+            AB,
+            f"{change.row} {change.metric}",
+            {
                 "before": change.before, "after": change.after, "word": change.verdict.word,
                 "ratio": change.verdict.ratio, "low": change.verdict.low, "high": change.verdict.high,
                 "reason": change.verdict.reason,
             },
+            {"of": change.kind},
         )
         for change in changes
     ]  # fmt: skip

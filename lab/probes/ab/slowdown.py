@@ -15,12 +15,10 @@ from typing import Any
 
 import torch
 
+from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.engine import Engine
-from eagle3core.kernels.card import Launch
-from eagle3core.step.program import Program, launches_of
-from eagle3core.step.replay import Enqueue, Replayer, Staged
-from eagle3core.step.run import DeviceRunner
+from eagle3core.kernels import Launch
+from eagle3core.step import DeviceRunner, Enqueue, Program, Replayer, Staged, launches_of
 from lab.errors import ExperimentError, RunFailed
 from lab.probes.ab.judging import RESOLUTION, tagged
 from lab.probes.bench.clocks import bar_of
@@ -92,12 +90,12 @@ def with_waits(program: Program, kernel: str, cycles: int) -> list[Piece]:
 
 def capture_pieces(pieces: Sequence[Piece]) -> Enqueue:
     """One CUDA graph of kernels and spins."""
-    from eagle3core.kernels.launch import bind
+    from eagle3core.kernels import launch
 
     spin: Any = torch.cuda._sleep
     spin(1)  # loaded now, not inside the capture
     torch.cuda.synchronize()
-    bound = [piece if isinstance(piece, int) else bind([piece]) for piece in pieces]
+    bound = [piece if isinstance(piece, int) else launch.bind([piece]) for piece in pieces]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for piece in bound:
@@ -216,8 +214,8 @@ class PlantedSlowdown:
     def _row(
         self, kind: str, name: str, values: dict[str, Any], timer: str, parameters: dict[str, Any] | None = None
     ) -> None:
-        common = self.rows.common(kind, name, parameters or {})
-        self.rows.rows.append(Row(**common, values=values, timer=timer, repeats=self.n_steps))
+        row = self.rows.maker.measured(kind, name, values, parameters, timer=timer, repeats=self.n_steps)
+        self.rows.rows.append(row)
 
 
 def own_us(profile: StepProfile, kernel: str) -> float:

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.engine import Engine
 from lab.errors import ExperimentError
 from lab.pairs.prompts import Prompt
 from lab.parity.recording import PairUnderTest
 from lab.probes.bench.clocks import SPANS, SpanClock
-from lab.probes.bench.rounds import Round, Spread, Work, acceptance_length, interleave, without_taps
+from lab.probes.bench.rounds import Round, Spread, Work, acceptance_length, interleave, within_rounds, without_taps
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,20 @@ class DecodeReport:
     modes: tuple[ModeResult, ...]
     n_divergent: dict[int, int]
 
-    def speed_up(self, k: int) -> Spread:
-        """Decode tokens a second of spec-k over plain decoding's, round by round."""
-        base, mode = self.modes[0], next(m for m in self.modes if m.k == k)
-        pairs = zip(mode.rounds, base.rounds, strict=True)
-        return Spread(tuple(m.decode_tokens_per_s / b.decode_tokens_per_s for m, b in pairs))
+    def at(self, k: int) -> ModeResult:
+        """The mode of `k` drafts a step."""
+        return next(mode for mode in self.modes if mode.k == k)
+
+    def speed_up(self, k: int, *, with_prefill: bool = False) -> Spread:
+        """Tokens a second of spec-k over plain decoding's within each round, decoding only unless told otherwise."""
+        return self._over_base(k, lambda r: r.tokens_per_s if with_prefill else r.decode_tokens_per_s)
+
+    def step_over_base(self, k: int) -> Spread:
+        """Time of a spec-k step over a plain step's within each round."""
+        return self._over_base(k, lambda r: r.step_ms)
+
+    def _over_base(self, k: int, of: Callable[[Round], float]) -> Spread:
+        return within_rounds(self.at(k).spread(of).samples, self.modes[0].spread(of).samples)
 
     def row_values(self, mode: ModeResult) -> dict[str, Any]:
         """What is stored of a mode; a step's time is named so that it is not compared: a longer one may be better."""
@@ -80,20 +89,23 @@ class DecodeReport:
         }
         if mode.k:
             values |= self.speed_up(mode.k).values("speedup")
+            values |= self.speed_up(mode.k, with_prefill=True).values("with_prefill_speedup")
+            values |= self.step_over_base(mode.k).values("step_over_base")
             values |= {"acceptance_length": mode.mean_acceptance_length, "n_divergent": self.n_divergent[mode.k]}
         return values
 
     def verdict(self, k: int) -> str:
-        """One sentence: how much faster spec-k is, and what its step costs and commits."""
-        base, mode, gain = self.modes[0], next(m for m in self.modes if m.k == k), self.speed_up(k)
-        steps = [m.spread(lambda r: r.step_ms).median for m in (base, mode)]
+        """How much faster or slower spec-k is, decoding only and with prefill, and what its step costs and commits."""
+        mode, gain, whole = self.at(k), self.speed_up(k), self.speed_up(k, with_prefill=True)
         length = (
             "no complete step" if mode.mean_acceptance_length is None else f"{mode.mean_acceptance_length:.2f} tokens"
         )
+        slows = f" Speculation slows this pair at spec-{k}." if gain.p90 < 1 else ""
         return (
-            f"Spec-{k} decodes {gain.median:.2f} times as fast as plain decoding ({gain.p10:.2f} to {gain.p90:.2f} "
-            f"over {len(mode.rounds)} rounds, batch {self.batch}): a step takes {steps[1] / steps[0]:.2f} times as "
-            f"long and commits {length}."
+            f"Decoding only, spec-{k} is {gain.median:.2f} times as fast as plain decoding ({gain.p10:.2f} to "
+            f"{gain.p90:.2f} over {len(mode.rounds)} rounds, batch {self.batch}), with prefill {whole.median:.2f} times"
+            f" ({whole.p10:.2f} to {whole.p90:.2f}): a step takes {self.step_over_base(k).median:.2f} times as long "
+            f"and commits {length}.{slows}"
         )
 
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED
+from lab.options.bench import PlantedOptions
 from lab.pairs.planted import PlantedPair, share_for_length
 from lab.pairs.planted.check import DialCheck, Margin, check_dial, measure_margin, tokens_for
 from lab.pairs.planted.disk import write_pair
 from lab.pairs.planted.tokens import expected_length
-from lab.probes.bench.command import add_pair_options, chosen_dtype, one_dial, resolved_device
+from lab.probes.bench.command import chosen_device, chosen_dtype
 from lab.probes.bench.record import Rows
-from lab.probes.bench.scenario import Scenario, read_points
+from lab.probes.bench.scenario import Scenario
 from lab.probes.bench.source import open_pair
 from lab.rows.environment import collect
 from lab.rows.store import RowWriter
@@ -27,47 +25,46 @@ from lab.rows.store import RowWriter
 DEFAULT_LENGTH = 3.0
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(options: PlantedOptions) -> int:
     """Writes and checks a planted pair; 0, or 1 if it is not what its card says."""
-    given = _parser().parse_args(list(arguments))
-    scenario = scenario_of(given)
-    rows = Rows(given.out.stem if given.out else "planted", collect(), [])
+    scenario = scenario_of(options)
+    rows = Rows(options.out.stem if options.out else "planted", collect(), [])
     passed = True
-    if given.write is not None:
+    if options.write is not None:
         pair = _pair(scenario)
-        write_pair(given.write, pair)
-        print(f"{given.write.name}: {pair.card()}")
-    if not given.no_margin:
+        write_pair(options.write, pair)
+        print(f"{options.write.name}: {pair.card()}")
+    if not options.no_margin:
         passed &= _check_margin(scenario, rows)
-    if given.steps:
-        passed &= _check_dial(scenario, given.steps, rows)
-    if given.out is not None:
-        with RowWriter(given.out) as writer:
+    if options.steps:
+        passed &= _check_dial(scenario, options.steps, rows)
+    if options.out is not None:
+        with RowWriter(options.out) as writer:
             for row in rows.rows:
                 writer.write(row)
     print(json.dumps({"command": "planted", "n_rows": len(rows.rows), "passed": passed}))
     return EXIT_PASSED if passed else EXIT_GATE_FAILED
 
 
-def scenario_of(given: argparse.Namespace) -> Scenario:
+def scenario_of(options: PlantedOptions) -> Scenario:
     """The scenario of the options.
 
     Raises:
-        ExperimentError: options that contradict, or name what is not there.
+        ExperimentError: they name what is not there.
     """
-    one_dial(given)
-    length = given.acceptance_length if given.acceptance_length is not None else DEFAULT_LENGTH
-    device = resolved_device(given.device)
+    length = options.acceptance_length if options.acceptance_length is not None else DEFAULT_LENGTH
+    geometry = options.geometry or "nano"
+    device = chosen_device(options.device, geometry)
     return Scenario(
-        geometry=given.geometry or "nano",
+        geometry=geometry,
         pair="planted",
-        points=read_points(given.at),
-        ks=(0, given.spec),
-        share=given.share if given.share is not None else share_for_length(length, given.spec),
-        dtype=chosen_dtype(given, device),
+        points=options.at,
+        ks=(0, options.spec),
+        share=options.share if options.share is not None else share_for_length(length, options.spec),
+        dtype=chosen_dtype(options.dtype, device),
         device=device,
         peers=(),
-        seed=given.seed,
+        seed=options.seed,
     )
 
 
@@ -113,22 +110,10 @@ def _check_dial(scenario: Scenario, n_steps: int, rows: Rows) -> bool:
         rows.measured("dial", {**found.values(), **source.card}, parameters, scenario)
         rates = ", ".join(f"{one.rate:.3f} [{one.interval[0]:.3f}, {one.interval[1]:.3f}]" for one in found.positions)
         print(
-            f"{point} spec-{k}: dial {found.share:.3f}; by position {rates}; {found.length:.3f} tokens a step over "
-            f"{found.n_steps} steps; {found.n_wrong} requests not as planted; holds {found.holds}",
+            f"{point} spec-{k}: planted share {found.share:.3f}; measured {rates}; {found.length:.3f} tokens a "
+            f"step over {found.n_steps} steps (allowed: {max(found.allowed):.3f} from the planted share); "
+            f"{found.n_wrong} requests not as planted; holds {found.holds}",
             flush=True,
         )
         passed &= found.holds
     return passed
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="eagle3lab planted", description="Check a planted pair against its dial, or write it to disk."
-    )
-    parser.add_argument("--at", default="64x8", metavar="CONTEXTxBATCH,...", help="default 64x8")
-    parser.add_argument("--spec", type=int, default=3, metavar="K", help="drafts a step (default 3)")
-    parser.add_argument("--steps", type=int, default=5000, help="verify steps to count, 0 for none (default 5000)")
-    parser.add_argument("--no-margin", action="store_true", help="leave out the top-2 gap against the logit error")
-    parser.add_argument("--write", type=Path, metavar="DIR", help="write target, draft and card.json (small shapes)")
-    add_pair_options(parser)
-    return parser

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.page.figures import HATCHES, SERIES
+from lab.figures import HATCHES, SERIES
 from lab.probes.bench.clocks import SPANS
 from lab.probes.bench.decode import DecodeReport, ModeResult
 from lab.probes.bench.rounds import Spread
@@ -33,6 +33,7 @@ def speed_table(report: DecodeReport) -> pd.DataFrame:
                 "step_ms": step.median,
                 "acceptance_length": mode.mean_acceptance_length,
                 "speedup": report.speed_up(mode.k).median if mode.k else 1.0,
+                "with_prefill_speedup": report.speed_up(mode.k, with_prefill=True).median if mode.k else 1.0,
                 "rounds": len(mode.rounds),
             }
         )
@@ -52,14 +53,14 @@ def speeds(report: DecodeReport) -> tuple[Figure, pd.DataFrame]:
     left.set_yticks(range(len(names)), names)
     right.set_yticks(range(len(names)), [""] * len(names))
     right.axvline(1.0, color=GREY, linestyle=":")
-    right.annotate("baseline", (1.0, 0), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5)
+    right.annotate("plain", (1.0, 0), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5)
     for axes in (left, right):
         axes.set_ylim(len(names) - 0.5, -0.5)
     left.set_xlim(left=0)
     left.set_xlabel("tokens a second, decoding only")
-    right.set_xlabel("times the baseline, round by round")
+    right.set_xlabel("times plain decoding, in each round")
     left.set_title(f"Decoding speed, {report.dtype}, batch {report.batch}")
-    right.set_title("Speed-up")
+    right.set_title("Speed-up, decoding only")
     return fig, speed_table(report)
 
 
@@ -73,7 +74,7 @@ def waterfall(report: DecodeReport, k: int) -> tuple[Figure, pd.DataFrame]:
     """Time of one decode step by span, in the order of execution: plain decoding above, spec-k below."""
     from matplotlib import pyplot as plt
 
-    shown = [report.modes[0], next(mode for mode in report.modes if mode.k == k)]
+    shown = [report.modes[0], report.at(k)]
     bars = [[span for span in SPANS if mode.span_ms[span] > 0] for mode in shown]
     fig, panels = plt.subplots(
         2, 1, figsize=(7.2, 1.8 + 0.24 * sum(map(len, bars))), sharex=True, height_ratios=[len(names) for names in bars]
@@ -90,6 +91,23 @@ def waterfall(report: DecodeReport, k: int) -> tuple[Figure, pd.DataFrame]:
         ]
     )
     return fig, table
+
+
+def waterfall_words(report: DecodeReport, k: int) -> str:
+    """What the waterfall shows, from the numbers it draws, and how far timing every span slowed the steps."""
+    base, mode = report.modes[0], report.at(k)
+    ms = [sum(one.span_ms.values()) for one in (base, mode)]
+    more = {span: mode.span_ms[span] - base.span_ms[span] for span in SPANS}
+    most = sorted(more, key=lambda span: abs(more[span]), reverse=True)[:2]
+    longest = max(mode.span_ms, key=lambda span: mode.span_ms[span])
+    slowed = [one / timed.spread(lambda r: r.step_ms).median for one, timed in zip(ms, (base, mode), strict=True)]
+    differ = " and ".join(f"{span} ({more[span]:+.3g} ms)" for span in most)
+    return (
+        f"Drawn: a plain step of {ms[0]:.3g} ms and a spec-{k} step of {ms[1]:.3g} ms, {ms[1] / ms[0]:.2f} times as "
+        f"long; the longest part of the latter is {longest} with {mode.span_ms[longest]:.3g} ms, and the steps differ "
+        f"most in {differ}. Every part was timed on its own here, which made a plain step {slowed[0]:.2f} and a "
+        f"spec-{k} step {slowed[1]:.2f} times as long as in the rounds above: the speed-up is that of the rounds."
+    )
 
 
 def _falling(axes: Axes, mode: ModeResult, names: list[str], series: int) -> None:

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from torch import Size
 
-from eagle3core.checkpoint.draft import draft_shapes
-from eagle3core.checkpoint.target import target_shapes
+from eagle3core.checkpoint import draft_shapes, target_shapes
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 
 H200_GB_PER_S = 4578.0  # best read-only reduction over 4 GiB seen on an H200 (docs/log.md): the ceiling of its floors

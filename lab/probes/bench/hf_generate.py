@@ -20,11 +20,11 @@ from lab.pairs import shipped_pair
 from lab.pairs.prompts import joined_prompts
 from lab.probes.bench import memory
 from lab.probes.bench.clocks import rest, synchronise
-from lab.probes.bench.record import Rows, block, memory_block, speculation_totals, spread_block, system_block
+from lab.probes.bench.record import Rows, memory_block, speculation_totals, spread_block, system_block
 from lab.probes.bench.rounds import Spread, interleave
 from lab.probes.bench.scenario import Point
 from lab.rows.environment import collect
-from lab.rows.store import Row
+from lab.rows.store import Row, block
 
 HF_MODES = ("hf-generate", "hf-prompt-lookup", "hf-assisted")
 LOOKUP_TOKENS = 3
@@ -175,12 +175,10 @@ def hf_rows(
             "tokens": tokens,
         }  # fmt: skip
         name = f"{point.name(int(parameters['spec_k']))}/{mode}"
-        maker.rows.append(
-            Row(
-                **maker.common("bench", name, parameters), values=values, timer="perf_counter", warmup=warmup,
-                repeats=rounds,
-            )
-        )  # fmt: skip
+        row = maker.maker.measured(
+            "bench", name, values, parameters, timer="perf_counter", warmup=warmup, repeats=rounds
+        )
+        maker.rows.append(row)
     return maker.rows
 
 

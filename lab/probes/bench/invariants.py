@@ -7,12 +7,12 @@ tokens, and `eagle3lab prove quiet` for copies and waits inside steps.
 
 from __future__ import annotations
 
-from eagle3core.engine import Engine
-from eagle3core.performance.invariants import INVARIANTS as PROMISES
-from eagle3core.performance.mode import debug_settings, debug_variables
-from lab.probes.bench.record import block, is_perf_mode
+from eagle3core import Engine
+from eagle3core.performance import INVARIANTS as PROMISES
+from eagle3core.performance import debug_settings, debug_variables
+from lab.probes.bench.record import is_perf_mode
 from lab.probes.bench.rounds import Work
-from lab.rows.store import Value
+from lab.rows.store import Value, block
 
 COUNTED = ("gemm_fallbacks", "untuned_products", "single_token_steps", "faults", "guessed_layouts", "debug_switches")
 INVARIANTS = {name: PROMISES[name].broken for name in COUNTED}

@@ -14,7 +14,7 @@ import torch
 
 from eagle3core.config import EngineConfig, SpeculativeConfig
 from eagle3core.geometry import DraftGeometry, TargetGeometry
-from eagle3core.step.state import blocks_for
+from eagle3core.step import blocks_for
 from lab.probes.bench.floors import draft_weight_bytes, token_bytes, weight_bytes
 
 RESERVE_BYTES = 3 * 2**30

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from eagle3core.engine import PERF_MODE_VARIABLE
 from eagle3core.metrics import EagleMetricsSummary, SpeculativeDecodingStats
+from eagle3core.performance import PERF_MODE_VARIABLE
 from eagle3core.request import Response
 from lab.probes.bench.memory import device_bytes
 from lab.probes.bench.scenario import Point, Scenario
 from lab.rows.environment import Environment
-from lab.rows.store import Row, Value, utc_now
+from lab.rows.maker import RowMaker
+from lab.rows.store import Row, Value, block, nested, utc_now
 from lab.rows.throttle import held_back
 
 NAME = "bench"
@@ -54,28 +55,22 @@ class Rows:
         timer: str = "perf_counter",
     ) -> Row:
         """A measured row."""
-        row = Row(
-            **self.common(kind, name, parameters),
-            values=values,
-            timer=timer,
-            warmup=scenario.warmup,
-            repeats=scenario.rounds,
+        row = self.maker.measured(
+            kind, name, values, parameters, timer=timer, warmup=scenario.warmup, repeats=scenario.rounds
         )
         self.rows.append(row)
         return row
 
     def missing(self, name: str, reason: str, parameters: dict[str, Any], *, kind: str = NAME) -> Row:
         """A row that says why there is no measurement."""
-        row = Row(**self.common(kind, name, parameters), status="missing", reason=reason)
+        row = self.maker.missing(kind, name, reason, parameters)
         self.rows.append(row)
         return row
 
-    def common(self, kind: str, name: str, parameters: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "run": self.run, "job": self.job, "notebook": self.job, "kind": kind, "name": name,
-            "parameters": parameters | self.shared, "environment": self.environment.fingerprint,
-            "recorded_at": utc_now(),
-        }  # fmt: skip
+    @property
+    def maker(self) -> RowMaker:
+        """What makes a row without keeping it."""
+        return RowMaker(self.run, self.job, self.environment.fingerprint, shared=self.shared)
 
 
 def record_of(row: Row) -> dict[str, Any]:
@@ -83,18 +78,7 @@ def record_of(row: Row) -> dict[str, Any]:
     record: dict[str, Any] = {"name": row.name, "status": row.status, "parameters": dict(row.parameters)}
     if row.reason:
         record["reason"] = row.reason
-    for name, value in row.values.items():
-        block, dot, key = name.partition(".")
-        if dot:
-            record.setdefault(block, {})[key] = value
-        else:
-            record[name] = value
-    return record
-
-
-def block(name: str, values: dict[str, Any]) -> dict[str, Value]:
-    """`values` as the row values of a block."""
-    return {f"{name}.{key}": value for key, value in values.items()}
+    return {**record, **nested(row.values)}
 
 
 def scenario_block(scenario: Scenario, point: Point, k: int) -> dict[str, Value]:

@@ -13,12 +13,13 @@ from lab.pairs.planted.tokens import expected_length
 from lab.probes.bench.clocks import SPANS, SpanClock
 from lab.probes.bench.floors import Floor, step_floor
 from lab.probes.bench.peers import Peer, PeerRound
-from lab.probes.bench.plain_torch import KNOWN_MS
+from lab.probes.bench.peers.plain_torch import KNOWN_MS
 from lab.probes.bench.record import scenario_block, speculation_block, spread_block
-from lab.probes.bench.rounds import FullWindow, Round, Spread, Work, acceptance_length
+from lab.probes.bench.rounds import FullWindow, Round, Spread, Work, acceptance_length, within_rounds
 from lab.probes.bench.scenario import Point, Scenario
 from lab.probes.bench.source import PairSource
 
+SPREAD = ("_p10", "_p90", "_samples")  # ends of the names that stand beside a median
 AGREEMENT = 1.05  # between the plain-torch peer and what is known of it
 Key = tuple[str, int]  # a peer's name and its drafts a step
 
@@ -111,11 +112,14 @@ class PointResult:
 
     def _speculative_values(self, k: int, steps: Spread) -> dict[str, Any]:
         base, floor = self.full(0), self.floor(k)
-        ratio = Spread(tuple(ours / one.step_ms for ours, one in zip(steps.samples, base, strict=True)))
-        pairs = zip(self.full(k), base, strict=True)
+        ratio = within_rounds(steps.samples, [one.step_ms for one in base])
+        gain = within_rounds([one.tokens_per_s for one in self.full(k)], [one.tokens_per_s for one in base])
+        whole = within_rounds(
+            [one.tokens_per_s for one in self.rounds[k]], [one.tokens_per_s for one in self.rounds[0]]
+        )
         length = acceptance_length(self.works[k].responses)
         planted = self.source.planted
-        # What chance did to one round's acceptance is in `speedup`; at the dial itself only the step's cost is left.
+        # What chance did to one round's acceptance is in `speedup`; at the planted one only the step's cost is left.
         at_dial = (
             {} if planted is None else {"speedup_at_dial": expected_length(planted.tokens.share, k) / ratio.median}
         )
@@ -123,18 +127,19 @@ class PointResult:
             **at_dial,
             **ratio.values("step_over_base"),
             "step_over_base_bound": floor.step_over_base,
-            **Spread(tuple(ours.tokens_per_s / plain.tokens_per_s for ours, plain in pairs)).values("speedup"),
+            **gain.values("speedup"),
+            **whole.values("with_prefill_speedup"),
             "speedup_bound": floor.largest_speedup(length or 1.0),
             "acceptance_length": length,
         }
 
-    def _against_peers(self, k: int, steps: Spread) -> dict[str, float]:
-        """Our step over each peer's at the same depth, medians of the same rounds."""
-        return {
-            f"over_{name}": steps.median / one.steps.median
-            for (name, depth), one in self.peers.items()
-            if depth == k and one.rounds
-        }
+    def _against_peers(self, k: int, steps: Spread) -> dict[str, Any]:
+        """Our step over each peer's at the same depth, within each round."""
+        found: dict[str, Any] = {}
+        for (name, depth), one in self.peers.items():
+            if depth == k and one.rounds:
+                found |= within_rounds(steps.samples, one.steps.samples).values(f"over_{name}")
+        return found
 
     def peer_values(self, key: Key) -> dict[str, Any]:
         """Row values of a peer that was measured."""
@@ -180,12 +185,13 @@ def line_of(name: str, values: Mapping[str, Any]) -> str:
     if "speedup" in values:
         text += (
             f"; step/base {values['step_over_base']:.3f} (bound {values['step_over_base_bound']:.3f}), "
-            f"{values['speedup']:.2f}x at {values['acceptance_length'] or 0:.2f} tokens a step"
+            f"decoding only {values['speedup']:.2f}x, with prefill {values['with_prefill_speedup']:.2f}x at "
+            f"{values['acceptance_length'] or 0:.2f} tokens a step"
         )
     if "speedup_at_dial" in values:
-        text += f", {values['speedup_at_dial']:.2f}x at the dial"
+        text += f", {values['speedup_at_dial']:.2f}x at the planted acceptance"
     for key, value in values.items():
-        if key.startswith("over_"):
+        if key.startswith("over_") and not key.endswith(SPREAD):
             text += f"; {value:.3f} of {key.removeprefix('over_')}'s time"
     return text + (f"; WRONG TOKENS: {wrong_tokens(values)}" if wrong_tokens(values) else "")
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
+from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.engine import Engine
 from eagle3core.request import Response
 from eagle3core.trace import Trace
-from eagle3core.weights.packed import PackedTarget
+from eagle3core.weights import PackedTarget
 from lab.probes.bench.clocks import PhaseClock, synchronise
 from lab.rows.clock import quantile
 
@@ -115,6 +115,15 @@ class Spread:
             f"{name}_p90": self.p90,
             f"{name}_samples": list(self.samples),
         }
+
+
+def within_rounds(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
+    """Ours over theirs, round by round: the one definition of every speed-up and step ratio of the lab.
+
+    Both ran in the same rounds, so a drift of the machine cancels in each ratio; a ratio of two medians would pair one
+    side's slow round with the other's fast one.
+    """
+    return Spread(tuple(our / their for our, their in zip(ours, theirs, strict=True)))
 
 
 def interleave(

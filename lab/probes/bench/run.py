@@ -19,10 +19,10 @@ from eagle3core.geometry import DraftGeometry, TargetGeometry
 from lab.pairs.planted import find_geometry
 from lab.probes.bench import memory
 from lab.probes.bench.floors import H200_GB_PER_S
-from lab.probes.bench.hf_static import HFStatic
 from lab.probes.bench.invariants import invariants_block
 from lab.probes.bench.peers import Peer, PeerRound
-from lab.probes.bench.plain_torch import PlainTorch
+from lab.probes.bench.peers.hf_static import HFStatic
+from lab.probes.bench.peers.plain_torch import PlainTorch
 from lab.probes.bench.record import Rows, memory_block, system_block
 from lab.probes.bench.results import Key, PeerResult, PointResult, line_of
 from lab.probes.bench.rounds import Work, interleave

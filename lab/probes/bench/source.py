@@ -12,17 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle3core import Engine
 from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.config import EngineConfig, SpeculativeConfig
-from eagle3core.engine import Engine
 from eagle3core.geometry import DraftGeometry, TargetGeometry
 from eagle3core.loading import packs_for
-from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_draft, pack_target
+from eagle3core.weights import PackedDraft, PackedTarget, pack_draft, pack_target
 from lab.errors import ExperimentError
 from lab.pairs import shipped_pair
 from lab.pairs.planted import PlantedPair
 from lab.pairs.prompts import joined_prompts
-from lab.probes.bench.fused import FusedDraft, FusedTarget, fuse_draft, fuse_target
+from lab.probes.bench.peers.fused import FusedDraft, FusedTarget, fuse_draft, fuse_target
 from lab.probes.bench.rounds import without_taps
 from lab.probes.bench.scenario import CACHE_SHARE, Scenario
 

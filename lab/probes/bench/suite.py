@@ -7,9 +7,7 @@ an earlier run of the same command measured on the same machine are not measured
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,27 +16,23 @@ from typing import Any
 import torch
 
 from eagle3core.errors import Eagle3Error
-from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError, LabError
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, LabError
+from lab.options.bench import ScenariosOptions
+from lab.options.values import DIAL_DEPTH, Point
 from lab.pairs.planted import share_for_length
-from lab.probes.bench.command import add_pair_options, chosen_dtype, one_dial, resolved_device
+from lab.probes.bench.command import chosen_device, chosen_dtype
 from lab.probes.bench.hf_generate import HF_MODES, hf_rows
-from lab.probes.bench.record import NAME as BENCH
 from lab.probes.bench.record import Rows, record_of
 from lab.probes.bench.results import wrong_tokens
 from lab.probes.bench.run import Bench, Tell, free, read_ceiling
-from lab.probes.bench.scenario import CACHE_SHARE, Point, Scenario
+from lab.probes.bench.scenario import CACHE_SHARE, Scenario
 from lab.probes.bench.source import open_pair
 from lab.rows.environment import collect
 from lab.rows.store import Row, RowWriter, read_rows
 
 NAME = "scenarios"
-SCENARIOS_VARIABLE = "EAGLE3_SCENARIOS"
-WARMUP_VARIABLE = "EAGLE3_WARMUP_RUNS"
-ROUNDS_VARIABLE = "EAGLE3_MEASUREMENT_RUNS"
-CONTEXTS = (8192, 16384, 32768, 65536)
-DRAFTS = (2, 3, 4, 5)
 BATCH = 4
-DIAL_DEPTH, DIAL_LENGTH = 3, 3.0  # one dial for all depths, as `eagle3lab speed` has it
+DIAL_LENGTH = 3.0  # one dial for all depths, as `eagle3lab speed` has it
 _REASONS = (LabError, Eagle3Error, torch.OutOfMemoryError)
 
 
@@ -74,24 +68,23 @@ SUITES = {
 }
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(options: ScenariosOptions) -> int:
     """Runs the suites; 0, or 1 if tokens were wrong, or 3 if something could not be measured."""
-    given = _parser().parse_args(list(arguments))
-    suites, contexts = read_suites(given.suites), read_contexts(given.contexts)
-    one_dial(given)
-    rows = Rows(given.out.stem if given.out else NAME, collect(), [], job=NAME)
-    kept = Kept(given.out)
-    run_suites(scenario_of(given), suites, contexts, rows, kept)
-    if given.hf:
+    common = scenario_of(options)
+    rows = Rows(options.out.stem if options.out else NAME, collect(), [], job=NAME)
+    kept = Kept(options.out)
+    run_suites(common, [SUITES[name] for name in options.suites], options.contexts, rows, kept)
+    if options.hf:
         first = len(rows.rows)
         rows.rows += hf_rows(
-            rows, HF_MODES, Point(min(contexts), 1), tokens=given.tokens, rounds=given.rounds,
-            device=resolved_device(given.device),
+            rows, HF_MODES, Point(min(options.contexts), 1), tokens=options.tokens, rounds=options.rounds,
+            device=common.device,
         )  # fmt: skip
         kept.add(rows.rows[first:])
-    if given.records is not None:
-        given.records.parent.mkdir(parents=True, exist_ok=True)
-        given.records.write_text(json.dumps([record_of(row) for row in rows.rows], indent=1) + "\n", encoding="utf-8")
+    if options.records is not None:
+        options.records.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps([record_of(row) for row in rows.rows], indent=1)
+        options.records.write_text(text + "\n", encoding="utf-8")
     return conclude(rows.rows)
 
 
@@ -108,10 +101,10 @@ class Kept:
 
     def measured(self, bench: Bench, point: Point) -> list[Row]:
         """The rows of a point from an earlier run; none unless all that is asked for is among them, measured."""
-        scenario, common = bench.scenario, bench.rows.common(BENCH, "", {})
+        scenario, machine = bench.scenario, bench.rows.environment.fingerprint
         alike = [
             row for row in self._earlier
-            if row.status == "measured" and row.environment == common["environment"]
+            if row.status == "measured" and row.environment == machine
             and (row.warmup, row.repeats) == (scenario.warmup, scenario.rounds)
         ]  # fmt: skip
         found = []
@@ -168,72 +161,17 @@ def _guarded(measure: Callable[[], None], bench: Bench, point: Point) -> None:
         bench.tell(f"{point}: missing: {error}")
 
 
-def scenario_of(given: argparse.Namespace) -> Scenario:
+def scenario_of(options: ScenariosOptions) -> Scenario:
     """What all suites have in common."""
-    device = resolved_device(given.device)
-    length = given.acceptance_length or DIAL_LENGTH
+    geometry = options.geometry or "nano"
+    device = chosen_device(options.device, geometry)
+    length = options.acceptance_length or DIAL_LENGTH
     return Scenario(
-        geometry=given.geometry or "nano", pair="planted", points=(), ks=(0, *read_drafts(given.spec)),
-        share=given.share if given.share is not None else share_for_length(length, DIAL_DEPTH), tokens=given.tokens,
-        rounds=given.rounds, warmup=given.warmup, dtype=chosen_dtype(given, device), device=device,
-        peers=() if given.peers == "none" else tuple(given.peers.split(",")), seed=given.seed,
+        geometry=geometry, pair="planted", points=(), ks=(0, *options.spec),
+        share=options.share if options.share is not None else share_for_length(length, DIAL_DEPTH),
+        tokens=options.tokens, rounds=options.rounds, warmup=options.warmup,
+        dtype=chosen_dtype(options.dtype, device), device=device, peers=options.peers, seed=options.seed,
     )  # fmt: skip
-
-
-def read_suites(text: str) -> list[Suite]:
-    """Suites by name, separated by commas.
-
-    Raises:
-        ExperimentError: an unknown one.
-    """
-    names = [name.strip() for name in text.split(",")]
-    unknown = [name for name in names if name not in SUITES]
-    if unknown:
-        raise ExperimentError(
-            f"no scenario {unknown[0]!r}", ", ".join(SUITES), f"correct --suites, or {SCENARIOS_VARIABLE}"
-        )
-    return [SUITES[name] for name in names]
-
-
-def read_contexts(text: str) -> list[int]:
-    """Contexts in tokens, shortest first.
-
-    Raises:
-        ExperimentError: not ascending numbers of 2 or more.
-    """
-    try:
-        found = [int(part) for part in text.split(",")]
-    except ValueError:
-        found = []
-    if not found or found != sorted(set(found)) or found[0] < 2:
-        raise ExperimentError(
-            f"contexts {text!r}", "ascending numbers of tokens, e.g. 8192,16384", "correct --contexts"
-        )
-    return found
-
-
-def read_drafts(text: str) -> tuple[int, ...]:
-    """Depths of speculation; the baseline is always measured beside them.
-
-    Raises:
-        ExperimentError: not numbers.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
-        raise ExperimentError(f"depths {text!r}", "numbers of drafts, e.g. 2,3,4,5", "correct --spec")
-    return tuple(sorted({int(part) for part in parts}))
-
-
-def env_count(name: str, default: int) -> int:
-    """A count that the environment may give.
-
-    Raises:
-        ExperimentError: it gives something else.
-    """
-    text = os.environ.get(name, str(default))
-    if not text.isdigit():
-        raise ExperimentError(f"{name}={text!r}", "a whole number", f"unset {name}, or correct it")
-    return int(text)
 
 
 def conclude(rows: Sequence[Row]) -> int:
@@ -247,24 +185,3 @@ def conclude(rows: Sequence[Row]) -> int:
     if wrong:
         return EXIT_GATE_FAILED
     return EXIT_COULD_NOT_RUN if missing or not rows else EXIT_PASSED
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="eagle3lab scenarios",
-        description="Measure the named suites of contexts, batches and depths over a planted pair, as rows.",
-        epilog=f"{SCENARIOS_VARIABLE}, {WARMUP_VARIABLE} and {ROUNDS_VARIABLE} give --suites, --warmup and --rounds.",
-    )
-    suites = os.environ.get(SCENARIOS_VARIABLE, ",".join(SUITES))
-    parser.add_argument("--suites", default=suites, metavar="NAME,...", help=f"default {suites}")
-    text = ",".join(map(str, CONTEXTS))
-    parser.add_argument("--contexts", default=text, metavar="S,...", help=f"shortest first (default {text})")
-    parser.add_argument("--spec", default=",".join(map(str, DRAFTS)), metavar="K,...", help="depths (default 2,3,4,5)")
-    parser.add_argument("--tokens", type=int, default=256, help="generated a request and round (default 256)")
-    parser.add_argument("--rounds", type=int, default=env_count(ROUNDS_VARIABLE, 2), help="measured rounds (2)")
-    parser.add_argument("--warmup", type=int, default=env_count(WARMUP_VARIABLE, 0), help="rounds before them (0)")
-    parser.add_argument("--peers", default="none", help="separated by commas, or none (default none)")
-    parser.add_argument("--hf", action="store_true", help="also Hugging Face's generate, on the shipped pair")
-    parser.add_argument("--records", type=Path, help="write nested records (R-125, R-126) to this file, NAME.json")
-    add_pair_options(parser)
-    return parser

@@ -16,15 +16,15 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from lab.errors import ExperimentError, NotComparable
+from lab.figures import HATCHES, INK, SERIES
 from lab.night.experiment import Experiment
-from lab.page.figures import INK
+from lab.options.values import Point, read_points
 from lab.pairs.planted import share_for_length
 from lab.probes.bench import hf_generate
-from lab.probes.bench import scenario as scenarios
-from lab.probes.bench.command import resolved_device
+from lab.probes.bench.command import chosen_device, resolved_device
 from lab.probes.bench.results import wrong_tokens
 from lab.probes.bench.run import Bench, Tell
-from lab.probes.bench.scenario import Point, Scenario
+from lab.probes.bench.scenario import PEERS, Scenario
 from lab.rows import environment
 from lab.rows.store import Row, read_rows
 
@@ -60,9 +60,9 @@ def measured(
     rounds: int, warmup: int, device: str, tell: Tell = print,
 ) -> BenchRows:  # fmt: skip
     """Rows of the engine and its peers on this machine, fresh."""
-    resolved = resolved_device(device)
+    resolved = chosen_device(device, geometry)
     scenario = Scenario(
-        geometry=geometry, pair="planted", points=scenarios.read_points(points), ks=tuple(ks),
+        geometry=geometry, pair="planted", points=read_points(points), ks=tuple(ks),
         share=share_for_length(min(acceptance_length, max(ks) + 1.0), max(ks)) if max(ks) else 1.0, tokens=tokens,
         rounds=rounds, warmup=warmup, dtype="bfloat16" if resolved == "cuda" else "float32", device=resolved,
         peers=tuple(peers),
@@ -126,7 +126,7 @@ def write_gates(exp: Experiment, found: BenchRows | None) -> None:
 
 
 def rates_table(found: BenchRows) -> pd.DataFrame:
-    """geometry, context, batch, spec_k, who, tokens_per_s, p10, p90, acceptance_length; of rows with right tokens."""
+    """One line a row with right tokens: tokens_per_s and speedup decoding only, the latter with prefill beside it."""
     rows = [row for row in found.rows if row.status == "measured" and not wrong_tokens(row.values)]
     table = pd.DataFrame([_cells(row) for row in rows if row.values.get(RATE) is not None])
     return table if table.empty else table.sort_values([*POINT, "spec_k", "who"], ignore_index=True)
@@ -138,6 +138,7 @@ def _cells(row: Row) -> dict[str, Any]:
         "geometry": where["geometry"], "context": where["context"], "batch": where["batch"],
         "spec_k": where["spec_k"], "who": where["who"],
         "tokens_per_s": of[RATE], "p10": of.get(f"{RATE}_p10"), "p90": of.get(f"{RATE}_p90"),
+        "speedup": of.get("speedup"), "with_prefill_speedup": of.get("with_prefill_speedup"),
         "acceptance_length": of.get("acceptance_length"),
     }  # fmt: skip
 
@@ -147,12 +148,17 @@ def rates(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     keys = list(zip(*(table[name] for name in (*POINT, "spec_k")), strict=True))
     groups, n_geometries = list(dict.fromkeys(keys)), table["geometry"].nunique()
     names = list(dict.fromkeys(table["who"]))
+    known = list(dict.fromkeys(["engine", *PEERS, *sorted(names)]))  # a colour each, whoever else is there
     figure, axes = plt.subplots(figsize=(7.2, 0.32 * len(table) + 1.6))
     height = 0.8 / len(names)
     for number, who in enumerate(names):
         own = table[table["who"] == who]
         where = [groups.index(key) for key, one in zip(keys, table["who"], strict=True) if one == who]
-        axes.barh([place + height * number for place in where], own["tokens_per_s"], height=height * 0.9, label=who)
+        style = known.index(who) % len(SERIES)
+        axes.barh(
+            [place + height * number for place in where], own["tokens_per_s"], height=height * 0.9, label=who,
+            color=SERIES[style][0], hatch=HATCHES[style],
+        )  # fmt: skip
     labels = [
         f"{f'{geometry}, ' if n_geometries > 1 else ''}{context} × {batch}, {f'spec-{k}' if k else 'plain'}"
         for geometry, context, batch, k in groups
@@ -167,7 +173,10 @@ def rates(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
 
 
 def earlier_table(ours: pd.DataFrame, machine: str) -> pd.DataFrame:
-    """Ours and those of R-131 in one table: machine, geometry, context, batch, spec_k, tokens_per_s, against_plain."""
+    """Ours and another project's in one table: machine, geometry, context, batch, spec_k, tokens_per_s, against_plain.
+
+    Ours is the speed-up of the row, within rounds; of theirs only rates are known, so theirs is a ratio of two.
+    """
     told = tomllib.loads(EARLIER.read_text(encoding="utf-8"))
     lines = [
         {"machine": told["machine"], "geometry": "", "context": point["context"], "batch": point["batch"],
@@ -178,8 +187,8 @@ def earlier_table(ours: pd.DataFrame, machine: str) -> pd.DataFrame:
     engine = ours[ours["who"] == "engine"] if not ours.empty else ours
     for row in engine.to_dict("records"):
         plain = engine[(engine[list(POINT)] == [row[name] for name in POINT]).all(axis=1)]
-        base = plain[plain["spec_k"] == 0]["tokens_per_s"]
-        ratio = row["tokens_per_s"] / float(base.iloc[0]) if len(base) else None
+        has_plain = (plain["spec_k"] == 0).any()
+        ratio = (row["speedup"] if row["spec_k"] else 1.0) if has_plain else None
         kept = {key: row[key] for key in (*POINT, "spec_k", "tokens_per_s", "acceptance_length")}
         lines.append({"machine": machine, **kept, "against_plain": ratio})
     return pd.DataFrame(lines).astype({"acceptance_length": float, "against_plain": float})
@@ -195,6 +204,6 @@ def beside_earlier(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
         axes.plot(own["spec_k"], own["against_plain"], label=label, linestyle="--" if is_other else "-")
     axes.axhline(1.0, color=INK, linewidth=1, linestyle=":")
     axes.set(xlabel="drafts a step, 0 is plain decoding", ylabel="tokens a second over plain decoding", ylim=(0, None))
-    axes.set_title("Beside the numbers of R-131")
+    axes.set_title("Beside another project's numbers, on another GPU")
     axes.legend(fontsize="small", loc="upper left")
     return figure, table

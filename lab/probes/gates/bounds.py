@@ -81,7 +81,7 @@ def _of_speed(gate: Gate, row: Row, plain: Row | None) -> str:
 
 
 def _length(name: str, row: Row) -> float:
-    """Tokens a step that a speed-up is at: the dial's, or those measured."""
+    """Tokens a step that a speed-up is at: the planted ones, or those measured."""
     if name == "speedup_at_dial":
         return _need(row, name) * _need(row, "step_over_base")
     return _need(row, "acceptance_length")
@@ -124,7 +124,7 @@ def _of_acceptance(row: Row) -> str:
     if planned is None:
         return f"the draft: {length:.3f} tokens a step"
     kept = "the engine kept it" if abs(length - planned) < 1e-9 else "the engine LOST it"
-    return f"the dial: {planned:.4f} tokens a step were planned, and {kept}"
+    return f"the plan: {planned:.4f} tokens a step were planned, and {kept}"
 
 
 def _above(row: Row) -> str:

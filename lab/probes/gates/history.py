@@ -1,4 +1,4 @@
-"""What was run and how it ended, one JSON line a run, appended and never rewritten; and the row of green micro runs.
+"""What was run and how it ended, one row a run, appended and never rewritten; and the row of green micro runs.
 
 A run counts for one code, one configuration, one kind of GPU and one geometry. Only a whole line that says "green"
 counts as green; a line that cannot be read may have been a red run of any of them, so it breaks every row.
@@ -7,21 +7,18 @@ counts as green; a line that cannot be read may have been a red run of any of th
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import Literal, cast, get_args
 
 from lab.errors import RunFailed
 from lab.probes.gates.config import GatesConfig, RunKind
-from lab.rows.environment import Environment
-from lab.rows.store import utc_now
+from lab.rows.environment import UNKNOWN, Environment
+from lab.rows.maker import RowMaker
+from lab.rows.store import Damaged, Row, RowWriter, read_lines, utc_now
 
-STATE_FILE = Path("reports", "gates.jsonl")
+KIND = "gate_run"
 # What a measured number depends on: the engine, how it is timed, the pairs and these gates.
 MEASURING = ("eagle3core", "lab/probes/bench", "lab/pairs", "lab/probes/gates")
 SUFFIXES = {".py", ".json", ".toml", ".yaml"}
@@ -46,37 +43,30 @@ class Key:
         return f"code {self.code}, configuration {self.config}, {self.gpu}, {self.geometry}"
 
 
-class Entry(BaseModel):
-    """One run.
+@dataclass(frozen=True)
+class Entry:
+    """One run, as its row says.
 
     Attributes:
+        time: when it ended. mode: its kind.
         result: "green" if every gate passed, "red" if one failed, "incomplete" if one was missing, "broke" if the run
             ended in an error.
         why: the gates that did not pass, or the error.
+        environment: the machine's fingerprint.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     time: str
     mode: RunKind
     result: Result
-    code: str
-    config: str
-    gpu: str
-    geometry: str
-    why: list[str] = []
+    key: Key
+    why: tuple[str, ...] = ()
+    environment: str = UNKNOWN
 
-    @property
-    def key(self) -> Key:
-        """What it counts for."""
-        return Key(self.code, self.config, self.gpu, self.geometry)
-
-
-@dataclass(frozen=True)
-class Damaged:
-    """A line that is no whole entry."""
-
-    line: int
+    def row(self) -> Row:
+        """The run as the lab stores it."""
+        maker = RowMaker("gates", "gates", self.environment)
+        row = maker.measured(KIND, self.mode, {"result": self.result, "why": list(self.why)}, asdict(self.key))
+        return row.model_copy(update={"recorded_at": self.time})
 
 
 @dataclass(frozen=True)
@@ -105,7 +95,7 @@ class GreenRow:
 def key_of(config: GatesConfig, environment: Environment) -> Key:
     """The key of a run now."""
     on_gpu = config.device == "cuda" and environment.gpus
-    machine = environment.gpus[0].name if on_gpu else environment.cpu
+    machine = environment.gpus[0].name if on_gpu else environment.cpu or UNKNOWN
     return Key(code_hash(), config.hash, machine, config.geometry)
 
 
@@ -121,36 +111,25 @@ def code_hash(root: Path | None = None) -> str:
     return digest.hexdigest()[:12]
 
 
-def entry_of(key: Key, mode: RunKind, result: Result, why: Sequence[str]) -> Entry:
+def entry_of(key: Key, mode: RunKind, result: Result, why: Sequence[str], environment: str = UNKNOWN) -> Entry:
     """The entry of a run that ended now."""
-    return Entry(
-        time=utc_now(), mode=mode, result=result, code=key.code, config=key.config, gpu=key.gpu,
-        geometry=key.geometry, why=list(why),
-    )  # fmt: skip
+    return Entry(utc_now(), mode, result, key, tuple(why), environment)
 
 
 def append(path: Path, entry: Entry) -> None:
-    """Add a line. What stands in the file stays; a half line before it is ended first, so that this one is whole.
+    """Add a row. What stands in the file stays; a half line before it is ended first, so that this one is whole.
 
     Raises:
         RunFailed: the file cannot be written.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+") as file:
-            file.seek(0, os.SEEK_END)
-            if file.tell():
-                file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":
-                    file.write(b"\n")
-            file.write(entry.model_dump_json().encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
+        with RowWriter(path, keeps_torn=True) as writer:
+            writer.write(entry.row())
+    except RunFailed as error:
         raise RunFailed(
-            f"the result {entry.result!r} could not be written to {path.name}: {error.strerror or error}",
-            "a file that can be appended to",
-            "name another with --state; the run does not count",
+            f"the result {entry.result!r} could not be written: {error.what}",
+            error.allowed,
+            "name another file with --state; the run does not count",
         ) from error
 
 
@@ -160,14 +139,7 @@ def read(path: Path) -> list[Entry | Damaged]:
     Raises:
         RunFailed: the file is there and cannot be read.
     """
-    try:
-        lines = path.read_bytes().split(b"\n") if path.exists() else []
-    except OSError as error:
-        raise RunFailed(
-            f"{path.name} cannot be read: {error.strerror or error}", "a readable file", "name another with --state"
-        ) from error
-    # A last line without its end is whole all the same if it is an object: no part of an object is one.
-    return [_parsed(line, i) for i, line in enumerate(lines, start=1) if line.strip()]
+    return [_entry(line, number) for number, line in read_lines(path)]
 
 
 def green_row(entries: Sequence[Entry | Damaged], key: Key, n_wanted: int) -> GreenRow:
@@ -190,19 +162,34 @@ def _what_changed(entries: Sequence[Entry | Damaged], key: Key) -> str:
     for entry in reversed(entries):
         if isinstance(entry, Entry) and entry.mode == "micro" and entry.key != key:
             differing = [
-                f"{name} {getattr(entry, name)} (now {getattr(key, name)})"
+                f"{name} {getattr(entry.key, name)} (now {getattr(key, name)})"
                 for name in ("code", "config", "gpu", "geometry")
-                if getattr(entry, name) != getattr(key, name)
+                if getattr(entry.key, name) != getattr(key, name)
             ]
             return f"the run of {entry.time} was of another {', '.join(differing)}"
     return ""
 
 
-def _parsed(line: bytes, number: int) -> Entry | Damaged:
-    try:
-        return Entry.model_validate(json.loads(line))
-    except (ValueError, ValidationError):
-        return Damaged(number)
+def _entry(row: Row | Damaged, number: int) -> Entry | Damaged:
+    """A line as an entry; what is not wholly one may have been a red run, so it counts as damaged."""
+    if isinstance(row, Damaged):
+        return row
+    names, result, why = [one.name for one in fields(Key)], row.values.get("result"), row.values.get("why")
+    known = {name: row.parameters.get(name) for name in names}
+    is_whole = (
+        row.kind == KIND
+        and row.status == "measured"
+        and row.name in get_args(RunKind)
+        and result in get_args(Result)
+        and isinstance(why, list)
+        and all(isinstance(value, str) for value in known.values())
+    )
+    if not is_whole:
+        return Damaged(number, f"no row of kind {KIND}")
+    key = Key(**{name: str(value) for name, value in known.items()})
+    reasons = tuple(map(str, why if isinstance(why, list) else []))
+    return Entry(row.recorded_at or UNKNOWN, cast(RunKind, row.name), cast(Result, result), key, reasons,
+                 row.environment)  # fmt: skip
 
 
 def require_green(path: Path, key: Key, n_wanted: int) -> GreenRow:

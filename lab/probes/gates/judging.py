@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.probes.gates.bounds import binding, number, peer_of
 from lab.probes.gates.config import Gate, GatesConfig, Mode, RunKind
 from lab.rows.gates import GateResult, Threshold, judge
+from lab.rows.maker import RowMaker
 from lab.rows.store import Row
 
 Outcome = Literal["green", "red", "incomplete"]
@@ -79,12 +80,10 @@ def line_of(result: GateResult) -> str:
 
 def gate_row(result: GateResult, like: Row) -> Row:
     """The gate as notebooks store theirs, so that reports show it."""
-    shared: dict[str, Any] = {
-        "run": like.run, "job": "gates", "notebook": "gates", "kind": "gate", "name": result.name,
-        "parameters": {"run_kind": like.parameters.get("run_kind")}, "environment": like.environment,
-        "recorded_at": like.recorded_at,
-    }  # fmt: skip
+    maker, where = RowMaker(like.run, "gates", like.environment), {"run_kind": like.parameters.get("run_kind")}
     if result.word == "missing":
-        return Row(**shared, status="missing", reason=result.detail)
-    values = {"passed": result.word == "pass", "value": result.value, "threshold": result.threshold}
-    return Row(**shared, values={**values, "detail": result.detail})
+        row = maker.missing("gate", result.name, result.detail, where)
+    else:
+        values = {"passed": result.word == "pass", "value": result.value, "threshold": result.threshold}
+        row = maker.measured("gate", result.name, {**values, "detail": result.detail}, where)
+    return row.model_copy(update={"recorded_at": like.recorded_at})

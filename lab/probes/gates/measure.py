@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from eagle3core.engine import PERF_MODE_VARIABLE
+from eagle3core.performance import PERF_MODE_VARIABLE
 from lab.errors import RunFailed
 from lab.pairs.planted import find_geometry, share_for_length
 from lab.probes.bench.record import Rows
-from lab.probes.bench.rounds import WARM_STEPS
+from lab.probes.bench.rounds import WARM_STEPS, within_rounds
 from lab.probes.bench.run import Bench, free, read_ceiling
 from lab.probes.bench.scenario import Scenario
 from lab.probes.bench.source import PairSource, open_pair
@@ -119,7 +119,7 @@ def scenario_of(config: GatesConfig, mode: Mode, kind: RunKind) -> Scenario:
 def with_ratios(rows: list[Row], mode: Mode, planned: float | None) -> list[Row]:
     """A mode's rows, the speculative engine's with the length planned and its speed over each peer's plain decoding.
 
-    `speedup_over_<peer>` is tokens a second at the acceptance measured, over the peer's, in the same rounds.
+    `speedup_over_<peer>` is tokens a second at the acceptance measured over the peer's, within each round.
     """
     by_name = {row.name: row for row in rows}
     spec = by_name[mode.point.name(mode.spec)]
@@ -127,10 +127,11 @@ def with_ratios(rows: list[Row], mode: Mode, planned: float | None) -> list[Row]
         return rows
     more: dict[str, Any] = {"planned_acceptance_length": planned}
     for peer in mode.peers:
-        plain = by_name[f"{mode.point.name(0)}/{peer}"].values.get("decode_tokens_per_s")
-        ours = spec.values["decode_tokens_per_s"]
-        if isinstance(plain, float) and isinstance(ours, float):
-            more[f"speedup_over_{peer}"] = ours / plain
+        plain = by_name[f"{mode.point.name(0)}/{peer}"].values
+        steps, ours = plain.get("step_ms_samples"), spec.values["decode_tokens_per_s_samples"]
+        if isinstance(steps, list) and isinstance(ours, list):  # a plain step commits one token a request
+            rates = [1e3 * mode.batch / step_ms for step_ms in steps]
+            more |= within_rounds(ours, rates).values(f"speedup_over_{peer}")
     richer = spec.model_copy(update={"values": {**spec.values, **more}})
     return [richer if row is spec else row for row in rows]
 

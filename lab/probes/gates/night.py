@@ -15,8 +15,8 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from lab.errors import RunFailed
+from lab.figures import INK, MARKERS, SERIES
 from lab.night.experiment import Experiment
-from lab.page.figures import INK
 from lab.probes.gates.config import GatesConfig, RunKind, load_gates, packaged_gates
 from lab.probes.gates.history import append, entry_of, green_row, key_of, read, require_green
 from lab.probes.gates.judging import judge_run, listing, outcome
@@ -25,6 +25,8 @@ from lab.rows.gates import GateResult, gates_of
 from lab.rows.store import Row, read_rows
 
 STATE = "gates.jsonl"
+SMALL = 8.5  # points, of names and numbers where there are many
+RATIOS = (0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12, 20, 50, 100)  # ticks of the scale
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,13 @@ def run_gates(exp: Experiment, config: GatesConfig, kind: str, repeat: int, stat
         try:
             own = runs.run(which, f"gates-{kind}-{number}")
         except Exception as error:  # whatever ends a run, it was not green
-            append(path, entry_of(key, which, "broke", [f"{type(error).__name__}: {error}".splitlines()[0]]))
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+            append(path, entry_of(key, which, "broke", [why], exp.environment.fingerprint))
             raise
         results = judge_run(config, which, own)
         rows += own
         word, not_passed = outcome(results), [gate.name for gate in results if gate.word != "pass"]
-        append(path, entry_of(key, which, word, not_passed))
+        append(path, entry_of(key, which, word, not_passed, exp.environment.fingerprint))
         tell(f"{kind} run {number} of {repeat}: {word}")
         print(listing(results))
         if word != "green":
@@ -114,7 +117,7 @@ def _numbered(rows: tuple[Row, ...]) -> list[tuple[int, Row]]:
 
 
 def gates_table(found: GateRuns) -> pd.DataFrame:
-    """gate, verdict, value, threshold, over_threshold (value over a bound it must reach, or bound over value)."""
+    """gate, verdict, value, threshold, room: value over a bound it must reach, or bound over value; 1 just holds."""
     lines = []
     for gate in found.results:
         side, _, bound = str(gate.threshold).rpartition(" ")
@@ -130,20 +133,31 @@ def gates_table(found: GateRuns) -> pd.DataFrame:
 
 
 def room(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """How far each gate's value is from its threshold, as a ratio: beyond 1 it holds."""
+    """How far each gate's value is from its threshold, as a ratio on a logarithmic scale: beyond 1 it holds.
+
+    A mark ends each bar, so that room of a tenth of a per cent is seen too; numbers stand in a column of their own.
+    """
     shown = table[table["room"].notna()]
-    figure, axes = plt.subplots(figsize=(7.2, 0.3 * len(shown) + 1.4))
-    places = range(len(shown))
-    axes.barh(places, shown["room"].astype(float) - 1, left=1, height=0.6)
-    axes.axvline(1.0, color=INK, linewidth=1)
-    for place, (verdict, value) in enumerate(zip(shown["verdict"], shown["value"], strict=True)):
-        note = "" if verdict == "pass" else f"  {verdict}"
+    figure, axes = plt.subplots(figsize=(7.2, 0.27 * len(shown) + 1.2))
+    for place, gate in enumerate(shown.to_dict("records")):
+        style = 0 if gate["verdict"] == "pass" else 1
+        axes.hlines(place, *sorted((1.0, gate["room"])), color=SERIES[style][0], linewidth=5)
+        axes.plot([gate["room"]], [place], marker=MARKERS[style], color=SERIES[style][0], linestyle="none")
+        note = "" if gate["verdict"] == "pass" else f", {gate['verdict']}"
         axes.annotate(
-            f"{value:.4g}{note}", (1, place), xytext=(-6, 0), textcoords="offset points", ha="right", va="center"
-        )
-    axes.set_yticks(list(places), shown["gate"])
-    axes.set(xlabel="room over the threshold, as a ratio; left of the line it fails")
-    axes.set_title("Gates")
-    axes.invert_yaxis()
+            f"{gate['value']:.4g} ({gate['threshold']}){note}", (1.0, place), xycoords=axes.get_yaxis_transform(),
+            xytext=(6, 0), textcoords="offset points", va="center", fontsize=SMALL,
+        )  # fmt: skip
+    axes.axvline(1.0, color=INK, linewidth=1)
+    axes.set_yticks(range(len(shown)), shown["gate"], fontsize=SMALL)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.set_xscale("log")
+    axes.margins(x=0.06)
+    low, high = axes.get_xlim()
+    marks = [mark for mark in RATIOS if low <= mark <= high]
+    axes.set_xticks(marks, [f"{mark:g}" for mark in marks], fontsize=SMALL)
+    axes.minorticks_off()
+    figure.supxlabel("times the threshold (left of 1 a gate fails); right: value (threshold)", fontsize=SMALL)
+    figure.suptitle("Room over the thresholds", x=0.01, ha="left", fontsize=11.5, color=INK)
     axes.grid(visible=False, axis="y")
     return figure, table

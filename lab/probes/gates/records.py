@@ -6,18 +6,24 @@ Source: docs/requirements.md R-135; the form of a record is that of R-125 and R-
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lab.errors import ExperimentError
+from lab.errors import ExperimentError, GateFailed
+from lab.probes.bench.rounds import within_rounds
 from lab.probes.gates.bounds import number
 from lab.probes.gates.config import Mode
-from lab.rows.store import Row, Value, utc_now
+from lab.rows.maker import RowMaker
+from lab.rows.store import Row, Value, block
 
 SCENARIO, MICRO = "scenario", "micro_run"
 # What compares two runs, and is made anew from the two records that are given.
 _COMPARED = ("speedup", "step_over_base", "speedup_at_dial")
+# The acceptance length of a record's own level, and that of its block: one number, counted in two places.
+LENGTH, NESTED_LENGTH = "acceptance_length", "eagle_speculation.mean_acceptance_length"
+_ROUNDING = 1e-6  # a stored record may hold six digits or more of either
 
 
 def rows_of(baseline: Path, spec: Path, mode: Mode) -> list[Row]:
@@ -25,6 +31,7 @@ def rows_of(baseline: Path, spec: Path, mode: Mode) -> list[Row]:
 
     Raises:
         ExperimentError: a file without such a record, or one that was not a micro run.
+        GateFailed: a record whose two acceptance lengths contradict each other.
     """
     rows = {**_of(baseline, mode.point.name(0)), **_of(spec, mode.point.name(mode.spec))}
     for path, k in ((baseline, 0), (spec, mode.spec)):
@@ -34,6 +41,7 @@ def rows_of(baseline: Path, spec: Path, mode: Mode) -> list[Row]:
                 f"{path.name} holds no record {name!r}", f"a record of mode {mode.name!r}", "check the file and --mode"
             )
         _check_micro(rows[name], path)
+        _check_length(rows[name], path)
     name = mode.point.name(mode.spec)
     rows[name] = _compared(rows[name], rows[mode.point.name(0)])
     return list(rows.values())
@@ -53,13 +61,24 @@ def _check_micro(row: Row, path: Path) -> None:
         )
 
 
+def _check_length(row: Row, path: Path) -> None:
+    flat, nested = number(row.values.get(LENGTH)), number(row.values.get(NESTED_LENGTH))
+    if flat is None or nested is None or math.isclose(flat, nested, rel_tol=_ROUNDING):
+        return
+    raise GateFailed(
+        f"{path.name}: {row.name} has {LENGTH} {flat:g} and {NESTED_LENGTH} {nested:g}",
+        "one acceptance length in a record, wherever it stands",
+        "the record was altered, or put together from two runs: make it again with --records",
+    )
+
+
 def _compared(spec: Row, plain: Row) -> Row:
     """The speculative row with its ratios to this baseline, not to that of its own run."""
     if spec.status == "missing":
         return spec
     values = {name: value for name, value in spec.values.items() if name not in _COMPARED}
-    speedup = _ratio(spec, plain, "throughput_tokens_per_sec.mean")
-    step_over_base = _ratio(spec, plain, "step_ms_median")
+    speedup = _ratio(spec, plain, "throughput_tokens_per_sec.values", "throughput_tokens_per_sec.mean")
+    step_over_base = _ratio(spec, plain, "step_ms_samples", "step_ms_median")
     dialled = [number(spec.values.get(name)) for name in ("speedup_at_dial", "step_over_base")]
     if speedup is not None:
         values["speedup"] = speedup
@@ -67,13 +86,18 @@ def _compared(spec: Row, plain: Row) -> Row:
         values["step_over_base"] = step_over_base
         if dialled[0] is not None and dialled[1] is not None:
             values["speedup_at_dial"] = dialled[0] * dialled[1] / step_over_base
-    values.setdefault("acceptance_length", spec.values.get("eagle_speculation.mean_acceptance_length"))
+    values.setdefault(LENGTH, spec.values.get(NESTED_LENGTH))
     return spec.model_copy(update={"values": values})
 
 
-def _ratio(spec: Row, plain: Row, name: str) -> float | None:
-    ours, base = number(spec.values.get(name)), number(plain.values.get(name))
-    return ours / base if ours and base else None
+def _ratio(spec: Row, plain: Row, rounds: str, middle: str) -> float | None:
+    """Median ratio within rounds; of records that were not made in the same rounds, the ratio of their middles."""
+    samples = [row.values.get(rounds) for row in (spec, plain)]
+    ours, base = ([] if not isinstance(one, list) else [float(value) for value in one] for one in samples)
+    if ours and len(ours) == len(base):
+        return within_rounds(ours, base).median
+    over, under = number(spec.values.get(middle)), number(plain.values.get(middle))
+    return over / under if over and under else None
 
 
 def _rows(path: Path) -> Iterator[Row]:
@@ -95,15 +119,8 @@ def _row(record: dict[str, Any]) -> Row:
     for name, value in record.items():
         if name in ("name", "status", "parameters", "reason"):
             continue
-        if isinstance(value, dict):
-            values |= {f"{name}.{key}": inner for key, inner in value.items()}
-        else:
-            values[name] = value
-    is_missing = record.get("status") == "missing"
-    return Row(
-        run="records", job="bench", notebook="bench", kind="bench", name=record["name"],
-        values={} if is_missing else values, parameters=dict(record.get("parameters") or {}),
-        status="missing" if is_missing else "measured",
-        reason=str(record.get("reason") or "missing in the record") if is_missing else None, environment="records",
-        recorded_at=utc_now(),
-    )  # fmt: skip
+        values |= block(name, value) if isinstance(value, dict) else {name: value}
+    maker, parameters = RowMaker("records", "bench", "records"), dict(record.get("parameters") or {})
+    if record.get("status") == "missing":
+        return maker.missing("bench", record["name"], str(record.get("reason") or "missing in the record"), parameters)
+    return maker.measured("bench", record["name"], values, parameters)

@@ -9,26 +9,27 @@ Source: docs/requirements.md R-104, R-105; timing rules derived here.
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from eagle3core.errors import BackendUnavailable
-from eagle3core.kernels import launch, proof
-from eagle3core.kernels.attention.card import CARD
-from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id
+from eagle3core.kernels import Card, Case, Variant, case_id, cubins, launch, proof
+from eagle3core.kernels.attention import CARD
+from lab.options.kernels import AttentionBenchOptions
+from lab.options.reader import run_program
 from lab.probes.kernels import bench
 from lab.probes.kernels.attention_peers import FLASHINFER_US, FLEX_TOKENS
-from lab.probes.kernels.graph_timing import Captured, capture, time_captured
+from lab.probes.kernels.peers import peers_of
+from lab.rows.clock import Timing
+from lab.rows.graph_clock import Captured, capture, time_captured
+from lab.rows.store import RowWriter, block
 
 # What the design should give on an H200, us, for 1, 4, 8, 16, 32 and 64 tokens, by (head size, batch); derived from
 # the byte floor, the prototype's fixed costs and 300 TFLOP/s of mma.sync, and written down before measuring.
@@ -43,24 +44,16 @@ PREDICTED_US = {
 LEAST_SHARE = {(1, 1): 80, (1, 4): 77, (1, 8): 71, (4, 1): 85, (4, 4): 81, (4, 8): 76}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns 0, or 1 if a proof failed."""
-    parser = argparse.ArgumentParser(prog="lab.probes.kernels.attention_bench")
-    parser.add_argument("--out", default="attention.jsonl", help="rows are appended to this file")
-    parser.add_argument("--only", default="", help="only shapes whose text holds these words, e.g. 'dim=128 tokens=4'")
-    parser.add_argument("--limit-s", type=float, default=480.0, help="start no measurement after this many seconds")
-    parser.add_argument("--skip-peers", default="", help="peers not to time, separated by commas")
-    parser.add_argument("--build", default="", help="compile for --arch into this folder and stop; no GPU needed")
-    parser.add_argument("--arch", default="sm_90a", choices=ARCHES)
-    options = parser.parse_args(arguments)
-    if options.build:
+def main(options: AttentionBenchOptions) -> int:
+    """Proves and times; 0, or 1 if a proof failed."""
+    if options.build is not None:
         wanted = needed(options.arch)
-        made = launch.build_cubins(wanted, options.arch, Path(options.build), tell=print)
+        made = cubins.build_cubins(wanted, options.arch, options.build, tell=print)
         print(f"{len(wanted)} kernels wanted, {made} compiled")
         return 0
-    with Path(options.out).open("a") as out:
+    with RowWriter(options.out) as out:
         run = AttentionRun(out, launch.device_arch(), time.monotonic() + options.limit_s, options.only)
-        run.skipped = set(options.skip_peers.split(","))
+        run.skipped = set(options.skip_peers)
         run.measure_ceiling()
         if not run.prove(CARD):
             return 1
@@ -73,7 +66,7 @@ def compile_flex(case: Case) -> None:
     """Compiles FlexAttention for a case, which then lies in torch's cache on disk for every process."""
     device = torch.device("cuda")
     inputs = CARD.example(case, proof.generator(0, device), device)
-    CARD.peers["flex"](case, inputs)()
+    peers_of(CARD.name)["flex"](case, inputs)()
     torch.cuda.synchronize()
 
 
@@ -131,7 +124,7 @@ class AttentionRun(bench.Run):
         All run once before any is captured: torch's compiler frees cuBLAS's workspaces, which a graph would still use.
         """
         calls, graphs, missing = {}, {}, {}
-        for name, peer in card.peers.items():
+        for name, peer in peers_of(card.name).items():
             if name in self.skipped or self.is_over():
                 missing[name] = "left out of this run"
                 continue
@@ -145,21 +138,14 @@ class AttentionRun(bench.Run):
                 graphs[name] = capture(made)
         return graphs, missing
 
-    def _row(
-        self, card: Card, case: Case, ours: bench.Timing, times: dict[str, float], missing: dict[str, str]
-    ) -> None:
+    def _row(self, card: Card, case: Case, ours: Timing, times: dict[str, float], missing: dict[str, str]) -> None:
         batch, tokens, dim = case["batch"], case["tokens"], case["dim"]
-        cost, quoted = card.cost(case), FLASHINFER_US.get((dim, batch, tokens))
-        floor = cost.floor_us(self.gb_per_s)
+        quoted = FLASHINFER_US.get((dim, batch, tokens))
         predicted = PREDICTED_US[dim, batch][TOKENS.index(tokens)]
-        peer = min(times, key=lambda name: times[name]) if times else None
-        self.write(
-            "kernel", op=card.name, shape=dict(case), us=ours.median_us, us_p10=ours.p10_us, us_p90=ours.p90_us,
-            floor_us=floor, bytes=cost.bytes, flops=cost.flops, dependent_passes=cost.dependent_passes, peer=peer,
-            peer_us=times[peer] if peer else None, peers=times, missing_peers=missing, predicted_us=predicted,
-            quoted_us={"flashinfer, another run": quoted} if quoted else {}, clocks=bench.clocks(),
-            status="measured" if peer else "incomplete",
-        )  # fmt: skip
+        more = {**block("missing_libraries", missing), "predicted_us": predicted}
+        more |= {"is_complete": bool(times)}
+        more |= block("quoted_us", {"flashinfer, another run": quoted} if quoted else {})
+        floor, _ = self.write_kernel(card, case, ours, times, **more)
         share, best = 100 * floor / ours.median_us, min([*times.values(), *([quoted] if quoted else [])], default=None)
         least = LEAST_SHARE.get((batch, tokens)) if dim == 128 else None
         print(
@@ -171,4 +157,4 @@ class AttentionRun(bench.Run):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(AttentionBenchOptions, main)

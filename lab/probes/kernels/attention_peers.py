@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3core.errors import BackendUnavailable
-from eagle3core.kernels.card import Case, Tensors
+from eagle3core.kernels import Case, Tensors
 
 # flashinfer 0.7.2.post1 (decode for 1 token, else prefill with a custom mask), us, by (head size, batch, tokens):
 # measured on another H200 run with the same kind of timing, since the package cannot be carried everywhere.
@@ -140,7 +140,7 @@ def _flex_mask(tree: Tensor, prefix: int, n_keys: int) -> Any:
     return create_block_mask(sees, tree.shape[0], None, tree.shape[1], n_keys, device=str(tree.device))
 
 
-PEERS: dict[str, Callable[[Case, Tensors], Callable[[], Any]]] = {
+ATTENTION: dict[str, Callable[[Case, Tensors], Callable[[], Any]]] = {
     "sdpa_flash": sdpa("FLASH_ATTENTION"),
     "sdpa_cudnn": sdpa("CUDNN_ATTENTION"),
     "flex": flex,

@@ -2,7 +2,7 @@
 
 Proofs come first: every emulated case of an op runs on the GPU under the 2x rule and the bit rule; an op that fails is
 not timed. Then each shape worth measuring is captured, library peers beside it, in CUDA graphs whose launches rotate
-over more memory than the L2 cache holds. One JSON line a measurement, flushed: the run may be stopped at any time.
+over more memory than the L2 cache holds. One row a measurement, on disk at once: the run may be stopped at any time.
 
 `--build DIR --arch sm_90a` compiles everything that a run needs, on any machine, and stops; the run finds it through
 the environment variable EAGLE3_CUBINS. Settings are timed against each other by `eagle3lab sweep`.
@@ -12,39 +12,40 @@ Source: docs/requirements.md R-104, R-105, R-129; timing rules derived here.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 
-from eagle3core.kernels import launch, proof, registry
-from eagle3core.kernels.card import ARCHES, Card, Case, Variant, case_id
-from lab.probes.kernels.bench_machine import clocks as clocks
-from lab.probes.kernels.bench_machine import environment as environment
-from lab.probes.kernels.graph_timing import TIMER
-from lab.probes.kernels.graph_timing import Timing as Timing
-from lab.probes.kernels.graph_timing import read_variants as read_variants
-from lab.probes.kernels.graph_timing import time_graph as time_graph
-from lab.probes.kernels.graph_timing import time_graphs as time_graphs
+from eagle3core.kernels import Card, Case, Variant, case_id, cubins, launch, proof, registry
+from lab.options.kernels import BenchOptions
+from lab.options.reader import run_program
+from lab.probes.kernels.peers import peers_of
+from lab.probes.kernels.read_ceiling import read_variants as read_variants
+from lab.probes.kernels.rows import CEILING, KERNEL, PROOF, READ
+from lab.rows import environment, gpus
+from lab.rows.clock import Timing
+from lab.rows.graph_clock import TIMER, time_graphs
+from lab.rows.graph_clock import time_graph as time_graph
+from lab.rows.maker import RowMaker
+from lab.rows.store import RowWriter, block, utc_now
 
 ROTATED_BYTES = 1_200_000_000  # a rotation's operands; 20 times an H200's L2 cache
 KNOWN_GB_PER_S = 4578.0  # best read-only reduction seen on an H200; source: docs/log.md
 _MOST_COPIES = 64  # of an op of a few kilobytes, whose time is latency and not memory
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns 0, or 1 if a proof failed."""
-    options = _options(arguments)
-    cards = [registry()[name] for name in options.ops.split(",")]
-    if options.build:
-        return _build(cards, options)
-    with Path(options.out).open("a") as out:
+def main(options: BenchOptions) -> int:
+    """Proves and times; 0, or 1 if a proof failed."""
+    others = [name for name in registry() if name != "attention"]  # which `attention_bench` times
+    cards = [registry()[name] for name in options.ops or others]
+    if options.build is not None:
+        return _build(cards, options.arch, options.build)
+    with RowWriter(options.out) as out:
         run = Run(out, launch.device_arch(), time.monotonic() + options.limit_s, options.only)
         torch.backends.cuda.matmul.allow_tf32 = False
         run.measure_ceiling()
@@ -55,28 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="lab.probes.kernels.bench", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--out", default="kernels.jsonl", help="rows are appended to this file")
-    others = ",".join(name for name in registry() if name != "attention")  # which `attention_bench` times
-    parser.add_argument("--ops", default=others, help="cards, separated by commas (default: all but attention)")
-    parser.add_argument("--only", default="", help="only shapes whose text holds this, e.g. 'm=16 n=4096'")
-    parser.add_argument("--limit-s", type=float, default=480.0, help="start no measurement after this many seconds")
-    parser.add_argument("--build", default="", help="compile for --arch into this folder and stop; no GPU needed")
-    parser.add_argument("--arch", default="sm_90a", choices=ARCHES)
-    return parser.parse_args(arguments)
-
-
-def _build(cards: Sequence[Card], options: argparse.Namespace) -> int:
+def _build(cards: Sequence[Card], arch: str, out: Path) -> int:
     """Compiles what proofs and shapes need."""
     wanted: dict[str, Variant] = {v.name: v for v in read_variants()}
     for card in cards:
         if card.variants_of is None:
-            wanted |= {v.name: v for v in [*card.variants(options.arch), *card.slow_variants(options.arch)]}
+            wanted |= {v.name: v for v in [*card.variants(arch), *card.slow_variants(arch)]}
             continue
-        for case, setting in _uses(card, options.arch):
-            wanted |= {v.name: v for v in card.variants_of(options.arch, case, **setting)}
-    made = launch.build_cubins(list(wanted.values()), options.arch, Path(options.build), tell=print)
+        for case, setting in _uses(card, arch):
+            wanted |= {v.name: v for v in card.variants_of(arch, case, **setting)}
+    made = cubins.build_cubins(list(wanted.values()), arch, out, tell=print)
     print(f"{len(wanted)} kernels wanted, {made} compiled")
     return 0
 
@@ -98,16 +87,20 @@ def proven(card: Card) -> list[Case]:
 class Run:
     """One benchmark run: its clock, its ceiling, its rows."""
 
-    def __init__(self, out: TextIO, arch: str, deadline: float, only: str) -> None:
+    def __init__(self, out: RowWriter, arch: str, deadline: float, only: str) -> None:
         self.out, self.arch, self.deadline, self.only = out, arch, deadline, only
         self.device = torch.device("cuda")
         self.gb_per_s = KNOWN_GB_PER_S
-        self.about = environment() | {"timer": TIMER}
+        machine = environment.collect()
+        self.maker = RowMaker(
+            f"kernels-{utc_now()}", "kernels", machine.fingerprint, shared={"gpu": torch.cuda.get_device_name()}
+        )
+        out.write(self.maker.machine(machine))
 
-    def write(self, kind: str, **values: Any) -> None:
-        row = {"kind": kind, **values, **self.about}
-        self.out.write(json.dumps(row, default=str) + "\n")  # a shape may hold a torch dtype
-        self.out.flush()
+    def write(self, kind: str, name: str, values: dict[str, Any], parameters: dict[str, Any], **how: Any) -> None:
+        """One more row, with the clocks of this moment."""
+        values = {**values, **block("clocks", gpus.clocks())}
+        self.out.write(self.maker.measured(kind, name, values, parameters, **how))
 
     def is_over(self) -> bool:
         return time.monotonic() > self.deadline
@@ -122,7 +115,7 @@ class Run:
             for blocks in (132 * 2, 132 * 4, 132 * 8):
                 bound = launch.bind([variant.launch((blocks,), x=data, y=sink, n_bytes=n_bytes)])
                 best = max(best, n_bytes / time_graph([bound] * 4).median_us / 1e3)
-        self.write("ceiling", op="read", gb_per_s=best, clocks=clocks())
+        self.write(CEILING, READ, {"gb_per_s": best}, {}, timer=TIMER)
         self.gb_per_s = max(KNOWN_GB_PER_S, best)
         print(f"read ceiling of this run {best:.0f} GB/s; floors use {self.gb_per_s:.0f}", flush=True)
 
@@ -135,18 +128,20 @@ class Run:
             found += prove_case(card, self.arch, case, self.device, seed)
             proven_cases += 1
         verdict = "failed" if found else "passed" if proven_cases == len(cases) else "incomplete"
-        self.write("proof", op=card.name, cases=proven_cases, of=len(cases), faults=found, verdict=verdict)
+        values = {"verdict": verdict, "n_cases": proven_cases, "n_cases_wanted": len(cases), "faults": found}
+        self.write(PROOF, card.name, values, {})
         print(f"{card.name}: {proven_cases} of {len(cases)} proofs, {len(found)} faults {found[:5]}", flush=True)
         return verdict == "passed"
 
     def measure(self, card: Card) -> None:
         """Times every shape and its peers, in the same kind of graph over the same rotation."""
         ratios: dict[Any, list[tuple[float, float]]] = {}
+        libraries = peers_of(card.name)
         for case in self._shapes(card):
             rotation = self._rotation(card, case)
-            calls = [[peer(case, inputs) for inputs, _ in rotation] for peer in card.peers.values()]
+            calls = [[peer(case, inputs) for inputs, _ in rotation] for peer in libraries.values()]
             ours, *theirs = time_graphs([[bound for _, bound in rotation], *calls])
-            peers = {name: timing.median_us for name, timing in zip(card.peers, theirs, strict=True)}
+            peers = {name: timing.median_us for name, timing in zip(libraries, theirs, strict=True)}
             self._report(card, case, ours, peers)
             if peers:
                 share = card.cost(case).floor_us(self.gb_per_s) / ours.median_us
@@ -174,25 +169,38 @@ class Run:
         outputs = card.outputs(case, inputs)
         return launch.bind(card.launches(self.arch, case, inputs, outputs))
 
-    def _report(self, card: Card, case: Case, ours: Timing, peers: dict[str, float]) -> None:
-        cost = card.cost(case)
+    def write_kernel(
+        self, card: Card, case: Case, ours: Timing, peers: dict[str, float], **more: Any
+    ) -> tuple[float, str | None]:
+        """The row of one timed shape; its floor, and the fastest peer."""
+        cost, floor = card.cost(case), card.cost(case).floor_us(self.gb_per_s)
         peer = min(peers, key=lambda name: peers[name]) if peers else None
-        floor = cost.floor_us(self.gb_per_s)
-        self.write(
-            "kernel", op=card.name, shape=dict(case), us=ours.median_us, us_p10=ours.p10_us, us_p90=ours.p90_us,
-            floor_us=floor, bytes=cost.bytes, flops=cost.flops, dependent_passes=cost.dependent_passes, peer=peer,
-            peer_us=peers[peer] if peer else None, peers=peers,
-            status="measured" if peer or not card.peers else "incomplete",
-            clocks=clocks(),
-        )  # fmt: skip
+        values = {
+            **ours.values(), "floor_us": floor, "n_bytes": cost.bytes, "n_flops": cost.flops,
+            "dependent_passes": cost.dependent_passes, "library": peer, "library_us": peers[peer] if peer else None,
+            "is_complete": bool(peer) or not peers_of(card.name), **block("libraries_us", peers), **more,
+        }  # fmt: skip
+        how = {"timer": ours.timer, "warmup": ours.warmup, "repeats": ours.repeats}
+        self.write(KERNEL, card.name, values, block("shape", plain_shape(case)), **how)
+        return floor, peer
+
+    def _report(self, card: Card, case: Case, ours: Timing, peers: dict[str, float]) -> None:
+        floor, peer = self.write_kernel(card, case, ours, peers)
         beside = f"{peer} {peers[peer]:8.2f} ratio {ours.median_us / peers[peer]:.3f}" if peer else "no peer"
         share = 100 * floor / ours.median_us
+        cost = card.cost(case)
         bound = 1.5 * (cost.bytes / KNOWN_GB_PER_S / 1e3 + 1.3 * cost.dependent_passes)  # see docs/kernels.md
         print(
             f"{card.name} {case_id(case)}: {ours.median_us:8.2f} us, {share:5.1f}% of floor, "
             f"{ours.median_us / bound:.2f} of the bound {bound:.2f}, {beside}",
             flush=True,
         )
+
+
+def plain_shape(case: Case) -> dict[str, Any]:
+    """A case as JSON has it; a torch dtype, or another object, by its text."""
+    whole: dict[str, Any] = json.loads(json.dumps(dict(case), default=str))
+    return whole
 
 
 def prove_case(card: Card, arch: str, case: Case, device: torch.device, seed: int) -> list[str]:
@@ -216,4 +224,4 @@ def prove_case(card: Card, arch: str, case: Case, device: torch.device, seed: in
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(BenchOptions, main)

@@ -6,7 +6,6 @@ after the other on a stream; inside a captured step the same kernels cost less. 
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -15,10 +14,11 @@ from dataclasses import asdict, dataclass
 import torch
 
 from eagle3core.errors import BackendUnavailable, ConfigError
-from eagle3core.kernels.card import Card, Case, Launch
-from eagle3core.kernels.proof import generator
+from eagle3core.kernels import Card, Case, Launch, proof, registry
 from eagle3core.kernels.slots import block_table
-from eagle3core.kernels.tree import accept, pack_paths
+from lab.errors import EXIT_PASSED
+from lab.options.kernels import BookkeepingOptions
+from lab.options.reader import run_program
 
 WARM_UP = 3
 
@@ -84,19 +84,19 @@ def benchmark_accept_draft_tokens(
     batch: int = 8, nodes: int = 60, path_len: int = 9, *, device: str = "cpu", calls: int = 100
 ) -> MicrobenchResult:
     """Accept over random trees of `nodes` nodes, root included, with paths of at most `path_len`."""
-    return _card(accept.CARD, {"batch": batch, "nodes": nodes, "path_len": path_len}, device, calls)
+    return _card(registry()["accept"], {"batch": batch, "nodes": nodes, "path_len": path_len}, device, calls)
 
 
 def benchmark_pack_accepted_paths(
     batch: int = 8, path_len: int = 9, *, device: str = "cpu", calls: int = 100
 ) -> MicrobenchResult:
     """Pack random accepted paths of at most `path_len` nodes."""
-    return _card(pack_paths.CARD, {"batch": batch, "width": path_len}, device, calls)
+    return _card(registry()["pack_paths"], {"batch": batch, "width": path_len}, device, calls)
 
 
 def _card(card: Card, case: Case, device: str, calls: int) -> MicrobenchResult:
     where = _device(device, case["batch"], calls)
-    inputs = card.example(case, generator(0, where), where)
+    inputs = card.example(case, proof.generator(0, where), where)
     if device == "cpu":
         return _timed(card.name, device, case["batch"], calls, lambda: card.reference(case, inputs))
     launches = card.launches(_arch(), case, inputs, card.outputs(case, inputs))
@@ -104,15 +104,15 @@ def _card(card: Card, case: Case, device: str, calls: int) -> MicrobenchResult:
 
 
 def _arch() -> str:
-    from eagle3core.kernels.launch import device_arch
+    from eagle3core.kernels import launch
 
-    return device_arch()
+    return launch.device_arch()
 
 
 def _bound(launches: Sequence[Launch]) -> Callable[[], None]:
-    from eagle3core.kernels.launch import bind
+    from eagle3core.kernels import launch
 
-    return bind(launches)
+    return launch.bind(launches)
 
 
 def _device(device: str, batch: int, calls: int) -> torch.device:
@@ -150,16 +150,12 @@ def _timed(
     return MicrobenchResult(op, device, batch, n_runs * per_run, average, 1e3 / average)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(options: BookkeepingOptions) -> int:
     """Print the three results, a JSON line each."""
-    parser = argparse.ArgumentParser(description="Time rewind, acceptance and path packing by themselves.")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--calls", type=int, default=100)
-    given = parser.parse_args(arguments)
     for benchmark in (benchmark_kv_cache_rewind, benchmark_accept_draft_tokens, benchmark_pack_accepted_paths):
-        print(json.dumps(asdict(benchmark(batch=given.batch, device=given.device, calls=given.calls))))
+        print(json.dumps(asdict(benchmark(batch=options.batch, device=options.device, calls=options.calls))))
+    return EXIT_PASSED
 
 
 if __name__ == "__main__":
-    main()
+    run_program(BookkeepingOptions, main)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from eagle3core.kernels import registry
-from eagle3core.kernels.card import ARCHES, Card
+from eagle3core.kernels import ARCHES, Card, registry
 from lab.errors import ExperimentError
+from lab.probes.kernels.peers import peers_of
 from lab.probes.kernels.roofline import Check, peer_ratio, shape_text
 from lab.probes.kernels.rows import Bench
 from lab.probes.kernels.thresholds import judge
@@ -82,7 +82,7 @@ def gpu_state(card: Card, bench: Bench | None) -> str:
     timed = {shape_text(cell.shape) for cell in cells}
     measured = sum(shape_text(shape) in timed for shape in card.shapes)
     text = f"{proven}; {min(shares):.0%} to {max(shares):.0%} of the floor, {measured} of {len(card.shapes)} shapes"
-    if card.peers:
+    if peers_of(card.name):
         lost = sum(peer_ratio(cell) is None for cell in cells)
         text += f", incomplete: {lost} without all libraries" if lost else ", all beside libraries"
     return text

@@ -5,22 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError
+from lab.options.kernels import KernelsOptions, SanitizeOptions
 from lab.probes.kernels import cards
 from lab.probes.kernels.rows import WANTED, Bench, read_bench, reference_files
+from lab.probes.sanitizer import command as sanitize
 
 
-def show(rows: Path | None, *, gates: bool, draw: Path | None) -> int:
-    """Prints what was asked for and gives the exit code.
-
-    Args:
-        rows: a file of benchmark rows; None takes the newest committed one, if there is one.
-        gates: print the thresholds instead of the cards; 1 if one failed, 3 if none failed and one is missing.
-        draw: write the roofline of all cards to this .svg file instead.
-    """
-    bench = chosen(rows)
-    if draw is not None:
-        return _draw(bench, draw)
-    if not gates:
+def run(options: KernelsOptions) -> int:
+    """Prints what was asked for: cards, or thresholds (1 if one failed, 3 if none failed and one is missing)."""
+    if options.sanitize is not None:
+        return sanitize.run(SanitizeOptions(out=Path(options.sanitize) if options.sanitize else None))
+    bench = chosen(options.rows)
+    if options.draw is not None:
+        return _draw(bench, options.draw)
+    if not options.gates:
         print(cards.listing(bench))
         return EXIT_PASSED
     return _gates(bench)
@@ -46,7 +44,7 @@ def _gates(bench: Bench | None) -> int:
 
 
 def _draw(bench: Bench | None, path: Path) -> int:
-    from lab.page import figures
+    from lab import figures
     from lab.probes.kernels import pictures
 
     if bench is None or not bench.cells:

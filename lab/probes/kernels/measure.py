@@ -34,7 +34,7 @@ def measured(folder: Path, ops: Sequence[str], limit_s: float) -> Path:
 
 
 def _run(out: Path, module: str, limit_s: float, *options: str) -> None:
-    command = [sys.executable, "-m", f"eagle3core.kernels.{module}", "--out", str(out), "--limit-s", f"{limit_s:.0f}"]
+    command = [sys.executable, "-m", f"lab.probes.kernels.{module}", "--out", str(out), "--limit-s", f"{limit_s:.0f}"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
     # Python ends a crash with the same code as a failed proof; only the crash leaves a traceback.
     crashed = done.returncode not in (0, _PROOF_FAILED) or "Traceback" in done.stderr

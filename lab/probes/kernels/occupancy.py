@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle3core.kernels.card import SHARED_BYTES_SM
+from eagle3core.kernels import SHARED_BYTES_SM
 
 _REGISTERS, _WARP_STEP, _PARTITIONS = 65536, 256, 4  # of a multiprocessor; per warp; schedulers that share them
 _BLOCK_SHARED = 1024  # shared memory that every resident block takes beside its own, bytes

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from eagle3core.errors import BackendUnavailable
-from eagle3core.kernels.card import Card, Variant, case_id
+from eagle3core.kernels import Card, Variant, case_id
 from lab.probes.kernels.occupancy import Occupancy, occupancy
 
 
@@ -55,15 +55,13 @@ class CompiledVariant:
 
 def emulated_error(card: Card, case: Mapping[str, Any], seed: int = 1) -> EmulatedError:
     """The error of one of the card's tiny cases on the CPU twin, with fresh inputs from `seed`."""
-    from eagle3core.kernels import proof
-    from eagle3core.kernels.emulator import instructions as emulator
-    from eagle3core.kernels.emulator.machine import EmulationError
+    from eagle3core.kernels import emulator, proof
 
     cpu = torch.device("cpu")
     inputs = card.example(case, proof.generator(seed, cpu), cpu)
     try:
         outputs = proof.run(card, "sm_90a", case, inputs, emulator.execute)
-    except EmulationError as error:
+    except emulator.EmulationError as error:
         return EmulatedError(card.name, case_id(case), "none", float("nan"), 0.0, (str(error),))
     found = proof.deviations(card, case, inputs, outputs)
     worst = max(found, key=lambda d: d.error / d.allowed if d.allowed else d.error)
@@ -102,7 +100,7 @@ def _in_turns(cards: Sequence[Card], arches: Sequence[str]) -> Iterator[tuple[Ca
 
 
 def _compile(card: Card, variant: Variant, arch: str) -> CompiledVariant:
-    from eagle3core.kernels.compile import compile_variant
+    from eagle3core.kernels import compile_variant
 
     try:
         code = compile_variant(variant, arch, disassemble=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from lab.page.figures import MARKERS, SERIES
+from lab.figures import MARKERS, SERIES
 from lab.probes.kernels.on_cpu import CompiledVariant
 from lab.probes.kernels.roofline import (
     KNOWN_GB_PER_S,

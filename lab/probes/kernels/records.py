@@ -7,14 +7,14 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from eagle3core.kernels.card import Card
+from eagle3core.kernels import Card
 from lab.night.experiment import Experiment
 from lab.probes.kernels.cards import NO_ROWS, compiled_state, gpu_state
 from lab.probes.kernels.on_cpu import CompiledVariant, EmulatedError, emulated_error
 from lab.probes.kernels.roofline import Check, case_text, peer_ratio
-from lab.probes.kernels.rows import Bench
+from lab.probes.kernels.rows import KERNEL, PROOF, Bench
 
-KERNEL, PROOF, TWIN, CODE = "kernel", "kernel_proof", "kernel_error", "kernel_code"
+TWIN, CODE = "kernel_error", "kernel_code"
 
 
 def write_measured(exp: Experiment, cards: Sequence[Card], bench: Bench | None) -> None:
@@ -39,7 +39,7 @@ def write_measured(exp: Experiment, cards: Sequence[Card], bench: Bench | None) 
                 "library_us": cell.peers[best] if best else None, "time_over_library": peer_ratio(cell),
                 "source": bench.name, "commits": bench.commits,
             }  # fmt: skip
-            exp.write(KERNEL, card.name, values, timer="cuda graph replay", shape=case_text(cell.shape), gpu=bench.gpu)
+            exp.write(KERNEL, card.name, values, timer=cell.timer, shape=case_text(cell.shape), gpu=bench.gpu)
 
 
 def write_errors(exp: Experiment, cards: Sequence[Card], n_cases: int) -> list[EmulatedError]:
@@ -47,7 +47,7 @@ def write_errors(exp: Experiment, cards: Sequence[Card], n_cases: int) -> list[E
     found = []
     for card in cards:
         if n_cases < 1:
-            exp.missing(TWIN, card.name, "emulated_cases is 0")
+            exp.not_asked(TWIN, card.name, "emulated_cases is 0")
         for case in card.cases[:n_cases] if n_cases > 0 else ():
             one = emulated_error(card, case)
             values = {"error": one.error, "allowed": one.allowed, "output": one.output, "faults": list(one.faults)}
@@ -57,7 +57,7 @@ def write_errors(exp: Experiment, cards: Sequence[Card], n_cases: int) -> list[E
 
 
 def write_compiled(exp: Experiment, cards: Sequence[Card], found: Sequence[CompiledVariant]) -> None:
-    """Rows of every compiled variant, missing ones with their reason; a card nothing was compiled of is missing too."""
+    """Rows of every compiled variant, missing ones with their reason; a card of which none was asked for says so."""
     for one in found:
         if one.missing:
             exp.missing(CODE, one.op, one.missing, variant=one.variant, arch=one.arch)
@@ -70,7 +70,7 @@ def write_compiled(exp: Experiment, cards: Sequence[Card], found: Sequence[Compi
         }  # fmt: skip
         exp.write(CODE, one.op, values, variant=one.variant, arch=one.arch)
     for name in [card.name for card in cards if card.name not in {one.op for one in found}]:
-        exp.missing(CODE, name, "no architecture was asked for")
+        exp.not_asked(CODE, name, "no architecture was asked for")
 
 
 def write_aim(exp: Experiment, check: Check) -> None:

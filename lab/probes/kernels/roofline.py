@@ -34,6 +34,7 @@ class Cell:
         peers: library time by name; None where a library was not timed.
         quoted: libraries' times from another run; they may only make a claim harder to meet.
         is_complete: the libraries that the row needs were timed in the same run.
+        timer: what timed it.
     """
 
     op: str
@@ -48,6 +49,7 @@ class Cell:
     is_complete: bool = True
     us_p10: float | None = None
     us_p90: float | None = None
+    timer: str | None = None
 
     @property
     def share(self) -> float:

@@ -1,12 +1,11 @@
-"""What a benchmark of the kernels wrote: `python -m lab.probes.kernels.bench`, one JSON object a line.
+"""What a benchmark of the kernels wrote: `python -m lab.probes.kernels.bench`, rows of the lab's one form.
 
-Lines of kind `ceiling`, `proof` and `kernel` are read; others (`sweep`) are counted. A run may have been stopped at any
-moment, so a torn last line is left out with a note.
+Rows of kind `ceiling`, `kernel_proof` and `kernel` are read, and the machine's record of each run. A run may have been
+stopped at any moment, so a torn last line is left out with a note.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +14,12 @@ from typing import Any
 from lab.errors import ExperimentError, NotComparable, RunFailed
 from lab.probes.kernels.roofline import Cell, Proof, shape_text
 from lab.rows import environment
+from lab.rows.maker import machines_of
+from lab.rows.store import Row, nested, read_rows
 
 FILE = "kernels.jsonl"
 WANTED = "python3 -m lab.probes.kernels.bench --out " + FILE
+CEILING, READ, KERNEL, PROOF = "ceiling", "read", "kernel", "kernel_proof"
 
 
 @dataclass
@@ -70,76 +72,69 @@ def read_bench(path: Path) -> Bench:
 
     Raises:
         ExperimentError: there is no such file.
-        NotComparable: its rows come from different GPUs.
-        RunFailed: a line that is not the last is no row.
+        NotComparable: its rows come from different GPUs, or were written by a newer version of the lab.
+        RunFailed: a line that is not the last is no row, or a row lacks what a benchmark's has.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
+    if not path.is_file():
         raise ExperimentError(
-            f"{path.name} cannot be read: {error.strerror}", "a file of benchmark rows", f"make one on a GPU: {WANTED}"
-        ) from error
+            f"{path.name} cannot be read: no such file", "a file of benchmark rows", f"make one on a GPU: {WANTED}"
+        )
     bench = Bench(f"{path.parent.name}/{path.name}")
-    if lines[-1].strip():
-        bench.notes.append("the last line was cut short and is left out")
-    rows = [_parsed(line, path, number) for number, line in enumerate(lines[:-1], start=1) if line.strip()]
-    for number, row in rows:
+    rows = read_rows(path)
+    for row in rows:
         try:
             _take(bench, row)
         except (KeyError, TypeError, ValueError) as error:
-            raise _no_row(path, number, f"{type(error).__name__}: {error}") from error
-    _one_machine(bench, [row for _, row in rows])
+            raise RunFailed(
+                f"{path.name}: {row.kind} {row.name} is no benchmark row: {type(error).__name__}: {error}",
+                "rows as the benchmark writes them",
+                f"remove that line if it was edited by hand, or measure again: {WANTED}",
+            ) from error
+    _one_machine(bench, rows)
     return bench
 
 
-def _parsed(line: str, path: Path, number: int) -> tuple[int, dict[str, Any]]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise _no_row(path, number, str(error)) from error
-    if not isinstance(row, dict) or "kind" not in row:
-        raise _no_row(path, number, "no object with a kind")
-    return number, row
-
-
-def _no_row(path: Path, number: int, why: str) -> RunFailed:
-    return RunFailed(
-        f"line {number} of {path.name} is no benchmark row: {why}",
-        "one JSON object a line, as the benchmark writes them",
-        f"remove that line if it was edited by hand, or measure again: {WANTED}",
-    )
-
-
-def _take(bench: Bench, row: dict[str, Any]) -> None:
-    if row["kind"] == "ceiling":
-        bench.gb_per_s = float(row["gb_per_s"])
-    elif row["kind"] == "proof":
+def _take(bench: Bench, row: Row) -> None:
+    if row.kind == "warning":
+        bench.notes.append("the last line was cut short and is left out")
+    elif row.kind == CEILING and row.status == "measured":
+        bench.gb_per_s = float(row.values["gb_per_s"])  # type: ignore[arg-type]
+    elif row.kind == PROOF and row.status == "measured":
         bench.proofs.append(_proof(row))
-    elif row["kind"] == "kernel":
+    elif row.kind == KERNEL and row.status == "measured":
         bench.cells.append(_cell(row))
 
 
-def _proof(row: dict[str, Any]) -> Proof:
-    faults, n_cases = row["faults"], int(row["cases"])
-    passed = row["verdict"] == "passed" and not faults and n_cases > 0
-    reason = "" if passed else "; ".join(map(str, faults[:3])) or f"verdict {row['verdict']!r}, {n_cases} cases"
-    return Proof(str(row["op"]), passed, reason, n_cases)
+def _proof(row: Row) -> Proof:
+    values = nested(row.values)
+    faults, n_cases = values["faults"], int(values["n_cases"])
+    passed = values["verdict"] == "passed" and not faults and n_cases > 0
+    reason = "" if passed else "; ".join(map(str, faults[:3])) or f"verdict {values['verdict']!r}, {n_cases} cases"
+    return Proof(row.name, passed, reason, n_cases)
 
 
-def _cell(row: dict[str, Any]) -> Cell:
-    peers = {str(name): None if us is None else float(us) for name, us in (row.get("peers") or {}).items()}
-    if row["us"] <= 0 or row["floor_us"] <= 0:
-        raise ValueError(f"us {row['us']}, floor_us {row['floor_us']}: both must be above 0")
+def _cell(row: Row) -> Cell:
+    values, shape = nested(row.values), nested(row.parameters).get("shape")
+    if shape is None:
+        raise ValueError("no shape")
+    if values["time_us"] <= 0 or values["floor_us"] <= 0:
+        raise ValueError(f"time_us {values['time_us']}, floor_us {values['floor_us']}: both must be above 0")
     return Cell(
-        op=str(row["op"]), shape=dict(row["shape"]), us=float(row["us"]), floor_us=float(row["floor_us"]),
-        bytes=int(row["bytes"]), flops=int(row.get("flops", 0)), dependent_passes=int(row.get("dependent_passes", 1)),
-        peers=peers, quoted={str(name): float(us) for name, us in (row.get("quoted_us") or {}).items()},
-        is_complete=row.get("status") == "measured", us_p10=row.get("us_p10"), us_p90=row.get("us_p90"),
+        op=row.name, shape=shape, us=float(values["time_us"]), floor_us=float(values["floor_us"]),
+        bytes=int(values["n_bytes"]), flops=int(values.get("n_flops", 0)),
+        dependent_passes=int(values.get("dependent_passes", 1)), peers=_times(values.get("libraries_us")),
+        quoted={name: us for name, us in _times(values.get("quoted_us")).items() if us is not None},
+        is_complete=values.get("is_complete") is True, us_p10=values.get("time_us_p10"),
+        us_p90=values.get("time_us_p90"), timer=row.timer,
     )  # fmt: skip
 
 
-def _one_machine(bench: Bench, rows: Sequence[dict[str, Any]]) -> None:
-    gpus = list(dict.fromkeys(str(row["gpu"]) for row in rows if row.get("gpu")))
+def _times(found: dict[str, Any] | None) -> dict[str, float | None]:
+    return {name: None if us is None else float(us) for name, us in (found or {}).items()}
+
+
+def _one_machine(bench: Bench, rows: Sequence[Row]) -> None:
+    gpus = list(dict.fromkeys(str(row.parameters["gpu"]) for row in rows if row.parameters.get("gpu")))
     if len(gpus) > 1:
         raise NotComparable(
             f"{bench.name} has rows of {' and '.join(gpus)}",
@@ -147,6 +142,7 @@ def _one_machine(bench: Bench, rows: Sequence[dict[str, Any]]) -> None:
             "keep each GPU's rows in a file of its own",
         )
     bench.gpu = gpus[0] if gpus else ""
-    bench.commits = list(dict.fromkeys(str(row["commit"]) for row in rows if row.get("commit")))
-    drivers = (str((row.get("versions") or {}).get("driver") or "") for row in rows)
-    bench.drivers = list(dict.fromkeys(filter(None, drivers)))
+    machines = machines_of(rows).values()
+    bench.commits = list(dict.fromkeys(machine.commit for machine in machines if machine.commit))
+    drivers = (gpu.driver for machine in machines for gpu in machine.gpus)
+    bench.drivers = list(dict.fromkeys(driver for driver in drivers if driver))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -10,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lab.errors import EXIT_PASSED, ExperimentError, LabError, RunFailed
-from lab.probes.bench import scenario as scenarios
-from lab.probes.bench.command import add_pair_options, chosen_dtype, one_dial, resolved_device
+from lab.options.reader import read_values
+from lab.options.speed import ProfileOptions
+from lab.options.values import Point
+from lab.probes.bench.command import chosen_device, chosen_dtype
 from lab.probes.bench.run import Tell
-from lab.probes.bench.scenario import Point, Scenario
+from lab.probes.bench.scenario import Scenario
 from lab.probes.profiles import tools
 from lab.probes.profiles.capture import Capture, chrome_trace, read_chrome_trace
 from lab.probes.profiles.ncu import NcuKernel, is_raw_page, read_ncu
@@ -25,7 +26,6 @@ from lab.probes.speed.steps import WARM_STEPS
 from lab.rows.environment import collect
 from lab.rows.store import Row, RowWriter
 
-TOOLS = ("auto", "torch", "nsys", "ncu")
 NCU_STEPS = 1  # every kernel runs several times under it
 
 
@@ -45,20 +45,18 @@ class Taken:
     missing: dict[str, str] = field(default_factory=dict)
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(options: ProfileOptions) -> int:
     """Profiles; 0, or an error that says what could not be done."""
-    given = _parser().parse_args(list(arguments))
-    if given.bare is not None:  # inside a tool that watches from outside
-        scenario, point, k = subject_of(given)
-        _told(scenario, point, k, given.steps).write(given.bare)
+    if options.bare is not None:  # inside a tool that watches from outside
+        scenario, point, k = subject_of(options)
+        _told(scenario, point, k, options.steps).write(options.bare)
         return EXIT_PASSED
-    folder = Path(given.out or "profile")
-    taken = imported(given.imports, folder) if given.imports else measure(given, folder)
-    rows = write(taken, folder)
+    taken = imported(options.imports, options.out) if options.imports else measure(options, options.out)
+    rows = write(taken, options.out)
     print("\n".join(lines_of(rows)))
     print(json.dumps({
         "command": "profile", "tool": taken.tool, "n_rows": len(rows), "missing": taken.missing,
-        "files": sorted(path.name for path in folder.iterdir()),
+        "files": sorted(path.name for path in options.out.iterdir()),
     }))  # fmt: skip
     return EXIT_PASSED
 
@@ -67,53 +65,52 @@ def measured(
     folder: Path, *, geometry: str, at: str, spec_k: int, steps: int, tool: str, device: str, tell: Tell = print
 ) -> Path:
     """Rows of this machine, fresh, in `folder`: what notebook 50_profile asks for."""
-    options = ["--geometry", geometry, "--at", at, "--spec", str(spec_k), "--steps", str(steps), "--tool", tool,
-               "--device", device]  # fmt: skip
-    given = _parser().parse_args(options)
-    write(measure(given, folder, tell), folder)
+    given = {"geometry": geometry, "at": at, "spec": spec_k, "steps": steps, "tool": tool, "device": device}
+    options = read_values(ProfileOptions, given, "eagle3lab profile")
+    write(measure(options, folder, tell), folder)
     return folder / FILE
 
 
-def measure(given: argparse.Namespace, folder: Path, tell: Tell = print) -> Taken:
+def measure(options: ProfileOptions, folder: Path, tell: Tell = print) -> Taken:
     """Captures by the tools that are wanted and there; every one that is not is named with its reason.
 
     Raises:
         RunFailed: a tool of Nsight was asked for by name and is not there, or failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    scenario, point, k = subject_of(given)
+    scenario, point, k = subject_of(options)
     taken = Taken(Told(None, collect().fingerprint, None))
-    child = [sys.executable, "-m", "lab", "profile", *_options(given, scenario), "--bare", str(folder)]
-    if given.tool == "torch":
+    child = [sys.executable, "-m", "lab", "profile", *_options(options, scenario), "--bare", str(folder)]
+    if options.tool == "torch":
         taken.missing = {_LACKS["ncu"]: "torch's profiler alone was asked for"}
     for tool, take in (("nsys", _take_nsys), ("ncu", _take_ncu)):
-        if given.tool not in ("auto", tool):
+        if options.tool not in ("auto", tool):
             continue
         try:
             if reason := _why_not(tool, scenario):
                 raise RunFailed(reason, "a tool that is here, and a GPU", "use --tool auto or torch")
-            take(taken, folder, child, given)
+            take(taken, folder, child, options)
         except LabError as error:
-            if given.tool == tool:
+            if options.tool == tool:
                 raise RunFailed(f"{tool} was asked for: {error.what}", error.allowed, error.remedy) from error
             taken.missing[_LACKS[tool]] = error.what
-    if taken.capture is None and given.tool != "ncu":
+    if taken.capture is None and options.tool != "ncu":
         from lab.probes.profiles.run import torch_capture
 
-        taken.capture, watched = torch_capture(scenario, point, k, given.steps, folder)
+        taken.capture, watched = torch_capture(scenario, point, k, options.steps, folder)
         taken.told, taken.tool = Told.here(watched, collect()), "torch"
     for what, reason in taken.missing.items():
         tell(f"without {what}: {reason}")
     return taken
 
 
-def _take_nsys(taken: Taken, folder: Path, child: list[str], given: argparse.Namespace) -> None:
-    taken.capture = read_sqlite(tools.take_sqlite(folder, [*child, *_steps(given.steps)]))
+def _take_nsys(taken: Taken, folder: Path, child: list[str], options: ProfileOptions) -> None:
+    taken.capture = read_sqlite(tools.take_sqlite(folder, [*child, *_steps(options.steps)]))
     taken.told, taken.tool = Told.beside(folder / tools.SQLITE), "nsys"
 
 
-def _take_ncu(taken: Taken, folder: Path, child: list[str], given: argparse.Namespace) -> None:
-    taken.counters = read_ncu(tools.take_raw_page(folder, [*child, *_steps(NCU_STEPS)], given.nvtx_include))
+def _take_ncu(taken: Taken, folder: Path, child: list[str], options: ProfileOptions) -> None:
+    taken.counters = read_ncu(tools.take_raw_page(folder, [*child, *_steps(NCU_STEPS)], options.nvtx_include))
     if taken.capture is None:
         taken.told, taken.tool = Told.beside(folder / tools.RAW), "ncu"
 
@@ -135,8 +132,6 @@ def imported(paths: Sequence[Path], folder: Path) -> Taken:
     folder.mkdir(parents=True, exist_ok=True)
     taken = Taken(Told.beside(paths[0]))
     for path in paths:
-        if not path.is_file():
-            raise ExperimentError(f"no file {path.name}", "a stored capture", "correct --import")
         path = tools.export_sqlite(path, folder) if path.suffix == ".nsys-rep" else path
         path = tools.export_raw_page(path, folder) if path.suffix == ".ncu-rep" else path
         if path.suffix in (".sqlite", ".db"):
@@ -163,7 +158,7 @@ def _take_csv(taken: Taken, path: Path) -> None:
         raise ExperimentError(
             f"{path.name} is no capture that can be read",
             "nsys SQLite, nsys stats nvtx_gpu_proj_sum as CSV, ncu raw page as CSV, or a trace of torch's profiler",
-            "see docs/profiles.md for the commands that write these",
+            "see docs/measuring.md for the commands that write these",
         )
 
 
@@ -189,25 +184,21 @@ def write(taken: Taken, folder: Path) -> list[Row]:
     return rows
 
 
-def subject_of(given: argparse.Namespace) -> tuple[Scenario, Point, int]:
+def subject_of(options: ProfileOptions) -> tuple[Scenario, Point, int]:
     """Pair, point and depth of the options.
 
     Raises:
-        ExperimentError: options that contradict, more than one point, or a depth that the bench does not know.
+        ExperimentError: they name what is not there.
     """
-    one_dial(given)
-    points, (k, *more) = scenarios.read_points(given.at), scenarios.read_depths(given.spec)
-    if len(points) > 1 or more:
-        raise ExperimentError(f"--at {given.at} --spec {given.spec}", "one point and one depth", "profile them apart")
-    if given.steps < 1:
-        raise ExperimentError(f"--steps is {given.steps}", "at least 1", "correct --steps")
-    device, ks = resolved_device(given.device), (0, k) if k else (0,)
+    k = options.spec
+    geometry = options.geometry or ("shipped" if options.pair == "shipped" else "nano")
+    device = chosen_device(options.device, geometry)
     scenario = Scenario(
-        geometry=given.geometry or ("shipped" if given.pair == "shipped" else "nano"), pair=given.pair, points=points,
-        ks=ks, share=given.share if given.share is not None else dial(given.acceptance_length, k), warmup=WARM_STEPS,
-        rounds=given.steps, dtype=chosen_dtype(given, device), device=device, peers=(), seed=given.seed,
+        geometry=geometry, pair=options.pair, points=(options.at,), ks=(0, k) if k else (0,),
+        share=options.share if options.share is not None else dial(options.acceptance_length, k), warmup=WARM_STEPS,
+        rounds=options.steps, dtype=chosen_dtype(options.dtype, device), device=device, peers=(), seed=options.seed,
     )  # fmt: skip
-    return scenario, points[0], k
+    return scenario, options.at, k
 
 
 def _told(scenario: Scenario, point: Point, k: int, n_steps: int) -> Told:
@@ -216,37 +207,14 @@ def _told(scenario: Scenario, point: Point, k: int, n_steps: int) -> Told:
     return Told.here(watched_steps(scenario, point, k, n_steps, None), collect())
 
 
-def _options(given: argparse.Namespace, scenario: Scenario) -> list[str]:
+def _options(options: ProfileOptions, scenario: Scenario) -> list[str]:
     """The options that say what is profiled, for a child."""
-    pair = ["--pair", given.pair, *(["--geometry", scenario.geometry] if given.pair == "planted" else [])]
+    pair = ["--pair", options.pair, *(["--geometry", scenario.geometry] if options.pair == "planted" else [])]
     return [
-        *pair, "--at", given.at, "--spec", given.spec, "--share", str(scenario.share), "--dtype", scenario.dtype,
-        "--device", scenario.device, "--seed", str(scenario.seed),
+        *pair, "--at", str(options.at), "--spec", str(options.spec), "--share", str(scenario.share),
+        "--dtype", scenario.dtype, "--device", scenario.device, "--seed", str(scenario.seed),
     ]  # fmt: skip
 
 
 def _steps(n: int) -> list[str]:
     return ["--steps", str(n)]
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="eagle3lab profile",
-        description="What each NVTX range of a decode step costs: Nsight where it is, torch's profiler elsewhere.",
-    )
-    parser.add_argument("--pair", choices=scenarios.PAIRS, default="planted", help="default planted")
-    parser.add_argument("--at", default="512x1", metavar="CONTEXTxBATCH", help="default 512x1")
-    parser.add_argument("--spec", default="3", metavar="K", help="drafts a step, 0 is plain decoding (default 3)")
-    parser.add_argument("--steps", type=int, default=10, help="watched, after a few that are not (default 10)")
-    parser.add_argument("--tool", choices=TOOLS, default="auto", help="auto: what is in PATH, else torch's profiler")
-    parser.add_argument("--nvtx-include", default="", metavar="FILTER", help="of Nsight Compute (default: the steps)")
-    parser.add_argument(
-        "--import", dest="imports", nargs="+", type=Path, default=[], metavar="FILE",
-        help="read stored captures instead: nsys .sqlite, nsys stats or ncu .csv, a profiler's .json or .json.gz",
-    )  # fmt: skip
-    parser.add_argument("--bare", type=Path, metavar="DIR", help=argparse.SUPPRESS)
-    add_pair_options(parser)
-    for action in parser._actions:
-        if action.dest == "out":
-            action.help, action.metavar = "folder for rows, capture and trace (default ./profile)", "DIR"
-    return parser

@@ -12,15 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
-from eagle3core.engine import Engine
-from eagle3core.kernels.attention.card import attention_cost
-from eagle3core.kernels.card import Launch
-from eagle3core.kernels.gemm.launcher import gemm_cost
-from eagle3core.kernels.layer.draft_input import draft_input_cost
-from eagle3core.kernels.layer.embedding import embedding_cost
-from eagle3core.kernels.layer.gather_rows import gather_rows_cost
-from eagle3core.kernels.layer.take_rows import take_rows_cost
-from eagle3core.step.program import Program
+from eagle3core import Engine
+from eagle3core.kernels import Launch
+from eagle3core.kernels.attention import attention_cost
+from eagle3core.kernels.gemm import gemm_cost
+from eagle3core.kernels.layer import draft_input_cost, embedding_cost, gather_rows_cost, take_rows_cost
+from eagle3core.step import Program
 from lab.probes.bench.floors import step_floor
 from lab.probes.profiles.capture import class_of
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.page.figures import SERIES
+from lab.figures import SERIES
 from lab.probes.profiles.ranges import OUTSIDE, STEP
 from lab.probes.profiles.rows import ProfileRows
 from lab.probes.proofs.gpu_trace import StepCounts

@@ -57,7 +57,7 @@ def read_sqlite(path: Path) -> Capture:
             return _capture(base, has_copies="CUPTI_ACTIVITY_KIND_MEMCPY" in tables)
         except sqlite3.DatabaseError as error:
             raise ExperimentError(
-                f"{path.name} cannot be read: {error}", "the columns that docs/profiles.md names",
+                f"{path.name} cannot be read: {error}", "the columns that docs/measuring.md names",
                 "export it with `nsys export --type sqlite`",
             ) from error  # fmt: skip
 

@@ -15,7 +15,8 @@ from lab.probes.profiles.run import Watched
 from lab.probes.speed.steps import WARM_STEPS
 from lab.rows import environment
 from lab.rows.environment import Environment
-from lab.rows.store import Row, read_rows, utc_now
+from lab.rows.maker import RowMaker
+from lab.rows.store import Row, read_rows
 
 KIND = "profile"
 FILE, TRACE, WATCHED = "profile.jsonl", "trace.json", "watched.json"
@@ -68,32 +69,27 @@ def rows_of(
     told: Told, run: str, tool: str, profile: Profile, values: Mapping[str, Mapping[str, Any]], *, on_gpu: bool
 ) -> list[Row]:
     """A row a range."""
-    made = []
+    made, maker = [], RowMaker(run, KIND, told.machine)
     for cost in profile.costs:
         parameters = {"range": cost.name, "level": cost.level, **_parameters(told, tool)}
         more = {"gpu_name": told.gpu, "n_steps": profile.n_steps, "n_unplaced_kernels": profile.n_unplaced}
-        timer = "cupti" if on_gpu else "torch profiler"
-        made.append(Row(
-            **_common(told, run, f"{told.name}/{cost.name}"), values={**values[cost.name], **more},
-            parameters=parameters, timer=timer, warmup=WARM_STEPS, repeats=profile.n_steps,
-        ))  # fmt: skip
+        row = maker.measured(
+            KIND, f"{told.name}/{cost.name}", {**values[cost.name], **more}, parameters,
+            timer="cupti" if on_gpu else "torch profiler", warmup=WARM_STEPS, repeats=profile.n_steps,
+        )  # fmt: skip
+        made.append(row)
     return made
 
 
 def missing_row(told: Told, run: str, tool: str, what: str, reason: str) -> Row:
     """A row that says what the capture lacks, and why."""
-    named = _common(told, run, f"{told.name}/{what}")
-    return Row(**named, parameters={"range": what, **_parameters(told, tool)}, status="missing", reason=reason)
+    parameters = {"range": what, **_parameters(told, tool)}
+    return RowMaker(run, KIND, told.machine).missing(KIND, f"{told.name}/{what}", reason, parameters)
 
 
 def _parameters(told: Told, tool: str) -> dict[str, Any]:
     watched = told.watched
     return {"tool": tool, "bytes_by": watched.bytes_by if watched else None, **(watched.parameters if watched else {})}
-
-
-def _common(told: Told, run: str, name: str) -> dict[str, Any]:
-    return {"run": run, "job": KIND, "notebook": KIND, "kind": KIND, "name": name, "environment": told.machine,
-            "recorded_at": utc_now()}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.engine import Engine
 from eagle3core.trace import StagedTrace
 from lab.errors import RunFailed
 from lab.probes.bench.clocks import synchronise

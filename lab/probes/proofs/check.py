@@ -14,7 +14,8 @@ import torch
 from eagle3core.errors import BackendUnavailable, ConfigError, KernelLimit
 from lab.errors import ExperimentError
 from lab.rows.environment import Environment
-from lab.rows.store import Row, utc_now
+from lab.rows.maker import RowMaker
+from lab.rows.store import Row
 
 KIND = "proof"
 CANNOT_RUN = (BackendUnavailable, ConfigError, KernelLimit, ExperimentError, torch.OutOfMemoryError)
@@ -74,14 +75,11 @@ class Finding:
 
     def row(self, run: str, environment: Environment) -> Row:
         """The finding as the lab stores it; what could not be judged has its reason and no numbers."""
-        shared: dict[str, Any] = {
-            "run": run, "job": KIND, "notebook": KIND, "kind": KIND, "name": self.check.label,
-            "parameters": self.check.parameters, "environment": environment.fingerprint, "recorded_at": utc_now(),
-        }  # fmt: skip
+        maker = RowMaker(run, KIND, environment.fingerprint)
         if self.verdict.held is None:
-            return Row(**shared, status="missing", reason=self.verdict.detail)
+            return maker.missing(KIND, self.check.label, self.verdict.detail, self.check.parameters)
         values: dict[str, Any] = {"held": self.verdict.held, "detail": self.verdict.detail, "took_s": self.seconds}
-        return Row(**shared, values={**values, **self.verdict.values})
+        return maker.measured(KIND, self.check.label, {**values, **self.verdict.values}, self.check.parameters)
 
 
 class TimeLimit:

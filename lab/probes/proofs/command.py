@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
 
-from eagle3core.kernels.card import ARCHES
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError
-from lab.pairs.planted import GEOMETRIES
+from lab.options.proofs import ProveOptions
 from lab.probes.proofs.check import Check, Finding, TimeLimit, Verdict, run_checks
-from lab.probes.proofs.plans import PARTS, SHIPPED, Plans, Proofs, build
+from lab.probes.proofs.plans import PARTS, Plans, Proofs, build
 from lab.rows.environment import collect
 from lab.rows.store import RowWriter
 
 
-def main(arguments: Sequence[str]) -> int:
+def run(options: ProveOptions) -> int:
     """Runs parts; 0 if all held, 1 if any failed, 3 if any could not run."""
-    given = _parser().parse_args(list(arguments))
-    parts = read_parts(given.parts)
-    plans = Plans(geometry=given.geometry)
-    if given.build is not None:
-        n_made = build(plans, parts, given.arch, given.build, share=read_share(given.share))
+    parts = options.parts or PARTS
+    plans = Plans(geometry=options.geometry)
+    if options.build is not None:
+        n_made = build(plans, parts, options.arch, options.build, share=options.share)
         print(json.dumps({"command": "prove", "built": n_made}))
         return EXIT_PASSED
-    limit = TimeLimit(given.limit_s)
+    limit = TimeLimit(options.limit_s)
     if not torch.cuda.is_available():
-        return conclude(prove(parts, without_a_gpu, limit, given.out))
+        return conclude(prove(parts, without_a_gpu, limit, options.out))
     proofs = Proofs(plans)
     try:
-        return conclude(prove(parts, proofs.checks, limit, given.out))
+        return conclude(prove(parts, proofs.checks, limit, options.out))
     finally:
         proofs.close()
 
@@ -95,47 +92,3 @@ def conclude(findings: Sequence[Finding]) -> int:
     if failed:
         return EXIT_GATE_FAILED
     return EXIT_PASSED if counts["held"] and not counts["missing"] else EXIT_COULD_NOT_RUN
-
-
-def read_parts(names: Sequence[str]) -> list[str]:
-    """The parts named, all of them for none.
-
-    Raises:
-        ExperimentError: there is no such part.
-    """
-    for name in names:
-        if name not in PARTS:
-            raise ExperimentError(f"no part {name!r}", ", ".join(PARTS), "name parts to prove, or none for all")
-    return list(names) or list(PARTS)
-
-
-def read_share(text: str) -> tuple[int, int]:
-    """(which, n) of "which/n".
-
-    Raises:
-        ExperimentError: another form.
-    """
-    which, _, n = text.partition("/")
-    if not (which.isdigit() and n.isdigit() and int(which) < int(n)):
-        raise ExperimentError(f"share {text!r}", "WHICH/N with WHICH below N, e.g. 0/2", "correct --share")
-    return int(which), int(n)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="eagle3lab prove",
-        description="Prove the GPU engine. Exit 0: all held, 1: something failed, 3: something could not run.",
-    )
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default all)")
-    parser.add_argument("--out", type=Path, help="append rows to this file, NAME.jsonl")
-    parser.add_argument("--limit-s", type=float, default=240.0, help="no check begins after this time (default 240)")
-    parser.add_argument(
-        "--geometry",
-        choices=tuple(name for name in GEOMETRIES if name != SHIPPED),
-        default="llama-3.1-8b",
-        help="of the planted pair (default 8B)",
-    )
-    parser.add_argument("--build", type=Path, metavar="DIR", help="compile the kernels the parts need into DIR instead")
-    parser.add_argument("--arch", choices=ARCHES, default="sm_90a", help="to compile for (default sm_90a)")
-    parser.add_argument("--share", default="0/1", metavar="WHICH/N", help="compile every N-th kernel (default 0/1)")
-    return parser

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from eagle3core.step.state import DeviceState
+from eagle3core.step import DeviceState
 from eagle3core.trace import Trace
 
 

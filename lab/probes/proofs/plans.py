@@ -7,20 +7,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from eagle3core.checkpoint import load_draft, load_target
-from eagle3core.checkpoint.draft import draft_shapes
-from eagle3core.checkpoint.target import target_shapes
+from eagle3core.checkpoint import draft_shapes, load_draft, load_target, target_shapes
 from eagle3core.config import EngineConfig
-from eagle3core.kernels.card import Variant
-from eagle3core.kernels.launch import build_cubins, device_arch
-from eagle3core.step.program import variants_of
-from eagle3core.step.replay import EagerReplayer, GraphReplayer
-from eagle3core.weights.packed import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
+from eagle3core.kernels import Variant, cubins, launch
+from eagle3core.step import EagerReplayer, GraphReplayer, variants_of
+from eagle3core.weights import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
+from lab.options.proofs import PartName
 from lab.pairs import shipped_pair
 from lab.pairs.planted import PlantedGeometry, PlantedPair, TokenMap, find_geometry
 from lab.pairs.planted.disk import write_pair
@@ -37,7 +34,7 @@ from lab.probes.proofs.slots import FinishedSlots, SlotsPlan
 from lab.probes.proofs.subject import Setting, Subject, open_subject
 from lab.probes.proofs.watched_run import WatchedPlan
 
-PARTS = ("identity", "parity", "quiet", "slots", "long", "memory")
+PARTS: tuple[str, ...] = get_args(PartName)
 SHIPPED = "shipped"
 SHIPPED_IDENTITY = IdentityPlan(
     tuple(range(8)), (1, 3, 8, 64), 256, 768, shuffled=8, logit_slots=(1, 3), logit_tokens=48
@@ -204,7 +201,7 @@ def packed_from_disk(name: str, pair: PairUnderTest) -> Subject:
     """The pair that Hugging Face reads, packed on its device, a GPU."""
     device = pair.torch_device
     target, draft = packed(pair)
-    return Subject(name, target, draft, None, device_arch(device), GraphReplayer())
+    return Subject(name, target, draft, None, launch.device_arch(device), GraphReplayer())
 
 
 def packed(pair: PairUnderTest) -> tuple[PackedTarget, PackedDraft]:
@@ -236,7 +233,7 @@ def build(
     """Compile what parts need into a folder of cubins, or every n-th of it (`share` = which, n); how many were made."""
     variants = needed_variants(plans, parts, arch)
     tell(f"{len(variants)} kernels for {arch}, {', '.join(parts)}")
-    return build_cubins(variants[share[0] :: share[1]], arch, out, tell=tell)
+    return cubins.build_cubins(variants[share[0] :: share[1]], arch, out, tell=tell)
 
 
 _META = torch.device("meta")

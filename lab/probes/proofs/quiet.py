@@ -20,9 +20,8 @@ from statistics import median
 import torch
 
 from eagle3core.config import GenerationConfig
-from eagle3core.performance.mode import ALLOWED_IN_A_STEP, loud
-from eagle3core.step.replay import Replayer
-from eagle3core.step.state import DeviceState
+from eagle3core.performance import ALLOWED_IN_A_STEP, loud
+from eagle3core.step import DeviceState, Replayer
 from lab.probes.proofs.check import Check, Verdict
 from lab.probes.proofs.gpu_trace import WINDOW, GpuTrace, StepCounts, busy_of, read_trace, steps_of
 from lab.probes.proofs.host_time import HostStep, judge_host_time, loop_us, undisturbed

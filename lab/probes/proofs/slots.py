@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from eagle3core.config import GenerationConfig
-from eagle3core.step.program import Program
-from eagle3core.step.replay import Replayer
+from eagle3core.step import Program, Replayer
 from lab.probes.proofs.check import Check, Verdict
 from lab.probes.proofs.subject import Setting, Subject, WatchedEngine
 from lab.probes.proofs.timed import Timed, TimedReplayer

@@ -7,16 +7,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from eagle3core import Engine
 from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig, SpeculativeConfig
-from eagle3core.engine import Engine
-from eagle3core.kernels.launch import device_arch
+from eagle3core.kernels import launch
 from eagle3core.loading import device_sizes
 from eagle3core.memory import plan_loaded
-from eagle3core.step.replay import GraphReplayer, Replayer
-from eagle3core.step.run import DeviceRunner
+from eagle3core.step import DeviceRunner, GraphReplayer, Replayer
 from eagle3core.trace import Trace
-from eagle3core.weights.packed import PackedDraft, PackedTarget
+from eagle3core.weights import PackedDraft, PackedTarget
 from lab.errors import ExperimentError
 from lab.pairs.planted import TokenMap, share_for_length
 from lab.probes.bench.scenario import Point, Scenario
@@ -147,4 +146,4 @@ def open_subject(geometry: str, device: str = "cuda") -> Subject:
     assert isinstance(source.draft, PackedDraft), "and so is its draft"
     tokens = source.planted.tokens if source.planted else None
     name = geometry if is_shipped else f"planted {geometry}"
-    return Subject(name, source.target, source.draft, tokens, device_arch(source.target.device), GraphReplayer())
+    return Subject(name, source.target, source.draft, tokens, launch.device_arch(source.target.device), GraphReplayer())

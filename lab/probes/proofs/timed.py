@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eagle3core.step.program import Program
-from eagle3core.step.replay import Enqueue, Replayer, Staged
+from eagle3core.step import Enqueue, Program, Replayer, Staged
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,17 @@ that does not exist.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import torch
 
 from eagle3core.config import GenerationConfig
 from eagle3core.kernels import launch
-from eagle3core.step.program import calls_of, launches_of
-from eagle3core.step.replay import EagerReplayer
+from eagle3core.step import EagerReplayer, calls_of, launches_of
+from lab.options.kernels import WatchedRunOptions
+from lab.options.reader import run_program
 from lab.pairs import shipped_pair
 from lab.pairs.prompts import prompts_for
 from lab.probes.proofs.subject import Setting, Subject, WatchedEngine, open_subject
@@ -91,22 +89,16 @@ def _kernels(engine: WatchedEngine, plan: WatchedPlan) -> int:
     return len(launches_of(step)) + plan.n_prompts * len(prefill)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(options: WatchedRunOptions) -> int:
     """Run, and write what was found to --result; 0 whatever it is, since the tool's verdict is wanted."""
-    parser = argparse.ArgumentParser(
-        prog="lab.probes.proofs.watched_run", description=(__doc__ or "").split("\n", 1)[0]
-    )
-    parser.add_argument("--result", type=Path, required=True, help="JSON file for the counts and faults")
-    parser.add_argument("--plant", action="store_true", help="only put a request into a slot past the last")
-    given = parser.parse_args(arguments)
     plan = WatchedPlan()
     prompts, _ = prompts_for(shipped_pair().target, limit=plan.n_prompts, max_tokens=plan.prompt_tokens)
     with torch.no_grad():
         subject, ids = open_subject("shipped"), [list(p.ids) for p in prompts]
-        found = stray(subject, plan) if given.plant else watched(subject, ids, plan)
-    given.result.write_text(json.dumps(asdict(found)), encoding="utf-8")
+        found = stray(subject, plan) if options.plant else watched(subject, ids, plan)
+    options.result.write_text(json.dumps(asdict(found)), encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(WatchedRunOptions, main)

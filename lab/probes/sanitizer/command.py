@@ -1,24 +1,21 @@
 """Every card under compute-sanitizer: python3 -m lab.probes.sanitizer.command --out rows.jsonl
 
 memcheck watches each access to memory, racecheck each pair of accesses to shared memory; both see only our kernels.
-First the planted bugs (`sanitize_plants`) take the same path: a tool that misses its plant, or reports the same kernel
+First the planted bugs (`plants`) take the same path: a tool that misses its plant, or reports the same kernel
 without it, has no say, and nothing is called clean. Then every card runs in a process of its own, several at once: its
 tiny cases under every setting, each launched once. Kernels are compiled before the tools start.
 
 Racecheck reports some right synchronisation too, which is shown on plants as well; cards with such kernels run under it
-in another form (`sanitize_form`), and are then `followed`, not clean.
+in another form (`form`), and are then `clean in form`, not clean.
 
 `--build DIR --arch sm_90a` compiles on any machine; the run finds the kernels through EAGLE3_CUBINS.
-Exit codes: 0 all clean or followed, 1 something found or failed, 3 not all could be run.
+Exit codes: 0 all clean or clean in form, 1 something found or failed, 3 not all could be run.
 
 Source: Compute Sanitizer documentation, release 2025.3; limits derived here.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -28,42 +25,47 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from eagle3core.errors import BackendUnavailable, InvariantViolated
-from eagle3core.kernels import launch, registry
-from eagle3core.kernels.card import ARCHES, Card, Variant
-from eagle3core.kernels.compile import tool
-from lab.probes.kernels.bench_machine import environment
+from eagle3core.kernels import Card, Variant, cubins, launch, registry, tool
+from lab.errors import EXIT_COULD_NOT_RUN
+from lab.options.kernels import SanitizeOptions
+from lab.options.reader import run_program
 from lab.probes.sanitizer.plants import PLANTS, WRITTEN, Pair, plants_of, written_on
 from lab.probes.sanitizer.processes import NAMED, Run
-from lab.probes.sanitizer.report import CLEAN, FAILED, FOLLOWED, FOUND, INCOMPLETE, Outcome
+from lab.probes.sanitizer.report import CLEAN, CLEAN_IN_FORM, FAILED, FOUND, INCOMPLETE, KIND, Outcome
 from lab.probes.sanitizer.run import seen_by, variants
+from lab.rows import environment
+from lab.rows.maker import RowMaker
+from lab.rows.store import RowWriter, utc_now
 
 SANITIZER = "compute-sanitizer"
 TOOLS = tuple(PLANTS)
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 _MOST_JOBS = 12  # processes at once; each holds a CUDA context and a core or more
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run(options: SanitizeOptions) -> int:
     """The command; returns its exit code."""
-    options = _options(arguments)
     try:
-        return _built(options) if options.build else _sanitized(options)
+        return _sanitized(options) if options.build is None else _built(options, options.build)
     except BackendUnavailable as missing:
         print(missing, file=sys.stderr)
-        return 3
+        return EXIT_COULD_NOT_RUN
 
 
-def _built(options: argparse.Namespace) -> int:
+def _built(options: SanitizeOptions, out: Path) -> int:
     wanted = _wanted(_cards(options), options.arch)
-    made = _compiled(wanted, options.arch, Path(options.build), options.jobs)
+    build = partial(cubins.build_cubins, arch=options.arch, out=out)
+    made = sum(_side_by_side(build, [[variant] for variant in wanted], options.jobs))
     print(f"{len(wanted)} kernels wanted, {made} compiled")
     return 0
 
 
-def _cards(options: argparse.Namespace) -> list[Card]:
-    return [registry()[name] for name in options.ops.split(",")]
+def _cards(options: SanitizeOptions) -> list[Card]:
+    return [registry()[name] for name in options.ops or registry()]
 
 
 def _wanted(cards: Sequence[Card], arch: str) -> list[Variant]:
@@ -78,7 +80,7 @@ def _planted(arch: str) -> list[tuple[Card, str]]:
     return pairs + [(card, "racecheck") for card in written_on(arch)]
 
 
-def _sanitized(options: argparse.Namespace) -> int:
+def _sanitized(options: SanitizeOptions) -> int:
     """Prepares, tries the tools on the planted bugs, runs the cards, and concludes.
 
     Raises:
@@ -88,27 +90,15 @@ def _sanitized(options: argparse.Namespace) -> int:
     _prepare(cards, arch, options.jobs)
     tell = _teller(path, options.out)
     with tempfile.TemporaryDirectory() as scratch:
-        logs = Path(options.logs or scratch)
+        logs = options.logs or Path(scratch)
         logs.mkdir(parents=True, exist_ok=True)
-        run = Run(path, logs, time.monotonic() + options.limit_s, options.jobs)
-        plants = run.all_of(_planted(arch), tell)
+        runs = Run(path, logs, time.monotonic() + options.limit_s, options.jobs)
+        plants = runs.all_of(_planted(arch), tell)
         missed = missed_plants(plants, plants_of(arch))
         print("\n".join(missed) or "both tools find their planted bugs and pass the same kernels without them")
-        print("\n".join(not_followed(plants)), flush=True)
-        found = [] if missed else run.all_of([(card, name) for card in cards for name in TOOLS], tell)
+        print("\n".join(what_racecheck_misjudges(plants)), flush=True)
+        found = [] if missed else runs.all_of([(card, name) for card in cards for name in TOOLS], tell)
     return _concluded(found, len(cards) * len(TOOLS), missed)
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="lab.probes.sanitizer.command", description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--out", default="", help="rows are appended to this file")
-    parser.add_argument("--ops", default=",".join(registry()), help="cards, separated by commas")
-    parser.add_argument("--jobs", type=int, default=min(_MOST_JOBS, os.cpu_count() or 1), help="processes at once")
-    parser.add_argument("--limit-s", type=float, default=510.0, help="stop whatever runs after this many seconds")
-    parser.add_argument("--logs", default="", help="keep the tools' logs in this folder")
-    parser.add_argument("--build", default="", help="compile for --arch into this folder and stop; no GPU needed")
-    parser.add_argument("--arch", default="sm_90a", choices=ARCHES)
-    return parser.parse_args(arguments)
 
 
 def located() -> str:
@@ -130,11 +120,11 @@ def located() -> str:
 def _prepare(cards: Sequence[Card], arch: str, jobs: int) -> None:
     """Finds or compiles every kernel, so that nothing is compiled under a tool."""
     begun, wanted = time.monotonic(), _wanted(cards, arch)
-    missing = [variant for variant in wanted if not _is_at_hand(variant, arch)]
+    missing = [variant for variant in wanted if not cubins.is_stored(variant, arch)]
     print(f"{len(wanted)} kernels for {arch}, {len(missing)} of them to be compiled first", flush=True)
-    _compiled(missing, arch, launch.cache_folder(), jobs)
+    _side_by_side(partial(cubins.cubin, arch=arch), missing, jobs)
     for variant in wanted:
-        _, about = launch.cubin(variant, arch)
+        _, about = cubins.cubin(variant, arch)
         if NAMED not in about["entry"]:
             raise InvariantViolated(
                 f"{variant.name} is called {about['entry']} in its cubin, which the tools would skip",
@@ -143,19 +133,13 @@ def _prepare(cards: Sequence[Card], arch: str, jobs: int) -> None:
     print(f"kernels at hand after {time.monotonic() - begun:.0f} s", flush=True)
 
 
-def _is_at_hand(variant: Variant, arch: str) -> bool:
-    folders = [*os.environ.get(launch.CUBINS_VARIABLE, "").split(os.pathsep), str(launch.cache_folder())]
-    name = f"{variant.name}.{arch}.{launch.digest(variant, arch)}.json"
-    return any(Path(folder, name).exists() for folder in folders if folder)
-
-
-def _compiled(wanted: Sequence[Variant], arch: str, out: Path, jobs: int) -> int:
-    """Compiles into `out` what it lacks, in `jobs` processes; how many kernels that were."""
-    if not wanted:
-        return 0
+def _side_by_side(task: Callable[[Item], Made], items: Sequence[Item], jobs: int) -> list[Made]:
+    """What `task` makes of every item, in `jobs` processes."""
+    if not items:
+        return []
     # Processes that start anew: one that is forked may not use the GPU its parent has used.
-    with ProcessPoolExecutor(min(jobs, len(wanted)), mp_context=get_context("spawn")) as pool:
-        return sum(pool.map(partial(launch.build_cubins, arch=arch, out=out), [[variant] for variant in wanted]))
+    with ProcessPoolExecutor(min(jobs, len(items)), mp_context=get_context("spawn")) as pool:
+        return list(pool.map(task, items))
 
 
 def missed_plants(outcomes: Sequence[Outcome], plants: Mapping[str, Sequence[Pair]]) -> list[str]:
@@ -177,12 +161,12 @@ def missed_plants(outcomes: Sequence[Outcome], plants: Mapping[str, Sequence[Pai
                 )
         if with_bug.verdict != FOUND:
             words.append(f"{name} missed the bug of {planted.name} ({with_bug.verdict}): nothing it says counts")
-        if without.verdict not in (CLEAN, FOLLOWED):
+        if without.verdict not in (CLEAN, CLEAN_IN_FORM):
             words.append(f"{name} is not content with {undone.name} ({without.verdict}): nothing it says counts")
     return words
 
 
-def not_followed(outcomes: Sequence[Outcome]) -> list[str]:
+def what_racecheck_misjudges(outcomes: Sequence[Outcome]) -> list[str]:
     """What racecheck makes of right kernels as they are written, in words."""
     written = [outcome for outcome in outcomes if outcome.op in {card.name for card in WRITTEN}]
     return [
@@ -193,32 +177,37 @@ def not_followed(outcomes: Sequence[Outcome]) -> list[str]:
     ]
 
 
-def _teller(path: str, out: str) -> Callable[[Outcome], None]:
+def _teller(path: str, out: Path | None) -> Callable[[Outcome], None]:
     """Prints an outcome and appends its row to `out`, if a file is named, at once: a run may be stopped at any time."""
-    about: dict[str, Any] = environment()
     words = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.splitlines()
-    about["versions"][SANITIZER] = next((line for line in words if line.startswith("Version")), None)
+    version = next((line for line in words if line.startswith("Version")), None)
+    machine = environment.collect()
+    machine = machine.model_copy(update={"packages": {**machine.packages, SANITIZER: version}})
+    gpu = machine.gpus[0].name if machine.gpus else None
+    maker = RowMaker(f"sanitizer-{utc_now()}", KIND, machine.fingerprint, shared={"gpu": gpu})
+    writer = RowWriter(out) if out else None
+    if writer:
+        writer.write(maker.machine(machine))
 
     def tell(outcome: Outcome) -> None:
         print(outcome.line(), flush=True)
-        if out:
-            with Path(out).open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"kind": "sanitizer", **outcome.row(), **about}) + "\n")
+        if writer:
+            writer.write(maker.measured(KIND, outcome.op, outcome.values(), {"tool": outcome.tool}))
 
     return tell
 
 
 def _concluded(found: Sequence[Outcome], wanted: int, missed: Sequence[str]) -> int:
-    verdicts = (CLEAN, FOLLOWED, FOUND, FAILED, INCOMPLETE)
+    verdicts = (CLEAN, CLEAN_IN_FORM, FOUND, FAILED, INCOMPLETE)
     counts = {verdict: sum(o.verdict == verdict for o in found) for verdict in verdicts}
     kernels = sum(outcome.launches for outcome in found)
-    print(f"{counts[CLEAN]} of {wanted} runs clean and {counts[FOLLOWED]} followed over {kernels} kernels, "
+    print(f"{counts[CLEAN]} of {wanted} runs clean, {counts[CLEAN_IN_FORM]} clean in another form, {kernels} kernels, "
           f"{counts[FOUND]} found something, {counts[FAILED]} failed, "
           f"{wanted - len(found) + counts[INCOMPLETE]} incomplete", flush=True)  # fmt: skip
     if missed or counts[FOUND] or counts[FAILED]:
         return 1
-    return 0 if counts[CLEAN] + counts[FOLLOWED] == wanted else 3
+    return 0 if counts[CLEAN] + counts[CLEAN_IN_FORM] == wanted else 3
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(SanitizeOptions, run)

@@ -1,6 +1,6 @@
 """Ways in which parts of a block hand shared memory on, as the kernels do, each also without what makes it right.
 
-Plants for racecheck; see `sanitize_plants`. Source: derived here.
+Plants for racecheck; see `plants`. Source: derived here.
 """
 
 from __future__ import annotations

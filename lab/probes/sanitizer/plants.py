@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, parameters, poison
+from eagle3core.kernels import Card, Case, Cost, Launch, Tensors, Variant, parameters, poison
 from lab.probes.sanitizer.handover import PIECE, make_copied, make_staged, make_turns
 
 PARAMETERS = parameters("x:in y:out n:i32")
@@ -106,7 +106,7 @@ _TURN = _pair("planted_turn", make_turns, {"in_turn": (False, True)}, _THREADS, 
 _STAGE = _pair("planted_stage", make_staged, {"waits": (False, True)}, 96, 2 * PIECE + 32, n=7, n_in=7 * 256,
                n_out=256, reference=lambda x: x.view(-1, 256).sum(0), without=_WITHOUT_BULK_COPIES)  # fmt: skip
 
-# The tool that must tell each pair apart. Racecheck sees kernels in the form of `sanitize_form`, plants too.
+# The tool that must tell each pair apart. Racecheck sees kernels in the other form (`form`), plants too.
 PLANTS: Mapping[str, tuple[Pair, ...]] = {"memcheck": (_WRITE,), "racecheck": (_RACE, _COPY, _TURN, _STAGE)}
 # Right kernels that racecheck sees as they are written: if it blames them, it cannot follow what they do.
 WRITTEN = tuple(replace(undone, name=f"{planted.name}_as_written") for planted, undone in (_TURN, _STAGE))

@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from eagle3core.kernels.card import Card
+from eagle3core.kernels import Card
 from lab.probes.sanitizer.report import FAILED, Outcome, judged
 
-NAMED = "eagle3core"  # in the mangled name of each of our kernels, and of no other
+NAMED = "_3clocals_3e"  # "<locals>" as Numba mangles it: in the name of each kernel made by a factory, and no other
 _ERROR_CODE = 86  # what the tool ends with when it found something; Python's own codes are lower
 _PORTS, _PORTS_EACH = 49152, 16  # the tool listens on ten ports from a base; runs beside it need others
 _CONNECT_S, _RUN_S = 120, 240.0

@@ -1,8 +1,8 @@
 """What compute-sanitizer's text says of one run, and the verdict that follows from it.
 
 A run is clean only if the tool reached its summary, counted nothing, and the program under it ended well with right
-numbers; silence is a failure. A run of kernels that racecheck cannot follow as they are written is at best `followed`:
-clean in the form of `sanitize_form`. Source: Compute Sanitizer documentation, release 2025.3.
+numbers; silence is a failure. A run of kernels that racecheck cannot judge as they are written is at best clean in
+another form (`form`), which is another verdict. Source: Compute Sanitizer documentation, release 2025.3.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-CLEAN, FOLLOWED, FOUND, FAILED, INCOMPLETE = "clean", "followed", "found", "failed", "incomplete"
+KIND = "sanitizer"  # of a row
+CLEAN, CLEAN_IN_FORM, FOUND, FAILED, INCOMPLETE = "clean", "clean in form", "found", "failed", "incomplete"
 
 _ERRORS = re.compile(r"^=+ ERROR SUMMARY: (\d+) errors?\s*$", re.MULTILINE)
 _HAZARDS = re.compile(
@@ -44,7 +45,7 @@ class Outcome:
     """One card under one tool.
 
     Attributes:
-        verdict: clean; followed (clean, in another form than the engine's); found (the tool reported something);
+        verdict: clean; clean in form (clean, in another form than the engine's); found (the tool reported something);
             failed (the tool or the program did, or numbers are off); incomplete (stopped by a limit).
         reasons: of any verdict but clean, first things first.
         launches: kernels launched; 0 where the program did not get to its end.
@@ -61,14 +62,14 @@ class Outcome:
     summary: Summary | None = None
     reasons: list[str] = field(default_factory=list)
 
-    def row(self) -> dict[str, Any]:
-        """The outcome as a row of kind `sanitizer`, without its machine."""
+    def values(self) -> dict[str, Any]:
+        """The outcome as the values of a row of kind `sanitizer`."""
         summary = self.summary
         return {
-            "op": self.op, "tool": self.tool, "verdict": self.verdict, "cases": self.cases, "launches": self.launches,
-            "in_form": self.in_form, "errors": summary.errors if summary else None,
-            "hazards": summary.hazards if summary else None, "warnings": summary.warnings if summary else None,
-            "seconds": round(self.seconds, 1), "reasons": self.reasons,
+            "verdict": self.verdict, "n_cases": self.cases, "n_launches": self.launches, "n_in_form": self.in_form,
+            "n_errors": summary.errors if summary else None, "n_hazards": summary.hazards if summary else None,
+            "n_warnings": summary.warnings if summary else None, "took_s": round(self.seconds, 1),
+            "reasons": self.reasons,
         }  # fmt: skip
 
     def line(self) -> str:
@@ -78,7 +79,7 @@ class Outcome:
             counted = f"{self.summary.errors} errors"
             if self.tool == "racecheck":
                 counted += f", {self.summary.hazards} hazards ({self.summary.warnings} warnings)"
-        text = f"{self.op:>20} {self.tool:9} {self.verdict:10} {self.cases:3} cases {self.launches:4} kernels"
+        text = f"{self.op:>20} {self.tool:9} {self.verdict:13} {self.cases:3} cases {self.launches:4} kernels"
         return "\n".join([f"{text}  {counted}, {self.seconds:.0f} s", *(f"{'':22}{reason}" for reason in self.reasons)])
 
 
@@ -117,7 +118,7 @@ def judged(
         verdict, reasons = FAILED, [f"exit code {code} after {result['launches']} kernels", *reasons]
     elif result.get("in_form"):
         words = f"{result['in_form']} of the kernels are not as the engine runs them, which racecheck cannot follow"
-        verdict, reasons = FOLLOWED, [f"{words}: shown by the plants that are named _as_written"]
+        verdict, reasons = CLEAN_IN_FORM, [f"{words}: shown by the plants that are named _as_written"]
     else:
         verdict, reasons = CLEAN, []
     cases, launches, in_form = (result.get(name, 0) for name in ("cases", "launches", "in_form"))

@@ -8,19 +8,17 @@ Source: derived here.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from eagle3core.kernels import launch, proof, registry
-from eagle3core.kernels.card import Card, Case, Launch, Variant, case_id
+from eagle3core.kernels import Card, Case, Launch, Variant, case_id, cubins, launch, proof, registry
+from lab.options.kernels import SanitizedCardOptions
+from lab.options.reader import run_program
 from lab.probes.sanitizer.form import in_form, is_in_form
 from lab.probes.sanitizer.plants import PLANTS, WRITTEN
 
@@ -99,7 +97,7 @@ def _changed(first: Mapping[str, torch.Tensor], again: Mapping[str, torch.Tensor
 def variants(cards: Sequence[Card], arch: str) -> list[Variant]:
     """Every kernel that `watched` launches for `cards` on `arch`, found without a GPU."""
     launched = (item.variant for card in cards for item in _planned(card, arch))
-    return list({launch.digest(variant, arch): variant for variant in launched}.values())
+    return list({cubins.digest(variant, arch): variant for variant in launched}.values())
 
 
 def _planned(card: Card, arch: str) -> Iterator[Launch]:
@@ -109,23 +107,18 @@ def _planned(card: Card, arch: str) -> Iterator[Launch]:
             yield from card.launches(arch, case, inputs, card.outputs(case, inputs), **setting)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(options: SanitizedCardOptions) -> int:
     """Run one card on the GPU and write what was seen, as one JSON object; returns 0."""
-    parser = argparse.ArgumentParser(prog="lab.probes.sanitizer.run")
-    parser.add_argument("--card", required=True, choices=list(known()))
-    parser.add_argument("--tool", required=True, choices=list(PLANTS))
-    parser.add_argument("--result", required=True, type=Path)
-    given = parser.parse_args(arguments)
 
     def execute(launches: Sequence[Launch]) -> None:
         launch.execute(launches)
         torch.cuda.synchronize()
 
     torch.set_num_threads(1)
-    found = watched(seen_by(given.tool, known()[given.card]), launch.device_arch(), torch.device("cuda"), execute)
-    given.result.write_text(json.dumps(asdict(found)), encoding="utf-8")
+    found = watched(seen_by(options.tool, known()[options.card]), launch.device_arch(), torch.device("cuda"), execute)
+    options.result.write_text(json.dumps(asdict(found)), encoding="utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_program(SanitizedCardOptions, main)

@@ -40,7 +40,7 @@ class Best:
 
 
 @dataclass(frozen=True)
-class Reign:
+class BestSpan:
     """A span of acceptance shares over which one depth is best.
 
     Attributes:
@@ -100,7 +100,7 @@ def is_clear(over_base: Mapping[int, Range], lengths: Mapping[int, float]) -> bo
     return all(lengths[k] / one.low < own for k, one in over_base.items() if k != best.k and k in lengths)
 
 
-def envelope(over_base: Mapping[int, float]) -> tuple[Reign, ...]:
+def envelope(over_base: Mapping[int, float]) -> tuple[BestSpan, ...]:
     """Which depth is best over acceptance shares from 0 to 1, in order."""
     shares = [i / GRID for i in range(GRID + 1)]
     found: list[tuple[int, float, float]] = []
@@ -113,7 +113,7 @@ def envelope(over_base: Mapping[int, float]) -> tuple[Reign, ...]:
         if found:
             found[-1] = (*found[-1][:2], border)
         found.append((k, border, share))
-    return tuple(Reign(k, low, high, best_at(over_base, (low + high) / 2)) for k, low, high in found)
+    return tuple(BestSpan(k, low, high, best_at(over_base, (low + high) / 2)) for k, low, high in found)
 
 
 def _border(over_base: Mapping[int, float], low: float, high: float) -> float:

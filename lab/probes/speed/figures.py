@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.page.figures import DASHES, FAINT, MARKERS, SERIES
+from lab.figures import DASHES, FAINT, MARKERS, SERIES
 from lab.probes.speed.curves import best_at, break_even_length, break_even_share, envelope, speedup_line
 from lab.probes.speed.recommend import Choice
 from lab.probes.speed.rows import Depth, PointSpeed
@@ -112,13 +112,13 @@ def depth_table(points: Sequence[PointSpeed]) -> pd.DataFrame:
     """One row a point and span of acceptance shares over which one depth is best."""
     rows = []
     for point in points:
-        for reign in envelope(point.over_base):
+        for span in envelope(point.over_base):
             rows.append(
                 {
-                    "point": point.name, "k": reign.k, "from_share": reign.low, "to_share": reign.high,
-                    "speedup_in_the_middle": reign.best.speedup, "next_k": reign.best.next_k,
-                    "ahead_of_next": reign.best.advantage, "speedup_at_the_end": best_at(
-                        point.over_base, reign.high).speedup,
+                    "point": point.name, "k": span.k, "from_share": span.low, "to_share": span.high,
+                    "speedup_in_the_middle": span.best.speedup, "next_k": span.best.next_k,
+                    "ahead_of_next": span.best.advantage, "speedup_at_the_end": best_at(
+                        point.over_base, span.high).speedup,
                 }
             )  # fmt: skip
     return pd.DataFrame(rows)
@@ -150,10 +150,10 @@ def best_depth(points: Sequence[PointSpeed]) -> tuple[Figure, pd.DataFrame]:
 
 
 def _strip(axes: Axes, point: PointSpeed, y: int, colour: str) -> None:
-    for n, reign in enumerate(envelope(point.over_base)):
-        axes.barh(y, reign.high - reign.low, left=reign.low, height=0.62, color=colour, alpha=0.14 + 0.2 * (n % 2))
-        if reign.high - reign.low > 0.02:
-            axes.text((reign.low + reign.high) / 2, y, str(reign.k), ha="center", va="center", fontsize=8.5)
+    for n, span in enumerate(envelope(point.over_base)):
+        axes.barh(y, span.high - span.low, left=span.low, height=0.62, color=colour, alpha=0.14 + 0.2 * (n % 2))
+        if span.high - span.low > 0.02:
+            axes.text((span.low + span.high) / 2, y, str(span.k), ha="center", va="center", fontsize=8.5)
 
 
 def choice_table(found: Mapping[str, Sequence[Choice]]) -> pd.DataFrame:

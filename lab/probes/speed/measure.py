@@ -126,7 +126,7 @@ class Speed:
         total = first["sum_over_step"]
         whole = "" if total is None else f", together {total:.2%} of a step"
         over = first["profiled_over_timed"]
-        self.tell(f"  {name}: {len(values)} stages{whole}; watched, a step takes {over:.3f} of its time unwatched")
+        self.tell(f"  {name}: {len(values)} stages{whole}; with the profiler, {over:.3f} of a step's time without")
 
     def _stages(self, source: PairSource, point: Point, k: int, gb_per_s: float) -> dict[str, dict[str, Any]]:
         timed = self._timed(point, k)

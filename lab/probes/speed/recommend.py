@@ -111,16 +111,22 @@ def advice(found: Sequence[Choice], acceptance: Acceptance) -> str:
     for choice in found:
         by_context.setdefault(choice.context, []).append(choice)
     parts = [f"context {context}: {_of_context(ones)}" for context, ones in by_context.items()]
-    return f"With {acceptance.name}, {'; '.join(parts)}."
+    return f"The best depth with {acceptance.name}, {'; '.join(parts)}."
 
 
 def _of_context(found: Sequence[Choice]) -> str:
     words = []
     for choice in found:
-        name = f"spec-{choice.k} at {choice.speedup:.2f}x" if choice.k else "no drafts"
-        words.append(f"batch {choice.batch} {name}{'' if choice.is_clear else ' (not clear)'}")
+        name = f"spec-{choice.k}, {choice.speedup:.2f} times plain decoding" if choice.k else "no drafts"
+        words.append(f"batch {choice.batch} {name}{'' if choice.is_clear else ' (another may be as good)'}")
     border = break_even_batch(found)
-    end = "" if len(found) < 2 else ", still gaining there" if border is None else f", no gain from batch {border} on"
+    end = (
+        ""
+        if len(found) < 2
+        else "; drafts pay at all of these"
+        if border is None
+        else f"; no gain from batch {border} on"
+    )
     return ", ".join(words) + end
 
 
@@ -159,13 +165,13 @@ def predictions(points: Sequence[PointSpeed]) -> list[Prediction]:
 
 
 def prediction_line(found: Sequence[Prediction]) -> str:
-    """How far the formula was off, at the acceptance that was measured and at the dial."""
+    """How far the formula was off, at the acceptance that was measured and at the planted one."""
     if not found:
         return "No speed was measured to compare with."
     worst = max(found, key=lambda one: abs(one.error))
     where = f"{worst.point}, spec-{worst.k}"
     text = f"At the acceptance measured, expected speed is off by at most {abs(worst.error):.1%} ({where})"
-    dial = [one.at_dial / one.measured - 1 for one in found if one.at_dial is not None]
-    if dial:
-        text += f"; at the dial by at most {max(map(abs, dial)):.1%}, the chance of a few rounds included"
+    planted = [one.at_dial / one.measured - 1 for one in found if one.at_dial is not None]
+    if planted:
+        text += f"; at the planted one by at most {max(map(abs, planted)):.1%}, the chance of a few rounds included"
     return f"{text}; {len(found)} settings."

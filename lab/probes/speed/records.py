@@ -14,7 +14,7 @@ from lab.probes.speed.rows import NO_ROWS, PointSpeed, SpeedRows
 from lab.probes.speed.stages import KERNEL, STAGE
 from lab.rows.store import read_rows
 
-CURVE, REIGN, CHOICE, PREDICTION = "speed_curve", "speed_best_depth", "speed_choice", "speed_prediction"
+CURVE, BEST_SPAN, CHOICE, PREDICTION = "speed_curve", "speed_best_depth", "speed_choice", "speed_prediction"
 
 
 def write_curves(exp: Experiment, speed: SpeedRows | None) -> None:
@@ -49,9 +49,9 @@ def write_curves(exp: Experiment, speed: SpeedRows | None) -> None:
             if gain:
                 values |= {"speedup": gain.median, "speedup_p10": gain.low, "speedup_p90": gain.high}
             exp.write(CURVE, f"{point.name}/spec-{k}", values, spec_k=k, **where)
-        for reign in envelope(point.over_base) if 0 in point.depths else ():
-            values = {"from_share": reign.low, "to_share": reign.high, **asdict(reign.best)}
-            exp.write(REIGN, f"{point.name}/spec-{reign.k}", values, **where)
+        for span in envelope(point.over_base) if 0 in point.depths else ():
+            values = {"from_share": span.low, "to_share": span.high, **asdict(span.best)}
+            exp.write(BEST_SPAN, f"{point.name}/spec-{span.k}", values, **where)
 
 
 def write_parts(exp: Experiment, path: Path) -> None:
@@ -62,13 +62,13 @@ def write_parts(exp: Experiment, path: Path) -> None:
 
 
 def acceptances(shares: Sequence[float], path: str, speed: SpeedRows) -> list[Acceptance]:
-    """What recommendations are made for: the shares named, the rows named, or else the dial of the measured pair."""
+    """What recommendations are made for: the shares named, the rows named, or else the measured pair's planted one."""
     deepest = max((k for point in speed.points for k in point.depths), default=0)
     found = [Acceptance.of_share(float(share), deepest) for share in shares]
     if path:
         found.append(measured_acceptance(Path(path)))
-    dials = sorted({point.share for point in speed.points if point.share is not None})
-    return found or [Acceptance.of_share(dial, deepest, f"the dial's share {dial:.2f}") for dial in dials]
+    planted = sorted({point.share for point in speed.points if point.share is not None})
+    return found or [Acceptance.of_share(share, deepest, f"the planted share {share:.2f}") for share in planted]
 
 
 def write_choices(exp: Experiment, found: Mapping[str, Sequence[Choice]]) -> None:
@@ -95,7 +95,7 @@ def write_gates(exp: Experiment, points: Sequence[PointSpeed], k: int, least: fl
     """Thresholds at `k` drafts, of every point; 0 sets none.
 
     Args:
-        least: speed-up at the dial, as planted. most: step over plain step.
+        least: speed-up at the planted acceptance. most: step over plain step.
     """
     if not points and (least > 0 or most > 0):
         exp.gate(f"thresholds of spec-{k}", None, detail="no point with a baseline and drafts was measured")

@@ -72,6 +72,11 @@ class Stages:
     split: str
 
     @property
+    def drawn_us(self) -> float:
+        """Own times of all stages together: where the last bar of the waterfall ends."""
+        return sum(cost.own_us for cost in self.costs)
+
+    @property
     def is_split(self) -> bool:
         """Whether floor, kernels and gaps are known apart."""
         return all(cost.kernel_us is not None for cost in self.costs)

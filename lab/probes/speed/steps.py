@@ -17,10 +17,10 @@ from statistics import median
 
 import torch
 
+from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.engine import Engine
-from eagle3core.kernels.card import Launch
-from eagle3core.step.program import Program, launches_of
+from eagle3core.kernels import Launch
+from eagle3core.step import Program, launches_of
 from eagle3core.trace import Trace
 from lab.errors import RunFailed
 from lab.probes.bench.clocks import SPANS, bar_of, rest, synchronise

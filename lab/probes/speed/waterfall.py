@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.page.figures import HATCHES, SERIES
+from lab.figures import HATCHES, SERIES
 from lab.probes.speed.rows import PointSpeed, StageCost, Stages
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 PARTS = ("floor of its bytes", "kernels above it", "no kernel running")
 WHOLE = "own time, not split"
+MANY_US = 1e4  # from here on milliseconds read better
 
 
 def parts_of(cost: StageCost) -> tuple[float, float, float] | None:
@@ -29,9 +30,10 @@ def parts_of(cost: StageCost) -> tuple[float, float, float] | None:
     return floor, cost.own_us - gap - floor, gap
 
 
-def above_floor(cost: StageCost) -> float:
-    """Time of a stage that its bytes do not ask for, us."""
-    return max(0.0, cost.own_us - cost.floor_us)
+def above_floor(cost: StageCost) -> float | None:
+    """Time of a stage as it is drawn beyond its floor, us; None where no floor is drawn."""
+    parts = parts_of(cost)
+    return None if parts is None else parts[1] + parts[2]
 
 
 def table_of(point: PointSpeed, k: int) -> pd.DataFrame:
@@ -39,28 +41,31 @@ def table_of(point: PointSpeed, k: int) -> pd.DataFrame:
     rows = []
     for depth, stages in _shown(point, k):
         for cost in stages.costs:
+            floor, kernels, gap = parts_of(cost) or (None, None, None)
             rows.append(
                 {
-                    "step": _name(depth), "stage": cost.stage, "own_us": cost.own_us, "floor_us": cost.floor_us,
-                    "kernels_above_us": cost.kernel_us, "gap_us": cost.gap_us, "kernels": cost.n_kernels,
-                    "above_floor_us": above_floor(cost), "share_of_step": cost.own_us / stages.step_us,
+                    "step": _name(depth), "stage": cost.stage, "own_us": cost.own_us, "floor_us": floor,
+                    "kernels_above_us": kernels, "gap_us": gap, "kernels": cost.n_kernels,
+                    "above_floor_us": above_floor(cost), "share_of_step": cost.own_us / stages.drawn_us,
                 }
             )  # fmt: skip
     return pd.DataFrame(rows)
 
 
 def why(point: PointSpeed, k: int) -> str:
-    """One sentence a step: which three stages hold most of the time above the floor."""
+    """One sentence a step, from what the bars draw: the three stages with most time above the floor, or most time."""
     return " ".join(_why(depth, stages) for depth, stages in _shown(point, k))
 
 
 def _why(depth: int, stages: Stages) -> str:
-    total = sum(map(above_floor, stages.costs))
-    most = sorted(stages.costs, key=above_floor, reverse=True)[:3]
-    held = ", ".join(f"{cost.stage} {_us(above_floor(cost))} us" for cost in most)
-    share = sum(map(above_floor, most)) / total if total else 0.0
-    step = f"{_name(depth).capitalize()} takes {stages.step_us / 1e3:.3f} ms"
-    return f"{step}, {total / 1e3:.3f} ms of it above the floor of its bytes, {share:.0%} of that in {held}."
+    drawn = {cost.stage: cost.own_us if (above := above_floor(cost)) is None else above for cost in stages.costs}
+    most = sorted(drawn, key=lambda stage: drawn[stage], reverse=True)[:3]
+    held, total = ", ".join(f"{stage} {_took(drawn[stage])}" for stage in most), sum(drawn.values())
+    share = f"{sum(drawn[stage] for stage in most) / total if total else 0.0:.0%}"
+    step = f"{_name(depth).capitalize()} takes {stages.drawn_us / 1e3:.3f} ms"
+    if not stages.is_split:
+        return f"{step}, {share} of it in {held}."
+    return f"{step}, {total / 1e3:.3f} ms of it above the floor of its bytes, {share} of that in {held}."
 
 
 def checks(point: PointSpeed, k: int) -> str:
@@ -70,7 +75,7 @@ def checks(point: PointSpeed, k: int) -> str:
     for depth, stages in shown:
         total = stages.sum_over_step
         whole = "" if total is None else f"own times sum to {total:.2%} of the step; "
-        parts.append(f"{_name(depth)}: {whole}watched, a step takes {stages.over_timed:.3f} of its time unwatched")
+        parts.append(f"{_name(depth)}: {whole}with its stages timed a step takes {stages.over_timed:.3f} of its time")
     return "; ".join([*parts, *{f"kernels and gaps {stages.split}" for _, stages in shown if not stages.is_split}])
 
 
@@ -85,7 +90,9 @@ def waterfall(point: PointSpeed, k: int) -> tuple[Figure, pd.DataFrame]:
     )
     for axes, (depth, stages) in zip(panels[:, 0], shown, strict=True):
         _falling(axes, depth, stages)
-    panels[-1, 0].set_xlabel(f"microseconds into a step at {point.name}")
+    is_long = max((stages.drawn_us for _, stages in shown), default=0.0) >= MANY_US
+    panels[-1, 0].xaxis.set_major_formatter(lambda us, _: f"{us / 1e3 if is_long else us:g}")
+    panels[-1, 0].set_xlabel(f"{'milliseconds' if is_long else 'microseconds'} into a step at {point.name}")
     if any(stages.is_split for _, stages in shown):
         panels[0, 0].legend(fontsize=8.5, loc="upper right")
     return fig, table_of(point, k)
@@ -104,21 +111,25 @@ def _falling(axes: Axes, depth: int, stages: Stages) -> None:
             labels.add(label)
             left += us
         start += cost.own_us
-        text = f"{_us(cost.own_us)} us" + (f", {_us(above_floor(cost))} above the floor" if cost.floor_us else "")
+        above = above_floor(cost)
+        text = _took(cost.own_us) + ("" if above is None else f", {_took(above)} above the floor")
         axes.annotate(text, (start, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_yticks(range(len(stages.costs)), [cost.stage for cost in stages.costs], fontsize=8.5)
     axes.set_ylim(len(stages.costs) - 0.4, -0.6)
     axes.margins(x=0.3)
     axes.grid(visible=False, axis="y")  # it would strike the numbers through
-    axes.set_title(f"{_name(depth)}: {stages.step_us / 1e3:.3f} ms")
+    axes.set_title(f"{_name(depth)}: {stages.drawn_us / 1e3:.3f} ms")
 
 
 def _shown(point: PointSpeed, k: int) -> list[tuple[int, Stages]]:
     return [(depth, point.stages[depth]) for depth in dict.fromkeys((0, k)) if depth in point.stages]
 
 
-def _us(us: float) -> str:
-    return f"{us:.0f}" if us >= 100 else f"{us:.3g}"
+def _took(us: float) -> str:
+    """A time for people: `3.9 us`, `710 us`, `26.5 ms`."""
+    if us >= MANY_US:
+        return f"{us / 1e3:.3g} ms"
+    return f"{us:.0f} us" if us >= 100 else f"{us:.3g} us"
 
 
 def _name(depth: int) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3core.kernels.tuned import NEUTRAL, SCHEMA, checked_entry
+from eagle3core.kernels import tuned
 from lab.errors import ExperimentError, NotComparable
 from lab.probes.sweeps.choose import WITHIN, Choice, choose
-from lab.probes.sweeps.rows import SCREEN, Row, SweepFile
+from lab.probes.sweeps.rows import SCREEN, Cell, SweepFile
 from lab.rows.environment import checkout
 
 
@@ -28,7 +28,7 @@ def bake(path: Path, choices: Sequence[Choice], sweep: SweepFile, rows: Path, ar
     """
     if not choices:
         raise ExperimentError(f"no choice in {sweep.name}", "a complete sweep", "run the sweep again: it goes on")
-    fresh: dict[str, Any] = {"schema": SCHEMA, "gpu": sweep.gpu, "arch": arch}
+    fresh: dict[str, Any] = {"schema": tuned.SCHEMA, "gpu": sweep.gpu, "arch": arch}
     content = _existing(path) if path.exists() else fresh
     if (content["gpu"], content["arch"]) != (sweep.gpu, arch):
         raise NotComparable(
@@ -37,7 +37,7 @@ def bake(path: Path, choices: Sequence[Choice], sweep: SweepFile, rows: Path, ar
         )  # fmt: skip
     for choice in choices:
         entry = entry_of(choice, _relative(rows))
-        checked_entry(choice.op, entry, choice.regime)
+        tuned.checked_entry(choice.op, entry, choice.regime)
         others = [one for one in content.get(choice.op, []) if one["key"] != entry["key"]]
         content[choice.op] = sorted([*others, entry], key=lambda one: json.dumps(one["key"]))
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
@@ -71,7 +71,7 @@ def complaints(choices: Sequence[Choice], missing: Mapping[str, str]) -> list[st
     return [*(f"{name}: no entry: {reason}" for name, reason in missing.items()), *far]
 
 
-def faults_of(content: Mapping[str, Any], rows_of: Callable[[str], Sequence[Row]]) -> list[str]:
+def faults_of(content: Mapping[str, Any], rows_of: Callable[[str], Sequence[Cell]]) -> list[str]:
     """What is wrong with the entries of a tuned file by the rows they refer to.
 
     Each must be what the rows give: measured, with the default's bits, and as near to the best found as allowed.
@@ -80,7 +80,7 @@ def faults_of(content: Mapping[str, Any], rows_of: Callable[[str], Sequence[Row]
         rows_of: rows of a file by its path in the checkout.
     """
     found = []
-    for op in NEUTRAL:
+    for op in tuned.NEUTRAL:
         for entry in content.get(op, []):
             own = [row for row in rows_of(entry["rows"]) if row["op"] == op and row["key"] == entry["key"]]
             if not own:
@@ -112,11 +112,11 @@ def _relative(rows: Path) -> str:
 def _existing(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["schema"] == SCHEMA and content["gpu"] and content["arch"]:
+        if content["schema"] == tuned.SCHEMA and content["gpu"] and content["arch"]:
             return dict(content)
         reason = f"schema {content['schema']}"
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"{type(error).__name__}: {error}"
     raise ExperimentError(
-        f"{path.name} is no tuned file: {reason}", f"schema {SCHEMA}, gpu, arch", "name another file with --bake"
+        f"{path.name} is no tuned file: {reason}", f"schema {tuned.SCHEMA}, gpu, arch", "name another file with --bake"
     )

@@ -18,7 +18,7 @@ from statistics import NormalDist, geometric_mean, median
 from typing import Any
 
 from lab.errors import ExperimentError
-from lab.probes.sweeps.rows import DECIDE, SCREEN, Row
+from lab.probes.sweeps.rows import DECIDE, SCREEN, Cell
 from lab.rows.verdict import FALSE_ALARM, Sample, median_error
 
 WORTH = 1.003  # a gain below this is not worth another kernel to compile
@@ -95,7 +95,7 @@ def is_certainly_better(ratios: Sequence[float]) -> bool:
     return found.high < 1.0 and found.ratio < 1 / WORTH
 
 
-def choose_all(rows: Sequence[Row], op: str) -> tuple[list[Choice], dict[str, str]]:
+def choose_all(rows: Sequence[Cell], op: str) -> tuple[list[Choice], dict[str, str]]:
     """Choices of every regime in the rows, and why there is none for the others."""
     choices, missing = [], {}
     for name in dict.fromkeys(row["regime"] for row in rows if row["op"] == op and row["phase"] == SCREEN):
@@ -107,7 +107,7 @@ def choose_all(rows: Sequence[Row], op: str) -> tuple[list[Choice], dict[str, st
     return choices, missing
 
 
-def choose(rows: Sequence[Row]) -> Choice:
+def choose(rows: Sequence[Cell]) -> Choice:
     """The choice of one regime.
 
     Raises:
@@ -119,7 +119,7 @@ def choose(rows: Sequence[Row]) -> Choice:
         raise ExperimentError("the default was not measured", "a default for every shape", "measure again")
     best = fastest(screened)
     first, default = screened[0], default_rows[0]["setting"]
-    default_us = geometric_mean(row["us"] for row in default_rows)
+    default_us = geometric_mean(row["time_us"] for row in default_rows)
     shapes = tuple(row["shape"] for row in default_rows)
 
     def made(setting: Setting, reason: str, us: tuple[float, float, float], ratio: Interval | None = None) -> Choice:
@@ -147,13 +147,13 @@ def choose(rows: Sequence[Row]) -> Choice:
     return made(default, f"{why}: {_words(found)}", (default_us, min(best_us, default_us), default_us), found)
 
 
-def fastest(screened: Sequence[Row]) -> Setting:
+def fastest(screened: Sequence[Cell]) -> Setting:
     """The setting with the least time over the default's in its own batch, over all shapes; equal bits only.
 
     The default is 1 by definition.
     """
     shapes = {str(row["shape"]) for row in screened}
-    by_setting: dict[str, list[Row]] = {}
+    by_setting: dict[str, list[Cell]] = {}
     for row in screened:
         if row["bits_equal"]:
             by_setting.setdefault(str(row["setting"]), []).append(row)
@@ -161,7 +161,7 @@ def fastest(screened: Sequence[Row]) -> Setting:
     return dict(min(whole, key=over_default)[0]["setting"])
 
 
-def over_default(rows: Sequence[Row]) -> float:
+def over_default(rows: Sequence[Cell]) -> float:
     """Geometric mean of a setting's times over the default's."""
     return geometric_mean(1.0 if row["is_default"] else row["over_default"] for row in rows)
 

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 
 from eagle3core.config import GenerationConfig
-from eagle3core.kernels.tuned import FOLDER, SCHEMA, TUNED_VARIABLE
+from eagle3core.kernels import tuned
 from lab.probes.bench.rounds import Round, Work, acceptance_length, interleave
 from lab.probes.bench.run import free
 from lab.probes.bench.scenario import Point, Scenario
 from lab.probes.bench.source import HEADROOM, PairSource, open_pair
 from lab.probes.sweeps.choose import Setting, over_default
 from lab.probes.sweeps.measure import Tell
-from lab.probes.sweeps.rows import MICRO, SCREEN, Row, SweepWriter
+from lab.probes.sweeps.rows import MICRO, SCREEN, Cell, SweepWriter
 from lab.rows.configuration import variable
 
 BEST = 5
@@ -48,9 +48,9 @@ class Contender:
         return f"rank {self.rank}" if self.rank else "default"
 
 
-def ranked(rows: Sequence[Row]) -> list[Setting]:
+def ranked(rows: Sequence[Cell]) -> list[Setting]:
     """One regime's settings, the default first, then the others from the fastest; equal bits only."""
-    by_setting: dict[str, list[Row]] = {}
+    by_setting: dict[str, list[Cell]] = {}
     for row in rows:
         if row["phase"] == SCREEN and row["bits_equal"]:
             by_setting.setdefault(str(row["setting"]), []).append(row)
@@ -59,9 +59,9 @@ def ranked(rows: Sequence[Row]) -> list[Setting]:
     return [default, *(own[0]["setting"] for own in others)]
 
 
-def contenders(rows: Sequence[Row], op: str, gpu: str, arch: str) -> list[Contender]:
+def contenders(rows: Sequence[Cell], op: str, gpu: str, arch: str) -> list[Contender]:
     """The default and the best five of a sweep, each as a tuned file; the other operation's entries stay."""
-    regimes: dict[str, list[Row]] = {}
+    regimes: dict[str, list[Cell]] = {}
     for row in rows:
         if row["op"] == op and row["phase"] == SCREEN:
             regimes.setdefault(row["regime"], []).append(row)
@@ -75,13 +75,13 @@ def contenders(rows: Sequence[Row], op: str, gpu: str, arch: str) -> list[Conten
              "baked_us": 0, "best_us": 0, "default_us": 0}
             for name, order in orders.items()
         ]  # fmt: skip
-        made.append(Contender(rank, {"schema": SCHEMA, "gpu": gpu, "arch": arch, op: entries, OTHER[op]: kept}))
+        made.append(Contender(rank, {"schema": tuned.SCHEMA, "gpu": gpu, "arch": arch, op: entries, OTHER[op]: kept}))
     return made
 
 
 def _entries_of(op: str, gpu: str) -> list[Any]:
-    named = os.environ.get(TUNED_VARIABLE, "")
-    for path in [Path(named)] if named.endswith(".json") else sorted(FOLDER.glob("*.json")):
+    named = os.environ.get(tuned.TUNED_VARIABLE, "")
+    for path in [Path(named)] if named.endswith(".json") else sorted(tuned.FOLDER.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         if content.get("gpu") == gpu:
             return list(content.get(op, []))
@@ -104,7 +104,7 @@ class MicroRuns:
 
     def run(self) -> None:
         """Rows of every contender at every point that has none."""
-        found = contenders(self.writer.rows, self.op, str(self.writer.about["gpu"]), self.arch)
+        found = contenders(self.writer.cells, self.op, self.writer.gpu, self.arch)
         source: PairSource | None = None
         for point in self.scenario.points:
             missing = [one for one in found if not self.writer.has(self._cell(point, one))]
@@ -125,7 +125,7 @@ class MicroRuns:
             self.writer.write(self._cell(point, one), is_default=one.rank == 0, **values)
             rate, length = values["tokens_per_s"], values["acceptance_length"]
             self.tell(
-                f"{self.op} {point} {one.name}: {values['us'] / 1e3:.3f} ms a step, {rate:.1f} tokens/s, "
+                f"{self.op} {point} {one.name}: {values['time_us'] / 1e3:.3f} ms a step, {rate:.1f} tokens/s, "
                 f"acceptance length {length:.3f}, {values['n_wrong']} wrong"
             )
 
@@ -141,7 +141,7 @@ class MicroRuns:
         steps = [(one.full.step_ms if one.full else one.step_ms) * 1e3 for one in rounds]
         rates = [one.full.tokens_per_s if one.full else one.decode_tokens_per_s for one in rounds]
         return {
-            "us": median(steps), "us_samples": steps, "tokens_per_s": median(rates),
+            "time_us": median(steps), "time_us_samples": steps, "tokens_per_s": median(rates),
             "acceptance_length": acceptance_length(work.responses) or 1.0,
             "n_wrong": source.n_wrong(work.prompts, work.tokens) or 0,
         }  # fmt: skip
@@ -161,5 +161,5 @@ def named_file(content: dict[str, Any]) -> Iterator[None]:
     with TemporaryDirectory() as folder:
         path = Path(folder, "contender.json")
         path.write_text(json.dumps(content), encoding="utf-8")
-        with variable(TUNED_VARIABLE, str(path)):
+        with variable(tuned.TUNED_VARIABLE, str(path)):
             yield

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import geometric_mean
 
-from lab.probes.sweeps.rows import JOINT, Row
+from lab.probes.sweeps.rows import JOINT, Cell
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class JointOrder:
     n_regimes: int
 
 
-def joint_orders(rows: Sequence[Row]) -> list[JointOrder]:
+def joint_orders(rows: Sequence[Cell]) -> list[JointOrder]:
     """Every order that was tried, the fastest first."""
-    groups: dict[tuple[int, int, int], list[Row]] = {}
+    groups: dict[tuple[int, int, int], list[Cell]] = {}
     for row in rows:
         if row["phase"] == JOINT:
             order = row["setting"]
@@ -41,7 +41,7 @@ def joint_orders(rows: Sequence[Row]) -> list[JointOrder]:
     return sorted(found, key=lambda one: one.ratio)
 
 
-def joint_table(rows: Sequence[Row]) -> list[str]:
+def joint_table(rows: Sequence[Cell]) -> list[str]:
     """The same in words."""
     return [
         f"order {one.splits}x{one.streams} at head size {one.dim}: {one.ratio:.3f} of the present order's time over "

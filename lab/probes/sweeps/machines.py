@@ -6,28 +6,22 @@ own that no GPU's rows are ever compared with.
 
 from __future__ import annotations
 
-import platform
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
-from importlib import metadata
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from eagle3core.kernels import launch, proof
-from eagle3core.kernels.card import Case, Launch, Tensors, Variant
-from eagle3core.kernels.emulator import instructions as emulator
-from eagle3core.kernels.gemm.launcher import gemm, pack_weight, workspace
-from eagle3core.kernels.gemm.reference import epilogue_of, n_columns, n_weight_rows
-from eagle3core.kernels.gemm.tiling import Tiling
-from eagle3core.kernels.tuned import Setting
+from eagle3core.kernels import Case, Launch, Tensors, Variant, launch, proof, tuned
+from eagle3core.kernels.gemm import Tiling, epilogue_of, gemm, n_columns, n_weight_rows, pack_weight, workspace
 from lab.probes.kernels import bench
-from lab.probes.kernels.graph_timing import TIMER, Captured, Timing, capture, time_captured, time_graphs
 from lab.probes.sweeps.regimes import CARDS
+from lab.rows import clock, gpus
+from lab.rows.clock import Timing
+from lab.rows.graph_clock import TIMER, Captured, capture, time_captured, time_graphs
 
 Call = Callable[[], Any]
+Clocks = dict[str, float | str | None]
 _MOST_COPIES = 48
 
 
@@ -45,8 +39,7 @@ class Machine(Protocol):
     device: torch.device
     rounds: int
 
-    def about(self) -> dict[str, Any]: ...
-    def clocks(self) -> dict[str, str]: ...
+    def clocks(self) -> Clocks: ...
     def copies(self, n_bytes: int) -> int: ...
     def call(self, launches: Sequence[Launch]) -> Call: ...
     def screen(self, alternatives: Sequence[Sequence[Call]]) -> list[Timing]: ...
@@ -60,16 +53,11 @@ class GpuMachine:
 
     def __init__(self) -> None:
         self.arch, self.device, self.timer = launch.device_arch(), torch.device("cuda"), TIMER
-        self._about = bench.environment()
-        self.gpu = str(self._about["gpu"])
+        self.gpu = str(torch.cuda.get_device_name())
 
-    def about(self) -> dict[str, Any]:
-        """What ran where."""
-        return self._about | {"timer": self.timer}
-
-    def clocks(self) -> dict[str, str]:
+    def clocks(self) -> Clocks:
         """Of the device, now."""
-        return bench.clocks()
+        return gpus.clocks()
 
     def copies(self, n_bytes: int) -> int:
         """Sets of operands whose rotation no cache holds."""
@@ -99,18 +87,15 @@ def _in_turn(graphs: Sequence[Captured], *, backwards: bool) -> list[float]:
 class TwinMachine:
     """The emulator on this CPU."""
 
-    gpu, timer, rounds = "CPU twin", "emulator, perf_counter", 3
+    gpu, timer, rounds = "CPU twin", f"emulator {clock.ON_CPU}", 3
 
     def __init__(self, arch: str = "sm_90a") -> None:
+        from eagle3core.kernels import emulator
+
         self.arch, self.device = arch, torch.device("cpu")
+        self._execute = emulator.execute
 
-    def about(self) -> dict[str, Any]:
-        """What ran where."""
-        versions = {name: metadata.version(name) for name in ("torch", "numba", "numba-cuda")}
-        versions["python"] = platform.python_version()
-        return {"gpu": self.gpu, "versions": versions, "commit": None, "timer": self.timer}
-
-    def clocks(self) -> dict[str, str]:
+    def clocks(self) -> Clocks:
         """Nobody asks a CPU."""
         return {"unknown": "not asked of a CPU"}
 
@@ -120,22 +105,19 @@ class TwinMachine:
 
     def call(self, launches: Sequence[Launch]) -> Call:
         """Runs the kernels lane by lane."""
-        return lambda: emulator.execute(launches)
+        return lambda: self._execute(launches)
 
     def screen(self, alternatives: Sequence[Sequence[Call]]) -> list[Timing]:
         """Times of one call of each alternative, in turn."""
         columns = zip(*self.decide(alternatives, 1), strict=True)
-        return [Timing(statistics.median(times), min(times), max(times)) for times in columns]
+        return [Timing(times, self.timer, warmup=0) for times in columns]
 
     def decide(self, alternatives: Sequence[Sequence[Call]], rounds: int) -> list[list[float]]:
         """us a call by round and alternative."""
-        return [[_timed_us(calls[0]) for calls in alternatives] for _ in range(rounds)]
+        return [[self._us(calls[0]) for calls in alternatives] for _ in range(rounds)]
 
-
-def _timed_us(call: Call) -> float:
-    start = time.perf_counter_ns()
-    call()
-    return (time.perf_counter_ns() - start) / 1e3
+    def _us(self, call: Call) -> float:
+        return clock.measure(call, warmup=0, repeats=1).median_us
 
 
 # ---- operands
@@ -150,7 +132,7 @@ def operands(op: str, case: Case, seed: int, device: torch.device) -> Tensors:
 
 
 def launches_of(
-    op: str, arch: str, case: Case, inputs: Tensors, outputs: Tensors, setting: Setting,
+    op: str, arch: str, case: Case, inputs: Tensors, outputs: Tensors, setting: tuned.Setting,
     scratch: tuple[Tensor, Tensor] | None = None,
 ) -> list[Launch]:  # fmt: skip
     """The kernels of a case under a setting; `scratch` of GEMMs, which all of a machine's may share."""
@@ -165,7 +147,7 @@ def launches_of(
     )  # fmt: skip
 
 
-def variants_of(op: str, arch: str, case: Case, setting: Setting) -> list[Variant]:
+def variants_of(op: str, arch: str, case: Case, setting: tuned.Setting) -> list[Variant]:
     """The kernels that `launches_of` would run, found without operands."""
     if op == "attention":
         found = CARDS[op].variants_of

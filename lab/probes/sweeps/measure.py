@@ -11,10 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3core.kernels import proof
-from eagle3core.kernels.card import Case, Launch, Tensors, case_id
-from eagle3core.kernels.gemm.launcher import workspace
-from eagle3core.kernels.tuned import Setting
+from eagle3core.kernels import Case, Launch, Tensors, case_id, proof, tuned
+from eagle3core.kernels.gemm import workspace
 from lab.errors import NotComparable
 from lab.probes.kernels.bench import KNOWN_GB_PER_S
 from lab.probes.sweeps.choose import fastest
@@ -95,9 +93,9 @@ class Sweep:
                 continue
             cost = CARDS[regime.op].cost(case)
             self.writer.write(
-                cell, is_default=setting == regime.default, us=timing.median_us, us_p10=timing.p10_us,
-                us_p90=timing.p90_us, over_default=timing.median_us / timings[0].median_us, bits_equal=equal,
-                bytes=cost.bytes, floor_us=cost.floor_us(KNOWN_GB_PER_S), tags=list(regime.tags), count=regime.count,
+                cell, is_default=setting == regime.default, **timing.values(),
+                over_default=timing.median_us / timings[0].median_us, bits_equal=equal, n_bytes=cost.bytes,
+                floor_us=cost.floor_us(KNOWN_GB_PER_S), tags=list(regime.tags), n_launches=regime.count,
                 clocks=self.machine.clocks(),
             )  # fmt: skip
 
@@ -116,7 +114,7 @@ class Sweep:
             rounds = self.machine.decide(pair, self.machine.rounds)
             default, ours = ([one[i] for one in rounds] for i in (0, 1))
             self.writer.write(
-                cell, is_default=False, us=median(ours), default_us=median(default), default=dict(regime.default),
+                cell, is_default=False, time_us=median(ours), default_us=median(default), default=dict(regime.default),
                 ratios=[b / a for a, b in rounds], clocks=self.machine.clocks(),
             )  # fmt: skip
 
@@ -134,9 +132,8 @@ class Sweep:
             for cell, timing in zip(cells, others, strict=True):
                 if not self.writer.has(cell):
                     self.writer.write(
-                        cell, is_default=False, us=timing.median_us, us_p10=timing.p10_us, us_p90=timing.p90_us,
-                        default_us=default.median_us, over_default=timing.median_us / default.median_us,
-                        clocks=self.machine.clocks(),
+                        cell, is_default=False, **timing.values(), default_us=default.median_us,
+                        over_default=timing.median_us / default.median_us, clocks=self.machine.clocks(),
                     )  # fmt: skip
 
     def hold_against(self, regime: Regime) -> None:
@@ -166,7 +163,7 @@ class Sweep:
         self.tell(f"[EAGLE3][FMHA_TILE_STATS] {regime.name} {case_id(counts)}")
         self.writer.write(cell, is_default=True, tiles=counts)
 
-    def cell(self, regime: Regime, phase: str, case: Case, setting: Setting) -> dict[str, Any]:
+    def cell(self, regime: Regime, phase: str, case: Case, setting: tuned.Setting) -> dict[str, Any]:
         """What tells one measurement from another."""
         shape = {name: value for name, value in case.items() if value is not None}
         return {
@@ -175,7 +172,7 @@ class Sweep:
         }  # fmt: skip
 
     def _own(self, regime: Regime) -> list[dict[str, Any]]:
-        return [row for row in self.writer.rows if row["op"] == regime.op and row["regime"] == regime.name]
+        return [row for row in self.writer.cells if row["op"] == regime.op and row["regime"] == regime.name]
 
     def _line(self, regime: Regime) -> str:
         screened = [row for row in self._own(regime) if row["phase"] == SCREEN]
@@ -192,18 +189,18 @@ class Sweep:
         return [(inputs, CARDS[op].outputs(case, inputs)) for inputs in made]
 
     def _calls(
-        self, op: str, case: Case, rotation: Sequence[tuple[Tensors, Tensors]], setting: Setting
+        self, op: str, case: Case, rotation: Sequence[tuple[Tensors, Tensors]], setting: tuned.Setting
     ) -> list[Call]:  # fmt: skip
         return [self.machine.call(self._launches(op, case, inputs, outputs, setting)) for inputs, outputs in rotation]
 
     def _launches(
-        self, op: str, case: Case, inputs: Tensors, outputs: Tensors, setting: Setting
+        self, op: str, case: Case, inputs: Tensors, outputs: Tensors, setting: tuned.Setting
     ) -> list[Launch]:  # fmt: skip
         if op == "gemm" and self._scratch is None:
             self._scratch = workspace(self.machine.device)
         return launches_of(op, self.machine.arch, case, inputs, outputs, setting, self._scratch)
 
-    def _bits(self, op: str, case: Case, inputs: Tensors, settings: Sequence[Setting]) -> list[bool]:
+    def _bits(self, op: str, case: Case, inputs: Tensors, settings: Sequence[tuned.Setting]) -> list[bool]:
         """Whether every setting gives the first one's bits."""
         found: list[Mapping[str, Tensor]] = []
         for setting in settings:

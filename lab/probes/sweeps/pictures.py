@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from eagle3core.kernels.gemm.tiling import Tiling
-from lab.page.figures import SERIES
+from eagle3core.kernels.gemm import Tiling
+from lab.figures import SERIES
 from lab.probes.sweeps.choose import Choice, over_default
 from lab.probes.sweeps.confirm import BEST, ranked
 from lab.probes.sweeps.joint import joint_orders
-from lab.probes.sweeps.rows import MICRO, SCREEN, TILES, Row, SweepFile
+from lab.probes.sweeps.rows import MICRO, SCREEN, TILES, Cell, SweepFile
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,9 +39,9 @@ def column_text(op: str, setting: Mapping[str, Any], default: Mapping[str, Any])
     return f"run {setting['run']:2d}" if alike else f"u{setting['units']} p{setting['stages']} at the default's run"
 
 
-def families(op: str, rows: Sequence[Row]) -> dict[str, list[Row]]:
+def families(op: str, rows: Sequence[Cell]) -> dict[str, list[Cell]]:
     """Screened rows by what one heat map shows: rows of x, or a head size."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[Cell]] = {}
     for row in (row for row in rows if row["op"] == op and row["phase"] == SCREEN):
         key = row["key"]
         name = f"up to {key['rows']} rows" if op == "gemm" else f"head size {key['dim']}"
@@ -49,9 +49,9 @@ def families(op: str, rows: Sequence[Row]) -> dict[str, list[Row]]:
     return found
 
 
-def cells(op: str, rows: Sequence[Row]) -> pd.DataFrame:
+def cells(op: str, rows: Sequence[Cell]) -> pd.DataFrame:
     """One row a regime and setting: times over its shapes, over the default's, share of the byte floor."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[Cell]] = {}
     screened = [row for row in rows if row["phase"] == SCREEN]
     defaults: dict[str, Mapping[str, Any]] = {row["regime"]: row["setting"] for row in screened if row["is_default"]}
     for row in screened:
@@ -59,9 +59,9 @@ def cells(op: str, rows: Sequence[Row]) -> pd.DataFrame:
         groups.setdefault((row["regime"], name), []).append(row)
     return pd.DataFrame(
         {
-            "regime": regime, "setting": name, "us": geometric_mean(row["us"] for row in own),
+            "regime": regime, "setting": name, "us": geometric_mean(row["time_us"] for row in own),
             "over_default": over_default(own), "is_default": own[0]["is_default"],
-            "share_of_floor": geometric_mean(row["floor_us"] / row["us"] for row in own),
+            "share_of_floor": geometric_mean(row["floor_us"] / row["time_us"] for row in own),
             "bits_equal": all(row["bits_equal"] for row in own), "n_shapes": len(own),
         }
         for (regime, name), own in groups.items()
@@ -114,9 +114,9 @@ def _draw(axes: Any, x: int, y: int, cell: Mapping[str, Any]) -> None:
     axes.annotate(text, (x + 0.5, y + 0.5), ha="center", va="center", fontsize=7)
 
 
-def best_table(op: str, rows: Sequence[Row]) -> pd.DataFrame:
+def best_table(op: str, rows: Sequence[Cell]) -> pd.DataFrame:
     """The default and the five fastest of every regime."""
-    regimes: dict[str, list[Row]] = {}
+    regimes: dict[str, list[Cell]] = {}
     for row in rows:
         if row["op"] == op and row["phase"] == SCREEN:
             regimes.setdefault(row["regime"], []).append(row)
@@ -126,7 +126,7 @@ def best_table(op: str, rows: Sequence[Row]) -> pd.DataFrame:
             same = [row for row in own if row["setting"] == setting]
             made.append(
                 {"regime": name, "rank": rank or "default", "setting": setting_text(op, setting),
-                 "us": geometric_mean(row["us"] for row in same), "over_default": over_default(same)}
+                 "us": geometric_mean(row["time_us"] for row in same), "over_default": over_default(same)}
             )  # fmt: skip
     return pd.DataFrame(made)
 
@@ -147,14 +147,14 @@ def joint_frame(sweep: SweepFile) -> pd.DataFrame:
     """Orders of sums that were tried, over all regimes."""
     return pd.DataFrame(
         {"head size": one.dim, "order": f"{one.splits}x{one.streams}", "over_present": one.ratio, "worst": one.worst,
-         "worst regime": one.worst_regime, "regimes": one.n_regimes} for one in joint_orders(sweep.rows)
+         "worst regime": one.worst_regime, "regimes": one.n_regimes} for one in joint_orders(sweep.cells)
     )  # fmt: skip
 
 
 def micro_frame(op: str, sweep: SweepFile) -> pd.DataFrame:
     """Micro runs of the best five and the default."""
     return pd.DataFrame(
-        {"run": row["regime"], "rank": row["setting"]["rank"] or "default", "step_us": row["us"],
+        {"run": row["regime"], "rank": row["setting"]["rank"] or "default", "step_us": row["time_us"],
          "tokens_per_s": row["tokens_per_s"], "acceptance_length": row["acceptance_length"], "wrong": row["n_wrong"]}
         for row in sweep.of(op, MICRO)
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from eagle3core.step.gemm_audit import Product
+from eagle3core.step import Product
 from lab.night.experiment import Experiment
 from lab.probes.sweeps.bake import complaints
 from lab.probes.sweeps.choose import Choice, choose_all
@@ -38,7 +38,7 @@ def measured_rows(op: str, folder: Path, *, shapes: str, top: int, device: str, 
         regimes = gemm_regimes(machine.arch, logged, top)
     else:
         regimes = attention_regimes(machine.arch, AttentionGrid(HEADS) if is_gpu else TINY)
-    writer = SweepWriter(folder / FILES[op], machine.about())
+    writer = SweepWriter(folder / FILES[op], machine.gpu, machine.timer)
     Sweep(machine, writer, deadline=time.monotonic() + limit_s).run(regimes)
     return writer.file
 
@@ -48,7 +48,7 @@ def write_choices(exp: Experiment, op: str, sweep: SweepFile | None) -> tuple[li
     if sweep is None or not sweep.of(op):
         exp.missing("sweep", op, f"no reports/reference/*/{FILES[op]}; make one: {WANTED[op]} {FILES[op]}")
         return [], []
-    choices, missing = choose_all(sweep.rows, op)
+    choices, missing = choose_all(sweep.cells, op)
     for choice in choices:
         values = {
             "time_us": choice.baked_us, "best_us": choice.best_us, "default_us": choice.default_us,
@@ -60,6 +60,6 @@ def write_choices(exp: Experiment, op: str, sweep: SweepFile | None) -> tuple[li
         exp.missing("sweep", name, reason, op=op)
     for row in sweep.of(op, MICRO):
         values = {name: row[name] for name in ("tokens_per_s", "acceptance_length", "n_wrong")}
-        exp.write("sweep_micro", row["regime"], {"time_us": row["us"], **values}, gpu=sweep.gpu, op=op,
+        exp.write("sweep_micro", row["regime"], {"time_us": row["time_us"], **values}, gpu=sweep.gpu, op=op,
                   rank=row["setting"]["rank"])  # fmt: skip
     return choices, complaints(choices, missing)

@@ -8,18 +8,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from eagle3core.kernels import tuned
-from eagle3core.kernels.attention import card as attention_card
-from eagle3core.kernels.attention.card import attention_sweep
-from eagle3core.kernels.attention.layout import Shape
-from eagle3core.kernels.attention.plan import choose_plan, order_of, plan_key
-from eagle3core.kernels.card import Card, Case
-from eagle3core.kernels.gemm import card as gemm_card
-from eagle3core.kernels.gemm.tiling import choose_tiling
-from eagle3core.step.gemm_audit import Product, read_shapes
+from eagle3core.kernels import Card, Case, tuned
+from eagle3core.kernels.attention import CARD as ATTENTION
+from eagle3core.kernels.attention import Shape, choose_plan, order_of, plan_key
+from eagle3core.kernels.gemm import CARD as GEMM
+from eagle3core.kernels.gemm import choose_tiling
+from eagle3core.step import Product, read_shapes
 from lab.errors import ExperimentError
 
-CARDS: dict[str, Card] = {"gemm": gemm_card.CARD, "attention": attention_card.CARD}
+CARDS: dict[str, Card] = {card.name: card for card in (GEMM, ATTENTION)}
 TAIL = 2  # settings beside the default for a regime that is not among the first
 SHAPES = 2  # numbers of rows that stand for a regime: those of the most launches
 MAKE_SHAPES = "`eagle3lab sweep shapes --out FILE`, or EAGLE3_GEMM_SHAPE_LOG=FILE with any run on a GPU"
@@ -155,7 +152,7 @@ def _attention_regime(arch: str, case: Case) -> Regime:
     plan = choose_plan(arch, shape, case["tokens"], case["batch"], case["kv_heads"], case["kv"])
     default = {name: value for name, value in asdict(plan).items() if name in tuned.NEUTRAL["attention"]}
     key = plan_key(shape, case["tokens"], case["batch"], case["kv_heads"], case["kv"])
-    return Regime("attention", key, (case,), _with_default(default, attention_sweep(arch, case)))
+    return Regime("attention", key, (case,), _with_default(default, ATTENTION.sweep(arch, case)))
 
 
 def shape_of(arch: str, case: Case) -> Shape:

@@ -1,7 +1,9 @@
-"""A sweep's file: one JSON object a cell, added as it is measured; the same command goes on where it stopped.
+"""A sweep's file: one row a cell, added as it is measured; the same command goes on where it stopped.
 
-All rows of a file come from one kind of GPU and one timer, since the times in it are compared with each other. A torn
+All cells of a file come from one kind of GPU and one timer, since the times in it are compared with each other. A torn
 last line, which a killed run leaves, is taken out before anything is added.
+
+Whoever chooses, bakes or draws works on cells: a row with its regime's key, its shape and its setting as dictionaries.
 """
 
 from __future__ import annotations
@@ -13,63 +15,103 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import ExperimentError, NotComparable
+from lab.rows import environment
+from lab.rows.environment import Environment
+from lab.rows.maker import RowMaker, machines_of
+from lab.rows.store import Row, RowWriter, block, nested, read_rows, utc_now
 
-KIND = "sweep"
+KIND = "sweep_cell"
 FILES = {"gemm": "sweep_gemm.jsonl", "attention": "sweep_fmha.jsonl"}
-# What a row is: a setting beside the default, both again in a decision, another order of sums, tiles counted, the
+# What a cell is: a setting beside the default, both again in a decision, another order of sums, tiles counted, the
 # kernel beside its plain reference, a run.
 SCREEN, DECIDE, JOINT, TILES, AGAINST, MICRO = "screen", "decide", "joint", "tiles", "against", "micro"
-Row = dict[str, Any]
+Cell = dict[str, Any]
 
 
 @dataclass
 class SweepFile:
-    """Rows of one file.
+    """Cells of one file.
 
     Attributes:
-        name: of the file, folder included. gpu, timer: of all rows; empty while there are none.
+        name: of the file, folder included. gpu, timer: of all cells; empty while there are none.
+        machines: records of the runs that measured them.
     """
 
     name: str
-    rows: list[Row] = field(default_factory=list)
+    cells: list[Cell] = field(default_factory=list)
     gpu: str = ""
     timer: str = ""
+    machines: list[Environment] = field(default_factory=list)
 
-    def of(self, op: str, phase: str | None = None) -> list[Row]:
-        """Rows of one operation, of one phase or all."""
-        return [row for row in self.rows if row["op"] == op and phase in (None, row["phase"])]
+    def of(self, op: str, phase: str | None = None) -> list[Cell]:
+        """Cells of one operation, of one phase or all."""
+        return [cell for cell in self.cells if cell["op"] == op and phase in (None, cell["phase"])]
 
     def line(self) -> str:
         """Where the numbers come from, for people."""
-        commits = list(dict.fromkeys(str(row.get("commit") or "unknown")[:12] for row in self.rows))
-        drivers = list(dict.fromkeys(str((row.get("versions") or {}).get("driver") or "none") for row in self.rows))
-        driver, commit = ", ".join(drivers), ", ".join(commits)
-        return f"{self.name}: {len(self.rows)} rows, {self.gpu}, driver {driver}, commit {commit}, timer: {self.timer}"
+        commits = dict.fromkeys((machine.commit or "unknown")[:12] for machine in self.machines)
+        drivers = dict.fromkeys((gpu.driver or "none") for machine in self.machines for gpu in machine.gpus)
+        driver, commit = ", ".join(drivers) or "none", ", ".join(commits) or "unknown"
+        return f"{self.name}: {len(self.cells)} rows, {self.gpu}, driver {driver}, commit {commit}, timer: {self.timer}"
 
 
-def cell_of(row: Mapping[str, Any]) -> str:
+def identity(cell: Mapping[str, Any]) -> str:
     """Tells cells apart: operation, phase, regime, shape and setting."""
-    parts = [row["op"], row["phase"], row["regime"], row["shape"], row["setting"]]
+    parts = [cell["op"], cell["phase"], cell["regime"], cell["shape"], cell["setting"]]
     return json.dumps(parts, sort_keys=True)
 
 
-def read_sweep(path: Path) -> SweepFile:
-    """The rows of a file.
+def cell_of(row: Row) -> Cell:
+    """A row as whoever chooses, bakes or draws sees it; a block is a dictionary.
 
     Raises:
-        ExperimentError: there is no such file, or a line that is not the last is no row of a sweep.
-        NotComparable: rows of two kinds of GPU, or of two timers.
+        ExperimentError: it lacks what tells cells apart.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
+    parameters = nested(row.parameters)
+    lacks = [name for name in ("op", "phase", "gpu") if name not in parameters] + ([] if row.timer else ["timer"])
+    if lacks:
         raise ExperimentError(
-            f"{path.name} cannot be read: {error.strerror}", "rows of a sweep", "make them: `eagle3lab sweep gemm|fmha`"
-        ) from error
-    rows = [_parsed(line, path, number) for number, line in enumerate(lines[:-1], start=1) if line.strip()]
-    found = SweepFile(f"{path.parent.name}/{path.name}", [row for row in rows if row["kind"] == KIND])
+            f"the {KIND} row {row.name!r} lacks {', '.join(lacks)}",
+            "rows as `eagle3lab sweep` writes them",
+            "remove that line if it was edited by hand, or begin a new file",
+        )
+    blocks: Cell = {name: parameters.get(name, {}) for name in ("key", "shape", "setting")}
+    return {
+        "op": parameters["op"], "phase": parameters["phase"], "regime": row.name, **blocks, **nested(row.values),
+        "gpu": parameters["gpu"], "timer": row.timer,
+    }  # fmt: skip
+
+
+def row_of(maker: RowMaker, cell: Mapping[str, Any], values: Mapping[str, Any], timer: str) -> Row:
+    """The row of a cell; what is a dictionary becomes a block. `cell_of` gives both back."""
+    parameters: dict[str, Any] = {"op": cell["op"], "phase": cell["phase"]}
+    for name in ("key", "shape", "setting"):
+        parameters |= block(name, cell[name])
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= block(name, value) if isinstance(value, Mapping) else {name: value}
+    # Through JSON once, so that rows just written and rows read compare alike.
+    plain = json.loads(json.dumps({"values": flat, "parameters": parameters}, default=str))
+    return maker.measured(KIND, cell["regime"], plain["values"], plain["parameters"], timer=timer)
+
+
+def read_sweep(path: Path) -> SweepFile:
+    """The cells of a file.
+
+    Raises:
+        ExperimentError: there is no such file, or a row is no cell of a sweep.
+        RunFailed: a line that is not the last is no row.
+        NotComparable: cells of two kinds of GPU, or of two timers.
+    """
+    if not path.is_file():
+        raise ExperimentError(
+            f"{path.name} cannot be read: no such file", "rows of a sweep", "make them: `eagle3lab sweep gemm|fmha`"
+        )
+    rows = read_rows(path)
+    found = SweepFile(f"{path.parent.name}/{path.name}", [cell_of(row) for row in rows if row.kind == KIND])
+    found.machines = list(machines_of(rows).values())
     for name in ("gpu", "timer"):
-        values = list(dict.fromkeys(str(row[name]) for row in found.rows))
+        values = list(dict.fromkeys(str(cell[name]) for cell in found.cells))
         if len(values) > 1:
             raise NotComparable(
                 f"{found.name} has rows of {name} {' and '.join(map(repr, values))}",
@@ -80,75 +122,53 @@ def read_sweep(path: Path) -> SweepFile:
     return found
 
 
-def _parsed(line: str, path: Path, number: int) -> Row:
-    try:
-        row = json.loads(line)
-        missing = [name for name in ("kind", "op", "phase", "regime", "shape", "setting", "gpu", "timer")
-                   if name not in row]  # fmt: skip
-        reason = f"it lacks {', '.join(missing)}" if missing else ""
-    except (ValueError, TypeError) as error:
-        row, reason = {}, str(error)
-    if reason:
-        raise ExperimentError(
-            f"line {number} of {path.name} is no row of a sweep: {reason}",
-            "one JSON object a line, as `eagle3lab sweep` writes them",
-            "remove that line if it was edited by hand, or begin a new file",
-        )
-    return dict(row)
-
-
 class SweepWriter:
     """Adds rows to a file, and knows the cells that are there already.
 
     Args:
-        about: of this machine: gpu, timer, versions, commit; in every row.
+        gpu, timer: of this machine; in every row.
 
     Raises:
         NotComparable: the file has rows of another GPU or another timer.
     """
 
-    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
-        self.path, self.about = path, dict(about)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            _without_torn_line(path)
-        self.file = read_sweep(path) if path.exists() else SweepFile(f"{path.parent.name}/{path.name}")
-        for name in ("gpu", "timer"):
+    def __init__(self, path: Path, gpu: str, timer: str) -> None:
+        self.path, self.gpu, self.timer = path, gpu, timer
+        self._rows = RowWriter(path)
+        self._maker: RowMaker | None = None
+        self.file = read_sweep(path)
+        for name, now in (("gpu", gpu), ("timer", timer)):
             before = getattr(self.file, name)
-            if before and before != about[name]:
+            if before and before != now:
                 raise NotComparable(
-                    f"{path.name} holds rows of {name} {before!r}; this is {about[name]!r}",
+                    f"{path.name} holds rows of {name} {before!r}; this is {now!r}",
                     f"rows of one {name} a file",
                     "name another file with --out",
                 )
-            setattr(self.file, name, about[name])
-        self._known = {cell_of(row): row for row in self.file.rows}
+            setattr(self.file, name, now)
+        self._known = {identity(cell) for cell in self.file.cells}
 
     @property
-    def rows(self) -> list[Row]:
-        """All rows, old and new."""
-        return self.file.rows
+    def cells(self) -> list[Cell]:
+        """All cells, old and new."""
+        return self.file.cells
 
     def has(self, cell: Mapping[str, Any]) -> bool:
         """Whether a cell was measured before."""
-        return cell_of(cell) in self._known
+        return identity(cell) in self._known
 
     def missing(self, cells: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """Those that were not."""
         return [cell for cell in cells if not self.has(cell)]
 
     def write(self, cell: Mapping[str, Any], **values: Any) -> None:
-        """One more row, on disk before the next is measured."""
-        # Through JSON once, so that rows just written and rows read compare alike.
-        row: Row = json.loads(json.dumps({"kind": KIND, **cell, **values, **self.about}, default=str))
-        with self.path.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(row) + "\n")
-        self.file.rows.append(row)
-        self._known[cell_of(row)] = row
-
-
-def _without_torn_line(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    whole, newline, torn = text.rpartition("\n")
-    if torn:
-        path.write_text(whole + newline, encoding="utf-8")
+        """One more row, on disk before the next is measured; before the first of a run, the machine's."""
+        if self._maker is None:
+            machine = environment.collect()
+            self._maker = RowMaker(f"sweep-{utc_now()}", "sweep", machine.fingerprint, shared={"gpu": self.gpu})
+            self._rows.write(self._maker.machine(machine))
+            self.file.machines.append(machine)
+        row = row_of(self._maker, cell, values, self.timer)
+        self._rows.write(row)
+        self.file.cells.append(cell_of(row))
+        self._known.add(identity(self.file.cells[-1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_engines import (
@@ -21,8 +22,7 @@ from tiny_engines import (
 
 from eagle3core import ConfigError, Engine, EngineConfig
 from eagle3core.checkpoint import load_draft, load_target
-from eagle3core.model.draft import DraftModel
-from eagle3core.model.target import TargetModel
+from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_draft, pack_target
 
 pytestmark = pytest.mark.reference
 
@@ -143,25 +143,34 @@ def test_other_geometries_give_the_baselines_tokens(tmp_path: Path, changes: dic
         assert all(response.req_metrics.spec_info is not None for response in responses)
 
 
+def models(pair: Pair, taps: tuple[int, ...]) -> tuple[PackedTarget, PackedDraft]:
+    """Both models as an engine takes them; the target captures what it is told to."""
+    checkpoint = load_target(pair[0])
+    head = load_draft(pair[1], checkpoint.geometry)
+    target = pack_target(
+        checkpoint.geometry, checkpoint.weights.__getitem__, dtype=checkpoint.dtype, device=torch.device("cpu"),
+        block=64, taps=taps, packs=False,
+    )  # fmt: skip
+    return target, pack_draft(head.geometry, head.weights.__getitem__, head.draft_to_target, target, block=64)
+
+
 def test_a_draft_given_to_an_engine_configured_without_speculation_is_left_alone(
     pair: Pair, baseline: list[list[int]]
 ) -> None:
-    target = TargetModel(load_target(pair[0]), taps=(0, 1, 2))
-    draft = DraftModel(load_draft(pair[1], target.geometry), target)
+    target, draft = models(pair, (0, 1, 2))
     engine = Engine(target, draft, EngineConfig(session_len=64, device="cpu"))
-    assert (engine.draft, engine.state.draft_cache, engine.speculation.enabled) == (None, None, False)
+    assert (engine.draft, engine.runner.state.draft, engine.speculation.enabled) == (None, None, False)
     responses = engine.generate(random_prompts(LENGTHS), new_tokens(3))
     assert tokens_of(responses) == [tokens[:3] for tokens in baseline]
     assert all(response.req_metrics.spec_info is None for response in responses)
 
 
 def test_a_target_that_captures_other_layers_than_the_draft_reads_is_refused(pair: Pair) -> None:
-    target = TargetModel(load_target(pair[0]), taps=(0, 1))
-    draft = DraftModel(load_draft(pair[1], target.geometry), target)
+    target, draft = models(pair, (0, 1))
     with pytest.raises(ConfigError, match=r"captures the inputs of layers \(0, 1\), the draft reads \(0, 1, 2\)"):
         Engine(target, draft, engine_config(pair, 2))
 
 
 def test_a_configured_draft_must_be_given(pair: Pair) -> None:
     with pytest.raises(ConfigError, match="speculative_config was given without a draft model"):
-        Engine(TargetModel(load_target(pair[0])), None, engine_config(pair, 2))
+        Engine(models(pair, ())[0], None, engine_config(pair, 2))

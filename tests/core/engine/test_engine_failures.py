@@ -39,6 +39,8 @@ GOOD = [[1, 2, 3]]
 class Broken(Trace):
     """Raises when a tap of one name is offered for the n-th time."""
 
+    is_detailed = True
+
     def __init__(self, name: str, n: int, error: type[BaseException]) -> None:
         self.name, self.left, self.error = name, n, error
 
@@ -92,7 +94,7 @@ def test_no_prompts_give_no_responses(pair: Pair) -> None:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize(
-    ("tap", "n"), [("target.taps", 1), ("target.taps", 4), ("draft.fc", 2), ("draft.fc", 9), ("accept.tokens", 2)]
+    ("tap", "n"), [("target.embed", 1), ("target.embed", 4), ("draft.fc", 2), ("draft.fc", 9), ("accept.tokens", 2)]
 )
 def test_an_interrupted_run_leaves_the_engine_usable(pair: Pair, tap: str, n: int, error: type[BaseException]) -> None:
     prompts = random_prompts([5, 20, 3, 7, 1])
@@ -139,7 +141,7 @@ def test_the_baseline_takes_over_when_asked_to_with_one_warning_and_the_reason(
     assert engine.speculation.reason.startswith("the draft could not be loaded: ")
     assert "gate_proj" in engine.speculation.reason
     assert all(response.req_metrics.spec_info is None for response in responses)
-    assert (engine.draft, engine.state.draft_cache, engine.memory_plan.draft_kv_bytes) == (None, None, 0)
+    assert (engine.draft, engine.runner.state.draft, engine.memory_plan.draft_kv_bytes) == (None, None, 0)
 
 
 def test_the_baseline_does_not_hide_a_broken_target(pair: Pair, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_engine_state import advance, assert_state_is_true, start
+from stepping import advance, assert_state_is_true, start
 from tiny_engines import accepted_counts, is_empty, new_tokens, random_prompts, tiny_engine, tokens_of, write_tiny_pair
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]

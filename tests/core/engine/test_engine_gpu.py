@@ -13,7 +13,6 @@ from random_pairs import write_random_pair
 from tiny_engines import (
     Pair,
     accepted_counts,
-    free_blocks,
     is_empty,
     new_tokens,
     random_prompts,
@@ -60,7 +59,7 @@ def test_slots_refilled_in_the_middle_of_a_run_change_no_token_on_the_gpu(tmp_pa
     expected = tokens_of(tiny_engine(pair, None).generate(prompts, limits))
     engine = tiny_engine(pair, 4, device="cuda", max_batch_size=2)
     assert tokens_of(engine.generate(prompts, limits)) == expected
-    assert all(n_free == n_blocks for n_free, n_blocks in free_blocks(engine))
+    assert is_empty(engine)
 
 
 def recorded(pair: Pair, dtype: str, device: str) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ def programs() -> list[Program]:
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(SHAPE_LOG_VARIABLE, raising=False)
         runner = shapes_of(find_geometry("nano"), "sm_90a").runner(Setting(3, 2, 256))
-    return [runner.chunk, runner.finish, *runner.programs.values()]
+    return list(runner.all_programs)
 
 
 def test_every_product_of_an_engine_has_the_tag_of_its_map(programs: list[Program]) -> None:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from places import GOLDEN
+from tiny_engines import tree_runner
 from torch import Tensor
 
-from eagle3core.checkpoint import load_target
 from eagle3core.config import EngineConfig, GenerationConfig, SpeculativeConfig
-from eagle3core.decode.kvcache import PagedCache
 from eagle3core.engine import Engine, Response
 from eagle3core.kernels.layer.rms_norm import rms_norm_reference
-from eagle3core.kernels.tree.accept import accept_greedy_reference, argmax_reference
-from eagle3core.model.block import Pass
-from eagle3core.model.target import TargetModel, TargetOutput
+from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, N_PENDING
+from eagle3core.step.run import RowOutcome, SlotRequest
 from eagle3core.step.tree import FlatTree, tree_from_mask
-from eagle3core.trace import RecordingTrace, Trace
+from eagle3core.trace import RecordingTrace
+from lab.parity.derived import TappingReplayer, with_derived
 
 pytestmark = pytest.mark.reference
 
@@ -43,15 +41,16 @@ class CacheTrace(RecordingTrace):
         self.engine: Engine | None = None
         self.committed: list[tuple[Tensor, Tensor]] = []
 
-    @contextmanager
-    def scope(self, name: str) -> Iterator[None]:
-        if name == "verify" and self.engine is not None and self.engine.state.draft_cache is not None:
-            state = self.engine.state
-            n_entries = int(state.draft_lengths[0])
-            k, v = state.draft_cache.view(torch.tensor([0])).read(0, 0, n_entries)
-            self.committed.append((k.transpose(0, 1)[None].clone(), v.transpose(0, 1)[None].clone()))
-        with super().scope(name):
-            yield
+    def tap(self, name: str, value: Tensor, valid: Tensor | None = None) -> None:
+        super().tap(name, value, valid)
+        if self._scopes[-1:] == ["verify"] and name == "target.embed" and self.engine is not None:
+            state = self.engine.runner.state
+            assert state.draft is not None
+            token = torch.arange(int(state.state[DRAFT_LENGTH, 0] + state.state[N_PENDING, 0]))
+            block = state.draft.k.shape[2]
+            held = state.tables[0].long()[token // block]
+            k, v = (pages[held, :, token % block].transpose(0, 1)[None] for pages in (state.draft.k, state.draft.v))
+            self.committed.append((k.clone(), v.clone()))
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +68,15 @@ def ours(chain: Golden) -> tuple[CacheTrace, Response, Engine]:
     trace = CacheTrace()
     engine = Engine.from_pretrained(GOLDEN / "target", config, trace=trace)
     trace.engine = engine
+    engine.runner.replay_by(TappingReplayer(engine.runner.replayer))
     n_tokens = len(chain["tokens_ea"])
     settings = GenerationConfig(max_new_tokens=n_tokens, ignore_eos=True)
-    return trace, engine.generate([chain["prompt_ids"].tolist()], settings)[0], engine
+    response = engine.generate([chain["prompt_ids"].tolist()], settings)[0]
+    geometry, draft = engine.target.geometry, engine.draft
+    assert draft is not None
+    widths = {"target.head": geometry.vocab_size, "draft.head": draft.geometry.draft_vocab_size}
+    trace.tensors = with_derived(trace.tensors, engine.target.taps, widths)
+    return trace, response, engine
 
 
 def draft_rows(trace: RecordingTrace, round_: int, level: int, stage: str) -> Tensor:
@@ -154,8 +159,10 @@ def test_every_draft_tensor_agrees_with_the_official_one(
 
     width = rows("fc").shape[-1]
     projections = [chain[f"{layer}.self_attn.{name}_proj/out"] for name in "qkv"]
-    residual = rows("fc") + rows("attn")
-    post_norm = rms_norm_reference(residual, draft.mlp_norm, draft.geometry.block.rms_norm_eps)
+    # Of a prompt, what lies past keys and values is not computed: our rows are then the official ones' last.
+    residual = rows("attn")
+    n = len(residual)
+    post_norm = rms_norm_reference(residual, draft.layer.mlp_gain, draft.geometry.block.rms_norm_eps)
     pairs = {
         "fc" if level == 0 else "state fed back": (
             rows("fc"), chain[f"{key}/fc/out"] if level == 0 else chain[f"{key}/in_hidden"]
@@ -163,15 +170,15 @@ def test_every_draft_tensor_agrees_with_the_official_one(
         "embedding norm": (rows("concat")[:, :width], chain[f"{layer}.input_layernorm/out"]),
         "hidden norm": (rows("concat")[:, width:], chain[f"{layer}.hidden_norm/out"]),
         "q, k, v": (rows("qkv"), torch.cat(projections, dim=-1)),
-        "attention": (rows("attn"), chain[f"{layer}.self_attn.o_proj/out"]),
+        "attention": (residual - rows("fc")[-n:], chain[f"{layer}.self_attn.o_proj/out"]),
         "post-attention norm": (post_norm, chain[f"{layer}.post_attention_layernorm/out"]),
-        "mlp": (rows("mlp"), chain[f"{layer}.mlp.down_proj/out"]),
+        "mlp": (rows("feedback") - residual, chain[f"{layer}.mlp.down_proj/out"]),
         "layer": (rows("feedback"), chain[f"{layer}/out"]),
         "final norm": (rows("norm"), chain[f"{key}/norm/out"]),
         "head": (rows("head"), chain[f"{key}/lm_head/out"]),
     }  # fmt: skip
     for what, (mine, official) in pairs.items():
-        assert_within(mine, official, f"{what} of {key}")
+        assert_within(mine, official.reshape(-1, mine.shape[-1])[-len(mine) :], f"{what} of {key}")
 
 
 @pytest.mark.parametrize("round_", ROUNDS)
@@ -184,91 +191,79 @@ def test_the_committed_draft_cache_equals_the_official_one(
     assert_within(v, chain[f"r{round_}/draft_v"], "values")
 
 
-class TreeCase:
-    """The recorded trees, verified one after the other by our target over its own cache."""
+class Verified(NamedTuple):
+    """One recorded tree, verified by our target in one pass: what it gave for the prompt and for the nodes."""
 
-    def __init__(self) -> None:
-        self.golden = load("official_tree.npz")
-        checkpoint = load_target(GOLDEN / "target", dtype=torch.float32)
-        self.target = TargetModel(checkpoint, taps=checkpoint.geometry.default_taps)
-        self.cache = PagedCache(
-            checkpoint.geometry.block, n_layers=checkpoint.geometry.n_layers, n_slots=1, max_tokens=64, block_size=8,
-            dtype=torch.float32, device=torch.device("cpu"),
-        )  # fmt: skip
-        self.cache.reserve(0, 64)
-        prompt = self.golden["prompt_ids"]
-        self.prefill = self.forward(prompt, FlatTree(tuple(range(-1, len(prompt) - 1))), 0)
-
-    def forward(self, tokens: Tensor, tree: FlatTree, start: int) -> TargetOutput:
-        at = Pass(
-            positions=(start + tree.depths)[None],
-            prefix_lens=torch.tensor([start]),
-            mask=tree.mask[None],
-            valid=torch.ones(1, tree.n_nodes, dtype=torch.bool),
-        )
-        return self.target.forward(tokens.reshape(1, -1), at, self.cache.view(torch.tensor([0])), Trace())
+    tree: FlatTree
+    prompt: dict[str, Tensor]
+    nodes: dict[str, Tensor]
+    row: RowOutcome
 
 
 @pytest.fixture(scope="module")
-def tree_case() -> TreeCase:
-    return TreeCase()
+def golden_tree() -> Golden:
+    return load("official_tree.npz")
 
 
 @pytest.fixture(scope="module")
-def verified(tree_case: TreeCase) -> list[TargetOutput]:
-    """Both rounds in order; round 0 accepts nothing, so round 1 starts one token later."""
-    golden, start = tree_case.golden, len(tree_case.golden["prompt_ids"])
-    outputs = []
+def verified(golden_tree: Golden) -> list[Verified]:
+    """Both rounds; round 0 accepts nothing, so round 1 begins one token later, at the bonus token."""
+    assert int(golden_tree["r0/verify/accept_len"]) == 0
+    prompt, found = golden_tree["prompt_ids"].tolist(), []
     for round_ in ROUNDS:
-        tree = tree_from_mask(golden[f"r{round_}/tree/mask"][0, 0])
-        outputs.append(tree_case.forward(golden[f"r{round_}/tree/tokens"], tree, start))
-        start += 1 + int(golden[f"r{round_}/verify/accept_len"])
-    return outputs
+        tree = tree_from_mask(golden_tree[f"r{round_}/tree/mask"][0, 0])
+        tokens = golden_tree[f"r{round_}/tree/tokens"].flatten()
+        runner = tree_runner(GOLDEN / "target", tree, dtype=torch.float32)
+        before, during = RecordingTrace(), RecordingTrace()
+        runner.admit(0, SlotRequest(0, prompt, 99, ()), before)
+        assert runner.collect(everything=True)[0].rows[0].tokens == [int(tokens[0])], "the root"
+        runner.state.step.drafted.copy_(tokens)
+        runner.enqueue(1, 0, during)
+        [outcome] = runner.collect(everything=True)
+        widths, taps = {"target.head": runner.target.geometry.vocab_size}, runner.target.geometry.default_taps
+        named = [with_derived(trace.tensors, taps, widths) for trace in (before, during)]
+        found.append(Verified(tree, named[0], named[1], outcome.rows[0]))
+        prompt = [*prompt, int(tokens[0])]
+    return found
 
 
-def test_the_trees_prompt_taps_agree_with_the_official_capture(tree_case: TreeCase) -> None:
-    assert_within(tree_case.prefill.taps, tree_case.golden["prefill/aux"], "taps")
-    assert tree_case.prefill.logits is not None
-    assert int(tree_case.prefill.logits[0, -1].argmax()) == int(tree_case.golden["prefill/token"])
+def test_the_trees_prompt_taps_agree_with_the_official_capture(golden_tree: Golden, verified: list[Verified]) -> None:
+    prompt = verified[0].prompt
+    assert_within(prompt["prefill/target.taps"], golden_tree["prefill/aux"], "taps")
+    assert int(prompt["prefill/target.head"][-1].argmax()) == int(golden_tree["prefill/token"])
 
 
 @pytest.mark.parametrize("round_", ROUNDS)
 def test_positions_and_paths_recovered_from_the_recorded_mask_are_the_official_ones(
-    tree_case: TreeCase, round_: int
+    golden_tree: Golden, round_: int
 ) -> None:
-    golden = tree_case.golden
-    tree = tree_from_mask(golden[f"r{round_}/tree/mask"][0, 0])
-    assert tree.depths.tolist() == golden[f"r{round_}/tree/pos"].tolist()
-    assert tree.paths.tolist() == golden[f"r{round_}/tree/retrieve"].tolist()
+    tree = tree_from_mask(golden_tree[f"r{round_}/tree/mask"][0, 0])
+    assert tree.depths.tolist() == golden_tree[f"r{round_}/tree/pos"].tolist()
+    assert tree.paths.tolist() == golden_tree[f"r{round_}/tree/retrieve"].tolist()
 
 
 @pytest.mark.parametrize("round_", ROUNDS)
 def test_node_logits_and_taps_of_the_recorded_tree_agree_in_one_pass(
-    tree_case: TreeCase, verified: list[TargetOutput], round_: int
+    golden_tree: Golden, verified: list[Verified], round_: int
 ) -> None:
-    golden, output = tree_case.golden, verified[round_]
-    official = golden[f"r{round_}/verify/node_logits"]
-    assert output.logits is not None
-    assert_within(output.logits, official, "node logits")
-    assert torch.equal(output.logits.argmax(-1), official.argmax(-1))
-    assert_within(output.taps, golden[f"r{round_}/verify/aux"], "taps of the nodes")
+    nodes, official = verified[round_].nodes, golden_tree[f"r{round_}/verify/node_logits"]
+    logits = nodes["verify/target.head"]
+    assert_within(logits, official, "node logits")
+    assert torch.equal(logits.argmax(-1), official.reshape(logits.shape).argmax(-1))
+    assert_within(nodes["verify/target.taps"], golden_tree[f"r{round_}/verify/aux"], "taps of the nodes")
 
 
 @pytest.mark.parametrize("round_", ROUNDS)
 def test_acceptance_of_the_recorded_tree_is_the_official_one(
-    tree_case: TreeCase, verified: list[TargetOutput], round_: int
+    golden_tree: Golden, verified: list[Verified], round_: int
 ) -> None:
-    golden, key = tree_case.golden, f"r{round_}"
-    tree = tree_from_mask(golden[f"{key}/tree/mask"][0, 0])
-    tokens, logits = golden[f"{key}/tree/tokens"].reshape(1, -1), verified[round_].logits
-    assert logits is not None
-    candidates = torch.where(tree.paths >= 0, tokens[0][tree.paths.clamp_min(0)], -1)
-    recorded = golden[f"{key}/verify/candidates"]
+    key, (tree, _, _, row) = f"r{round_}", verified[round_]
+    tokens = golden_tree[f"{key}/tree/tokens"].flatten()
+    candidates = torch.where(tree.paths >= 0, tokens[tree.paths.clamp_min(0)], -1)
+    recorded = golden_tree[f"{key}/verify/candidates"]
     assert torch.equal(candidates[tree.paths >= 0], recorded[tree.paths >= 0])
-    acceptance = accept_greedy_reference(tokens, argmax_reference(logits), torch.tensor(tree.parents), tree.depths)
-    n_accepted = int(acceptance.n_accepted)
-    assert n_accepted == int(golden[f"{key}/verify/accept_len"])
-    best = golden[f"{key}/tree/retrieve"][int(golden[f"{key}/verify/best"])]
-    assert acceptance.path[0, : n_accepted + 1].tolist() == best[: n_accepted + 1].tolist()
+    assert row.n_accepted == int(golden_tree[f"{key}/verify/accept_len"])
+    best = golden_tree[f"{key}/tree/retrieve"][int(golden_tree[f"{key}/verify/best"])]
+    assert row.tokens[:-1] == tokens[best[1 : row.n_accepted + 1]].tolist()
     if round_ + 1 in ROUNDS:
-        assert int(acceptance.bonus) == int(golden[f"r{round_ + 1}/tree/tokens"][0, 0])
+        assert row.tokens[-1] == int(golden_tree[f"r{round_ + 1}/tree/tokens"][0, 0])

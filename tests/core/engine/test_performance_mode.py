@@ -16,8 +16,7 @@ from eagle3core.backend import Backend
 from eagle3core.performance import mode as performance_mode
 from eagle3core.performance.invariants import INVARIANTS
 from eagle3core.performance.mode import Greedy, NoHostReads, Watch
-from eagle3core.step.run import DeviceRunner
-from eagle3core.step.runner import RowOutcome
+from eagle3core.step.run import RowOutcome
 from eagle3core.trace import RecordingTrace
 
 pytestmark = pytest.mark.reference
@@ -35,7 +34,7 @@ def breaks(name: str, words: str) -> pytest.RaisesExc[InvariantViolated]:
     """What an invariant of this name raises."""
     return pytest.raises(
         InvariantViolated,
-        match=rf"(?s){words}.*\(invariant {name}, R-113\({INVARIANTS[name].number}\)\).*allowed:.*do:",
+        match=rf"(?s){words}.*\(invariant {name}\).*allowed:.*do:",
     )
 
 
@@ -70,7 +69,6 @@ def test_plain_torch_on_a_gpu_is_a_fallback(nano_pair: Pair) -> None:
 def test_a_product_outside_the_tuned_file_is_named(nano_pair: Pair) -> None:
     made = engine_by_meaning(nano_pair, 2)
     runner = made.runner
-    assert isinstance(runner, DeviceRunner)
     made.generate(PROMPT, new_tokens(2))  # this kind of device has no file, so nothing is missed
     first = next(iter(runner.gemms.counts))
     others = frozenset(runner.gemms.counts) - {first}
@@ -102,7 +100,7 @@ def test_steps_with_fewer_drafts_than_asked_for_are_refused(nano_pair: Pair) -> 
     with breaks("single_token_steps", "steps draft 2 tokens where 4 were asked for"):
         made.generate(PROMPT, new_tokens(2))
     with breaks("single_token_steps", "slot 1 drafted 1 tokens instead of 3"):
-        performance_mode.check_row(RowOutcome(1, [5, 6], [7], 1), n_drafts=3)
+        performance_mode.check_row(RowOutcome(0, 1, [5, 6], [7], 1), n_drafts=3)
 
 
 # -- 4: faults
@@ -127,9 +125,9 @@ def test_results_without_their_axes_are_refused(nano_pair: Pair) -> None:
 
 
 def test_a_row_that_does_not_say_which_tokens_are_its_own_is_refused() -> None:
-    performance_mode.check_row(RowOutcome(0, [4, 5], [4, 9], 1), n_drafts=2)
+    performance_mode.check_row(RowOutcome(0, 0, [4, 5], [4, 9], 1), n_drafts=2)
     with breaks("guessed_layouts", r"the tokens of slot 0 has the shape \[6\]"):
-        performance_mode.check_row(RowOutcome(0, [1, 2, 3, 4, 5, 6], [2, 3], 1), n_drafts=2)
+        performance_mode.check_row(RowOutcome(0, 0, [1, 2, 3, 4, 5, 6], [2, 3], 1), n_drafts=2)
 
 
 # -- 6: copies, waits, log lines
@@ -196,13 +194,12 @@ def test_runs_with_and_without_drafts_are_held_against_each_other(nano_pair: Pai
     plain.generate(PROMPT, new_tokens(6))
     read = made._read
 
-    def planted(outcome: Any, requests: Any) -> None:
-        for row in outcome.rows:
-            row.tokens[-1] ^= 1
-        read(outcome, requests)
+    def planted(request: Any, row: RowOutcome, *rest: Any) -> None:
+        row.tokens[-1] ^= 1
+        read(request, row, *rest)
 
     made._read = planted  # type: ignore[method-assign]
-    with breaks("divergent_tokens", r"spec-2 has token \d+ at 0 of request 0, spec-2, earlier"):
+    with breaks("divergent_tokens", r"spec-2 has token \d+ at \d of request 0, spec-2, earlier"):
         made.generate(PROMPT, new_tokens(8))
 
 

@@ -1,7 +1,5 @@
-"""Cubins are found again by what they are made from; what a launch cannot do is said before it is tried."""
+"""What a launch cannot do is said before it is tried; what it can runs on the device of its operands."""
 
-import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,82 +22,7 @@ def make_double(isa: Any, *, width: int) -> Any:
     return kernel
 
 
-def make_same(isa: Any, *, width: int) -> Any:
-    def kernel(x, y, n):
-        i = isa.cuda.blockIdx.x * width + isa.cuda.threadIdx.x
-        if i < n:
-            isa.store_f32(y + isa.i64(i) * 4, isa.load_f32(x + isa.i64(i) * 4))
-
-    return kernel
-
-
 DOUBLE = Variant("double", make_double, {"width": 64}, PARAMETERS, 64)
-
-
-@pytest.fixture
-def folders(tmp_path, monkeypatch):
-    monkeypatch.setenv(launch.CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setenv(launch.CUBINS_VARIABLE, str(tmp_path / "ahead"))
-    return tmp_path / "cache", tmp_path / "ahead"
-
-
-@pytest.mark.compiled
-def test_a_cubin_is_compiled_once_and_then_found(folders, monkeypatch):
-    cache, _ = folders
-    code, about = launch.cubin(DOUBLE, "sm_90a")
-    assert code[:4] == b"\x7fELF"
-    assert about["arch"] == "sm_90a"
-    assert len(list(cache.iterdir())) == 2
-    monkeypatch.setattr(launch, "compile_variant", lambda *a: pytest.fail("compiled again"))
-    assert launch.cubin(DOUBLE, "sm_90a") == (code, about)
-
-
-@pytest.mark.compiled
-def test_cubins_built_ahead_are_used_and_not_built_twice(folders, monkeypatch):
-    cache, ahead = folders
-    told = []
-    assert launch.build_cubins([DOUBLE], "sm_120", ahead, tell=told.append) == 1
-    assert "registers" in told[0]
-    monkeypatch.setattr(launch, "compile_variant", lambda *a: pytest.fail("compiled again"))
-    assert launch.build_cubins([DOUBLE], "sm_120", ahead) == 0
-    assert launch.cubin(DOUBLE, "sm_120")[1]["variant"] == "double"
-    assert not cache.exists()
-
-
-@pytest.mark.compiled
-def test_a_half_written_cubin_is_never_taken(folders):
-    cache, _ = folders
-    cache.mkdir()
-    name = f"double.sm_90a.{launch.digest(DOUBLE, 'sm_90a')}"
-    (cache / f"{name}.cubin").write_bytes(b"torn")  # the description, written last, is missing
-    code, _ = launch.cubin(DOUBLE, "sm_90a")
-    assert code[:4] == b"\x7fELF"
-    assert json.loads((cache / f"{name}.json").read_text())["spill_bytes"] == 0
-
-
-@pytest.mark.reference
-def test_a_digest_changes_with_everything_that_shapes_the_code():
-    others = [
-        replace(DOUBLE, constants={"width": 128}),
-        replace(DOUBLE, threads=128),
-        replace(DOUBLE, blocks_per_sm=2),
-        replace(DOUBLE, parameters=parameters("x:in y:out n:i64")),
-        replace(DOUBLE, make=make_same),  # another factory of this file
-    ]
-    digests = {launch.digest(v, "sm_90a") for v in (DOUBLE, *others)} | {launch.digest(DOUBLE, "sm_100")}
-    assert len(digests) == 7
-
-
-@pytest.mark.reference
-def test_a_digest_covers_the_sibling_files_a_kernel_is_made_from(tmp_path, monkeypatch):
-    from eagle3core.kernels.gemm import ring as gemm_ring
-
-    read = []
-    original = type(tmp_path).read_bytes
-    monkeypatch.setattr(type(tmp_path), "read_bytes", lambda self: read.append(self.name) or original(self))
-    launch.source_digest.__wrapped__(gemm_ring)
-    assert {"ptx.py", "gemm_ring.py", "gemm_epilogue.py"} <= set(read)
-    assert not {"card.py", "emulator.py", "launch.py"} & set(read)
 
 
 @pytest.mark.reference
@@ -113,6 +36,52 @@ def test_a_launch_with_wrong_operands_is_refused():
 def test_a_launch_without_a_gpu_says_what_to_do():
     with pytest.raises(BackendUnavailable, match="no CUDA device"):
         launch.bind([DOUBLE.launch((1,), x=torch.zeros(4), y=torch.zeros(4), n=4)])
+
+
+@pytest.mark.reference
+def test_the_operands_say_the_device_and_two_of_them_are_refused(monkeypatch):
+    class On(torch.Tensor):
+        """A tensor that says it lies on another device, as there is no GPU here."""
+
+        @property
+        def device(self):
+            return self.where
+
+    def on(where: str) -> torch.Tensor:
+        tensor = torch.zeros(4).as_subclass(On)
+        tensor.where = torch.device(where)
+        return tensor
+
+    def double(x, y):
+        return DOUBLE.launch((1,), x=x, y=y, n=4)
+
+    assert launch.operands_device([double(None, on("cuda:1")), double(on("cuda:1"), torch.zeros(4))]).index == 1
+    assert launch.operands_device([double(None, None)]) is None
+    with pytest.raises(InvariantViolated, match="lie on cuda:0, cuda:1"):
+        launch.bind([double(on("cuda:0"), on("cuda:0")), double(on("cuda:1"), None)])
+
+    def refused(device=None):
+        raise BackendUnavailable(f"asked for {device}", "nothing", "stop here")
+
+    monkeypatch.setattr(launch, "device_arch", refused)  # the target comes from the operands' device
+    with pytest.raises(BackendUnavailable, match="asked for cuda:1"):
+        launch.bind([double(on("cuda:1"), on("cuda:1"))])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_kernels_run_on_the_device_of_their_operands_and_leave_the_current_one(gpu):
+    results = []
+    for name in ("cuda:1", "cuda:0"):
+        x = torch.randn(100, device=name)
+        y = torch.zeros_like(x)
+        bound = launch.bind([DOUBLE.launch((2,), x=x, y=y, n=100)])
+        assert torch.cuda.current_device() == 0
+        bound()
+        assert torch.cuda.current_device() == 0
+        torch.cuda.synchronize(name)
+        results.append(torch.equal(y, 2 * x))
+    assert results == [True, True]
 
 
 @pytest.mark.gpu

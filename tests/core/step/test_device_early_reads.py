@@ -19,7 +19,8 @@ def test_nothing_is_read_early_that_a_kernel_of_the_same_program_may_still_be_wr
     nano_pair: Pair, k: int | None
 ) -> None:
     runner = device_runner(nano_pair, k, BY_MEANING)
-    assert hazards(runner.chunk, own_keys_are_early=False) == []
+    for chunk in runner.chunks.values():
+        assert hazards(chunk, own_keys_are_early=False) == []
     assert hazards(runner.finish, own_keys_are_early=False) == []
     for program in runner.programs.values():
         assert hazards(program, own_keys_are_early=True) == []
@@ -29,11 +30,12 @@ def test_a_missing_wait_is_found(nano_pair: Pair) -> None:
     program = device_runner(nano_pair, 3, BY_MEANING).programs[2]
     found = []
     for s, stage in enumerate(program):
-        for at, launch in enumerate(stage.launches):
-            if not launch.overlap and s > 0:
-                launches = list(stage.launches)
-                launches[at] = dataclasses.replace(launch, overlap=True)
-                planted = (*program[:s], dataclasses.replace(stage, launches=tuple(launches)), *program[s + 1 :])
+        for at, call in enumerate(stage.calls):
+            if s > 0 and call.launches and not call.launches[0].overlap:
+                first = dataclasses.replace(call.launches[0], overlap=True)
+                early = dataclasses.replace(call, launches=(first, *call.launches[1:]))
+                calls = (*stage.calls[:at], early, *stage.calls[at + 1 :])
+                planted = (*program[:s], dataclasses.replace(stage, calls=calls), *program[s + 1 :])
                 found.append(hazards(planted, own_keys_are_early=True) != [])
     assert found == [True] * 3, "after the rows are opened, and before each chained pass"
 

@@ -1,4 +1,4 @@
-"""The engine on the kernels' path: schedules, slots, stops, faults and trees, each launch computed by its reference."""
+"""The engine on the kernels' path: schedules, slots, stops, faults and trees, each call computed in plain torch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from typing import Any
 import pytest
 from device_engines import BY_MEANING, device_runner, engine_by_meaning, write_nano_pair
 from tiny_engines import Pair, accepted_counts, letter_tokenizer, new_tokens, random_prompts, tokens_of
-from torch_launches import execute
 
 from eagle3core import Engine, EngineConfig, GenerationConfig, InvariantViolated
 from eagle3core.engine import PERF_MODE_VARIABLE
-from eagle3core.kernels.card import Launch
+from eagle3core.kernels.card import Call
 from eagle3core.kernels.slots.slot_state import RUNNING
-from eagle3core.step.program import Program, launches_of
-from eagle3core.step.replay import EagerReplayer
-from eagle3core.step.run import DeviceRunner, buckets
-from eagle3core.step.runner import RowOutcome, SlotRequest
+from eagle3core.step.program import Program, calls_of
+from eagle3core.step.replay import EagerReplayer, compute
+from eagle3core.step.run import DeviceRunner, RowOutcome, SlotRequest, buckets
 from eagle3core.step.state import DeviceSizes
 from eagle3core.step.tree import FlatTree, chain_tree
 from eagle3core.step_log import ACTIVE_DEBUG_VARIABLE
@@ -90,7 +88,7 @@ def test_an_engine_gives_the_same_again_and_is_empty_between(
     made = engine_by_meaning(nano_pair, 3)
     for _ in range(2):
         assert tokens_of(made.generate(prompts, new_tokens(24))) == baseline
-        assert made.state.state[RUNNING].tolist() == [0, 0]
+        assert made.runner.state.state[RUNNING].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("k", [None, 3])
@@ -115,7 +113,7 @@ def test_stop_words_are_found_by_the_host_a_step_late_and_later_tokens_thrown_aw
         got[k] = tokens_of(made.generate(prompts, words))
         plain = tokens_of(engine_by_meaning(pair, k).generate(prompts, new_tokens(24)))
         assert [full[: len(cut)] for full, cut in zip(plain, got[k], strict=True)] == got[k]
-        assert made.state.state[RUNNING].tolist() == [0, 0]
+        assert made.runner.state.state[RUNNING].tolist() == [0, 0]
     assert got[None] == got[3]
     assert any(len(tokens) < 24 for tokens in got[3])
 
@@ -138,7 +136,7 @@ def test_the_batch_shrinks_with_the_slots_that_run(nano_pair: Pair) -> None:
 def _noting(used: list[int], batch: int, program: Program) -> Any:
     def run() -> None:
         used.append(batch)
-        execute(launches_of(program))
+        compute(calls_of(program))
 
     return run
 
@@ -169,7 +167,7 @@ def test_a_tree_given_by_hand_is_verified_in_one_pass_and_its_path_kept(
     path = [2, 6, 9, 12]
     prompt = random_prompts(LENGTHS, n_vocab=256)[0]
     runner = device_runner(nano_pair, None, BY_MEANING, n_slots=2, tree=tree, drafts=False)
-    runner.admit(1, SlotRequest(prompt, 24, ()), QUIET)
+    runner.admit(1, SlotRequest(0, prompt, 24, ()), QUIET)
     [first] = runner.collect(everything=True)
     tokens = list(first.rows[0].tokens)
     while len(tokens) < 20:
@@ -178,7 +176,7 @@ def test_a_tree_given_by_hand_is_verified_in_one_pass_and_its_path_kept(
         for node in range(1, tree.n_nodes):
             wrong = (right[min(int(tree.depths[node]), 4) - 1] + node) % 256
             drafted[node] = right[path.index(node)] if node in path else wrong
-        runner.enqueue(QUIET)
+        runner.enqueue(1, 0, QUIET)
         [outcome] = runner.collect(everything=True)
         assert outcome.rows[0].n_accepted == 4
         tokens += outcome.rows[0].tokens
@@ -192,7 +190,7 @@ def broken(runner: DeviceRunner, name: str, value: int) -> None:
     """Make the next step's acceptance wrong, or take blocks away."""
     if name == "n_accepted":
         program = runner.programs[runner.n_slots]
-        stages = [dataclasses.replace(s, launches=s.launches[:-1]) if s.name == "accept" else s for s in program]
+        stages = [dataclasses.replace(s, calls=s.calls[:-1]) if s.name == "accept" else s for s in program]
         runner.state.step.accepted["n_accepted"].fill_(value)
         runner.state.step.accepted["path"].zero_()
         runner.programs[runner.n_slots] = tuple(stages)
@@ -232,46 +230,47 @@ def test_a_broken_invariant_is_fatal_in_performance_mode(nano_pair: Pair, monkey
 
 
 def test_results_are_read_one_step_behind(nano_pair: Pair) -> None:
-    runner = device_runner(nano_pair, None, BY_MEANING, n_slots=1)
-    runner.admit(0, SlotRequest([1, 2, 3], 9, ()), QUIET)
+    runner = device_runner(nano_pair, None, BY_MEANING, n_slots=1, n_behind=1)
+    runner.admit(0, SlotRequest(41, [1, 2, 3], 9, ()), QUIET)
     assert runner.collect(everything=False) == []
-    runner.enqueue(QUIET)
+    runner.enqueue(1, 5, QUIET)
     [first] = runner.collect(everything=False)
-    assert first.is_admission
-    runner.enqueue(QUIET)
+    assert (first.step, first.rows[0].request_id) == (None, 41)
+    runner.enqueue(1, 6, QUIET)
     with pytest.raises(InvariantViolated, match="2 results are under way"):
-        runner.enqueue(QUIET)
-    assert [outcome.is_admission for outcome in runner.collect(everything=True)] == [False, False]
+        runner.enqueue(1, 7, QUIET)
+    outcomes = runner.collect(everything=True)
+    assert [(outcome.step, outcome.rows[0].request_id) for outcome in outcomes] == [(5, 41), (6, 41)]
 
 
 def test_a_released_slot_takes_no_part(nano_pair: Pair) -> None:
     runner = device_runner(nano_pair, 2, BY_MEANING)
     for slot in (0, 1):
-        runner.admit(slot, SlotRequest([1, 2, slot], 99, ()), QUIET)
+        runner.admit(slot, SlotRequest(slot, [1, 2, slot], 99, ()), QUIET)
         runner.collect(everything=True)
     runner.release(0)
-    runner.enqueue(QUIET)
+    runner.enqueue(2, 0, QUIET)
     [outcome] = runner.collect(everything=True)
     assert [row.slot for row in outcome.rows] == [1]
     assert isinstance(outcome.rows[0], RowOutcome)
 
 
 class BreaksOff:
-    """Computes launches by their meaning and raises once, at the n-th."""
+    """Computes calls by their meaning and raises once, at the n-th."""
 
     def __init__(self, at: int, error: type[BaseException]) -> None:
         self.left, self.error = at, error
 
-    def __call__(self, launches: Sequence[Launch]) -> None:
-        for launch in launches:
+    def __call__(self, calls: Sequence[Call]) -> None:
+        for call in calls:
             self.left -= 1
             if self.left == 0:
                 raise self.error("broken off")
-            execute([launch])
+            call.meaning()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("at", [5, 60, 90, 140, 141])
+@pytest.mark.parametrize("at", [5, 40, 60, 90, 100])
 def test_a_step_that_breaks_off_half_way_leaves_the_engine_usable(
     nano_pair: Pair, at: int, error: type[BaseException]
 ) -> None:
@@ -279,7 +278,6 @@ def test_a_step_that_breaks_off_half_way_leaves_the_engine_usable(
     expected = tokens_of(engine_by_meaning(nano_pair, 3).generate(prompts, new_tokens(9)))
     engine = engine_by_meaning(nano_pair, 3)
     runner = engine.runner
-    assert isinstance(runner, DeviceRunner)
     breaking = BreaksOff(at, error)
     runner.replay_by(EagerReplayer(breaking))
     with pytest.raises(error, match="broken off"):

@@ -10,17 +10,15 @@ import torch
 from device_engines import device_engine, device_runner, write_nano_pair
 from tiny_engines import Pair, new_tokens, random_prompts, tokens_of
 from torch import Tensor
-from torch_launches import execute as by_meaning
 
-from eagle3core.kernels.emulator import instructions as emulator
-from eagle3core.step.replay import EagerReplayer
-from eagle3core.step.runner import SlotRequest
+from eagle3core.step.replay import EagerReplayer, emulate
+from eagle3core.step.run import SlotRequest
 from eagle3core.step.tree import FlatTree
 from eagle3core.trace import RecordingTrace, Trace
 
 pytestmark = pytest.mark.emulated
 
-LANES, MEANING = EagerReplayer(emulator.execute), EagerReplayer(by_meaning)
+LANES, MEANING = EagerReplayer(emulate), EagerReplayer()
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +65,14 @@ def test_a_tree_given_by_hand_is_verified_in_one_pass(pair: Pair) -> None:
     parents = [-1] + [0] * 9 + [7] * 10 + [15] * 10 + [25] * 10
     tree, path = FlatTree(tuple(parents)), (7, 15, 25, 39)
     runner = device_runner(pair, None, LANES, n_slots=1, tree=tree, drafts=False)
-    runner.admit(0, SlotRequest(prompt, n, ()), Trace())
+    runner.admit(0, SlotRequest(0, prompt, n, ()), Trace())
     tokens = list(runner.collect(everything=True)[0].rows[0].tokens)
     for _ in range(2):
         right = expected[len(tokens) :]
         for node in range(1, tree.n_nodes):
             here = right[int(tree.depths[node]) - 1]
             runner.state.step.drafted[node] = here if node in path else (here + 1) % 64
-        runner.enqueue(Trace())
+        runner.enqueue(1, 0, Trace())
         row = runner.collect(everything=True)[0].rows[0]
         assert row.n_accepted == 4
         tokens += row.tokens

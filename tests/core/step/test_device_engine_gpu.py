@@ -11,8 +11,8 @@ from torch import Tensor
 
 from eagle3core import Engine, EngineConfig, SpeculativeConfig
 from eagle3core.checkpoint import load_target
-from eagle3core.model.target import TargetModel
 from eagle3core.trace import RecordingTrace, Trace
+from eagle3core.weights.packed import pack_checkpoints
 from lab.pairs import shipped_folder, shipped_pair
 from lab.pairs.prompts import prompts_for
 
@@ -80,7 +80,8 @@ def test_a_run_allocates_nothing_on_the_device(prompts: list[list[int]], k: int 
 def test_plain_torch_on_the_gpu_gives_nearly_the_same_tokens(
     prompts: list[list[int]], baseline: list[list[int]]
 ) -> None:
-    target = TargetModel(load_target(shipped_pair().target, dtype=torch.bfloat16, device="cuda"))
+    checkpoint = load_target(shipped_pair().target, dtype=torch.bfloat16)
+    target, _ = pack_checkpoints(checkpoint, None, device=torch.device("cuda"), block=64, packs=False)
     plain = Engine(target, None, EngineConfig(session_len=512, dtype="bfloat16", device="cuda"))
     theirs = tokens_of(plain.generate(prompts, new_tokens(64, ignore_eos=True)))
     agree = [

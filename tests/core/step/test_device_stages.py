@@ -13,12 +13,11 @@ import torch
 from device_engines import NANO, device_engine, engine_by_meaning, packed_pair
 from random_pairs import write_random_pair
 from tiny_engines import Pair, new_tokens, random_prompts, tokens_of
-from torch_launches import execute
-from torch_launches import unpacked as unpack
 
 from eagle3core import Engine, EngineConfig
 from eagle3core.checkpoint import load_draft, load_target
-from eagle3core.step.replay import EagerReplayer
+from eagle3core.kernels.gemm.launcher import unpack_weight
+from eagle3core.step.replay import EagerReplayer, compute
 from eagle3core.step.state import DeviceSizes, StateShape, new_device_state, state_bytes
 from eagle3core.step.tree import chain_tree
 from eagle3core.trace import RecordingTrace, StagedTrace
@@ -33,16 +32,16 @@ PUBLIC = {
 
 
 class Ranges(StagedTrace):
-    """Which ranges were opened, and around how many launches."""
+    """Which ranges were opened, and around how many calls."""
 
     def __init__(self) -> None:
         self.open: list[str] = []
-        self.launches: dict[str, int] = {}
+        self.calls: dict[str, int] = {}
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         self.open.append(name)
-        self.launches.setdefault(name, 0)
+        self.calls.setdefault(name, 0)
         yield
         self.open.pop()
 
@@ -51,21 +50,21 @@ def test_staged_steps_bracket_every_launch_by_the_public_ranges_and_change_no_to
     prompts = random_prompts([9, 70], n_vocab=256)
     trace, unbracketed = Ranges(), []
 
-    def noted(launches: Any) -> None:
+    def noted(calls: Any) -> None:
         if not PUBLIC & set(trace.open):
-            unbracketed.append(launches)
+            unbracketed.append(calls)
         for name in trace.open:
-            trace.launches[name] += len(launches)
-        execute(launches)
+            trace.calls[name] += len(calls)
+        compute(calls)
 
     made = device_engine(nano_pair, 2, EagerReplayer(noted), session_len=256, trace=trace)
     assert tokens_of(made.generate(prompts, new_tokens(8))) == tokens_of(
         engine_by_meaning(nano_pair, 2).generate(prompts, new_tokens(8))
     )
     assert unbracketed == []
-    assert set(trace.launches) >= PUBLIC
+    assert set(trace.calls) >= PUBLIC
     # A rewind is a shorter length, which the kernel of the commit writes.
-    assert {name for name in PUBLIC if trace.launches[name] == 0} == {"EAGLE::KVCacheRewind"}
+    assert {name for name in PUBLIC if trace.calls[name] == 0} == {"EAGLE::KVCacheRewind"}
 
 
 def test_stages_leave_the_reference_engines_taps(nano_pair: Pair) -> None:
@@ -94,11 +93,11 @@ def test_packed_weights_are_the_checkpoints(nano_pair: Pair) -> None:
     prefix = "model.layers.1."
     for made, names in ((layer.qkv, "qkv"), (layer.o, "o")):
         expected = torch.cat([weights[f"{prefix}self_attn.{name}_proj.weight"] for name in names])
-        assert torch.equal(unpack(made.weight, made.epilogue, made.rows, made.k), expected)
+        assert torch.equal(unpack_weight(made.weight, made.epilogue, made.k), expected)
     expected = torch.cat([weights[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")])
-    assert torch.equal(unpack(layer.gate_up.weight, layer.gate_up.epilogue, layer.gate_up.rows, 64), expected)
+    assert torch.equal(unpack_weight(layer.gate_up.weight, layer.gate_up.epilogue, 64), expected)
     fc = load_draft(nano_pair[1], plain.geometry, dtype=torch.bfloat16).weights["fc.weight"]
-    assert torch.equal(unpack(draft.fc.weight, draft.fc.epilogue, 64, 192), fc)
+    assert torch.equal(unpack_weight(draft.fc.weight, draft.fc.epilogue, 192), fc)
 
 
 @pytest.mark.parametrize(

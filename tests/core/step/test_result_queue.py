@@ -38,26 +38,28 @@ def queue(writer: Writer) -> ResultQueue:
 
 def test_a_block_is_read_while_the_next_one_is_written(queue: ResultQueue, writer: Writer) -> None:
     written = writer.write(0)
-    queue.send(SLOTS, is_admission=True)
+    queue.send(SLOTS, None)
     writer.write(100)  # the next step is one ahead
-    assert queue.receive() == (True, written.tolist())
+    sent, rows = queue.receive()
+    assert (sent.step, sent.turn, rows) == (None, 1, written.tolist())
 
 
 def test_only_the_rows_asked_for_are_read(queue: ResultQueue, writer: Writer) -> None:
     writer.write(0)
-    queue.send(SLOTS, is_admission=False)
+    queue.send(SLOTS, 7)
     written = writer.write(100)
-    queue.send(1, is_admission=False)
+    queue.send(1, 8)
     queue.receive()
-    assert queue.receive() == (False, written[:1].tolist())
+    sent, rows = queue.receive()
+    assert (sent.step, rows) == (8, written[:1].tolist())
 
 
 def test_blocks_arrive_in_the_order_they_were_written_over_many_turns(queue: ResultQueue, writer: Writer) -> None:
     before = writer.write(0)
-    queue.send(SLOTS, is_admission=False)
+    queue.send(SLOTS, 7)
     for step in range(1, 7):
         now = writer.write(10 * step)
-        queue.send(SLOTS, is_admission=False)
+        queue.send(SLOTS, 7)
         assert len(queue) == RESULT_BLOCKS
         assert queue.receive()[1] == before.tolist()
         before = now
@@ -67,7 +69,7 @@ def test_a_block_too_many_is_refused_and_those_under_way_are_kept(queue: ResultQ
     written = []
     for first in (0, 100):
         written.append(writer.write(first).tolist())
-        queue.send(SLOTS, is_admission=False)
+        queue.send(SLOTS, 7)
     with pytest.raises(InvariantViolated, match="under way already"):
-        queue.send(SLOTS, is_admission=False)
+        queue.send(SLOTS, 7)
     assert [queue.receive()[1], queue.receive()[1]] == written

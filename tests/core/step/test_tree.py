@@ -6,27 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from random_trees import ancestors, trees
 
 from eagle3core.errors import ConfigError
 from eagle3core.step.tree import FlatTree, chain_tree, tree_from_mask
 
 pytestmark = pytest.mark.reference
-
-
-@st.composite
-def trees(draw: st.DrawFn, max_nodes: int = 14) -> FlatTree:
-    """A tree of 1..max_nodes nodes, every shape possible."""
-    n_nodes = draw(st.integers(1, max_nodes))
-    return FlatTree((-1, *(draw(st.integers(0, node - 1)) for node in range(1, n_nodes))))
-
-
-def ancestors(tree: FlatTree, node: int) -> list[int]:
-    """Nodes from the root down to `node`."""
-    line = []
-    while node >= 0:
-        line.append(node)
-        node = tree.parents[node]
-    return line[::-1]
 
 
 @given(trees())

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import matplotlib as mpl
 import pytest
 import torch
 from agreeing_pairs import write_agreeing_pair
@@ -14,7 +16,9 @@ from random_pairs import write_random_pair
 
 from eagle3core.metrics import RequestMetrics, StepRecord, spec_info_from_steps
 from eagle3core.request import Response
+from lab.acceptance import figures
 from lab.acceptance.counts import (
+    ACCEPTED,
     DEEP,
     NEAR,
     OUTSIDE,
@@ -107,6 +111,23 @@ def test_the_loss_is_attributed_to_cause_and_position() -> None:
     shares = depth.rank_shares
     assert shares["rank 1, accepted"] == (3 / 5, 1 / 3)
     assert sum(values[0] for values in shares.values()) == pytest.approx(1.0)
+
+
+def test_a_class_of_ranks_keeps_its_colour_whichever_others_are_there() -> None:
+    mpl.use("agg")
+    prompts = [Prompt((1, 2), "", "a")]
+    # Nothing accepted: every first draft misses, outside the vocabulary or deep down the draft's order.
+    refused = response(list(range(10, 13)), [(0, 1, (-1,)), (0, 1, (9,))], k=2)
+    none = count_acceptance(2, prompts, [refused], lambda tokens: 0)
+    colours: list[dict[str, Any]] = []
+    for depth in (hand_counted(), none):
+        figure, _ = figures.ranks(depth)
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        colours.append({label: bars[0].get_facecolor() for label, bars in zip(labels, handles, strict=True)})
+    assert ACCEPTED in colours[0]
+    assert ACCEPTED not in colours[1]
+    assert set(colours[1]) == {OUTSIDE, DEEP}
+    assert all(colours[0][name] == colour for name, colour in colours[1].items())
 
 
 @pytest.mark.parametrize(("rank", "cause"), [(-1, OUTSIDE), (0, REFUSED), (1, NEAR), (3, NEAR), (4, DEEP), (900, DEEP)])

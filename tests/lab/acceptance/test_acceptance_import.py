@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from lab.acceptance.imported import LENGTH, RATE, TWO, main, parity, read_acceptance
+from lab import cli
+from lab.acceptance.imported import LENGTH, RATE, TWO, parity, read_acceptance
 from lab.errors import ExperimentError
 from lab.rows.store import Row, RowWriter, read_rows
 
@@ -95,7 +96,7 @@ def test_the_command_writes_rows_and_fails_where_acceptance_is_not_at_par(tmp_pa
         known.unlink(missing_ok=True)
         with RowWriter(known) as writer:
             writer.write(row)
-        assert main([str(source), "--out", str(out), "--against", str(known), "--row", "spec-3"]) == code
+        assert cli.run(["import", str(source), "--out", str(out), "--against", str(known), "--row", "spec-3"]) == code
     assert [row.name for row in read_rows(out)] == ["v/vllm"] * 2
     with pytest.raises(ExperimentError, match="no row 'spec-9'"):
-        main([str(source), "--against", str(known), "--row", "spec-9"])
+        cli.run(["import", str(source), "--against", str(known), "--row", "spec-9"])

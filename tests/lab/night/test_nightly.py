@@ -15,9 +15,9 @@ import torch
 from small_notebooks import FAIL, KILL, PASS, RAISE, START, write_config, write_notebook
 
 from lab.errors import ExperimentError, RunFailed
-from lab.night.plan import NightOptions
 from lab.night.summary import conclude
 from lab.nightly import only_night, run_night, run_one
+from lab.options.night import NightOptions, RunOptions
 from lab.rows import environment, history
 from lab.rows.store import read_rows, read_run
 
@@ -135,13 +135,33 @@ def test_the_same_out_again_runs_only_what_did_not_finish_and_what_reads_it(nigh
     assert [row.name for row in read_rows(jobs / "killed" / "rows.jsonl")].count("before the end") == 1
 
 
+def one(source: Path, out: Path, *settings: str) -> RunOptions:
+    return RunOptions(notebook=str(source), settings=settings, out=out)
+
+
+def test_a_file_is_found_from_where_the_command_was_typed_and_one_that_is_not_there_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    read = "exp.gate('read', open(rows).read() == 'mine', value=1, threshold=1)"
+    source = write_notebook(tmp_path / "reading.ipynb", START, read, PASS, parameters='rows: str = ""')
+    out = tmp_path / "reports" / "read"
+    with pytest.raises(ExperimentError) as caught:
+        run_one(one(source, out, "rows=mine.jsonl"))
+    assert "rows 'mine.jsonl' does not exist" in caught.value.what
+    assert not out.exists()
+    (tmp_path / "mine.jsonl").write_text("mine")
+    assert run_one(one(source, out, "rows=mine.jsonl")) == 0
+    assert str(tmp_path) not in (out / "jobs" / "reading" / "job.json").read_text()
+
+
 def test_a_failed_gate_ends_with_one_and_a_parameter_is_taken_from_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     gate = "exp.gate('n is 4', n == 4, value=n, threshold=4)"
     source = write_notebook(tmp_path / "gated.ipynb", START, gate, PASS, parameters="n: int = 4")
-    assert run_one(str(source), ["n=5"], NightOptions(out=tmp_path / "reports" / "five"), 60) == 1
+    assert run_one(one(source, tmp_path / "reports" / "five", "n=5")) == 1
     summary = history.read_summary(tmp_path / "reports" / "five")
     assert summary["sentence"].startswith("Failed: 1 gate of 2 failed: n is 4 (gated)")
     assert [gate["word"] for gate in summary["gates"]] == ["fail", "pass"]
@@ -153,13 +173,18 @@ def test_a_failed_gate_ends_with_one_and_a_parameter_is_taken_from_the_command_l
         ("m=1", "unknown parameter 'm'"),
         ("n", "has no '='"),
         ("n=x", "'n' is 'x', a str"),
+        ("n=-1", "parameter 'n' is -1"),
+        ("least=-1", "parameter 'least' is -1"),
+        ("least=Infinity", "parameter 'least' is inf"),
         ("target=x", "--target PATH"),
     ],
 )
 def test_a_bad_setting_is_refused_and_leaves_no_folder(tmp_path: Path, setting: str, said: str) -> None:
-    source = write_notebook(tmp_path / "small.ipynb", START, PASS, parameters='n: int = 4\ntarget: str = ""')
+    source = write_notebook(
+        tmp_path / "small.ipynb", START, PASS, parameters='n: int = 4\nleast: float = 0.0\ntarget: str = ""'
+    )
     with pytest.raises(ExperimentError) as caught:
-        run_one(str(source), [setting], NightOptions(out=tmp_path / "reports" / "x"), 60)
+        run_one(one(source, tmp_path / "reports" / "x", setting))
     assert said in str(caught.value)
     assert not (tmp_path / "reports").exists()
 
@@ -308,6 +333,43 @@ def test_the_previous_run_of_the_same_machine_is_compared_and_another_is_not(tmp
     assert summary["since"]["previous"] == "older"
     assert summary["since"]["words"] == {"slower": 1}
     assert "against the previous run 1 slower and 0 the same" in summary["sentence"]
+
+
+MEASURED = {"kind": "decode", "name": "spec-3"}
+GONE = {**MEASURED, "status": "missing", "reason": "the kernel died"}
+
+
+@pytest.mark.parametrize(
+    ("now", "is_strict", "word", "code"),
+    [
+        ({**MEASURED, "values": {"tokens_per_s": 50.0}}, False, "passed", 0),
+        ({**MEASURED, "values": {"tokens_per_s": 50.0}}, True, "failed", 1),  # certainly slower
+        ({**MEASURED, "values": {"tokens_per_s": 95.0}}, True, "undecided", 4),  # unsure
+        (GONE, False, "passed", 0),
+        (GONE, True, "undecided", 4),  # missing, as the only word
+        (None, True, "undecided", 4),  # not so much as a row
+        ({**MEASURED, "values": {"tokens_per_s": 200.0}}, True, "passed", 0),  # certainly faster
+    ],
+)
+def test_a_strict_night_fails_by_what_is_slower_and_is_undecided_by_what_is_unsure_or_missing(
+    tmp_path: Path, now: dict[str, Any] | None, is_strict: bool, word: str, code: int
+) -> None:
+    def night(name: str, started: str, **changes: Any) -> Path:
+        folder = plan(tmp_path / name, "m", started_at=started, **changes)
+        (folder / "environment.json").write_text(json.dumps({"packages": {}, "gpus": []}))
+        return folder
+
+    before = night("before", "2026-01-01T00:00:00+00:00")
+    add_rows(before, HELD, {**MEASURED, "values": {"tokens_per_s": 100.0}})
+    (before / "summary.json").write_text(json.dumps(conclude(before, now=NOW)))
+    after = night("now", "2026-01-02T00:00:00+00:00", strict_undecided=is_strict)
+    add_rows(after, HELD, *([now] if now else []))
+    summary = conclude(after, now=NOW)
+    assert (summary["word"], summary["exit_code"]) == (word, code), summary["since"]["words"]
+    if word == "failed":
+        assert summary["sentence"].startswith("Failed: 1 number certainly slower than in the previous run; ")
+    add_rows(after, BROKEN)
+    assert conclude(after, now=NOW)["exit_code"] == 1, "a failed gate is a failed gate, strict or not"
 
 
 def test_a_run_folder_of_another_machine_cannot_be_gone_on_with(tmp_path: Path, config: Path) -> None:

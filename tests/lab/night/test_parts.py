@@ -17,8 +17,8 @@ from small_notebooks import FAIL, PASS, RAISE, START, write_config, write_notebo
 
 from lab.errors import ExperimentError, RunFailed
 from lab.night.parts import Part, pack, read_part, unpack
-from lab.night.plan import NightOptions
 from lab.nightly import run_night
+from lab.options.night import NightOptions
 from lab.rows import environment, history
 
 pytestmark = pytest.mark.reference

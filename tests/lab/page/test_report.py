@@ -15,8 +15,8 @@ import pytest
 from places import ROOT
 from small_notebooks import PASS, START, write_config, write_notebook
 
-from lab.night.plan import NightOptions
 from lab.nightly import run_night
+from lab.options.night import NightOptions
 from lab.page.report import MARKS, TONES, is_numeric, mark, moment, percent, render, tables_of
 from lab.rows import history
 from lab.rows.store import Row
@@ -127,7 +127,7 @@ def test_every_figure_has_its_alternative_text_its_caption_and_its_table(page: P
 
 
 def test_rows_are_shown_with_missing_ones_and_their_reason_but_without_raw_samples(page: Page) -> None:
-    assert "no such depth" in page.words
+    assert "missing: no such depth" in page.words
     assert "tokens_per_s" in page.words
     assert "tokens_per_s_samples" not in page.words
 

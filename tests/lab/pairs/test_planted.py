@@ -15,7 +15,7 @@ from eagle3core.checkpoint.target import target_shapes
 from eagle3core.geometry import BlockGeometry, DraftGeometry, RopeGeometry, TargetGeometry
 from lab.errors import ExperimentError
 from lab.pairs.planted import GEOMETRIES, PlantedGeometry, PlantedPair, TokenMap, find_geometry, share_for_length
-from lab.pairs.planted.check import Position, check_dial, count_dial, measure_margin
+from lab.pairs.planted.check import TOLERANCE, DialCheck, Position, check_dial, count_dial, measure_margin
 from lab.pairs.planted.disk import write_pair
 from lab.pairs.planted.tokens import expected_length, plan_tokens
 
@@ -95,6 +95,20 @@ def test_acceptance_that_misses_the_dial_or_wrong_tokens_do_not_pass_the_check(n
     assert not count_dial(other, prompts, responses, K).holds
     moved = PlantedPair("nano", share=nano.dial, seed=1, dtype=torch.float32)
     assert count_dial(moved, prompts, responses, K).n_wrong == len(prompts)
+
+
+def test_few_steps_are_judged_by_what_chance_does_in_so_few_and_many_by_the_tolerance() -> None:
+    random, share = torch.Generator().manual_seed(7), 0.81
+
+    def judged(rate: float, n: int) -> bool:
+        accepted = int(torch.bernoulli(torch.full((n,), rate), generator=random).sum())
+        return DialCheck(share, (Position(n, accepted),), 0.0, n, 0).holds
+
+    few = sum(judged(share, 385) for _ in range(2000))
+    assert few >= 1980, "of pairs that are right, at most 1 in 100 is refused"
+    assert not any(judged(share - 0.15, 385) for _ in range(200)), "a pair that is far off is found in few steps too"
+    assert DialCheck(share, (Position(3285, 2661),), 0.0, 5000, 0).allowed == (TOLERANCE,)
+    assert DialCheck(1.0, (Position(10, 9),), 0.0, 10, 0).holds is False, "what is certain has no chance"
 
 
 def test_the_dial_can_be_set_by_acceptance_length() -> None:

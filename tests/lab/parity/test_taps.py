@@ -11,10 +11,11 @@ from agreeing_pairs import write_agreeing_pair
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from lab import cli
 from lab.errors import ExperimentError, NotComparable
 from lab.parity import run_stage_parity
 from lab.parity.stages import StageReport
-from lab.parity.taps import main, read_taps, write_taps
+from lab.parity.taps import read_taps, write_taps
 
 pytestmark = pytest.mark.reference
 
@@ -136,7 +137,9 @@ def test_the_command_writes_a_file_for_a_pair_on_disk(
 ) -> None:
     out = tmp_path / "sub" / "ours.safetensors"
     options = ["--spec-k", "2", "--steps", "1", "--n-prompts", "1", "--dtype", "bfloat16"]
-    assert main(["--target", str(agreeing[0]), "--draft", str(agreeing[1]), "--out", str(out), *options]) == 0
+    assert (
+        cli.run(["taps", "--target", str(agreeing[0]), "--draft", str(agreeing[1]), "--out", str(out), *options]) == 0
+    )
     assert "1 steps of spec-2 in bfloat16" in capsys.readouterr().out
     assert load_file(out)["prompt0/step0/chain1/draft.fc"].dtype == torch.bfloat16
     with pytest.raises(ExperimentError, match=r"\.safetensors"):

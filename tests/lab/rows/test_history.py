@@ -100,13 +100,14 @@ def test_enough_earlier_nights_narrow_the_verdict() -> None:
 
 
 def store(
-    reports: Path, name: str, *, fingerprint: str = "m", started: str = "2026-01-01", value: float = 10.0
-) -> Path:
+    reports: Path, name: str, *, fingerprint: str = "m", started: str = "2026-01-01", value: float = 10.0,
+    config: str = "c",
+) -> Path:  # fmt: skip
     run = reports / name
     summary = {
         "started_at": started,
         "fingerprint": fingerprint,
-        "config_hash": "c",
+        "config_hash": config,
         "jobs": [{"id": "j", "status": "finished", "seconds": value}],
     }
     machine = {"cpu": "Fast", "n_cores": 2, "gpus": [], "fingerprint": fingerprint, "packages": {"torch": name}}
@@ -141,6 +142,45 @@ def test_the_previous_run_is_the_latest_earlier_one_of_this_machine_and_configur
     found = comparable_runs(tmp_path / "d", "m", "c", "2026-01-05")
     assert [path.name for path in found] == ["a", "b"]
     assert job_seconds(found) == {"j": 10.0}
+
+
+def test_a_run_of_another_configuration_is_no_earlier_night_of_this_one(tmp_path: Path) -> None:
+    for name, config in (("a", "c"), ("b", "other"), ("d", "c")):
+        store(tmp_path, name, config=config)
+    found = comparable_runs(tmp_path / "now", "m", "c", "2026-01-05")
+    assert [path.name for path in found] == ["a", "d"]
+    # Eight quiet nights of another configuration say nothing about the spread of this one.
+    for number in range(8):
+        store(tmp_path, f"other-{number}", config="other", started=f"2026-02-0{number + 1}", value=100.0)
+    before = store(tmp_path, "before", started="2026-03-01", value=100.0)
+    after = store(tmp_path, "after", started="2026-03-02", value=92.0)
+    [change] = compare_runs(before, after)
+    assert change.verdict.word == "unsure"
+    assert "only 3 earlier nights" in change.verdict.reason, "a, d and before"
+
+
+def test_nights_stand_in_their_order_when_the_two_compared_are_not_neighbours(tmp_path: Path) -> None:
+    """A slow climb of 1% a night: neighbours say 1%, and only a wrong order would make a jump of 7% of it."""
+    nights = [
+        store(tmp_path, f"night-{number}", started=f"2026-01-0{number + 1}", value=100.0 * 1.01**number)
+        for number in range(8)
+    ]
+    after = store(tmp_path, "after", started="2026-01-09", value=100.0 * 1.09)
+    [far] = compare_runs(nights[0], after)
+    assert (far.verdict.word, far.verdict.reason) == ("faster", "spread of 8 earlier nights")
+    [near] = compare_runs(nights[-1], after)
+    assert near.verdict.high is not None
+    assert far.verdict.high is not None
+    assert far.verdict.ratio is not None
+    assert near.verdict.ratio is not None
+    assert far.verdict.high / far.verdict.ratio == pytest.approx(near.verdict.high / near.verdict.ratio)
+
+
+def test_a_number_that_was_lost_the_night_before_too_is_still_missing() -> None:
+    measured, gone = [row(values={"tokens_per_s": 10.0})], [row(status="missing", reason="the kernel died")]
+    [change] = changes(gone, gone, [measured, measured, gone])
+    assert (change.metric, change.verdict.word, change.verdict.reason) == ("tokens_per_s", "missing", "the kernel died")
+    assert changes(gone, gone, [gone]) == [], "what no night ever gave is not compared"
 
 
 def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path) -> None:

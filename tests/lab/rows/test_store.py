@@ -15,7 +15,7 @@ from places import ROOT
 from pydantic import ValidationError
 
 from lab.errors import NotComparable, RunFailed
-from lab.rows.store import SCHEMA, Row, RowWriter, read_rows, read_run, utc_now
+from lab.rows.store import SCHEMA, Damaged, Row, RowWriter, block, nested, read_lines, read_rows, read_run, utc_now
 
 pytestmark = pytest.mark.reference
 
@@ -93,6 +93,49 @@ def test_opening_a_torn_file_cuts_the_tail_so_that_the_next_row_is_whole(tmp_pat
     assert [one.name for one in read_rows(path)] == ["a", "c"]
 
 
+def test_opening_a_torn_file_may_keep_the_tail_as_a_damaged_line(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(row("a").line() + row("b").line()[:40])
+    before = path.read_bytes()
+    with RowWriter(path, keeps_torn=True) as writer:
+        writer.write(row("c"))
+    assert path.read_bytes().startswith(before)
+    found = [line for _, line in read_lines(path)]
+    assert [isinstance(line, Damaged) for line in found] == [False, True, False]
+
+
+@pytest.mark.parametrize("keeps_torn", [False, True])
+def test_a_last_row_that_only_lacks_its_end_is_whole_and_stays(tmp_path: Path, keeps_torn: bool) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(row("a").line() + row("b").line().rstrip())
+    assert [one.name for one in read_rows(path)] == ["a", "b"]
+    with RowWriter(path, keeps_torn=keeps_torn) as writer:
+        assert writer.n_rows == 2
+        writer.write(row("c"))
+    assert [one.name for one in read_rows(path)] == ["a", "b", "c"]
+
+
+def test_a_row_of_schema_1_is_read_as_one_of_today(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    old = json.loads(row("a", timer="cuda graph replay").line()) | {"schema_version": 1}
+    path.write_text(json.dumps(old) + "\n" + json.dumps(old | {"timer": "perf_counter"}) + "\n")
+    assert [(one.schema_version, one.timer) for one in read_rows(path)] == [
+        (SCHEMA, "cuda_graph/1"),
+        (SCHEMA, "perf_counter"),
+    ]
+
+
+def test_blocks_of_values_are_dictionaries_when_they_are_nested() -> None:
+    flat = {"time_us": 1.0, **block("peers", {"F.linear": 2.0}), **block("shape", {"m": 3})}
+    assert flat == {"time_us": 1.0, "peers.F.linear": 2.0, "shape.m": 3}
+    assert nested(flat) == {"time_us": 1.0, "peers": {"F.linear": 2.0}, "shape": {"m": 3}}
+
+
+def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match="could not be written"):
+        RowWriter(tmp_path)
+
+
 def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(row("a").line() + "not json\n" + row("b").line())
@@ -138,7 +181,15 @@ except LabError as error:
 def test_a_full_disk_loses_nothing_that_was_written_and_says_how_much_is_safe(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     done = subprocess.run(
-        [sys.executable, "-c", FILLS_THE_DISK, str(path), str(ROOT), str(Path(__file__).resolve().parent)],
+        [
+            sys.executable,
+            "-c",
+            FILLS_THE_DISK,
+            str(path),
+            str(ROOT),
+            str(ROOT / "tests" / "support"),
+            str(Path(__file__).parent),
+        ],
         capture_output=True,
         text=True,
         check=True,

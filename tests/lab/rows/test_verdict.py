@@ -79,6 +79,25 @@ def test_two_nights_alone_are_unsure_unless_clearly_apart() -> None:
     assert compare(far, before, "lower").word == "faster"
 
 
+def test_the_spread_within_the_two_nights_widens_the_interval_of_quiet_earlier_nights() -> None:
+    """Medians of earlier nights may agree by luck; samples that scatter by half still leave a move of 8% open."""
+    quiet = [100.0, 100.1, 99.9, 100.0, 100.1, 99.9, 100.0, 100.1]
+
+    def sample(centre: float, scatter: float) -> Sample:
+        return Sample(centre, tuple(centre * (1 + scatter * i / 10) for i in range(-10, 11)))
+
+    calm = compare(sample(100.0, 0.01), sample(108.0, 0.01), "lower", quiet)
+    wild = compare(sample(100.0, 0.5), sample(108.0, 0.5), "lower", quiet)
+    assert (calm.word, wild.word) == ("slower", "unsure")
+    assert wild.high is not None
+    assert calm.high is not None
+    assert wild.high > 1.2 > calm.high
+    # With too few nights it counts beside what is assumed between them, on either side.
+    assert compare(sample(100.0, 0.01), sample(120.0, 0.01), "lower").word == "slower"
+    for before, after in ((0.5, 0.01), (0.01, 0.5)):
+        assert compare(sample(100.0, before), sample(120.0, after), "lower").word == "unsure"
+
+
 def test_the_interval_holds_the_ratio_and_turns_over_with_the_order() -> None:
     before, after = Sample(100.0, p10=98, p90=102, n=20), Sample(120.0, p10=117, p90=123, n=20)
     there, back = compare(before, after, "lower"), compare(after, before, "lower")

@@ -15,10 +15,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lab import cli
 from lab.errors import ExperimentError, RunFailed
+from lab.options.reader import read_values
+from lab.options.training import TrainOptions
 from lab.training import draft as drafts
 from lab.training import target
-from lab.training.command import TrainedPair, TrainOptions, main, train
+from lab.training.command import TrainedPair, train
 from lab.training.sizes import SIZES
 
 pytestmark = pytest.mark.reference
@@ -36,7 +39,8 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _options(text: Path, out: Path, **changes: object) -> TrainOptions:
-    return TrainOptions(**{"size": "tiny", "out": out, "corpus": text, "save_every": 7, "bar": False, **changes})
+    given = {"size": "tiny", "out": out, "corpus": text, "save_every": 7, "bar": False, **changes}
+    return read_values(TrainOptions, given, "eagle3lab train")
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +166,7 @@ def test_a_finished_run_is_returned_without_training_again(text: Path, pair: Tra
 @pytest.mark.parametrize(
     ("changes", "what", "allowed"),
     [
-        ({"size": "nanno"}, r"no pair size 'nanno' \(did you mean 'nano'\?\)", "shipped"),
+        ({"size": "nanno"}, r"--size is nanno \(did you mean nano\?\)", "shipped"),
         ({"corpus": Path("absent.txt")}, r"corpus absent\.txt does not exist", "text file"),
         ({"target_steps": 0}, "--target-steps is 0", "at least 1"),
         ({"minutes": 0.0}, "--minutes is 0.0", "at least 0.05"),
@@ -193,9 +197,9 @@ def test_a_folder_that_holds_another_run_or_something_else_is_left_alone(
 
 
 def test_the_command_line_shows_three_parts_and_exits_two(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(["--size", "nanno", "--out", str(tmp_path / "pair")]) == 2
+    assert cli.main(["train", "--size", "nanno", "--out", str(tmp_path / "pair")]) == 2
     shown = capsys.readouterr().err
-    assert "no pair size 'nanno'" in shown
+    assert "--size is nanno" in shown
     assert "allowed: shipped, nano, tiny" in shown
     assert "do: " in shown
 
@@ -204,10 +208,10 @@ def test_the_command_line_writes_a_corpus_and_trains_on_it(text: Path, tmp_path:
     file, out = tmp_path / "corpus.jsonl", tmp_path / "pair"
     printed = io.StringIO()
     with redirect_stdout(printed):
-        assert main(["--corpus", str(text), "--write-corpus", str(file)]) == 0
+        assert cli.main(["train", "--corpus", str(text), "--write-corpus", str(file)]) == 0
         assert not out.exists()
         steps = ["--target-steps", "2", "--draft-steps", "2"]
-        assert main(["--size", "tiny", "--corpus", str(file), "--out", str(out), *steps]) == 0
+        assert cli.main(["train", "--size", "tiny", "--corpus", str(file), "--out", str(out), *steps]) == 0
     card = json.loads((out / "card.json").read_text())
     assert card["data"]["sha256"] in printed.getvalue()
     assert card["stages"]["draft"]["steps"] == 2

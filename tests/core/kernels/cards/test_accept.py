@@ -8,9 +8,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_tree import trees
+from random_trees import trees
 
-from eagle3core.kernels.tree.accept import Acceptance, accept_greedy_reference, argmax_reference
+from eagle3core.kernels.tree.accept import Commit, accept_reference, argmax_reference
 from eagle3core.step.tree import FlatTree, chain_tree
 
 pytestmark = pytest.mark.reference
@@ -31,9 +31,13 @@ def walk(tree: FlatTree, tokens: Row, choices: Row) -> Row:
     return best
 
 
-def accept(tree: FlatTree, tokens: list[Row], choices: list[Row]) -> Acceptance:
-    """The op under test."""
-    return accept_greedy_reference(torch.tensor(tokens), torch.tensor(choices), torch.tensor(tree.parents), tree.depths)
+def accept(tree: FlatTree, tokens: list[Row], choices: list[Row]) -> Commit:
+    """The op under test: the same tree for every sequence, all of them alive, no end tokens."""
+    batch, none = len(tokens), torch.empty(0, dtype=torch.int32)
+    parents = torch.tensor(tree.parents, dtype=torch.int32).expand(batch, -1)
+    depths, alive = tree.depths.int().expand(batch, -1), torch.ones(batch, dtype=torch.bool)
+    nodes, chosen = (torch.tensor(values, dtype=torch.int32) for values in (tokens, choices))
+    return accept_reference(nodes, chosen, parents, depths, alive, none, tree.max_depth + 1)
 
 
 def rows(tree: FlatTree, batch: int) -> st.SearchStrategy[list[Row]]:

@@ -1,4 +1,4 @@
-"""Blocks, slots and rows: the cards' references against the engine's own bookkeeping, and what kernels refuse."""
+"""Blocks, slots and rows: the cards' references against plain bookkeeping, and what kernels refuse."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_kvcache import BLOCK, MAX_TOKENS, N_SLOTS, new_cache
 
-from eagle3core.decode.slots import active_slots as engine_active_slots
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.isa.by_row import row_threads
 from eagle3core.kernels.layer.embedding import embedding_reference, partial_squares_reference
@@ -22,6 +20,8 @@ from eagle3core.kernels.slots.place_rows import place_rows_reference, place_rows
 
 pytestmark = pytest.mark.reference
 
+N_SLOTS, MAX_TOKENS, BLOCK = 3, 22, 4
+
 lengths = st.lists(st.integers(0, MAX_TOKENS), min_size=N_SLOTS, max_size=N_SLOTS)
 
 
@@ -30,22 +30,22 @@ def int32(values: list[int]) -> torch.Tensor:
 
 
 @given(lengths, lengths)
-def test_tables_and_the_free_stack_follow_the_engines_cache(first: list[int], second: list[int]) -> None:
-    cache = new_cache()
-    stack = list(cache.free_blocks)
-    pool = BlockPool(cache.block_tables.clone(), int32(stack), int32([len(stack)]))
+def test_tables_and_the_free_stack_follow_a_plain_ledger(first: list[int], second: list[int]) -> None:
+    most = -(-MAX_TOKENS // BLOCK)
+    free, held = list(range(N_SLOTS * most)), [list[int]() for _ in range(N_SLOTS)]
+    pool = BlockPool(torch.full((N_SLOTS, most), -1, dtype=torch.int32), int32(free), int32([len(free)]))
     slots, before = int32(list(range(N_SLOTS))), [0] * N_SLOTS
     for after in (first, second, [0] * N_SLOTS):
         pool, changed, missing = block_table_reference(pool, slots, int32(before), int32(after), BLOCK)
-        for slot, n_tokens in enumerate(after):
-            cache.reserve(slot, n_tokens)
-        for slot, n_tokens in enumerate(after):
-            cache.truncate(slot, n_tokens)
+        had = [len(blocks) for blocks in held]
+        for blocks, n_tokens in zip(held, after, strict=True):  # all is taken before anything is returned
+            blocks += [free.pop() for _ in range(-(-n_tokens // BLOCK) - len(blocks))]
+        for blocks, n_tokens in zip(held, after, strict=True):
+            free += [blocks.pop() for _ in range(len(blocks) - -(-n_tokens // BLOCK))]
         assert int(missing.sum()) == 0
-        assert torch.equal(pool.tables, cache.block_tables)
-        assert pool.free[: int(pool.n_free)].tolist() == cache.free_blocks
-        blocks = [-(-n // BLOCK) for n in after], [-(-n // BLOCK) for n in before]
-        assert changed.tolist() == [new - old for new, old in zip(*blocks, strict=True)]
+        assert pool.tables.tolist() == [blocks + [-1] * (most - len(blocks)) for blocks in held]
+        assert pool.free[: int(pool.n_free)].tolist() == free
+        assert changed.tolist() == [len(blocks) - n for blocks, n in zip(held, had, strict=True)]
         before = after
 
 
@@ -60,30 +60,33 @@ def test_a_sequence_whose_blocks_cannot_all_be_had_gets_none() -> None:
 
 
 @given(st.data())
-def test_compaction_is_the_move_of_the_engines_cache(data: st.DataObject) -> None:
-    cache = new_cache()
+def test_compaction_moves_the_rows_of_every_path_one_by_one(data: st.DataObject) -> None:
     starts = data.draw(st.lists(st.integers(0, MAX_TOKENS - 8), min_size=2, max_size=2))
-    for slot, start in enumerate(starts):
-        cache.reserve(slot, start + 8)
-    cache.k.copy_(torch.randn_like(cache.k))
+    pages = torch.randn(2, 12, 2, BLOCK, 4)
+    tables = torch.randperm(12)[: 2 * 6].view(2, 6).int()
     paths = [[0, *sorted(data.draw(st.sets(st.integers(1, 7), max_size=4)))] for _ in starts]
-    counts = int32([len(path) for path in paths])
     path = int32([-1]).repeat(2, 5)
     for b, nodes in enumerate(paths):
         path[b, : len(nodes)] = int32(nodes)
-    expected = compact_kv_reference(cache.k, cache.block_tables[:2], int32(starts), path, counts)
-    cache.view(torch.tensor([0, 1])).move(torch.tensor(starts), path.long().clamp_min(0), path >= 0)
-    assert torch.equal(cache.k, expected)
+    made = compact_kv_reference(pages, tables, int32(starts), path, int32([len(nodes) for nodes in paths]))
+    expected = pages.clone()
+    for b, (start, nodes) in enumerate(zip(starts, paths, strict=True)):
+        for to, node in enumerate(nodes):
+            (target, row), (source, old) = (
+                (int(tables[b, (start + n) // BLOCK]), (start + n) % BLOCK) for n in (to, node)
+            )
+            expected[:, target, :, row] = pages[:, source, :, old]
+    assert torch.equal(made, expected)
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9))
-def test_active_slots_are_the_engines_and_the_inverse_undoes_them(flags: list[bool]) -> None:
+def test_active_slots_ascend_and_the_inverse_undoes_them(flags: list[bool]) -> None:
     n = len(flags)
     zeros, ones = torch.zeros(n, dtype=torch.int32), torch.ones(n, dtype=torch.int32)
     active, inverse, count, _ = active_slots_reference(
         int32([int(f) for f in flags]), zeros, ones, zeros, int32([9]), int32([0])
     )
-    kept = engine_active_slots(torch.tensor(flags))
+    kept = torch.tensor([slot for slot, is_on in enumerate(flags) if is_on], dtype=torch.int64)
     assert active[: int(count)].tolist() == kept.tolist()
     assert inverse[kept].tolist() == list(range(len(kept)))
     assert sorted(inverse.tolist())[: n - len(kept)] == [-1] * (n - len(kept))

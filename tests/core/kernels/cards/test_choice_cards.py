@@ -12,6 +12,7 @@ from eagle3core.kernels.choice.argmax import argmax, join_variant
 from eagle3core.kernels.choice.sample import sample_reference, sample_variant
 from eagle3core.kernels.choice.top_k import join_variant as top_k_join
 from eagle3core.kernels.choice.top_k import top_k, top_k_reference
+from eagle3core.kernels.tree.accept import accept_reference
 
 pytestmark = pytest.mark.reference
 
@@ -69,16 +70,15 @@ def test_typical_sampling_drops_what_is_far_below_the_entropy_and_keeps_the_best
 
 def test_accepting_sampled_choices_emits_tokens_of_the_distribution_sampled_from() -> None:
     """Sample-and-match: whatever is drafted, the first token emitted is the draw itself."""
-    from eagle3core.kernels.tree.accept import accept_greedy_reference
-
     n, logits = 2000, torch.randn(6)
     uniform = (torch.arange(n) + 0.5) / n
     first = sample_reference(logits.expand(n, -1), torch.ones(n), torch.zeros(n), uniform)
     choices = torch.stack([first, torch.zeros_like(first), torch.zeros_like(first)], dim=1)
     drafts = torch.tensor([9, 2, 4]).expand(n, -1)  # root, and two siblings
-    got = accept_greedy_reference(drafts, choices, torch.tensor([-1, 0, 0]), torch.tensor([0, 1, 1]))
-    assert torch.equal(got.tokens[:, 0], first)
-    assert torch.equal(got.n_accepted, ((first == 2) | (first == 4)).long())
+    parents, depths = torch.tensor([-1, 0, 0]).expand(n, -1), torch.tensor([0, 1, 1]).expand(n, -1)
+    got = accept_reference(drafts, choices, parents, depths, torch.ones(n, dtype=torch.bool), torch.empty(0), 2)
+    assert torch.equal(got.tokens[:, 0], first.int())
+    assert torch.equal(got.n_accepted, ((first == 2) | (first == 4)).int())
 
 
 @pytest.mark.parametrize(

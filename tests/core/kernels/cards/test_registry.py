@@ -94,6 +94,16 @@ def test_declared_costs_equal_the_hand_counts(name):
         assert CARDS[name].cost(case) == counted, case_id(case)
 
 
+@pytest.mark.reference
+@pytest.mark.parametrize("name", ["pack_paths", "rms_norm", "sample", "select_tree", "top_k", "tree_masks"])
+def test_an_op_that_uses_all_of_its_operands_counts_each_of_their_bytes_once(name):
+    card = CARDS[name]
+    for case in [*card.cases, *card.slow_cases]:
+        inputs = card.example(case, proof.generator(0, CPU), CPU)
+        operands = [*inputs.values(), *card.outputs(case, inputs).values()]
+        assert card.cost(case).bytes == sum(tensor.nbytes for tensor in operands), case_id(case)
+
+
 @pytest.mark.emulated
 @pytest.mark.parametrize(("name", "case"), cases("cases"))
 def test_emulated_numbers_obey_the_2x_rule_and_bits_do_not_depend_on_company(name, case):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_tree import trees
+from random_trees import trees
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.tree.accept import accept_reference, accept_variant

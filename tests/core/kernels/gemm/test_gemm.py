@@ -123,8 +123,10 @@ def test_scratch_that_is_too_small_for_a_split_is_refused_and_without_scratch_no
 
 @pytest.mark.reference
 def test_a_head_size_that_is_no_power_of_two_is_refused():
+    x, w, y = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((4, 128), (288, 128), (4, 96)))
     with pytest.raises(KernelLimit, match="head_dim is 96"):
-        Epilogue("qkv", head_dim=96, block=64)
+        gemm("sm_90a", Epilogue("qkv", head_dim=96, block=64), x=x, w=w, y=y, k=128, packed=False, weight_rows=288,
+             operands={})  # fmt: skip
 
 
 @pytest.mark.reference

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from lab import cli
 from lab.errors import ExperimentError, RunFailed
-from lab.probes.ab.command import main
 from lab.probes.ab.judging import judge, tagged, verdict_rows
 from lab.probes.ab.slowdown import unexpected
 from lab.probes.ab.turns import HERE, Side, read_side, take_turns
@@ -20,6 +20,11 @@ from lab.rows.store import Row, RowWriter
 from lab.rows.verdict import FALSE_ALARM, MIN_ROUNDS, compare_rounds, interval_depth
 
 pytestmark = pytest.mark.reference
+
+
+def main(options: list[str]) -> int:
+    return cli.run(["ab", *options])
+
 
 OWN = "target.mlp/gemm_swiglu"
 PARTS = {  # microseconds of a step like the 8B pair's on an H200

@@ -12,13 +12,14 @@ import torch
 
 from lab import cli
 from lab.errors import ExperimentError
+from lab.options.values import Point, read_depths, read_points
 from lab.pairs.planted import GEOMETRIES, PlantedPair, share_for_length
 from lab.probes.bench import memory
 from lab.probes.bench import run as bench_run
 from lab.probes.bench.record import record_of
 from lab.probes.bench.results import agreement, line_of, wrong_tokens
 from lab.probes.bench.run import Bench
-from lab.probes.bench.scenario import Point, Scenario, read_depths, read_points
+from lab.probes.bench.scenario import Scenario
 from lab.rows.history import metrics_of
 from lab.rows.store import Row, read_rows
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lab.pairs.planted import GEOMETRIES, PlantedPair, share_for_length
-from lab.probes.bench.fused import fuse_draft, fuse_target
-from lab.probes.bench.hf_static import HFStatic
-from lab.probes.bench.plain_torch import PlainTorch
+from lab.probes.bench.peers.fused import fuse_draft, fuse_target
+from lab.probes.bench.peers.hf_static import HFStatic
+from lab.probes.bench.peers.plain_torch import PlainTorch
+from lab.probes.bench.peers.sdpa import folded, grouped
 from lab.probes.bench.run import Contender
-from lab.probes.bench.sdpa import folded, grouped
 
 pytestmark = pytest.mark.reference
 K = 3

@@ -97,8 +97,45 @@ def test_a_speed_up_compares_the_modes_within_a_round() -> None:
     report = made_report([1.0, 2.0, 4.0], [0.5, 1.0, 2.0])
     assert report.speed_up(2).samples == (2.0, 2.0, 2.0)
     assert report.verdict(2) == (
-        "Spec-2 decodes 2.00 times as fast as plain decoding (2.00 to 2.00 over 3 rounds, batch 1): a step takes 1.00 "
-        "times as long and commits 2.00 tokens."
+        "Decoding only, spec-2 is 2.00 times as fast as plain decoding (2.00 to 2.00 over 3 rounds, batch 1), with "
+        "prefill 2.00 times (2.00 to 2.00): a step takes 1.00 times as long and commits 2.00 tokens."
+    )
+
+
+def test_a_speed_up_is_told_with_and_without_prefill_and_a_slow_one_is_called_slow() -> None:
+    spans = dict.fromkeys(SPANS, 0.0)
+    plain = tuple(Round(2.0, 1.0, 101, 1, 100) for _ in range(3))
+    slow = tuple(Round(3.0, 1.0, 101, 1, 100) for _ in range(3))
+    modes = (ModeResult(0, plain, spans, 0.0, None), ModeResult(1, slow, spans, 0.0, 1.0))
+    report = DecodeReport("float32", "cpu", 1, modes, {1: 0})
+    values = report.row_values(report.at(1))
+    assert values["speedup"] == pytest.approx(1 / 2)
+    assert values["with_prefill_speedup"] == pytest.approx(2 / 3)
+    assert values["step_over_base"] == pytest.approx(2.0)
+    assert "Decoding only, spec-1 is 0.50 times" in report.verdict(1)
+    assert "with prefill 0.67 times" in report.verdict(1)
+    assert report.verdict(1).endswith("Speculation slows this pair at spec-1.")
+
+
+def test_the_words_of_the_waterfall_are_those_of_its_bars() -> None:
+    # Timing every span slows plain steps (10 ms in the rounds, 40 ms drawn) more than speculative ones (30, 60).
+    spans = dict.fromkeys(SPANS, 0.0)
+    drawn = [spans | {"target.attn": 25.0, "target.mlp": 15.0}, spans | {"draft.attn": 22.0, "target.attn": 38.0}]
+    modes = (
+        ModeResult(0, (Round(1.0, 0.0, 101, 1, 100),), drawn[0], 40.0, None),
+        ModeResult(2, (Round(1.5, 0.0, 101, 1, 50),), drawn[1], 60.0, 2.0),
+    )
+    report = DecodeReport("float32", "cpu", 1, modes, {2: 0})
+    assert "a step takes 3.00 times as long" in report.verdict(2)
+    figure, table = decode_figures.waterfall(report, 2)
+    titles = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
+    assert titles == ["baseline: 40 ms a step", "spec-2: 60 ms a step"]
+    assert table.groupby("mode")["ms_a_step"].sum().to_dict() == {"baseline": 40.0, "spec-2": 60.0}
+    assert decode_figures.waterfall_words(report, 2) == (
+        "Drawn: a plain step of 40 ms and a spec-2 step of 60 ms, 1.50 times as long; the longest part of the latter "
+        "is target.attn with 38 ms, and the steps differ most in draft.attn (+22 ms) and target.mlp (-15 ms). Every "
+        "part was timed on its own here, which made a plain step 4.00 and a spec-2 step 2.00 times as long as in the "
+        "rounds above: the speed-up is that of the rounds."
     )
 
 

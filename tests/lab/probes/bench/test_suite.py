@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab import cli
 from lab.errors import ExperimentError
-from lab.probes.bench import suite, view
+from lab.options.bench import CONTEXTS, DRAFTS, ScenariosOptions
+from lab.probes.bench import view
 from lab.probes.bench.run import Bench
 from lab.probes.bench.scenario import Point
 from lab.probes.bench.source import PairSource
-from lab.probes.bench.suite import SUITES, env_count, main, read_contexts, read_drafts, read_suites
+from lab.probes.bench.suite import SUITES
 from lab.rows.store import read_rows
 
 pytestmark = pytest.mark.reference
@@ -23,26 +25,29 @@ RECORD_BLOCKS = {"latency_ms_per_token", "throughput_tokens_per_sec", "memory_gb
 
 def test_the_suites_are_those_of_the_requirement() -> None:
     assert list(SUITES) == ["baseline", "single", "batch", "large-context", "stress"]
-    points = {name: [str(point) for point in one.points(suite.CONTEXTS)] for name, one in SUITES.items()}
+    points = {name: [str(point) for point in one.points(CONTEXTS)] for name, one in SUITES.items()}
     assert points["single"] == ["8192x1", "16384x1", "32768x1"]
     assert points["batch"] == ["8192x4", "16384x4"]
     assert points["large-context"] == points["stress"] == ["32768x1", "65536x1"]
     assert SUITES["stress"].cache_shares == (0.75, 0.9)
     assert not SUITES["baseline"].is_speculative
-    assert suite.DRAFTS == (2, 3, 4, 5)
-    assert SUITES["single"].points(suite.CONTEXTS)[2].name(3) == "Speculative_Single_Context32K_3tokens"
+    assert DRAFTS == (2, 3, 4, 5)
+    assert SUITES["single"].points(CONTEXTS)[2].name(3) == "Speculative_Single_Context32K_3tokens"
 
 
 def test_what_is_no_suite_context_depth_or_count_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for refused in (
-        lambda: read_suites("single,huge"), lambda: read_contexts("64,32"), lambda: read_contexts("x"),
-        lambda: read_drafts("0,2"),
+    for options in (
+        ["--suites", "single,huge"], ["--contexts", "64,32"], ["--contexts", "x"], ["--contexts", ""],
+        ["--spec", "0,2"], ["--spec", "2,9"],
     ):  # fmt: skip
-        with pytest.raises(ExperimentError):
-            refused()
+        with pytest.raises(ExperimentError, match=f"{options[0]} is "):
+            cli.parsed(["scenarios", *options])
     monkeypatch.setenv("EAGLE3_MEASUREMENT_RUNS", "many")
     with pytest.raises(ExperimentError, match="EAGLE3_MEASUREMENT_RUNS='many'"):
-        env_count("EAGLE3_MEASUREMENT_RUNS", 2)
+        cli.parsed(["scenarios"])
+    _, options = cli.parsed(["scenarios", "--rounds", "3"])
+    assert isinstance(options, ScenariosOptions)
+    assert options.rounds == 3, "what is typed beats the variable"
 
 
 def test_suites_of_the_environment_run_on_a_cpu_and_write_rows_and_records(
@@ -52,7 +57,7 @@ def test_suites_of_the_environment_run_on_a_cpu_and_write_rows_and_records(
     monkeypatch.setenv("EAGLE3_MEASUREMENT_RUNS", "1")
     out, records = tmp_path / "rows.jsonl", tmp_path / "records.json"
     options = ["--contexts", "16,20,24", "--spec", "2", "--tokens", "16", "--device", "cpu", "--geometry", "nano"]
-    assert main([*options, "--out", str(out), "--records", str(records)]) == 0
+    assert cli.run(["scenarios", *options, "--out", str(out), "--records", str(records)]) == 0
     rows = read_rows(out)
     names = [(row.parameters["suite"], row.name, row.parameters.get("cache_share")) for row in rows]
     assert names == [
@@ -83,17 +88,17 @@ def test_a_stopped_run_keeps_its_points_and_goes_on_with_the_next(
 
     monkeypatch.setattr(Bench, "measure", stopped)
     with pytest.raises(KeyboardInterrupt):
-        main(options)
+        cli.run(["scenarios", *options])
     first = out.read_bytes()
     assert [row.parameters["context"] for row in read_rows(out)] == [16, 16]
-    assert main(options) == 0
+    assert cli.run(["scenarios", *options]) == 0
     assert asked == [16, 20, 20, 24]
     assert out.read_bytes().startswith(first)
     assert [row.parameters["context"] for row in read_rows(out)] == [16, 16, 20, 20, 24, 24]
     last = capsys.readouterr().out.splitlines()
     assert "single 16x1, caches 95%: measured before" in last
     assert json.loads(last[-1])["n_rows"] == 6
-    assert main([*options[:-4], "--rounds", "2", "--out", str(out)]) == 0
+    assert cli.run(["scenarios", *options[:-4], "--rounds", "2", "--out", str(out)]) == 0
     assert asked == [16, 20, 20, 24, 16, 20, 24], "other rounds are another measurement"
 
 
@@ -129,6 +134,22 @@ def test_the_committed_rows_of_the_gpu_are_drawn_beside_the_numbers_of_r131_unde
     labels = [line.get_label() for line in figure.axes[0].get_lines()]
     assert any(str(label).startswith("another GPU") for label in labels)
     assert any(bench.machine in str(label) for label in labels)
+
+
+def test_speed_beside_others_is_that_of_the_rows_and_an_implementation_keeps_its_colour() -> None:
+    bench = view.chosen(None)
+    assert bench is not None
+    table = view.rates_table(bench)
+    ours = view.earlier_table(table, bench.machine).query("machine == @bench.machine and spec_k > 0")
+    known = {row.values.get("speedup") for row in bench.rows if row.parameters["who"] == "engine"}
+    assert ours["against_plain"].dropna().isin(known).all()
+    assert ours["against_plain"].notna().any()
+    colours = []
+    for shown in (table, table[table["who"] != "plain-torch"]):
+        handles, labels = view.rates(shown)[0].axes[0].get_legend_handles_labels()
+        colours.append({label: bars[0].get_facecolor() for label, bars in zip(labels, handles, strict=True)})
+    assert len(colours[0]) > len(colours[1]) > 0
+    assert all(colours[0][who] == colour for who, colour in colours[1].items())
 
 
 def test_rows_of_two_machines_are_no_one_picture(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from lab.errors import RunFailed
 from lab.probes.gates.config import load_gates
 from lab.probes.gates.history import (
     MEASURING,
-    Damaged,
     Entry,
     Key,
     append,
@@ -26,6 +25,9 @@ from lab.probes.gates.history import (
     require_green,
 )
 from lab.rows import environment
+from lab.rows.gpus import Gpu
+from lab.rows.maker import RowMaker
+from lab.rows.store import Damaged, read_rows
 
 pytestmark = pytest.mark.reference
 
@@ -42,7 +44,7 @@ KINDS: dict[str, tuple[Entry | Damaged, str]] = {
     "red": (entry_of(KEY, "micro", "red", ["single32k spec: speed-up"]), "x"),
     "incomplete": (entry_of(KEY, "micro", "incomplete", ["x"]), "x"),
     "broke": (entry_of(KEY, "micro", "broke", ["RunFailed: x"]), "x"),
-    "damaged": (Damaged(1), "x"),
+    "damaged": (Damaged(1, "torn"), "x"),
     "full green": (entry_of(KEY, "full", "green", []), ""),
     "full red": (entry_of(KEY, "full", "red", ["x"]), ""),
     **{f"green, other {name}": (entry_of(key, "micro", "green", []), "") for name, key in OTHERS.items()},
@@ -99,6 +101,14 @@ def test_another_code_configuration_gpu_or_geometry_has_a_count_of_its_own(tmp_p
     assert require_green(path, KEY, 3).is_long_enough, "the first one's runs still count for it"
 
 
+def test_a_run_is_a_row_like_any_other_and_comes_back_as_it_was(tmp_path: Path) -> None:
+    entry = entry_of(KEY, "full", "red", ["single32k spec: speed-up"], "fingerprint")
+    append(tmp_path / "gates.jsonl", entry)
+    assert read(tmp_path / "gates.jsonl") == [entry]
+    [row] = read_rows(tmp_path / "gates.jsonl")
+    assert (row.kind, row.name, row.environment, row.recorded_at) == ("gate_run", "full", "fingerprint", entry.time)
+
+
 def test_with_no_file_nothing_was_green(tmp_path: Path) -> None:
     with pytest.raises(RunFailed) as refused:
         require_green(tmp_path / "absent.jsonl", KEY, 3)
@@ -114,8 +124,14 @@ def test_with_no_file_nothing_was_green(tmp_path: Path) -> None:
         b"[]",
         b'"green"',
         b'{"result":"green"}',
-        entry_of(KEY, "micro", "green", []).model_dump_json().replace("green", "GREEN").encode(),
-        entry_of(KEY, "micro", "green", []).model_dump_json()[:-1].encode() + b',"new_key":1}',
+        b'{"time":"now","mode":"micro","result":"green","code":"c0de","config":"c0f1","gpu":"x","geometry":"y","why":[]}',
+        RowMaker("gates", "gates", "m")
+        .measured("gate", "micro", {"result": "green", "why": []})
+        .line()
+        .rstrip()
+        .encode(),
+        entry_of(KEY, "micro", "green", []).row().line().rstrip().replace("green", "GREEN").encode(),
+        entry_of(KEY, "micro", "green", []).row().line().rstrip()[:-1].encode() + b',"new_key":1}',
     ],
 )
 @pytest.mark.parametrize("end", [b"", b"\n"])
@@ -172,7 +188,7 @@ def test_the_code_hash_is_of_what_a_number_depends_on(tmp_path: Path) -> None:
 
 def test_a_key_names_the_gpu_for_gates_of_a_gpu_and_else_the_cpu() -> None:
     config, machine = load_gates(SMALL), environment.collect()
-    with_gpu = machine.model_copy(update={"gpus": [environment.Gpu(name="NVIDIA H200")]})
+    with_gpu = machine.model_copy(update={"gpus": [Gpu(name="NVIDIA H200")]})
     assert key_of(config, with_gpu).gpu == machine.cpu
     assert key_of(config.model_copy(update={"device": "cuda"}), with_gpu).gpu == "NVIDIA H200"
     assert key_of(config, machine).geometry == "nano"

@@ -12,8 +12,9 @@ import pytest
 import torch
 from gate_rows import SMALL, rows
 
-from eagle3core.engine import PERF_MODE_VARIABLE
 from eagle3core.errors import InvariantViolated
+from eagle3core.performance import PERF_MODE_VARIABLE
+from lab import cli
 from lab.errors import ExperimentError, RunFailed
 from lab.pairs import shipped_pair
 from lab.pairs.planted import share_for_length
@@ -23,7 +24,6 @@ from lab.probes.bench.rounds import Work
 from lab.probes.bench.scenario import Scenario
 from lab.probes.bench.source import HEADROOM, open_pair
 from lab.probes.gates import command, history, measure
-from lab.probes.gates.command import main
 from lab.probes.gates.config import GatesConfig, load_gates, packaged_gates
 from lab.probes.gates.history import Entry, read
 from lab.probes.gates.kernels import plans_of
@@ -33,6 +33,11 @@ from lab.rows.gates import gates_of
 from lab.rows.store import Row, read_rows
 
 pytestmark = pytest.mark.reference
+
+
+def main(options: list[str]) -> int:
+    return cli.run(["gates", *options])
+
 
 Give = Callable[[str, str], list[Row]]
 
@@ -252,7 +257,7 @@ def test_a_run_that_ends_in_an_error_is_written_down_as_broken(
         main(["micro", *common, "--repeat", "4"])
     last = read(state)[-1]
     assert isinstance(last, Entry)
-    assert (last.result, last.why) == ("broke", [f"{type(error).__name__}: {str(error).splitlines()[0]}"])
+    assert (last.result, list(last.why)) == ("broke", [f"{type(error).__name__}: {str(error).splitlines()[0]}"])
     with pytest.raises(RunFailed, match="0 of 3"):
         main(["full", *common])
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from eagle3core.kernels import launch, registry
+from eagle3core.kernels import cubins, registry
 from eagle3core.kernels.card import case_id
 from lab.probes.kernels import bench
 
@@ -11,8 +11,8 @@ from lab.probes.kernels import bench
 @pytest.mark.compiled
 def test_the_read_kernel_compiles_and_is_built_once(tmp_path):
     wanted = bench.read_variants()
-    assert launch.build_cubins(wanted, "sm_90a", tmp_path) == 2
-    assert launch.build_cubins(wanted, "sm_90a", tmp_path) == 0
+    assert cubins.build_cubins(wanted, "sm_90a", tmp_path) == 2
+    assert cubins.build_cubins(wanted, "sm_90a", tmp_path) == 0
 
 
 @pytest.mark.emulated

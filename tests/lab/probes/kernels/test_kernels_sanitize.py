@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from eagle3core.errors import BackendUnavailable
@@ -25,7 +27,7 @@ def test_without_the_tool_or_a_gpu_the_command_exits_3_with_the_remedy(capsys: p
 
 def test_rows_are_appended_where_the_command_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
-    monkeypatch.setattr(sanitize, "main", lambda arguments: given.append(arguments) or 0)
+    monkeypatch.setattr(sanitize, "run", lambda options: given.append(options.out) or 0)
     assert cli.main(["kernels", "--sanitize", "rows.jsonl"]) == 0
     assert cli.main(["kernels", "--sanitize"]) == 0
-    assert given == [["--out", "rows.jsonl"], ["--out", ""]]
+    assert given == [Path("rows.jsonl"), None]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,43 +12,48 @@ from eagle3core.kernels import registry
 from eagle3core.kernels.card import ARCHES, Card, case_id
 from lab import cli
 from lab.errors import ExperimentError, NotComparable, RunFailed
+from lab.figures import use_style
 from lab.night import experiment
-from lab.page.figures import use_style
 from lab.probes.kernels import cards, command, pictures, records
+from lab.probes.kernels.bench import plain_shape
 from lab.probes.kernels.measure import measured
 from lab.probes.kernels.occupancy import occupancy
 from lab.probes.kernels.on_cpu import CompiledVariant, compiled, emulated_error
 from lab.probes.kernels.rows import read_bench
 from lab.rows import environment
-from lab.rows.store import ROWS_FILE, read_rows
+from lab.rows.gpus import Gpu
+from lab.rows.maker import RowMaker
+from lab.rows.store import ROWS_FILE, Row, block, read_rows
 
 pytestmark = pytest.mark.reference
 
-ABOUT = {"gpu": "NVIDIA H200", "versions": {"driver": "580.1"}, "commit": "0123456789abcdef"}
+MACHINE = environment.collect().model_copy(
+    update={"gpus": [Gpu(name="NVIDIA H200", driver="580.1")], "commit": "0123456789abcdef"}
+)
+MAKER = RowMaker("run", "kernels", MACHINE.fingerprint, shared={"gpu": "NVIDIA H200"})
 
 
-def kernel_row(card: Card, shape: Any, share: float = 0.8, **more: Any) -> dict[str, Any]:
+def kernel_row(card: Card, shape: Any, share: float = 0.8, **more: Any) -> Row:
     """A row as the benchmark writes it, with a made-up time."""
     cost = card.cost(shape)
     floor = cost.floor_us(4578.0)
-    plain = {key: value if isinstance(value, str | int | float) else str(value) for key, value in shape.items()}
     libraries = {"F.linear": 1.1 * floor / share} if card.name == "gemm" else {}
-    return {
-        "kind": "kernel", "op": card.name, "shape": plain, "us": floor / share, "us_p10": floor, "us_p90": 2 * floor,
-        "floor_us": floor, "bytes": cost.bytes, "flops": cost.flops, "dependent_passes": cost.dependent_passes,
-        "peer": "F.linear" if libraries else None, "peer_us": libraries.get("F.linear"), "peers": libraries,
-        "status": "measured" if libraries else "incomplete", **ABOUT, **more,
+    values = {
+        "time_us": floor / share, "time_us_p10": floor, "time_us_p90": 2 * floor, "floor_us": floor,
+        "n_bytes": cost.bytes, "n_flops": cost.flops, "dependent_passes": cost.dependent_passes,
+        "is_complete": bool(libraries), **block("libraries_us", libraries), **more,
     }  # fmt: skip
+    return MAKER.measured("kernel", card.name, values, block("shape", plain_shape(shape)), timer="cuda_graph/1")
 
 
-def proof_row(op: str, faults: tuple[str, ...] = (), cases: int = 3) -> dict[str, Any]:
-    verdict = "failed" if faults else "passed"
-    return {"kind": "proof", "op": op, "cases": cases, "faults": list(faults), "verdict": verdict, **ABOUT}
+def proof_row(op: str, faults: tuple[str, ...] = (), cases: int = 3) -> Row:
+    values = {"verdict": "failed" if faults else "passed", "n_cases": cases, "faults": list(faults)}
+    return MAKER.measured("kernel_proof", op, values)
 
 
-def write(path: Path, *rows: dict[str, Any], tail: str = "") -> Path:
+def write(path: Path, *rows: Row, tail: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail)
+    path.write_text("".join(row.line() for row in (MAKER.machine(MACHINE), *rows)) + tail)
     return path
 
 
@@ -58,9 +62,9 @@ def stored(tmp_path: Path) -> Path:
     """A benchmark's file: two cards timed, one with a failed proof, the others absent."""
     known = registry()
     gemm, rms_norm = known["gemm"], known["rms_norm"]
-    rows = [{"kind": "ceiling", "op": "read", "gb_per_s": 4550.0, **ABOUT}, proof_row("gemm"), proof_row("rms_norm")]
+    rows = [MAKER.measured("ceiling", "read", {"gb_per_s": 4550.0}), proof_row("gemm"), proof_row("rms_norm")]
     rows += [kernel_row(gemm, shape) for shape in gemm.shapes] + [kernel_row(rms_norm, rms_norm.shapes[0], 0.1)]
-    rows += [proof_row("rope", ("q: error 1, allowed 0.1",)), {"kind": "sweep", "op": "gemm", **ABOUT}]
+    rows += [proof_row("rope", ("q: error 1, allowed 0.1",)), MAKER.measured("sweep_cell", "another", {})]
     return write(tmp_path / "h200" / "kernels.jsonl", *rows)
 
 
@@ -84,13 +88,14 @@ def test_rows_are_read_with_their_machine_and_a_torn_last_line_is_left_out(store
 def test_a_file_that_cannot_be_used_is_refused_with_the_line_and_the_way_out(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match=r"kernels\.bench --out"):
         read_bench(tmp_path / "none.jsonl")
-    with pytest.raises(RunFailed, match=r"line 1 of bad\.jsonl"):
+    with pytest.raises(RunFailed, match=r"line 2 of bad\.jsonl"):
         read_bench(write(tmp_path / "bad.jsonl", tail="{\n"))
     gemm = registry()["gemm"]
     with pytest.raises(RunFailed, match="must be above 0"):
-        read_bench(write(tmp_path / "zero.jsonl", kernel_row(gemm, gemm.shapes[0], us=0.0)))
+        read_bench(write(tmp_path / "zero.jsonl", kernel_row(gemm, gemm.shapes[0], time_us=0.0)))
+    other = proof_row("gemm").model_copy(update={"parameters": {"gpu": "NVIDIA A100"}})
     with pytest.raises(NotComparable, match="one GPU a file"):
-        read_bench(write(tmp_path / "two.jsonl", proof_row("gemm"), {**proof_row("gemm"), "gpu": "NVIDIA A100"}))
+        read_bench(write(tmp_path / "two.jsonl", proof_row("gemm"), other))
 
 
 def test_a_proof_without_cases_or_with_faults_is_no_passed_proof(tmp_path: Path) -> None:
@@ -122,7 +127,7 @@ def test_measured_proven_failed_and_incomplete_are_told_apart(stored: Path) -> N
 
 def test_a_row_whose_libraries_were_not_timed_is_counted_as_incomplete(tmp_path: Path) -> None:
     gemm = registry()["gemm"]
-    rows = [proof_row("gemm"), kernel_row(gemm, gemm.shapes[0], peers={}, status="incomplete")]
+    rows = [proof_row("gemm"), kernel_row(gemm, gemm.shapes[0], is_complete=False)]
     state = cards.gpu_state(gemm, read_bench(write(tmp_path / "k.jsonl", *rows)))
     assert "incomplete: 1 without all libraries" in state
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import time
@@ -13,16 +12,18 @@ import pytest
 import torch
 
 from eagle3core.errors import BackendUnavailable
-from eagle3core.kernels import launch, registry
+from eagle3core.kernels import cubins, registry
 from eagle3core.kernels.card import Card
 from eagle3core.kernels.compile import compile_variant
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError
+from lab.options.kernels import SanitizeOptions
 from lab.probes.sanitizer import command as sanitize
 from lab.probes.sanitizer import processes as sanitize_processes
 from lab.probes.sanitizer.plants import PLANTS, WRITTEN, plants_of, written_on
-from lab.probes.sanitizer.report import CLEAN, FAILED, FOLLOWED, FOUND, Outcome, Summary
+from lab.probes.sanitizer.report import CLEAN, CLEAN_IN_FORM, FAILED, FOUND, Outcome, Summary
 from lab.probes.sanitizer.run import CPU, cases_of, known, seen_by, variants, watched
+from lab.rows.store import read_rows
 
 PAIRS = [pytest.param(tool, pair, id=pair[0].name) for tool, pairs in PLANTS.items() for pair in pairs]
 REPAIRED = [undone for pairs in PLANTS.values() for _, undone in pairs]
@@ -89,12 +90,14 @@ def test_a_plant_compiles_under_a_name_that_the_tools_are_told_to_watch(tool: st
 @pytest.mark.compiled
 @pytest.mark.slow
 def test_processes_side_by_side_compile_what_is_not_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(launch.CUBINS_VARIABLE, str(tmp_path))
-    wanted = variants(REPAIRED, "sm_90a")
-    assert not any(sanitize._is_at_hand(variant, "sm_90a") for variant in wanted)
-    assert sanitize._compiled(wanted, "sm_90a", tmp_path, 2) == len(REPAIRED)
-    assert all(sanitize._is_at_hand(variant, "sm_90a") for variant in wanted)
-    assert sanitize._compiled([], "sm_90a", tmp_path, 2) == 0
+    monkeypatch.setenv(cubins.CACHE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(sanitize, "_wanted", lambda cards, arch: variants(REPAIRED, arch))
+    assert not any(cubins.is_stored(variant, "sm_90a") for variant in variants(REPAIRED, "sm_90a"))
+    sanitize._prepare([], "sm_90a", 2)
+    assert all(cubins.is_stored(variant, "sm_90a") for variant in variants(REPAIRED, "sm_90a"))
+    # Whatever was prepared is found under the tools, where nothing may be compiled.
+    monkeypatch.setattr(cubins, "compile_variant", lambda *a: pytest.fail("compiled again"))
+    sanitize._prepare([], "sm_90a", 2)
 
 
 @pytest.mark.reference
@@ -102,27 +105,27 @@ def test_no_two_plants_share_a_cubin() -> None:
     made = [
         variant for card in known().values() if card.name.startswith("planted") for variant in card.variants("sm_90a")
     ]
-    digests = {launch.digest(variant, "sm_90a") for variant in made}
+    digests = {cubins.digest(variant, "sm_90a") for variant in made}
     assert len(digests) == len({variant.name for variant in made})
 
 
 @pytest.mark.reference
 def test_every_kernel_of_every_case_is_known_before_the_tools_start() -> None:
-    wanted = {launch.digest(variant, "sm_90a") for variant in sanitize._wanted([*registry().values()], "sm_90a")}
+    wanted = {cubins.digest(variant, "sm_90a") for variant in sanitize._wanted([*registry().values()], "sm_90a")}
     for card in known().values():
         case = card.cases[0]
         inputs = card.example(case, torch.Generator().manual_seed(0), CPU)
         for tool in sanitize.TOOLS:
             seen = seen_by(tool, card)
             for item in seen.launches("sm_90a", case, inputs, card.outputs(case, inputs), **card.settings[-1]):
-                assert launch.digest(item.variant, "sm_90a") in wanted
+                assert cubins.digest(item.variant, "sm_90a") in wanted
 
 
 def outcomes(**verdicts: str) -> list[Outcome]:
     """Outcomes of both tools on all plants, good ones but for those named."""
     good = {card.name: FOUND for card in WRITTEN}
     good |= {planted.name: FOUND for pairs in PLANTS.values() for planted, _ in pairs}
-    good |= {undone.name: FOLLOWED if undone.name in ("planted_turn_undone",) else CLEAN for undone in REPAIRED}
+    good |= {undone.name: CLEAN_IN_FORM if undone.name in ("planted_turn_undone",) else CLEAN for undone in REPAIRED}
     return [
         Outcome(card.name, tool, verdicts.get(card.name, good[card.name]), 1.0, 1, 1, 0, Summary(0))
         for card, tool in sanitize._planted("sm_90a")
@@ -142,7 +145,7 @@ def test_a_tool_that_misses_its_plant_or_blames_the_kernel_without_it_judges_not
 
 @pytest.mark.reference
 def test_what_racecheck_makes_of_right_kernels_as_they_are_written_is_said() -> None:
-    turn, stage = sanitize.not_followed(outcomes(planted_stage_as_written=CLEAN))
+    turn, stage = sanitize.what_racecheck_misjudges(outcomes(planted_stage_as_written=CLEAN))
     assert "cannot follow planted_turn_as_written: it is right" in turn
     assert "follows planted_stage_as_written (clean)" in stage
 
@@ -168,8 +171,8 @@ def test_plants_whose_instructions_an_architecture_lacks_are_left_out_there() ->
     ("verdicts", "missed", "code"),
     [
         ((CLEAN, CLEAN), [], 0),
-        ((CLEAN, FOLLOWED), [], 0),
-        ((FOLLOWED, FOUND), [], 1),
+        ((CLEAN, CLEAN_IN_FORM), [], 0),
+        ((CLEAN_IN_FORM, FOUND), [], 1),
         ((CLEAN, FOUND), [], 1),
         ((CLEAN, FAILED), [], 1),
         ((CLEAN, "incomplete"), [], 3),
@@ -192,7 +195,7 @@ def test_a_missing_tool_is_refused_with_the_remedy(
         monkeypatch.delenv(name, raising=False)
     if Path("/usr/local/cuda/bin", sanitize.SANITIZER).exists():
         pytest.skip("compute-sanitizer is installed here")
-    assert sanitize.main([]) == 3
+    assert sanitize.run(SanitizeOptions()) == 3
     words = capsys.readouterr().err
     assert "compute-sanitizer was not found" in words
     assert "do: install" in words
@@ -238,9 +241,9 @@ def test_both_tools_find_their_plant_on_this_gpu_and_a_card_is_clean(gpu, tmp_pa
     except BackendUnavailable as missing:
         pytest.skip(str(missing))
     out = tmp_path / "rows.jsonl"
-    assert sanitize.main(["--ops", "accept", "--out", str(out), "--logs", str(tmp_path)]) == 0
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
-    assert {(row["op"], row["tool"], row["verdict"]) for row in rows} >= {
+    assert sanitize.run(SanitizeOptions(ops=("accept",), out=out, logs=tmp_path)) == 0
+    rows = [row for row in read_rows(out) if row.kind == "sanitizer"]
+    assert {(row.name, row.parameters["tool"], row.values["verdict"]) for row in rows} >= {
         ("planted_race", "racecheck", FOUND), ("planted_write", "memcheck", FOUND),
         ("accept", "racecheck", CLEAN), ("accept", "memcheck", CLEAN),
     }  # fmt: skip

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from eagle3core.kernels import launch, proof, registry
+from eagle3core.kernels import cubins, proof, registry
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError
-from lab.probes.sanitizer.form import followed, in_form, is_in_form, names_in, variant_in_form
+from lab.probes.sanitizer.form import in_form, is_in_form, names_in, variant_in_form, waiting_arrivals
 from lab.probes.sanitizer.run import CPU, seen_by, variants
 
 CARDS = registry()
@@ -34,10 +34,10 @@ def test_a_kernel_in_the_form_has_a_cubin_of_its_own_and_travels_to_other_proces
         changed = variant_in_form(variant)
         assert is_in_form(changed)
         assert not is_in_form(variant)
-        assert launch.digest(changed, "sm_90a") != launch.digest(variant, "sm_90a")
+        assert cubins.digest(changed, "sm_90a") != cubins.digest(variant, "sm_90a")
         again = pickle.loads(pickle.dumps(changed))
         assert again.make == changed.make
-        assert launch.digest(again, "sm_90a") == launch.digest(changed, "sm_90a")
+        assert cubins.digest(again, "sm_90a") == cubins.digest(changed, "sm_90a")
 
 
 @pytest.mark.reference
@@ -92,4 +92,4 @@ def test_an_arrival_that_waits_where_nobody_comes_is_a_deadlock() -> None:
     x = torch.zeros(1)
     emulator.execute([variant.launch((1,), x=x)])
     with pytest.raises(EmulationError, match="deadlock"):
-        emulator.execute([variant.launch((1,), x=x)], followed(emulator))
+        emulator.execute([variant.launch((1,), x=x)], waiting_arrivals(emulator))

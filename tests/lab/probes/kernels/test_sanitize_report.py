@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lab.probes.sanitizer.report import CLEAN, FAILED, FOLLOWED, FOUND, INCOMPLETE, Summary, judged, summary_of
+from lab.probes.sanitizer.report import CLEAN, CLEAN_IN_FORM, FAILED, FOUND, INCOMPLETE, Summary, judged, summary_of
 
 pytestmark = pytest.mark.reference
 
@@ -77,7 +77,7 @@ def test_a_summary_is_read_in_the_tools_own_words(tool: str, text: str, counted:
             CLEAN_RACECHECK,
             0,
             {**RAN, "in_form": 3},
-            FOLLOWED,
+            CLEAN_IN_FORM,
             "3 of the kernels are not as the engine runs",
         ),
         ("racecheck", RACE, 86, {**RAN, "in_form": 3}, FOUND, "Write access at sumKernel"),
@@ -104,10 +104,10 @@ def test_a_verdict_needs_a_summary_an_end_and_right_numbers(
 
 
 def test_an_outcomes_row_tells_what_was_counted_from_what_was_not() -> None:
-    row = judged("gemm", "racecheck", WARP_RACE, 0, RAN, 7.04).row()
-    assert (row["op"], row["tool"], row["verdict"], row["launches"]) == ("gemm", "racecheck", FOUND, 5)
-    assert (row["errors"], row["hazards"], row["warnings"], row["seconds"]) == (0, 1, 1, 7.0)
-    assert judged("gemm", "racecheck", "", 0, RAN, 7.0).row()["hazards"] is None
+    values = judged("gemm", "racecheck", WARP_RACE, 0, RAN, 7.04).values()
+    assert (values["verdict"], values["n_launches"], values["took_s"]) == (FOUND, 5, 7.0)
+    assert (values["n_errors"], values["n_hazards"], values["n_warnings"]) == (0, 1, 1)
+    assert judged("gemm", "racecheck", "", 0, RAN, 7.0).values()["n_hazards"] is None
 
 
 def test_frames_of_the_host_are_not_among_the_reasons() -> None:

@@ -15,12 +15,12 @@ from torch_launches import execute
 
 from eagle3core.step.program import launches_of
 from eagle3core.step.replay import EagerReplayer
+from lab import cli
 from lab.errors import ExperimentError, RunFailed
 from lab.night.experiment import Experiment
 from lab.probes.bench.floors import step_floor
 from lab.probes.profiles import figures, records
 from lab.probes.profiles.capture import PUBLIC, Capture, capture_of, chrome_trace, class_of, is_range, read_chrome_trace
-from lab.probes.profiles.command import main
 from lab.probes.profiles.costs import declared_bytes, launch_bytes, program_bytes
 from lab.probes.profiles.ranges import OUTSIDE, STEP, summed, union_us, values_of
 from lab.probes.profiles.rows import FILE, TRACE, WATCHED, read_profile
@@ -32,6 +32,10 @@ from lab.rows.environment import collect
 from lab.rows.store import read_rows
 
 pytestmark = pytest.mark.reference
+
+
+def main(options: list[str]) -> int:
+    return cli.run(["profile", *options])
 
 
 def test_kernels_belong_to_the_ranges_that_asked_for_them_however_late_they_run() -> None:
@@ -176,7 +180,7 @@ def test_a_step_of_the_real_engine_is_profiled_on_a_cpu(tmp_path: Path, capsys: 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--at", "16x1,32x1"], "16x1,32x1"), (["--spec", "0,3"], "--spec 0,3"), (["--steps", "0"], "--steps is 0"),
+        (["--at", "16x1,32x1"], "16x1,32x1"), (["--spec", "0,3"], "--spec is 0,3"), (["--steps", "0"], "--steps is 0"),
         (["--share", "0.5", "--acceptance-length", "2"], "--share"),
     ],
 )  # fmt: skip

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from profile_captures import N_STEPS, PROJECTED, events, write_raw_page, write_sqlite
 
+from lab import cli
 from lab.errors import ExperimentError, NotComparable, RunFailed
 from lab.probes.profiles import command, tools
 from lab.probes.profiles.capture import capture_of
-from lab.probes.profiles.command import main
 from lab.probes.profiles.ncu import kernels_of
 from lab.probes.profiles.nsys import read_sqlite
 from lab.probes.profiles.ranges import OUTSIDE, STEP, summed, values_of
@@ -24,6 +24,11 @@ from lab.probes.profiles.rows import FILE, read_profile
 from lab.probes.proofs.gpu_trace import WINDOW
 
 pytestmark = pytest.mark.reference
+
+
+def main(options: list[str]) -> int:
+    return cli.run(["profile", *options])
+
 
 # -- Nsight Systems
 
@@ -122,7 +127,11 @@ def test_files_that_nobody_reads_and_reports_without_their_tool_are_refused(
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "a.csv").write_text("x,y\n1,2\n")
     (tmp_path / "a.json").write_text("[]")
-    for name, words in (("a.csv", "no capture that can be read"), ("a.json", "no trace"), ("b.json", "no file b.json")):
+    for name, words in (
+        ("a.csv", "no capture that can be read"),
+        ("a.json", "no trace"),
+        ("b.json", "b.json.*does not exist"),
+    ):
         with pytest.raises(ExperimentError, match=words):
             main(["--import", str(tmp_path / name), "--out", str(tmp_path / "out")])
     for name in ("a.nsys-rep", "a.ncu-rep"):

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from lab import cli
 from lab.errors import ExperimentError, NotComparable
 from lab.night import experiment
+from lab.options.speed import SpeedOptions, stage_depths
 from lab.pairs.planted.tokens import expected_length
 from lab.probes.bench import memory
 from lab.probes.bench.run import Bench
-from lab.probes.bench.scenario import Point
+from lab.probes.bench.scenario import Point, Scenario
 from lab.probes.speed import command, records, rows
 from lab.probes.speed import measure as speed_measure
 from lab.probes.speed.measure import Speed, groups_of
@@ -51,7 +53,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = ["--geometry", "nano", "--at", "20x2", "--spec", "0,1,3", "--tokens", "24", "--rounds", "1"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Speed, "_fits", lambda self, point, ks: len(ks) <= 2)
-        assert command.main([*options, "--device", "cpu", "--out", str(path)]) == 0
+        assert cli.run(["speed", *options, "--device", "cpu", "--out", str(path)]) == 0
     return path
 
 
@@ -88,7 +90,7 @@ def test_a_point_that_fails_is_missing_with_its_reason_and_the_others_are_measur
     monkeypatch.setattr(Bench, "measure", sometimes)
     out = tmp_path / rows.FILE
     options = ["--at", "20x2,20x1", "--spec", "0,1", "--tokens", "16", "--rounds", "1", "--device", "cpu"]
-    assert command.main([*options, "--out", str(out)]) == 0
+    assert cli.run(["speed", *options, "--out", str(out)]) == 0
     states = {(row.name, row.kind): row.reason for row in read_rows(out) if row.parameters["batch"] == 2}
     assert states["Speculative_Batch2_Context20_1tokens", "bench"] == "no room for two"
     assert "no step of 1 drafts was timed at 20x2" in str(
@@ -109,22 +111,35 @@ def test_what_cannot_fit_is_missing_with_its_plan_and_no_weights_are_made(
     monkeypatch.setattr(speed_measure, "open_pair", never)
     monkeypatch.setattr(memory, "device_bytes", lambda _: 141 * 10**9)
     out = tmp_path / rows.FILE
-    options = [
-        "--geometry",
-        "llama-3.1-70b",
-        "--at",
-        "512x1",
-        "--spec",
-        "0,3",
-        "--dtype",
-        "bfloat16",
-        "--device",
-        "cpu",
-    ]
-    assert command.main([*options, "--out", str(out)]) == 3
+    scenario = Scenario(
+        geometry="llama-3.1-70b", pair="planted", points=(Point(512, 1),), ks=(0, 3), share=0.8, dtype="bfloat16",
+        device="cpu", peers=(),
+    )  # fmt: skip
+    assert command.conclude(command.measure(scenario, (0, 3), out)) == 3
     found = read_rows(out)
     assert [row.status for row in found] == ["missing"] * 2
     assert all("weights 134." in str(row.reason) for row in found)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which these shapes run")
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["speed", "--at", "512x1"], ["bench"], ["scenarios"], ["profile"], ["planted"],
+        ["ab", "--plant", "target.mlp/gemm_swiglu"],
+    ],
+)  # fmt: skip
+def test_shapes_of_a_gpu_are_refused_on_a_cpu_before_any_weight_is_made(
+    monkeypatch: pytest.MonkeyPatch, line: list[str]
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError("weights were made")
+
+    monkeypatch.setattr("lab.pairs.planted.pair.PlantedPair.__init__", never)
+    with pytest.raises(ExperimentError, match=r"llama-3\.1-8b has 8\.0 billion weights.* on a CPU") as refused:
+        cli.run([*line, "--geometry", "llama-3.1-8b"])
+    assert "a GPU for these shapes" in refused.value.allowed
+    assert "--geometry nano" in refused.value.remedy
 
 
 def test_rows_are_read_back_with_ratios_of_their_own_group(measured: Path) -> None:
@@ -186,28 +201,29 @@ def test_without_reference_rows_there_is_nothing_and_with_them_the_newest(
 def test_options_that_contradict_are_refused_in_three_parts() -> None:
     for options, what in (
         (["--at", "20x1", "--sweep-batch", "1,2"], "--sweep-batch"),
-        ([], "--at ''"),
+        ([], "neither --at nor --sweep-batch"),
         (["--at", "20x1", "--share", "0.5", "--acceptance-length", "2"], "--share was given"),
         (["--at", "20x1", "--spec", "0,1", "--stages", "0,3"], "stages of 3 drafts"),
         (["--at", "20x1", "--spec", "1,3"], "depths"),
     ):
         with pytest.raises(ExperimentError, match=what) as error:
-            command.main(options)
+            cli.run(["speed", *options])
         assert len(str(error.value).splitlines()) == 3
 
 
 def test_a_sweep_over_batches_is_points_of_one_context_and_the_dial_is_one_for_all_depths() -> None:
-    assert command.points_of("", "1, 4", 1024) == (Point(1024, 1), Point(1024, 4))
+    assert SpeedOptions(sweep_batch=(1, 4)).points == (Point(1024, 1), Point(1024, 4))
     assert expected_length(command.dial(3.0, 7), 3) == pytest.approx(3.0)
     assert expected_length(command.dial(None, 1), 1) == pytest.approx(2.0), "one draft cannot commit three"
-    assert command.stage_depths("", (0, 1, 3, 7)) == (0, 3)
-    assert command.stage_depths("", (0, 1)) == (0, 1)
-    assert command.stage_depths("none", (0, 1)) == ()
+    assert stage_depths(None, (0, 1, 3, 7)) == (0, 3)
+    assert stage_depths(None, (0, 1)) == (0, 1)
+    assert stage_depths((), (0, 1)) == ()
 
 
 def test_the_kernels_of_every_engine_can_be_named_ahead() -> None:
-    given = command._parser().parse_args(["--geometry", "nano", "--at", "20x1,40x2", "--spec", "0,3", "--build", "x"])
-    scenario = command.scenario_of(given)
+    _, options = cli.parsed(["speed", "--geometry", "nano", "--at", "20x1,40x2", "--spec", "0,3", "--build", "x"])
+    assert isinstance(options, SpeedOptions)
+    scenario = command.scenario_of(options)
     settings = command.SpeedPlans(geometry="nano", scenario=scenario).settings("speed")["nano"]
     assert {(one.k, one.batch) for one in settings} == {(0, 1), (3, 1), (0, 2), (3, 2)}
     assert scenario.dtype == "bfloat16", "built for a GPU, on a machine without one"
@@ -253,6 +269,6 @@ def test_thresholds_hold_fail_or_are_missing_and_none_is_judged_unless_set(measu
 def test_recommendations_are_for_what_was_asked_or_else_for_the_dial(measured: Path) -> None:
     speed = rows.read_speed(measured)
     [dial] = records.acceptances([], "", speed)
-    assert dial.name.startswith("the dial's share 0.81")
+    assert dial.name.startswith("the planted share 0.81")
     assert dial.length(3) == pytest.approx(3.0, abs=0.01)
     assert [one.length(1) for one in records.acceptances([0.25, 0.5], "", speed)] == [1.25, 1.5]

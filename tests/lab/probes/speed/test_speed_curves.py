@@ -92,20 +92,20 @@ def test_the_envelope_of_one_draft_begins_where_it_breaks_even() -> None:
 
 def test_the_envelope_covers_all_shares_once_and_its_reigns_are_truly_the_best() -> None:
     over = {0: 1.0} | {k: 1.07 + 0.045 * k for k in range(1, 8)}
-    reigns = envelope(over)
-    assert [reign.k for reign in reigns] == sorted({reign.k for reign in reigns}), "deeper as more is accepted"
-    assert reigns[0].low == 0.0
-    assert reigns[-1].high == 1.0
-    assert reigns[-1].k == 7
-    for before, after in pairwise(reigns):
+    spans = envelope(over)
+    assert [span.k for span in spans] == sorted({span.k for span in spans}), "deeper as more is accepted"
+    assert spans[0].low == 0.0
+    assert spans[-1].high == 1.0
+    assert spans[-1].k == 7
+    for before, after in pairwise(spans):
         border = before.high
         assert after.low == border
         both = [expected_length(border, k) / over[k] for k in (before.k, after.k)]
         assert both[0] == pytest.approx(both[1], rel=1e-6), "equal at the border"
     for share in (0.01, 0.2, 0.5, 0.77, 0.99):
-        reign = next(one for one in reigns if one.low <= share <= one.high)
+        span = next(one for one in spans if one.low <= share <= one.high)
         speeds = {k: expected_length(share, k) / r for k, r in over.items()}
-        assert max(speeds, key=lambda k: speeds[k]) == reign.k == best_at(over, share).k
+        assert max(speeds, key=lambda k: speeds[k]) == span.k == best_at(over, share).k
 
 
 def test_a_best_depth_is_clear_only_if_its_worst_rounds_beat_the_others_best() -> None:
@@ -159,7 +159,7 @@ def test_the_break_even_batch_is_the_first_from_which_on_nothing_pays() -> None:
     assert break_even_batch(found[:3]) is None, "the largest still gains"
     text = advice(found, acceptance)
     assert "no gain from batch 8 on" in text
-    assert "batch 1 spec-1 at 1.18x" in text
+    assert "batch 1 spec-1, 1.18 times plain decoding" in text
     assert "nothing to choose" in advice([], acceptance)
 
 
@@ -173,7 +173,7 @@ def test_expected_and_measured_are_compared_at_both_acceptances() -> None:
     [found] = predictions([point(1, {0: 1.0, 1: 1.25})])
     assert found.error == pytest.approx(0.0), "measured with the same two tokens a step"
     assert found.at_dial == pytest.approx(1.8 / 5e-3)
-    assert "at the dial by at most 10.0%" in prediction_line([found])
+    assert "at the planted one by at most 10.0%" in prediction_line([found])
     assert prediction_line([]).startswith("No speed was measured")
 
 
@@ -227,12 +227,42 @@ def test_the_waterfall_names_the_three_stages_that_hold_most_above_the_floor() -
     assert "92% of that in target.attn 30 us, target.mlp 10 us, between steps 6 us" in text
     assert above_floor(made.stages[0].costs[0]) == 30.0
     assert checks(made, 3) == (
-        "plain decoding: own times sum to 100.00% of the step; watched, a step takes 1.004 of its time unwatched"
+        "plain decoding: own times sum to 100.00% of the step; with its stages timed a step takes 1.004 of its time"
     )
     table = table_of(made, 3)
     assert list(table["step"].unique()) == ["plain decoding"], "what was not measured is not drawn"
     assert table["own_us"].sum() == pytest.approx(160.0)
     assert table["share_of_step"].sum() == pytest.approx(1.0)
+
+
+def test_the_sentence_of_a_waterfall_is_computed_from_its_bars() -> None:
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from lab.probes.speed import waterfall
+
+    made = PointSpeed(512, 1)
+    # In the first stage more time is a gap than is above its floor: kernels beat the read ceiling, from a cache.
+    costs = StageCost("target.attn", 50.0, 45.0, -10.0, 15.0, 3), StageCost("target.mlp", 100.0, 90.0, 10.0, 0.0, 2)
+    made.stages[0] = Stages(costs, 160.0, 150 / 160, 1.0, "profile")
+    figure, table = waterfall.waterfall(made, 0)
+    bars = figure.axes[0].patches
+    ends = [bar.get_x() + bar.get_width() for bar in bars]
+    above = sum(bar.get_width() for bar in bars if bar.get_facecolor() != bars[0].get_facecolor())
+    assert max(ends) == pytest.approx(150.0)
+    assert above == pytest.approx(25.0)
+    assert why(made, 0).startswith(
+        "Plain decoding takes 0.150 ms, 0.025 ms of it above the floor of its bytes, 100% of"
+    )
+    assert list(table["above_floor_us"]) == [15.0, 10.0]
+    assert list(table["floor_us"] + table["kernels_above_us"] + table["gap_us"]) == [50.0, 100.0]
+
+
+def test_of_a_step_that_was_not_split_no_floor_is_told() -> None:
+    made = PointSpeed(24, 1)
+    costs = StageCost("target.attn", 50.0, 0.1, None, None, None), StageCost("target.mlp", 150.0, 0.2, None, None, None)
+    made.stages[0] = Stages(costs, 200.0, None, 1.0, "missing: no profile")
+    assert why(made, 0) == "Plain decoding takes 0.200 ms, 100% of it in target.mlp 150 us, target.attn 50 us."
 
 
 # -- pictures

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.probes.speed import command, rows
+from lab import cli
+from lab.probes.speed import rows
 from lab.probes.speed.waterfall import parts_of
 from lab.rows.store import read_rows
 
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.gpu
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("speed") / rows.FILE
     options = ["--geometry", "nano", "--at", "100x2", "--spec", "0,3", "--tokens", "48", "--rounds", "1"]
-    assert command.main([*options, "--out", str(path)]) == 0
+    assert cli.run(["speed", *options, "--out", str(path)]) == 0
     return path
 
 

@@ -14,12 +14,12 @@ from eagle3core.errors import ConfigError
 from eagle3core.kernels import tuned
 from eagle3core.kernels.gemm.tiling import Tiling, ruled_tiling
 from eagle3core.step.gemm_audit import Product, write_shapes
-from lab.cli import main
-from lab.errors import ExperimentError, NotComparable
+from lab.cli import main, parsed
+from lab.errors import ExperimentError, NotComparable, RunFailed
+from lab.options.sweeps import read_orders
 from lab.probes.sweeps import measure
 from lab.probes.sweeps.bake import bake, faults_of
 from lab.probes.sweeps.choose import choose_all
-from lab.probes.sweeps.command import read_orders
 from lab.probes.sweeps.confirm import contenders, named_file
 from lab.probes.sweeps.joint import joint_orders
 from lab.probes.sweeps.machines import TwinMachine, variants_of
@@ -34,14 +34,16 @@ from lab.probes.sweeps.regimes import (
     load_shapes,
     nearest,
 )
-from lab.probes.sweeps.rows import SweepWriter, read_sweep
+from lab.probes.sweeps.rows import SweepWriter, read_sweep, row_of
+from lab.rows.maker import RowMaker
 
 pytestmark = pytest.mark.reference
 
-ABOUT = {"gpu": "a GPU", "timer": "a clock", "versions": {"driver": "1"}, "commit": "c" * 40}
+ABOUT = {"gpu": "a GPU", "timer": "a clock"}
 HOT = Product("EAGLE3_FC", 3, 32, 256, "bf16", "packed", "store")
 COLD = Product("EAGLE3_O", 1, 16, 256, "bf16", "packed", "residual")
 KEY = HOT.key._asdict()
+NO_VALUES = ("op", "phase", "regime", "key", "shape", "setting", "gpu", "timer")
 
 
 @pytest.fixture
@@ -52,9 +54,9 @@ def no_file(monkeypatch: pytest.MonkeyPatch) -> None:
 def screen(setting: Tiling, us: float, **more: Any) -> dict[str, Any]:
     """A stored row beside a default of 10 us."""
     return {
-        "kind": "sweep", "op": "gemm", "phase": "screen", "regime": HOT.key.text, "key": KEY, "shape": HOT.case,
-        "setting": asdict(setting), "us": us, "over_default": us / 10, "is_default": us == 10.0, "bits_equal": True,
-        "floor_us": 5.0, **ABOUT, **more,
+        "op": "gemm", "phase": "screen", "regime": HOT.key.text, "key": KEY, "shape": HOT.case,
+        "setting": asdict(setting), "time_us": us, "over_default": us / 10, "is_default": us == 10.0,
+        "bits_equal": True, "floor_us": 5.0, **ABOUT, **more,
     }  # fmt: skip
 
 
@@ -68,7 +70,13 @@ def stored() -> list[dict[str, Any]]:
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    """Cells as the file holds them."""
+    lines = []
+    for cell in rows:
+        maker = RowMaker("r", "sweep", "m", shared={"gpu": cell["gpu"]})
+        values = {name: value for name, value in cell.items() if name not in NO_VALUES}
+        lines.append(row_of(maker, cell, values, cell["timer"]).line())
+    path.write_text("".join(lines))
     return path
 
 
@@ -79,17 +87,17 @@ def test_one_command_sweeps_logged_shapes_bakes_entries_and_goes_on_where_it_sto
     write_shapes(shapes, {HOT: 1})
     command = ["sweep", "gemm", "--shapes", str(shapes), "--top", "0", "--device", "cpu", "--out", str(out)]
     assert main([*command, "--bake", str(baked)]) in (0, 4)  # 4: times of an emulator may not decide anything
-    rows = read_sweep(out).rows
+    rows = read_sweep(out).cells
     screened = [row for row in rows if row["phase"] == "screen"]
     assert len(screened) == 3
-    assert all(row["bits_equal"] and row["us"] > 0 for row in screened)
+    assert all(row["bits_equal"] and row["time_us"] > 0 for row in screened)
     assert [row["setting"] for row in screened if row["is_default"]] == [asdict(ruled_tiling("sm_90a", 3, 2, 256))]
     artifact = tuned.read_artifact(baked)
     assert (artifact.gpu, artifact.n_entries) == ("CPU twin", 1)
     assert HOT.key in artifact.settings["gemm"]
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["regimes"] == 1
     main(command)
-    assert len(read_sweep(out).rows) == len(rows)
+    assert len(read_sweep(out).cells) == len(rows)
 
 
 def test_settings_with_other_bits_are_never_chosen_and_fail_the_sweep(
@@ -114,10 +122,10 @@ def test_other_bits_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no
 
     monkeypatch.setattr(measure, "launches_of", planted)
     machine = TwinMachine()
-    writer = SweepWriter(tmp_path / "rows.jsonl", machine.about())
+    writer = SweepWriter(tmp_path / "rows.jsonl", machine.gpu, machine.timer)
     [regime] = gemm_regimes("sm_90a", {HOT: 1}, 0)
     Sweep(machine, writer)._screen(regime, regime.cases[0])
-    equal = {row["setting"]["stages"]: row["bits_equal"] for row in writer.rows}
+    equal = {row["setting"]["stages"]: row["bits_equal"] for row in writer.cells}
     assert equal == {stages: stages != FASTER.stages for stages in equal}
     assert False in equal.values()
 
@@ -126,7 +134,7 @@ def test_rows_of_another_gpu_or_timer_are_never_added_to_nor_read_together(tmp_p
     path = write_rows(tmp_path / "rows.jsonl", stored())
     for name in ("gpu", "timer"):
         with pytest.raises(NotComparable) as refused:
-            SweepWriter(path, {**ABOUT, name: "another"})
+            SweepWriter(path, **{**ABOUT, name: "another"})
         assert "'another'" in refused.value.what
         assert refused.value.remedy
         mixed = write_rows(tmp_path / f"{name}.jsonl", [*stored(), screen(SLOWER, 9.5) | {name: "another"}])
@@ -138,22 +146,22 @@ def test_a_torn_last_line_is_taken_out_and_its_cell_measured_again(tmp_path: Pat
     path = write_rows(tmp_path / "rows.jsonl", stored())
     with path.open("a") as out:
         out.write('{"kind": "swe')
-    writer = SweepWriter(path, ABOUT)
-    assert len(writer.rows) == 4
+    writer = SweepWriter(path, **ABOUT)
+    assert len(writer.cells) == 4
     assert writer.has(stored()[0])
     cell = {name: stored()[0][name] for name in ("op", "phase", "regime", "key", "shape")} | {"setting": {"stages": 1}}
     assert not writer.has(cell)
-    writer.write(cell, us=1.0)
-    assert len(read_sweep(path).rows) == 5
+    writer.write(cell, time_us=1.0)
+    assert len(read_sweep(path).cells) == 5
     path.write_text("no json\n" + path.read_text())
-    with pytest.raises(ExperimentError, match="line 1"):
+    with pytest.raises(RunFailed, match="line 1"):
         read_sweep(path)
 
 
 def test_rows_beside_another_default_are_not_mixed_with_new_ones(tmp_path: Path, no_file: None) -> None:
     [regime] = gemm_regimes("sm_90a", {HOT: 1}, 0)
     other = screen(SLOWER, 10.0) | {"gpu": TwinMachine.gpu, "timer": TwinMachine.timer}
-    writer = SweepWriter(write_rows(tmp_path / "rows.jsonl", [other]), TwinMachine().about())
+    writer = SweepWriter(write_rows(tmp_path / "rows.jsonl", [other]), TwinMachine.gpu, TwinMachine.timer)
     with pytest.raises(NotComparable, match="beside the default"):
         Sweep(TwinMachine(), writer).run([regime])
 
@@ -161,17 +169,17 @@ def test_rows_beside_another_default_are_not_mixed_with_new_ones(tmp_path: Path,
 def test_a_baked_entry_holds_against_its_rows_and_an_altered_one_does_not(tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "rows.jsonl", stored())
     sweep = read_sweep(rows)
-    choices, missing = choose_all(sweep.rows, "gemm")
+    choices, missing = choose_all(sweep.cells, "gemm")
     assert missing == {}
     content = bake(tmp_path / "tuned.json", choices, sweep, rows, "sm_90a")
     [entry] = content["gemm"]
     assert entry["setting"] == asdict(FASTER)
     assert (entry["rows"], entry["baked_us"], entry["default_us"]) == ("rows.jsonl", 9.0, 10.0)
-    assert faults_of(content, lambda name: sweep.rows) == []
+    assert faults_of(content, lambda name: sweep.cells) == []
     altered = {**content, "gemm": [{**entry, "setting": asdict(SLOWER)}]}
-    assert "not what its rows give" in faults_of(altered, lambda name: sweep.rows)[0]
+    assert "not what its rows give" in faults_of(altered, lambda name: sweep.cells)[0]
     slow = {**content, "gemm": [{**entry, "baked_us": 9.5}]}
-    assert "further from the best" in faults_of(slow, lambda name: sweep.rows)[0]
+    assert "further from the best" in faults_of(slow, lambda name: sweep.cells)[0]
     assert "no rows" in faults_of(content, lambda name: [])[0]
     with pytest.raises(NotComparable):
         bake(tmp_path / "tuned.json", choices, sweep, rows, "sm_80")
@@ -184,7 +192,7 @@ def test_every_entry_that_ships_is_what_its_committed_rows_give() -> None:
     for path in sorted(tuned.FOLDER.glob("*.json")):
         content = json.loads(path.read_text())
         assert tuned.read_artifact(path).n_entries == len(content.get("gemm", [])) + len(content.get("attention", []))
-        assert faults_of(content, lambda name: read_sweep(ROOT / name).rows) == []
+        assert faults_of(content, lambda name: read_sweep(ROOT / name).cells) == []
 
 
 def test_regimes_are_ranked_by_the_bytes_of_their_weights_and_the_tail_gets_few_settings(no_file: None) -> None:
@@ -234,10 +242,10 @@ def test_an_order_of_sums_is_judged_over_all_regimes() -> None:
     best, other = joint_orders(rows)
     assert (best.splits, best.ratio) == (8, pytest.approx(0.9))
     assert (other.ratio, other.worst, other.worst_regime) == (pytest.approx(1.0), 1.25, "T 4")
-    assert read_orders("32x4, 8x4") == [(32, 4), (8, 4)]
+    assert read_orders("32x4, 8x4") == ((32, 4), (8, 4))
     for text in ("32", "3x4", "x", "32x0"):
-        with pytest.raises(ExperimentError):
-            read_orders(text)
+        with pytest.raises(ExperimentError, match="--orders is"):
+            parsed(["sweep", "fmha", "--out", "x", "--orders", text])
 
 
 def test_a_heat_map_names_the_cells_that_were_not_measured() -> None:
@@ -289,7 +297,7 @@ def test_attention_is_swept_with_tiles_orders_and_micro_runs(tmp_path: Path, no_
     command = ["sweep", "fmha", "--device", "cpu", "--out", str(out), "--tile-stats", "--ab", "--orders", "4x2"]
     assert main([*command, "--confirm", "--micro-tokens", "16", "--rounds", "1"]) in (0, 4)
     sweep = read_sweep(out)
-    phases = {row["phase"] for row in sweep.rows}
+    phases = {row["phase"] for row in sweep.cells}
     assert phases >= {"screen", "joint", "tiles", "micro"}
     [tiles] = sweep.of("attention", "tiles")
     assert tiles["tiles"]["total"] == sum(tiles["tiles"][n] for n in ("span_empty", "mask_empty", "executed"))

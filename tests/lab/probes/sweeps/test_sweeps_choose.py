@@ -60,7 +60,7 @@ def row(phase: str, setting: int, us: float, **more: Any) -> dict[str, Any]:
         "shape": shape,
         "setting": {"stages": setting},
     }
-    made |= {"us": us, "is_default": setting == 0, "bits_equal": True, "over_default": us / 10.0}
+    made |= {"time_us": us, "is_default": setting == 0, "bits_equal": True, "over_default": us / 10.0}
     return {**made, **more}
 
 

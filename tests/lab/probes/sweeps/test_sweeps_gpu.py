@@ -27,7 +27,7 @@ def test_products_are_swept_in_graphs_and_every_setting_gives_the_same_bits(
 ) -> None:
     monkeypatch.setenv(tuned.TUNED_VARIABLE, tuned.NO_FILE)
     machine = GpuMachine()
-    writer = SweepWriter(tmp_path / "rows.jsonl", machine.about())
+    writer = SweepWriter(tmp_path / "rows.jsonl", machine.gpu, machine.timer)
     products = {Product("EAGLE3_FC", m, 4096, 4096, "bf16", "packed", "store"): 1 for m in (3, 5)}
     regimes = gemm_regimes(machine.arch, products, 0)
     assert Sweep(machine, writer).run(regimes)
@@ -35,8 +35,8 @@ def test_products_are_swept_in_graphs_and_every_setting_gives_the_same_bits(
     assert len(screened) == 2 * len(regimes[0].settings)
     assert all(row["bits_equal"] for row in screened)
     least = 0.8 if "H200" in machine.gpu else 0.0  # whose memory the floor is of: no cache can have held W
-    assert all(row["us"] > least * row["floor_us"] for row in screened)
-    choices, missing = choose_all(writer.rows, "gemm")
+    assert all(row["time_us"] > least * row["floor_us"] for row in screened)
+    choices, missing = choose_all(writer.cells, "gemm")
     assert (len(choices), missing) == (1, {})
 
 

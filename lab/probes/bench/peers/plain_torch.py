@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
-from eagle3core.kernels.layer.rope import rope_tables
-from eagle3core.weights.rope import rope_frequencies
-from lab.probes.bench.fused import FusedDraft, FusedLayer, FusedTarget
-from lab.probes.bench.peers import PeerRound, StepLoop
-from lab.probes.bench.sdpa import Choice, captured, fastest
+from eagle3core.kernels.layer import rope_tables
+from eagle3core.weights import rope_frequencies
+from lab.probes.bench.peers.fused import FusedDraft, FusedLayer, FusedTarget
+from lab.probes.bench.peers.sdpa import Choice, captured, fastest
+from lab.probes.bench.peers.step_loop import PeerRound, StepLoop
 
 # Milliseconds of this step on an H200 in bf16, (plain, spec-3), Llama-3.1-8B shapes; measured with torch 2.11 on a
 # machine that read 4578 GB/s. A row far from them says that the peer, not the engine, has changed.

@@ -15,8 +15,8 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eagle3core.geometry import TargetGeometry
 from lab.pairs.planted.disk import rope_config
-from lab.probes.bench.fused import FusedTarget
-from lab.probes.bench.peers import PeerRound, StepLoop
+from lab.probes.bench.peers.fused import FusedTarget
+from lab.probes.bench.peers.step_loop import PeerRound, StepLoop
 
 COMPILING_STEPS = 4  # reduce-overhead runs once eagerly and once to record before it replays
 

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from places import ROOT
 
-from lab.page.figures import INK, SERIES, Kept, shown, table_cells, table_html, to_svg, use_style
+from lab.figures import INK, SERIES, Kept, shown, table_cells, table_html, to_svg, use_style
 
 pytestmark = pytest.mark.reference
 

@@ -1,11 +1,13 @@
-"""Times on a GPU: of calls captured into a CUDA graph, and kernels that only read, whose rate is a run's ceiling.
+"""The clock of captured graphs: CUDA events around replays, warm, settled, in turns. Beside `lab.rows.clock`.
+
+A single launch is shorter than the gap before it, so calls are captured into one CUDA graph and a replay is timed as a
+whole. Needs torch and a GPU; nothing else in this room imports it.
 
 Source: docs/requirements.md R-129; timing rules derived here.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,21 +15,14 @@ from typing import Any
 
 import torch
 
-from eagle3core.kernels.card import Variant, parameters
+from lab.rows.clock import Timing
 
-TIMER = "CUDA events around graph replays, warm, settled, in turns"  # named in rows: times of another are not compared
+METHOD = 1
+TIMER = f"cuda_graph/{METHOD}"  # named in rows: times of another are not compared
 
-_REPLAYS, _LEAST_CALLS = 11, 8
+REPLAYS = 11
+_LEAST_CALLS = 8
 _WARM_S = 0.05  # an idle GPU takes some milliseconds of work to reach its clocks
-
-
-@dataclass
-class Timing:
-    """Time of one call inside a graph, us: median over replays, and the spread."""
-
-    median_us: float
-    p10_us: float
-    p90_us: float
 
 
 @dataclass
@@ -69,14 +64,14 @@ def capture(calls: Sequence[Callable[[], Any]]) -> Captured:
 
 
 def time_captured(graphs: Sequence[Captured]) -> list[Timing]:
-    """Times of graphs that are compared: after a warm-up of all, a replay of each in turn, again and again."""
-    until = time.monotonic() + _WARM_S
+    """Times of one call of each graph, a sample a replay: after a warm-up of all, a replay of each in turn."""
+    until, n_warm = time.monotonic() + _WARM_S, 0
     while time.monotonic() < until:
         for one in graphs:
             one.replay_us()
-    rounds = [[one.settled_us() for one in graphs] for _ in range(_REPLAYS)]
-    deciles = [statistics.quantiles(times, n=10) for times in zip(*rounds, strict=True)]
-    return [Timing(at[4], at[0], at[-1]) for at in deciles]
+        n_warm += 1
+    rounds = [[one.settled_us() for one in graphs] for _ in range(REPLAYS)]
+    return [Timing(times, TIMER, n_warm) for times in zip(*rounds, strict=True)]
 
 
 def time_graphs(alternatives: Sequence[Sequence[Callable[[], Any]]]) -> list[Timing]:
@@ -87,30 +82,3 @@ def time_graphs(alternatives: Sequence[Sequence[Callable[[], Any]]]) -> list[Tim
 def time_graph(calls: Sequence[Callable[[], Any]]) -> Timing:
     """Time of one call when all are captured into one CUDA graph."""
     return time_graphs([calls])[0]
-
-
-def make_read(isa: Any, *, loads: int) -> Any:
-    """Reads every byte once, `loads` 16-byte loads a lane under way, and writes nothing that could be left out."""
-
-    def read(x: Any, y: Any, n_bytes: Any) -> None:
-        cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
-        step = i64(cuda.gridDim.x) * cuda.blockDim.x * 16
-        at = x + (i64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x) * 16
-        end = x + n_bytes
-        mixed = i32(0)
-        while at < end:
-            for i in range(loads):
-                if at + i * step < end:
-                    v = isa.load_u32x4_stream(at + i * step)
-                    mixed = i32(mixed ^ v[0] ^ v[1] ^ v[2] ^ v[3])
-            at += loads * step
-        if mixed == 0x12345678:
-            isa.store_u32(y, mixed)
-
-    return read
-
-
-def read_variants() -> list[Variant]:
-    """Read-only kernels whose best rate is the memory ceiling of a run."""
-    text = "x:in y:out n_bytes:i64"
-    return [Variant(f"read_{n}", make_read, {"loads": n}, parameters(text), 512) for n in (4, 8)]

@@ -1,0 +1,55 @@
+"""Options of what is exchanged with other systems: recorded stages, and acceptance that they reported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator
+
+from lab.options.fields import Options, option
+from lab.options.values import MOST_DRAFTS, DeviceName, ExistingFile, refused
+
+TapDtypeName = Literal["float64", "float32", "bfloat16", "float16"]
+
+
+def _safetensors(path: Path) -> Path:
+    if path.suffix != ".safetensors":
+        raise refused(path.name, "a name ending in .safetensors")
+    return path
+
+
+class TapsOptions(Options):
+    """Write every stage of the engine to a file."""
+
+    target: str = option("", "directory of the target; default: the shipped pair", metavar="DIR")
+    draft: str = option("", "directory of the draft; default: the shipped pair", metavar="DIR")
+    out: Annotated[Path, AfterValidator(_safetensors)] = option(..., "the file to write", metavar="NAME.safetensors")
+    prompts: str = option("", "prompt file (JSON lines); default: the shipped pair's", metavar="FILE")
+    n_prompts: int = option(5, "how many of them", ge=1)
+    max_prompt_tokens: int = option(1024, "longer prompts are cut", ge=2)
+    spec_k: int = option(3, "drafts a step", ge=1, le=MOST_DRAFTS)
+    steps: int = option(3, "speculative steps kept", ge=1)
+    dtype: TapDtypeName = option("float32", "of the engine")
+    device: DeviceName = option("auto", "where it runs")
+    capture_layers: tuple[int, ...] = option((), "explicit tap ids", shape="several")
+    capture_convention: Literal["input", "output"] | None = option(None, "what those ids number")
+
+
+class ImportOptions(Options):
+    """Read the acceptance that another system reported."""
+
+    file: Path = option(..., "what vLLM or SGLang saved, JSON or JSON lines", flag="", metavar="FILE.json")
+    out: Path | None = option(None, "append rows to this file", metavar="FILE.jsonl")
+    name: str = option("", "of the rows (default: the file's)")
+    against: ExistingFile | None = option(None, "our rows on the same prompts", metavar="ROWS.jsonl")
+    row: str = option("", "which of them, e.g. spec-3 (default: the last with an acceptance)")
+
+
+class UpgradeOptions(Options):
+    """Carry stored rows of older forms over to today's; shows only, unless --write."""
+
+    paths: tuple[Path, ...] = option(
+        ..., "files of rows, or folders of them", flag="", metavar="FILE|DIR", shape="several"
+    )
+    write: bool = option(False, "write the files; without it nothing is changed")

@@ -1,0 +1,113 @@
+"""`eagle3lab rows upgrade FILE|DIR...`: stored rows of older forms carried over to today's, and what that changes.
+
+Nothing is written unless --write is given, and nothing at all unless every line of every file is understood.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from lab.errors import EXIT_PASSED, ExperimentError
+from lab.options.exchange import UpgradeOptions
+from lab.rows.old_forms import KNOWN, Carrier
+from lab.rows.store import RowWriter
+
+# JSON lines of the lab that hold no rows, passed over in a folder: a night's progress, prompts, a training's losses.
+NO_ROWS = ("progress.jsonl", "prompts.jsonl", "losses.jsonl")
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """What a file becomes."""
+
+    path: Path
+    n_lines: int
+    carrier: Carrier
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything changes."""
+        return bool(self.carrier.changes)
+
+    def lines(self, shown: str) -> list[str]:
+        """What changes, for people."""
+        if not self.is_needed:
+            return [f"{shown}: {self.n_lines} rows, nothing to change"]
+        head = f"{shown}: {self.n_lines} lines -> {len(self.carrier.rows)} rows"
+        return [head, *(f"  {n:5d} x {words}" for words, n in self.carrier.changes.items())]
+
+    def write(self) -> None:
+        """Puts the new rows in the file's place, whole or not at all."""
+        part = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        part.unlink(missing_ok=True)
+        with RowWriter(part) as writer:
+            for row in self.carrier.rows:
+                writer.write(row)
+        part.replace(self.path)
+
+
+def run(options: UpgradeOptions) -> int:
+    """Shows what would change, or changes it; 0."""
+    upgrades = [upgrade_of(path) for path in files_of(options.paths)]
+    for upgrade in upgrades:
+        print("\n".join(upgrade.lines(_shown(upgrade.path))))
+        if options.write and upgrade.is_needed:
+            upgrade.write()
+    n_needed = sum(upgrade.is_needed for upgrade in upgrades)
+    what = "written" if options.write else "to be written with --write"
+    print(json.dumps({"command": "rows upgrade", "files": len(upgrades), "changed": n_needed, "state": what}))
+    return EXIT_PASSED
+
+
+def files_of(paths: Sequence[Path]) -> list[Path]:
+    """The files named, and the rows' files in the folders named.
+
+    Raises:
+        ExperimentError: a path is neither.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found += sorted(file for file in path.rglob("*.jsonl") if file.name not in NO_ROWS)
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise ExperimentError(f"{path.name} is neither a file nor a folder", "files of rows", "check the path")
+    return list(dict.fromkeys(found))
+
+
+def upgrade_of(path: Path) -> Upgrade:
+    """What a file becomes; nothing is written.
+
+    Raises:
+        ExperimentError: a line is of no known form, or is cut short.
+        NotComparable: a row was written by a newer version of the lab.
+    """
+    carrier, n_lines = Carrier(path.stem), 0
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        n_lines += 1
+        try:
+            data = json.loads(line)
+            if not isinstance(data, dict):
+                raise ValueError("not a JSON object")
+            carrier.take(data)
+        except (ValueError, KeyError, TypeError, AttributeError, ValidationError) as error:
+            raise ExperimentError(
+                f"line {number} of {path.name} cannot be carried over: {' '.join(str(error).split())[:300]}",
+                KNOWN,
+                "mend or remove that line; no file was changed",
+            ) from error
+    return Upgrade(path, n_lines, carrier)
+
+
+def _shown(path: Path) -> str:
+    here = Path.cwd()
+    return path.resolve().relative_to(here).as_posix() if path.resolve().is_relative_to(here) else path.name

@@ -1,0 +1,167 @@
+"""A page says what is easily overlooked: a failed gate, a useless draft, whose pair it was, what was left out."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from places import ROOT
+
+from lab.night.experiment import ENVIRONMENT_FILE, SENTENCE
+from lab.night.jobs import JOB_FILE
+from lab.night.notices import notices_of
+from lab.night.summary import RUN_FILE, conclude
+from lab.page import summary_figures
+from lab.page.report import render
+from lab.rows import environment
+from lab.rows.history import SUMMARY_FILE
+from lab.rows.store import Row, RowWriter, read_run
+
+pytestmark = pytest.mark.reference
+
+NIGHT_8B = ROOT / "reports" / "reference" / "h200" / "night-8b"
+SHARED: dict[str, Any] = {"run": "r", "notebook": "n", "environment": "e", "recorded_at": "2026-11-21T10:00:00+00:00"}
+GATE: dict[str, Any] = {"passed": True, "value": 0, "threshold": 0, "detail": ""}
+
+
+def row(job: str, kind: str, name: str, values: dict[str, Any] | None = None, **more: Any) -> Row:
+    return Row(**SHARED, job=job, kind=kind, name=name, values=values or {}, **more)
+
+
+def decoded(speedup: float, p10: float, p90: float, k: int = 3) -> Row:
+    values = {"decode_tokens_per_s": 50.0, "speedup": speedup, "speedup_p10": p10, "speedup_p90": p90}
+    return row("30_decode", "decode", f"spec-{k}", values)
+
+
+def page_of(folder: Path, rows: list[Row], parameters: dict[str, dict[str, Any]] | None = None) -> tuple[str, str]:
+    """Sentence and page text of a finished night with these rows; `parameters` by job."""
+    run, record = folder / "reports" / "r", environment.collect()
+    ids = list(dict.fromkeys(one.job for one in rows))
+    for job in ids:
+        with RowWriter(run / "jobs" / job / "rows.jsonl") as writer:
+            for one in rows:
+                if one.job == job:
+                    writer.write(one)
+        outcome = {"status": "finished", "seconds": 1.0, "passed": True, "error": None, "cell": None, "traceback": None}
+        content = {"id": job, "parameters": (parameters or {}).get(job, {}), "outcome": outcome}
+        (run / "jobs" / job / JOB_FILE).write_text(json.dumps(content), encoding="utf-8")
+    plan = {
+        "run": "r", "started_at": SHARED["recorded_at"], "argv": [], "config_hash": "c", "pair": {"pair": "shipped"},
+        "fingerprint": record.fingerprint, "strict_undecided": False, "gate_required": True, "gates": [],
+        "jobs": [{"id": job, "notebook": job, "hash": "h", "reads_run": False} for job in ids],
+    }  # fmt: skip
+    (run / RUN_FILE).write_text(json.dumps(plan), encoding="utf-8")
+    (run / ENVIRONMENT_FILE).write_text(record.model_dump_json(), encoding="utf-8")
+    summary = conclude(run, now="2026-11-21T10:05:00+00:00")
+    (run / SUMMARY_FILE).write_text(json.dumps(summary), encoding="utf-8")
+    return summary["sentence"], render(run).read_text(encoding="utf-8")
+
+
+def section(text: str, job: str) -> str:
+    return text[text.index(f'<section id="job-{job}"') :].split("</section>")[0]
+
+
+def test_a_job_whose_gate_failed_or_was_not_judged_is_not_called_finished(tmp_path: Path) -> None:
+    rows = [
+        row("good", "gate", "g", GATE),
+        row("bad", "gate", "g", GATE | {"passed": False, "value": 2}),
+        row("open", "gate", "g", status="missing", reason="no rows"),
+    ]
+    _, text = page_of(tmp_path, rows)
+    assert "finished" in section(text, "good")
+    assert 'class="word bad"' in section(text, "bad")
+    assert "gate failed" in section(text, "bad")
+    assert "gate not judged" in section(text, "open")
+    assert "finished" not in section(text, "bad") + section(text, "open")
+
+
+def test_a_draft_that_slows_the_pair_is_named_in_the_verdict_and_on_the_page(tmp_path: Path) -> None:
+    refused = row("31_acceptance", "acceptance", "spec-3", {"acceptance_by_position": [0.0, 0.0, 0.0]})
+    rows = [row("10_parity_stages", "gate", "g", GATE), decoded(0.58, 0.55, 0.61), refused]
+    sentence, text = page_of(tmp_path, rows)
+    assert sentence.startswith(
+        "Passed: the one gate held in 3 jobs; but speculation slows this pair at every depth measured: spec-3 "
+        "0.58 (0.55 to 0.61) times as fast as plain decoding, and the target refuses 100% of the first drafted tokens"
+    )
+    assert 'class="verdict passed noticed"' in text
+    summary = tmp_path / "reports" / "r" / SUMMARY_FILE
+    summary.write_text(summary.read_text().replace(sentence, "Passed: an older run, which had no such words."))
+    assert "Speculation slows this pair at every depth measured" in render(summary.parent).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([decoded(1.6, 1.5, 1.7)], []),
+        ([decoded(0.98, 0.94, 1.02)], []),  # the rounds do not tell
+        ([decoded(0.9, 0.8, 0.95), decoded(1.2, 1.1, 1.3, k=1)], ["speculation slows this pair at 1 of 2 depths"]),
+        ([row("31", "acceptance", "spec-3", {"acceptance_by_position": [0.82, 0.6, 0.5]})], []),
+    ],
+)  # fmt: skip
+def test_notices_are_for_what_is_certain(rows: list[Row], expected: list[str]) -> None:
+    found = notices_of(rows)
+    assert len(found) == len(expected)
+    assert all(one.startswith(start) for one, start in zip(found, expected, strict=True))
+
+
+def test_a_night_on_planted_pairs_names_them_and_not_the_shipped_one(tmp_path: Path) -> None:
+    bench = row("41_bench", "bench", "x", {"a": 1}, parameters={"pair": "planted", "geometry": "nano"})
+    _, text = page_of(tmp_path / "planted", [row("41_bench", "gate", "g", GATE), bench])
+    assert "pair: planted nano" in text
+    assert "shipped" not in text
+    took = {"10_parity_stages": {"target": "lab/pairs/shipped/target"}}
+    _, text = page_of(tmp_path / "both", [row("10_parity_stages", "gate", "g", GATE), bench], took)
+    assert "pairs: shipped, planted nano" in text
+
+
+def test_what_was_not_asked_for_is_told_from_what_is_missing(tmp_path: Path) -> None:
+    rows = [
+        row("22_kernels", "gate", "g", GATE),
+        row("22_kernels", "kernel_code", "gemm", status="not asked", reason="no architecture was asked for"),
+        row("22_kernels", "kernel", "gemm", status="missing", reason="the library is not installed"),
+    ]
+    _, text = page_of(tmp_path, rows)
+    assert "3 rows, 1 missing, 1 not asked for" in text
+    assert "not asked: no architecture was asked for" in text
+    assert "missing: the library is not installed" in text
+    with pytest.raises(ValueError, match="a row that is not asked needs a reason"):
+        row("22_kernels", "kernel_code", "gemm", status="not asked")
+
+
+def test_sentences_that_explain_a_result_stand_in_their_job(tmp_path: Path) -> None:
+    rows = [row("30_decode", "gate", "g", GATE), row("30_decode", SENTENCE, "sentence 1", {"text": "Because <k>."})]
+    _, text = page_of(tmp_path, rows)
+    assert '<p class="explained">Because &lt;k&gt;.</p>' in section(text, "30_decode")
+    assert f"Rows: {SENTENCE}" not in text
+
+
+def test_a_speed_up_in_the_summary_is_that_of_the_rows_and_not_a_ratio_of_medians() -> None:
+    plain = row("30_decode", "decode", "baseline", {"decode_tokens_per_s": 40.0, "tokens_per_s": 40.0})
+    spec = decoded(1.69, 1.6, 1.75).model_copy(
+        update={"values": {**decoded(1.69, 1.6, 1.75).values, "tokens_per_s": 44.0, "with_prefill_speedup": 1.2}}
+    )
+    drawn = summary_figures.speeds([plain, spec])
+    assert drawn is not None
+    figure, table = drawn
+    assert list(table["tokens_per_s"]) == [40.0, 50.0], "decoding only"
+    assert table["speedup"][1] == 1.69
+    assert table["with_prefill_speedup"][1] == 1.2
+    assert [text.get_text() for text in figure.axes[0].texts] == ["40", "50 (1.69×, 1.60 to 1.75)"]
+    assert "decoding only" in figure.axes[0].get_xlabel()
+
+
+def test_the_summary_of_the_8b_night_has_a_picture() -> None:
+    drawn = summary_figures.points(read_run(NIGHT_8B))
+    assert drawn is not None
+    _, table = drawn
+    assert set(table["job"]) == {"41_bench", "42_perf_gates-micro", "42_perf_gates-full"}
+    assert table[table["spec_k"] == 3]["speedup"].notna().all()
+    assert summary_figures.points([]) is None
+
+
+def test_every_word_of_a_job_has_a_mark(tmp_path: Path) -> None:
+    _, text = page_of(tmp_path, [row("bad", "gate", "g", GATE | {"passed": False})])
+    assert re.search(r'<li><span class="sign" aria-hidden="true">✗</span><a href="#job-bad">', text)

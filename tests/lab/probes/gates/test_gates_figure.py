@@ -1,0 +1,57 @@
+"""The figure of gates can be read: no text lies over another or beyond the edge, and every gate has a mark."""
+
+from __future__ import annotations
+
+import matplotlib as mpl
+import pytest
+from matplotlib import pyplot as plt
+from places import ROOT
+
+from lab.figures import use_style
+from lab.probes.gates.night import GateRuns, gates_table, room
+from lab.rows.gates import GateResult, gates_of
+from lab.rows.store import read_rows
+
+pytestmark = pytest.mark.reference
+
+STORED = ROOT / "reports" / "reference" / "h200" / "night-8b" / "jobs" / "42_perf_gates-micro" / "rows.jsonl"
+
+
+def stored_results() -> tuple[GateResult, ...]:
+    """The gates of a real run, one of them made to fail."""
+    results = gates_of([row for row in read_rows(STORED) if row.kind == "gate"])
+    failed = GateResult("a gate that failed", "fail", 0.6, "at least 0.9", "", "42_perf_gates-micro")
+    return (*results, failed)
+
+
+def test_no_text_of_the_figure_lies_over_another_or_beyond_its_edge() -> None:
+    mpl.use("agg")
+    with mpl.rc_context():
+        use_style()
+        figure, table = room(gates_table(GateRuns(results=stored_results())))
+        figure.canvas.draw()
+    axes, whole = figure.axes[0], figure.bbox
+    texts = [*axes.get_yticklabels(), *axes.get_xticklabels(), *axes.texts, figure._supxlabel, figure._suptitle]  # type: ignore[attr-defined]
+    boxes = {text.get_text(): text.get_window_extent() for text in texts if text.get_text()}
+    names = list(boxes)
+    assert len(names) > 20
+    for i, name in enumerate(names):
+        box = boxes[name]
+        assert box.x0 >= whole.x0, f"{name} is cut"
+        assert box.x1 <= whole.x1, f"{name} is cut"
+        over = [other for other in names[i + 1 :] if box.overlaps(boxes[other])]
+        assert not over, f"{name} lies over {over}"
+    marks = [line for line in axes.lines if line.get_marker() in ("o", "s")]
+    shown = table["room"].notna()
+    assert sorted(float(line.get_xdata()[0]) for line in marks) == pytest.approx(sorted(table[shown]["room"]))
+    assert all(line.get_markersize() >= 4 for line in marks), "room of a tenth of a per cent is seen too"
+    plt.close(figure)
+
+
+def test_a_gate_that_failed_looks_unlike_those_that_hold() -> None:
+    figure, _ = room(gates_table(GateRuns(results=stored_results())))
+    marks = [line for line in figure.axes[0].lines if line.get_marker() in ("o", "s")]
+    assert [line.get_marker() for line in marks].count("s") == 1
+    assert marks[-1].get_marker() == "s"
+    assert figure.axes[0].texts[-1].get_text() == "0.6 (at least 0.9), fail"
+    plt.close(figure)
