@@ -119,12 +119,24 @@ def joined_prompts(target: str | Path, n_prompts: int, n_tokens: int) -> list[li
             f"at most {n_all}, the tokens of all texts together",
             "shorten the context",
         )
-    starts = [i * len(texts) // n_prompts for i in range(n_prompts)]
-    return [list(chain.from_iterable(texts[start:] + texts[:start]))[:n_tokens] for start in starts]
+    return [_joined(texts, i * len(texts) // n_prompts, n_tokens) for i in range(n_prompts)]
 
 
-def uneven_prompts(target: str | Path, n_prompts: int = len(UNEVEN_LENGTHS)) -> list[list[int]]:
-    """Prompts of `UNEVEN_LENGTHS`, in turn: texts of the shipped pair, or random ids for a target without a tokenizer.
+def _joined(texts: Sequence[Sequence[int]], start: int, n_tokens: int) -> list[int]:
+    """The first tokens of all texts one after the other, from text `start` on; fewer where there are no more."""
+    return list(islice(chain.from_iterable([*texts[start:], *texts[:start]]), n_tokens))
+
+
+def uneven_prompts(
+    target: str | Path,
+    n_prompts: int = len(UNEVEN_LENGTHS),
+    *,
+    lengths: Sequence[int] = UNEVEN_LENGTHS,
+    file: str | Path = "",
+) -> list[list[int]]:
+    """Prompts of `lengths`, in turn: texts of `file`, or random ids for a target without a tokenizer.
+
+    No `file` takes the prompts of the shipped pair.
 
     Together they cross what short prompts leave out: a cache block filled to its end, several blocks, more than one
     prefill chunk, and a batch in which no two have the same length.
@@ -136,13 +148,15 @@ def uneven_prompts(target: str | Path, n_prompts: int = len(UNEVEN_LENGTHS)) -> 
 
     if n_prompts < 1:
         raise ExperimentError(f"n_prompts is {n_prompts}", "at least 1", "raise it")
-    lengths = [UNEVEN_LENGTHS[i % len(UNEVEN_LENGTHS)] for i in range(n_prompts)]
+    wanted = [lengths[i % len(lengths)] for i in range(n_prompts)]
     if has_tokenizer(Path(target)):
-        texts = joined_prompts(target, n_prompts, max(lengths))
-        return [text[:length] for text, length in zip(texts, lengths, strict=True)]
+        from eagle3core.pipeline import load_tokenizer
+
+        texts = [prompt.ids for prompt in load_prompts(file or _shipped_file(), load_tokenizer(target))]
+        return [_joined(texts, i * len(texts) // n_prompts, length) for i, length in enumerate(wanted)]
     vocab = int(json.loads((Path(target) / "config.json").read_text(encoding="utf-8"))["vocab_size"])
     drawn = Random(UNEVEN_SEED)
-    return [[drawn.randrange(vocab) for _ in range(length)] for length in lengths]
+    return [[drawn.randrange(vocab) for _ in range(length)] for length in wanted]
 
 
 def _shipped_file() -> Path:

@@ -74,6 +74,19 @@ def read_taps(
     return tuple(sorted(int(i) + (convention == "output") for i in ids))
 
 
+def _layer_config(raw: dict[str, Any]) -> Any:
+    """Hugging Face's config of the layer.
+
+    It refuses a width that is no multiple of the heads even where the head size is given, so the width comes later.
+    """
+    settings = {**raw, "attention_bias": False, "mlp_bias": False}
+    if raw.get("head_dim"):
+        settings["hidden_size"] = raw["num_attention_heads"] * raw["head_dim"]
+    config = LlamaConfig.from_dict(settings)
+    config.hidden_size = raw["hidden_size"]
+    return config
+
+
 def absolute_ids(tensors: dict[str, Tensor], draft_vocab: int) -> Tensor:
     """`[Vd]` int64 target id of each draft id; `d2t` holds offsets, and without it both vocabularies are one."""
     ids = torch.arange(draft_vocab)
@@ -102,7 +115,7 @@ class DraftReference(nn.Module):
         raw = json.loads((Path(directory) / "config.json").read_text())
         raw = {**raw.get("transformer_layer_config", {}), **raw}  # speculators nests the layer's own keys
         tensors = read_draft_tensors(Path(directory))
-        self.config = LlamaConfig.from_dict({**raw, "attention_bias": False, "mlp_bias": False})
+        self.config = _layer_config(raw)
         self.config._attn_implementation = target.attention
         self.taps = read_taps(raw, target.n_layers, *(taps or (None, None)))
         self._build(tensors, target)

@@ -103,10 +103,11 @@ class TargetReference:
         visible, depths = tree_visibility(after + len(tokens), parents)
         positions = torch.arange(after, after + len(tokens))
         positions[n_prefix:] = after + n_prefix + depths
-        if after:
-            self.cache.crop(after)
-        else:
+        n_dropped = int(self.cache.get_seq_length()) - after
+        if not after:
             self.cache = DynamicCache()
+        elif n_dropped:
+            self.cache.crop(-n_dropped)
         self.seen = {}
         output = self.model.model(
             input_ids=torch.tensor([list(tokens)], device=self.device),

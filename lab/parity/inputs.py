@@ -9,7 +9,12 @@ from pathlib import Path
 
 from lab.errors import ExperimentError
 from lab.pairs.named import NAMES, named_pair
+from lab.pairs.prompts import load_prompts, uneven_prompts
 from lab.pairs.random_ids import PromptIds, has_tokenizer, random_prompts, range_of_lengths
+
+# By turns: three cache blocks and a second chunk of 128; a few tokens; more than the engine's own chunk of 512; and two
+# for slots that are filled again, of which one crosses a block.
+STAGE_LENGTHS = (130, 5, 577, 23, 70)
 
 
 def chosen_pair(target: str, draft: str) -> tuple[Path, Path]:
@@ -42,20 +47,39 @@ def prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int) -
     Raises:
         ExperimentError: a count below its least value, or a prompt file for a target without a tokenizer.
     """
-    if n_prompts < 1 or max_tokens < 2:
-        raise ExperimentError(
-            f"n_prompts is {n_prompts} and max_prompt_tokens {max_tokens}", "at least 1 and 2", "raise them"
-        )
+    _check_counts(n_prompts, max_tokens)
     if not has_tokenizer(target):
         return random_prompts(target, n_prompts, max_tokens)
     from transformers import AutoTokenizer
-
-    from lab.pairs.prompts import load_prompts
 
     path = Path(prompts) if prompts else _shipped_prompts()
     loaded = load_prompts(path, AutoTokenizer.from_pretrained(str(target)), limit=n_prompts)
     ids = [list(prompt.ids[:max_tokens]) for prompt in loaded]
     return PromptIds(ids, f"{len(ids)} prompts of {path.name}, {range_of_lengths(ids)} tokens")
+
+
+def stage_prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int) -> PromptIds:
+    """As `prompt_ids`, but of `STAGE_LENGTHS` by turns: each begins with another prompt and goes on with the next ones.
+
+    A bug that needs a batch of unequal lengths, several blocks or several chunks then has them.
+
+    Raises:
+        ExperimentError: as `prompt_ids`.
+    """
+    _check_counts(n_prompts, max_tokens)
+    lengths = [min(length, max_tokens) for length in STAGE_LENGTHS]
+    ids = uneven_prompts(target, n_prompts, lengths=lengths, file=prompts)
+    has_text = has_tokenizer(target)
+    name = Path(prompts).name if prompts else "the shipped pair's prompts"
+    source = f"tokens of {name}" if has_text else "random ids (the target has no tokenizer)"
+    return PromptIds(ids, f"{n_prompts} prompts of {source}, {range_of_lengths(ids)} tokens")
+
+
+def _check_counts(n_prompts: int, max_tokens: int) -> None:
+    if n_prompts < 1 or max_tokens < 2:
+        raise ExperimentError(
+            f"n_prompts is {n_prompts} and max_prompt_tokens {max_tokens}", "at least 1 and 2", "raise them"
+        )
 
 
 def _shipped_prompts() -> Path:

@@ -16,6 +16,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 Named = Iterator[tuple[str, Tensor]]
+ROPE_LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
 
 
 def write_random_pair(

@@ -6,72 +6,112 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from agreeing_pairs import write_agreeing_pair
 from places import GOLDEN
+from random_pairs import ROPE_LLAMA3
 
-from eagle3core.model.draft import DraftModel
 from lab.errors import ExperimentError
 from lab.night.notebook import run_notebook
 from lab.night.parameters import find_notebook
 from lab.parity import faults, run_stage_parity
+from lab.parity.faults.of_draft import DRAFT_FAULTS
+from lab.parity.faults.of_reach import REACH_FAULTS
+from lab.parity.faults.of_target import TARGET_FAULTS
+from lab.parity.recording import PairUnderTest
 from lab.rows import environment
 
 pytestmark = pytest.mark.reference
 
 Pair = tuple[Path, Path]
 PROMPT = [5, 17, 99, 230, 301, 44, 8, 412, 77]
-REQUIRED = {  # issue text: the draft bugs that must be found
+REQUIRED = {  # the draft bugs that a project must find before it is believed
     "wrong_tap", "swapped_concat", "normed_feedback", "rope_query_off_by_one", "missing_d2t", "stale_draft_kv",
 }  # fmt: skip
+ANY_RUN = sorted(f.name for f in (*TARGET_FAULTS, *DRAFT_FAULTS) if "RoPE" not in f.needs)
+REACH = sorted({f.name for f in REACH_FAULTS} | {"ignored_target_rope_scaling"})
+LENGTHS = (70, 9, 133, 33)  # for two slots and chunks of 64
 
 
 @pytest.fixture(scope="module")
 def agreeing(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return write_agreeing_pair(tmp_path_factory.mktemp("agreeing"))
+    """With scaled RoPE, of which the draft says so itself."""
+    folder = tmp_path_factory.mktemp("agreeing")
+    return write_agreeing_pair(folder, rope=ROPE_LLAMA3, draft_rope=ROPE_LLAMA3)
+
+
+def assert_named(fault: faults.Fault, pair: Pair, prompts: list[list[int]], **how: object) -> None:
+    report = run_stage_parity(*pair, prompts=prompts, fault=fault.name, **how)  # type: ignore[arg-type]
+    first = report.first_divergent
+    assert first is not None, f"{fault.name} was not found"
+    assert (first.stage, first.kind) == (fault.stage, fault.kind), report.verdict
+
+
+def prompts_of(*lengths: int) -> list[list[int]]:
+    random = torch.Generator().manual_seed(1)
+    return [torch.randint(512, (length,), generator=random).tolist() for length in lengths]
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"),
-    [*((name, "float32") for name in sorted(faults.FAULTS)), *((name, "bfloat16") for name in sorted(REQUIRED))],
+    ("name", "dtype"), [*((name, "float32") for name in ANY_RUN), *((name, "bfloat16") for name in sorted(REQUIRED))]
 )
 def test_a_planted_bug_is_named_at_its_stage(agreeing: Pair, name: str, dtype: str) -> None:
-    fault = faults.FAULTS[name]
-    report = run_stage_parity(*agreeing, prompts=[PROMPT], dtype=dtype, k=3, steps=3, fault=name)
-    first = report.first_divergent
-    assert first is not None, f"{name} was not found"
-    assert (first.stage, first.kind) == (fault.stage, fault.kind), report.verdict
+    assert_named(faults.FAULTS[name], agreeing, [PROMPT], dtype=dtype, k=3, steps=3)
+
+
+@pytest.mark.parametrize("name", REACH)
+def test_a_bug_that_short_single_prompts_hide_is_named_at_its_stage(agreeing: Pair, name: str) -> None:
+    lengths = (515,) if name == "clipped_positions" else LENGTHS
+    assert_named(faults.FAULTS[name], agreeing, prompts_of(*lengths), k=4, steps=2, slots=2, prefill_chunk=64)
+
+
+HIDDEN = sorted(set(REACH) - {"ignored_target_rope_scaling", "wrong_rope_theta", "ignored_rope_scaling"})
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_one_short_prompt_at_a_small_depth_does_not_show_it(agreeing: Pair, name: str) -> None:
+    """So the inputs of the test above, and of the packaged night, are what finds it."""
+    assert run_stage_parity(*agreeing, prompts=[PROMPT], k=2, steps=1, fault=name).passed
 
 
 @pytest.mark.parametrize("name", sorted(REQUIRED - {"stale_draft_kv"}))  # which needs accepted drafts
 def test_a_planted_bug_is_named_on_the_golden_pair_too(name: str) -> None:
-    fault = faults.FAULTS[name]
-    first = run_stage_parity(
-        GOLDEN / "target", GOLDEN / "draft", prompts=[PROMPT], k=2, steps=2, fault=name
-    ).first_divergent  # fmt: skip
-    assert first is not None
-    assert (first.stage, first.kind) == (fault.stage, fault.kind)
+    assert_named(faults.FAULTS[name], (GOLDEN / "target", GOLDEN / "draft"), [PROMPT], k=2, steps=2)
 
 
 def test_every_kind_of_stage_has_a_bug_to_plant() -> None:
     planted = {fault.stage for fault in faults.FAULTS.values()}
-    draft = {"tokens", "taps", "fc", "concat", "qkv", "rope", "attn", "mlp", "feedback", "norm", "head"}
+    draft = {
+        "tokens", "positions", "taps", "feedback_in", "fc", "concat", "qkv", "rope", "attn", "feedback", "norm", "head"
+    }  # fmt: skip
     target = {"embed", "0.attn", "0.mlp", "taps", "norm", "head"}
     assert {f"draft.{stage}" for stage in draft} | {f"target.{stage}" for stage in target} <= planted
     assert set(faults.FAULTS) >= REQUIRED
+    assert len(faults.FAULTS) == len(TARGET_FAULTS) + len(DRAFT_FAULTS) + len(REACH_FAULTS)
 
 
-def test_the_engine_is_whole_again_after_a_fault_and_after_an_error_inside_one(agreeing: Pair) -> None:
-    before = {name: getattr(DraftModel, name) for name in ("chain", "extend", "concat", "to_target_ids")}
-    for name in ("rope_query_off_by_one", "shifted_features", "swapped_concat", "missing_d2t"):
-        with pytest.raises(RuntimeError), faults.planted(name):
-            raise RuntimeError
-    assert {name: getattr(DraftModel, name) for name in before} == before
-    assert run_stage_parity(*agreeing, prompts=[PROMPT], k=2, steps=1).passed
+@pytest.mark.parametrize("name", ["rope_query_off_by_one", "shifted_features", "swapped_kv", "missing_d2t"])
+def test_the_engine_that_a_bug_was_planted_beside_stays_right(agreeing: Pair, name: str) -> None:
+    engine = PairUnderTest(*agreeing).engine(3, n_tokens=64)
+    before = (engine.target, engine.draft, engine.runner.programs)
+    spoiled = faults.plant(engine, name)
+    assert (engine.target, engine.draft, engine.runner.programs) == before
+    assert spoiled.runner is not engine.runner
+
+
+@pytest.mark.parametrize("name", sorted(faults.FAULTS))
+def test_kernels_stay_in_a_spoiled_program(agreeing: Pair, name: str) -> None:
+    """A bug adds calls beside those that ship; it takes none away, so it is the same on a GPU."""
+    engine = PairUnderTest(*agreeing).engine(4, n_tokens=64, max_batch_size=2)
+    ops = [[call.op for stage in program for call in stage.calls] for program in engine.runner.all_programs]
+    spoiled = faults.plant(engine, name).runner.all_programs
+    kept = [[c.op for stage in program for c in stage.calls if c.op != "planted"] for program in spoiled]
+    assert kept == ops
 
 
 def test_an_unknown_fault_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ExperimentError, match=r"fault is 'gremlin'[\s\S]*stale_draft_kv"), faults.planted("gremlin"):
-        pass
+    with pytest.raises(ExperimentError, match=r"fault is 'gremlin'[\s\S]*stale_draft_kv"):
+        PairUnderTest(GOLDEN / "target", GOLDEN / "draft", fault="gremlin")
 
 
 def outcome_of_the_notebook(pair: Pair, folder: Path, fault: str) -> dict[str, object]:

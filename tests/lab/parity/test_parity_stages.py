@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from agreeing_pairs import write_agreeing_pair
-from random_pairs import write_random_pair
+from random_pairs import ROPE_LLAMA3, write_random_pair
 from safetensors.torch import load_file, save_file
 
 from lab.errors import ExperimentError
@@ -24,14 +24,6 @@ pytestmark = pytest.mark.reference
 
 Pair = tuple[Path, Path]
 PROMPTS = [[5, 17, 99, 230, 301, 44, 8, 412, 77], [1, 2, 3, 4, 5]]
-ROPE_LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 500000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 GEOMETRIES: dict[str, dict[str, Any]] = {
     "no query groups": {"kv_heads": 4, "draft_kv_heads": 4},
     "four queries a group": {"kv_heads": 1, "draft_kv_heads": 1},
