@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from rings import ring_counts
 
 if TYPE_CHECKING:
+    from eagle3core.kernels.card import Launch
     from lab.probes.proofs.subject import Subject
 
 torch.set_num_threads(1)
@@ -66,3 +68,22 @@ def nano_kernels(nano_pair: tuple[Path, Path]) -> Subject:
     from proof_subjects import nano_subject
 
     return nano_subject(nano_pair)
+
+
+@pytest.fixture
+def gpu() -> Iterator[tuple[torch.device, str, Callable[..., None]]]:
+    """(device, arch, executor) of the CUDA device; skips with the reason where there is none."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    from eagle3core.kernels import launch  # not every test needs the driver
+
+    device = torch.device("cuda")
+
+    def execute(launches: Sequence[Launch]) -> None:
+        launch.execute(launches)
+        torch.cuda.synchronize()
+
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield device, launch.device_arch(), execute
+    torch.backends.cuda.matmul.allow_tf32 = before

@@ -142,7 +142,7 @@ class DeviceState:
         request, prompt, start, starts: what prefill works on; `starts` holds every chunk's first token.
         chunk: rows of the chunk in work.
         first: `[1]` first token.
-        turn: `[1]` newest of `results: [RESULT_BLOCKS, S, W]`, which lie in the host's memory: see `ResultQueue`.
+        turn: `[1]` newest of `results: [RESULT_BLOCKS, S, W]`, for kernels in the host's memory: see `ResultQueue`.
         last_scaled, last_sums: what the head reads of a prompt's last row.
         ranks: `[RESULT_BLOCKS, S, depth]` beside `results`, where they are kept (`step.ranks`).
     """
@@ -249,16 +249,16 @@ def new_device_state(
         chunk=new_chunk_rows(sizes.chunk, spans, sizes.entries, device),
         first=integers(1),
         turn=integers(1),
-        results=_host_blocks((RESULT_BLOCKS, slots, result_width(sizes.path_len, sizes.nodes)), device),
+        results=_result_blocks(arch, (RESULT_BLOCKS, slots, result_width(sizes.path_len, sizes.nodes)), device),
         last_scaled=rows(1, hidden),
         last_sums=torch.zeros(1, act.sums.shape[1], dtype=act.sums.dtype, device=device),
         ranks=integers(RESULT_BLOCKS, slots, sizes.path_len - 1) if sizes.keeps_ranks and draft else None,
     )
 
 
-def _host_blocks(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Zeros that the device can write and the host read without a copy; on the CPU there is one memory."""
-    if device.type == "cuda":
+def _result_blocks(arch: str | None, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Zeros that kernels can write and the host read without a copy; plain torch writes on its own device alone."""
+    if arch is not None and device.type == "cuda":
         return torch.zeros(shape, dtype=torch.int32, pin_memory=True)
     return torch.zeros(shape, dtype=torch.int32, device=device)
 

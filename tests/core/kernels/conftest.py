@@ -1,9 +1,7 @@
-"""Executors for the card tests: the emulator on the CPU, or the GPU if there is one."""
+"""What every test of kernels needs: one thread."""
 
 import pytest
 import torch
-
-from eagle3core.kernels import launch
 
 
 @pytest.fixture(autouse=True)
@@ -13,20 +11,3 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture
-def gpu():
-    """(device, arch, executor) of the CUDA device; skips with the reason where there is none."""
-    if not torch.cuda.is_available():
-        pytest.skip("torch sees no CUDA device")
-    device = torch.device("cuda")
-
-    def execute(launches):
-        launch.execute(launches)
-        torch.cuda.synchronize()
-
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
-    yield device, launch.device_arch(), execute
-    torch.backends.cuda.matmul.allow_tf32 = before
