@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -121,14 +122,15 @@ def past_the_face(imports: list[Import]) -> list[str]:
 def public_names(door: str) -> set[str]:
     """What a door offers: its `__all__`, or what a file defines without an underscore."""
     if CORE[door].name != "__init__.py":
-        return {name for name in names_at_the_top(CORE[door]) if not name.startswith("_")}
+        return {name for name in names_at_the_top(CORE[door], imported=False) if not name.startswith("_")}
     body = ast.parse(CORE[door].read_text(encoding="utf-8")).body
     listed = [n.value for n in body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == "__all__"]
     return {name for names in listed for name in ast.literal_eval(names)}
 
 
-def names_at_the_top(path: Path) -> set[str]:
-    """Names that a file defines or assigns; a package's `__init__` also what it imports."""
+@cache
+def names_at_the_top(path: Path, *, imported: bool) -> set[str]:
+    """Names that a file defines or assigns, and with `imported` those that it imports."""
     names = set[str]()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -136,7 +138,7 @@ def names_at_the_top(path: Path) -> set[str]:
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names |= {part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)}
-        elif isinstance(node, ast.ImportFrom) and path.name == "__init__.py":
+        elif isinstance(node, ast.Import | ast.ImportFrom) and imported:
             names |= {alias.asname or alias.name for alias in node.names}
     return names
 
@@ -167,12 +169,13 @@ def test_the_lab_and_its_notebooks_reach_the_core_through_its_doors_alone() -> N
     assert not wrong, f"{len(wrong)} imports go past the doors:\n" + "\n".join(wrong)
 
 
-def test_what_notebooks_import_of_the_house_is_there() -> None:
+def test_what_tests_and_notebooks_import_of_the_house_is_there() -> None:
     house = {**CORE, **LAB}
+    tests = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "tests").rglob("*.py")}
+    imports = [*all_imports(tests), *(each for path in NOTEBOOKS for each in notebook_imports(path))]
     wrong = [
-        f"{each.importer}: {each.module} has no {each.name}"
-        for path in NOTEBOOKS
-        for each in notebook_imports(path)
+        f"{each.importer}:{each.line} {each.module} has no {each.name}"
+        for each in imports
         if each.module.split(".")[0] in ("eagle3core", "lab") and not is_there(each, house)
     ]
     assert not wrong, "\n".join(wrong)
@@ -182,7 +185,7 @@ def is_there(wanted: Import, house: dict[str, Path]) -> bool:
     """Whether a module exists, and its name as one of its files or at its top level."""
     if wanted.name is None or wanted.target(house) != wanted.module:
         return wanted.target(house) in house
-    return wanted.module in house and wanted.name in names_at_the_top(house[wanted.module])
+    return wanted.module in house and wanted.name in names_at_the_top(house[wanted.module], imported=True)
 
 
 def planted(folder: Path, **texts: str) -> dict[str, Path]:

@@ -162,7 +162,8 @@ def target_stages(emit: Emitter, over: TargetPass, rows: Rows, scope: str, *, fi
 
     def stream_of(layer: int) -> Tensor:
         """Where the input of `layer` lies; of layer n, the last one's output."""
-        buffer = over.captured[model.taps.index(layer)] if layer in model.taps else act.stream
+        is_captured = layer in model.taps and over.captured  # without a draft nobody reads them
+        buffer = over.captured[model.taps.index(layer)] if is_captured else act.stream
         return rows_of(buffer, n, width)
 
     def tap(value: Tensor) -> Tap:

@@ -56,6 +56,10 @@ class Plan:
 def prepare(options: NightOptions, config: NightConfig | None = None, *, gate_required: bool = True) -> Plan:
     """Reads and checks everything; starts and writes nothing."""
     config = with_options(config or jobs.load_config(config_path(options.config)), options)
+    run_dir = (options.out or Path("reports") / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")).resolve()
+    # Relative to a job's folder, where its notebook runs: a report folder then holds no absolute path.
+    job_folder = run_dir / JOBS_FOLDER / "job"
+    config, files = with_files(config, job_folder)
     machine = environment.collect()
     if options.require_gpu and not machine.gpus:
         raise RunFailed(
@@ -63,12 +67,8 @@ def prepare(options: NightOptions, config: NightConfig | None = None, *, gate_re
             "a CUDA device that torch can use",
             "run `eagle3lab doctor` to see why not, or leave --require-gpu away",
         )
-    run_dir = (options.out or Path("reports") / datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")).resolve()
     paths = pair_paths(config)
-    # Relative to a job's folder, where its notebook runs: a report folder then holds no absolute path.
-    job_folder = run_dir / JOBS_FOLDER / "job"
     filled = {name: os.path.relpath(path, job_folder) for name, path in paths.items()}
-    config, files = with_files(config, job_folder)
     content = jobs.content_hash(*(paths[name] for name in sorted(paths)), *files)
     state = json.dumps([machine.source, machine.fingerprint, content])
     planned = jobs.expand(config, filled, state)
@@ -93,6 +93,7 @@ def one_notebook(notebook: str, settings: Sequence[str], timeout_s: float) -> Ni
     for setting in settings:
         name, text = split_setting(setting)
         given[name] = parse_value(specs[name], text) if name in specs else text
+    check_parameters(list(specs.values()), given)
     return NightConfig(job=[jobs.JobConfig(notebook=notebook, parameters=given, timeout_s=timeout_s)])
 
 

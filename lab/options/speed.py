@@ -12,6 +12,7 @@ from lab.options.bench import POINTS, PairOptions, check_shipped
 from lab.options.fields import option
 from lab.options.values import (
     DIAL_DEPTH,
+    MIN_ROUNDS,
     MOST_DRAFTS,
     ArchName,
     Counts,
@@ -25,7 +26,6 @@ from lab.options.values import (
     read_depths,
     read_points,
 )
-from lab.rows.verdict import MIN_ROUNDS
 
 
 class SpeedOptions(PairOptions):

@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 from lab.errors import ExperimentError
 
 MOST_DRAFTS = 7
+MIN_ROUNDS = 11  # of each side, from which `lab.rows.verdict` says anything certain
 DIAL_DEPTH = 3  # the depth at which a dial's acceptance length is meant, so that all depths share one dial
 
 GeometryName = Literal["llama-3.1-8b", "llama-3.1-70b", "shipped", "nano"]

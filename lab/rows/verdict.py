@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from statistics import NormalDist, median, stdev
 from typing import Literal
 
+from lab.options.values import MIN_ROUNDS
+
 METHOD = 1
 
 Word = Literal["same", "faster", "slower", "unsure", "missing"]
@@ -35,7 +37,6 @@ UNKNOWN_NIGHT_RATIO = 1.15
 # Rounds in turns on one machine tell smaller moves than nights do, and a certain one of less than this says little.
 ROUNDS_WORTH_RATIO = 1.01
 ROUNDS_SAME_RATIO = 1.02
-MIN_ROUNDS = 11
 # Sums in another order may differ in the last bits of a double.
 _ROUNDING = 1e-9
 # With fewer earlier nights than this, their spread is itself too uncertain to be used.

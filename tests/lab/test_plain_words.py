@@ -45,6 +45,6 @@ def test_no_text_that_a_run_may_show_holds_a_requirement_number() -> None:
 
 def test_the_search_sees_messages_and_leaves_docstrings_alone(tmp_path: Path) -> None:
     path = tmp_path / "module.py"
-    lines = ('"""R-1."""', "def f(x):", '    """R-2."""', '    raise ValueError(f"R-3: {x}")', 'card = C(source="R-4")')
+    lines = ('"""R-01."""', "def f(x):", '    """R-02."""', '    raise ValueError(f"R-03: {x}")', 'C(source="R-04")')
     path.write_text("\n".join(lines), encoding="utf-8")
     assert sorted(line for line, text in texts_of(path) if NUMBER.search(text)) == [4, 5]

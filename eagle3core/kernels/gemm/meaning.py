@@ -32,26 +32,17 @@ def gemm_meaning(
     eps: float = EPS,
     operands: Mapping[str, Tensor],
 ) -> None:
-    """What `gemm` computes, for any widths and dtype: sums in the dtype of `x`, the epilogue in fp32 (fp64 for fp64).
+    """What `gemm` computes, for any widths and dtype: sums and epilogue in fp32 (fp64 for fp64).
 
     Args as `gemm`; `scratch` is not read.
     """
     weight = unpack_weight(w, epilogue, k) if packed else w
-    wide = accumulation_dtype(x.dtype)
-    # fp16 sums of a row that is not normed yet may leave the range of fp16; bf16 has that of fp32.
-    narrow = wide if x.dtype == torch.float16 else x.dtype
-    rows, scale = x.to(narrow), None
+    wide = accumulation_dtype(x.dtype)  # as the kernels' sums: no 16-bit rounding before the epilogue
+    rows = x.to(wide)
     if epilogue.quads:
-        mean = operands["sums"][: len(x)].sum(dim=1, keepdim=True) / (norm_width or k)
-        scale = torch.rsqrt(mean + eps)  # [M, 1]
-    if scale is not None and narrow == wide:
-        rows, scale = (
-            (rows * scale).to(narrow),
-            None,
-        )  # as plain torch has it; in bf16 this would round the rows once more
-    v = F.linear(rows, weight.to(narrow)).to(wide)  # [M, n_w]
-    if scale is not None:
-        v = v * scale
+        mean = operands["sums"][: len(x)].sum(dim=1, keepdim=True) / (norm_width or k)  # [M, 1]
+        rows = (rows * torch.rsqrt(mean + eps)).to(wide)
+    v = F.linear(rows, weight.to(wide))  # [M, n_w]
     if epilogue.has_bias:
         v = v + operands["bias"]
     if epilogue.kind == "swiglu":

@@ -17,8 +17,8 @@ import torch
 
 from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.kernels import Launch
-from eagle3core.step import DeviceRunner, Enqueue, Program, Replayer, Staged, launches_of
+from eagle3core.kernels import Call, Launch
+from eagle3core.step import DeviceRunner, Enqueue, Program, Replayer, Staged, calls_of, launches_of
 from lab.errors import ExperimentError, RunFailed
 from lab.probes.ab.judging import RESOLUTION, tagged
 from lab.probes.bench.clocks import bar_of
@@ -34,7 +34,7 @@ STEP = "step"
 CYCLES_PER_US = 1900.0  # first guess, about an H200's clock; what was measured corrects it
 SHORTEST = 1  # cycles of the spins on the side that is not slowed down
 CLOSE = 0.1  # of the slowdown wanted, by which the planted one may miss it
-Piece = Launch | int  # a kernel, or a wait of so many cycles before the next one
+Piece = Launch | Call | int  # a kernel, a call that has none, or a wait of so many cycles before the next kernel
 
 
 @dataclass
@@ -80,25 +80,30 @@ def places_of(program: Program, kernel: str) -> list[int]:
 
 
 def with_waits(program: Program, kernel: str, cycles: int) -> list[Piece]:
-    """The launches of a program, a wait before each one of the kernel."""
-    held_up = set(places_of(program, kernel))
+    """What a program runs, a wait before each launch of the kernel."""
+    held_up = {id(launches_of(program)[i]) for i in places_of(program, kernel)}
     pieces: list[Piece] = []
-    for i, launch in enumerate(launches_of(program)):
-        pieces += [cycles, launch] if i in held_up else [launch]
+    for call in calls_of(program):
+        for launch in call.launches:
+            pieces += [cycles, launch] if id(launch) in held_up else [launch]
+        pieces += [] if call.launches else [call]
     return pieces
 
 
 def capture_pieces(pieces: Sequence[Piece]) -> Enqueue:
-    """One CUDA graph of kernels and spins."""
+    """One CUDA graph of kernels, spins, and plain torch for a call that has no kernel."""
     from eagle3core.kernels import launch
+
+    def bound(piece: Launch | Call) -> Enqueue:
+        return launch.bind([piece]) if isinstance(piece, Launch) else piece.meaning
 
     spin: Any = torch.cuda._sleep
     spin(1)  # loaded now, not inside the capture
     torch.cuda.synchronize()
-    bound = [piece if isinstance(piece, int) else launch.bind([piece]) for piece in pieces]
+    enqueues = [piece if isinstance(piece, int) else bound(piece) for piece in pieces]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for piece in bound:
+        for piece in enqueues:
             if isinstance(piece, int):
                 spin(piece)
             else:
@@ -107,7 +112,7 @@ def capture_pieces(pieces: Sequence[Piece]) -> Enqueue:
     def replay() -> None:
         graph.replay()
 
-    replay.operands = bound  # type: ignore[attr-defined]  # the graph holds addresses only
+    replay.operands = (enqueues, pieces)  # type: ignore[attr-defined]  # the graph holds addresses only
     return replay
 
 

@@ -13,9 +13,9 @@ from device_engines import BY_MEANING, device_runner, engine_by_meaning, write_n
 from tiny_engines import Pair, accepted_counts, letter_tokenizer, new_tokens, random_prompts, tokens_of
 
 from eagle3core import Engine, EngineConfig, GenerationConfig, InvariantViolated
-from eagle3core.engine import PERF_MODE_VARIABLE
 from eagle3core.kernels.card import Call
 from eagle3core.kernels.slots.slot_state import RUNNING
+from eagle3core.performance import PERF_MODE_VARIABLE
 from eagle3core.step.program import Program, calls_of
 from eagle3core.step.replay import EagerReplayer, compute
 from eagle3core.step.run import DeviceRunner, RowOutcome, SlotRequest, buckets

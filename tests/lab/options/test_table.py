@@ -23,7 +23,7 @@ from lab.options.values import Point
 
 pytestmark = pytest.mark.reference
 
-SLOW = ("torch", "numba", "pandas", "matplotlib", "transformers", "eagle3core", "IPython", "papermill", "scipy")
+SLOW = ("torch", "numba", "pandas", "matplotlib", "transformers", "eagle3core", "IPython", "scipy")
 # One process a line of `lines`: what it imported, and what it took.
 PROBE = """
 import json, os, resource, sys
@@ -116,7 +116,8 @@ def test_a_refusal_names_the_value_what_is_allowed_and_what_to_do(line: list[str
 
 
 def test_a_refusal_imports_nothing_slow_and_exits_two(tmp_path: Path) -> None:
-    found = imported_by([line for line, _ in REFUSED], tmp_path)
+    named = [["run", "40_speed", "-p", setting] for setting in ("rows=none.jsonl", "min_speedup=-1", "round=2")]
+    found = imported_by([*(line for line, _ in REFUSED), *named, ["run", "40_spead"], ["nightly", "x.toml"]], tmp_path)
     assert [one for one in found if one[1:] != (2, [])] == []
 
 

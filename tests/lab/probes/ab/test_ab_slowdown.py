@@ -8,11 +8,10 @@ import pytest
 import torch
 from device_engines import device_engine
 from tiny_engines import Pair
-from torch_launches import execute
 
-from eagle3core.kernels.card import Launch
+from eagle3core.kernels.card import Call, Launch
 from eagle3core.step.program import launches_of
-from eagle3core.step.replay import EagerReplayer, Enqueue
+from eagle3core.step.replay import EagerReplayer, Enqueue, compute
 from eagle3core.step.run import DeviceRunner
 from lab.errors import ExperimentError, RunFailed
 from lab.probes.ab.judging import judge
@@ -43,6 +42,7 @@ class Clocked:
 
     def __init__(self) -> None:
         self.is_on, self.spans, self.now = False, list[Span](), 0.0
+        self.calls: dict[int, Call] = {}  # by their first launch
 
     def start(self) -> None:
         self.is_on, self.spans = True, []
@@ -55,9 +55,10 @@ class Clocked:
             self.spans.append(Span(name, self.now, self.now + time_us))
         self.now += time_us
 
-    def execute(self, launches: Sequence[Launch]) -> None:
-        execute(launches)
-        for launch in launches:
+    def execute(self, calls: Sequence[Call]) -> None:
+        compute(calls)
+        self.calls |= {id(call.launches[0]): call for call in calls if call.launches}
+        for launch in (launch for call in calls for launch in call.launches):
             self.ran(launch.variant.name, KERNEL_US)
 
     def capture(self, pieces: Sequence[Piece]) -> Enqueue:
@@ -65,8 +66,11 @@ class Clocked:
             for piece in pieces:
                 if isinstance(piece, int):
                     self.ran("at::cuda::spin_kernel(long)", SPIN_US + piece / CYCLES)
+                elif isinstance(piece, Launch):
+                    compute([self.calls[id(piece)]] if id(piece) in self.calls else [])
+                    self.ran(piece.variant.name, KERNEL_US)
                 else:
-                    self.execute([piece])
+                    compute([piece])
 
         return replay
 

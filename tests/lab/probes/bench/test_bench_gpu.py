@@ -9,7 +9,7 @@ from lab.pairs.planted import PlantedPair, share_for_length
 from lab.pairs.planted.check import check_dial, measure_margin
 from lab.probes.bench.run import Bench
 from lab.probes.bench.scenario import Point, Scenario
-from lab.probes.bench.source import PairSource, planted_models
+from lab.probes.bench.source import PairSource
 from lab.rows.store import Row
 
 # What torch's compiler warns of while it compiles a peer is not ours.
@@ -63,7 +63,7 @@ def test_the_8b_geometry_is_decisive_and_accepts_as_the_dial_says() -> None:
     assert margin.holds, margin
     torch.cuda.empty_cache()
     pair = PlantedPair("llama-3.1-8b", share=share, device="cuda")
-    target, draft = planted_models(pair)
+    target, draft = pair.models()
     source = PairSource(target, draft, pair.target_weights, pair.draft_weights, None, pair, pair.card())
     engine = source.engine(3, batch=4, session_len=512 + 4400)
     found = check_dial(pair, engine, n_steps=5000, context=512)

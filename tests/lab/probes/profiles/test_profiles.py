@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from device_engines import device_engine, engine_by_meaning
+from device_engines import BY_MEANING, device_engine, engine_by_meaning
 from profile_captures import N_STEPS, events, write_raw_page, write_sqlite
 from proof_subjects import planted_subject
 from tiny_engines import Pair, new_tokens, tokens_of
-from torch_launches import execute
 
 from eagle3core.step.program import launches_of
-from eagle3core.step.replay import EagerReplayer
 from lab import cli
 from lab.errors import ExperimentError, RunFailed
 from lab.night.experiment import Experiment
@@ -106,7 +104,7 @@ def test_names_of_ranges_and_their_layers() -> None:
 
 
 def test_bytes_of_a_step_are_those_of_its_cards(nano_pair: Pair) -> None:
-    engine = device_engine(nano_pair, 2, EagerReplayer(execute))
+    engine = device_engine(nano_pair, 2, BY_MEANING)
     declared, by = declared_bytes(engine, 2, cached=100)
     assert by == "cards"
     block, weights = engine.target.geometry.block, 2
@@ -126,7 +124,8 @@ def test_cards_ask_for_what_weights_and_cache_do_and_little_more() -> None:
     for stage, n_bytes in floor.stages.items():
         assert 1.0 <= declared[stage] / n_bytes < 1.15, stage
     assert max(declared[stage] for stage in set(declared) - set(floor.stages)) < 20_000
-    for launch in launches_of((*runner.chunk, *runner.finish)):
+    prefill = (stage for program in (*runner.chunks.values(), runner.finish) for stage in program)
+    for launch in launches_of(tuple(prefill)):
         assert 0 <= launch_bytes(launch, 64.0) < 40e6, launch.variant.name
 
 

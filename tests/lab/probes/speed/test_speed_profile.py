@@ -11,11 +11,10 @@ import pytest
 import torch
 from device_engines import device_engine
 from tiny_engines import Pair
-from torch_launches import execute
 
-from eagle3core.kernels.card import Launch
+from eagle3core.kernels.card import Call
 from eagle3core.step.program import launches_of
-from eagle3core.step.replay import EagerReplayer
+from eagle3core.step.replay import EagerReplayer, compute
 from lab.errors import RunFailed
 from lab.probes.proofs.gpu_trace import Span
 from lab.probes.speed import steps
@@ -39,9 +38,9 @@ class Noted:
     def stop(self) -> None:
         self.is_on = False
 
-    def execute(self, launches: Sequence[Launch]) -> None:
-        execute(launches)
-        for launch in launches:
+    def execute(self, calls: Sequence[Call]) -> None:
+        compute(calls)
+        for launch in (launch for call in calls for launch in call.launches):
             self.n_kernels += 1
             if self.is_on:
                 self.spans.append(Span(launch.variant.name, 3.0 * self.n_kernels, 3.0 * self.n_kernels + 2.0))
@@ -80,5 +79,5 @@ def test_steps_of_the_devices_runner_are_given_to_their_stages(nano_pair: Pair, 
 
 def test_other_engines_and_half_filled_ones_are_refused(nano_pair: Pair, noted: Noted) -> None:
     engine = device_engine(nano_pair, 2, EagerReplayer(noted.execute))
-    with pytest.raises(RunFailed, match="with 1 prompts has no captured step for all of them"):
+    with pytest.raises(RunFailed, match="2 slots with 1 prompts: no captured step"):
         profile_steps(engine, PROMPTS[:1], 3)
