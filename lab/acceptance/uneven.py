@@ -24,7 +24,7 @@ def check_uneven(
     prompts: str = "",
     k: int = 8,
     *,
-    max_new_tokens: int = 32,
+    max_new_tokens: int = 64,
     dtype: str = "float32",
     device: str = "auto",
     fault: str | None = None,

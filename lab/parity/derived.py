@@ -149,7 +149,7 @@ def with_derived(tensors: dict[str, Tensor], taps: Sequence[int], widths: dict[s
             value = value[value >= 0]
         named[name] = value
         if stage == "draft.fc" and "/chain" in pass_name:
-            named[f"{pass_name}/draft.feedback_in"] = value
+            named[f"{pass_name}/draft.feedback_in"] = value.clone()  # files hold no tensor twice
     for pass_name in dict.fromkeys(split_name(name)[0] for name in tensors):
         streams = [f"{pass_name}/target." + (f"{layer - 1}.mlp" if layer else "embed") for layer in taps]
         if all(stream in tensors for stream in streams):
@@ -158,11 +158,15 @@ def with_derived(tensors: dict[str, Tensor], taps: Sequence[int], widths: dict[s
 
 
 def as_programs_have_it(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The reference's tensors under what a program has by the same names, where that differs."""
+    """The tensors of a plain model under what a program has by the same names, where that differs.
+
+    Without the stage that it has to be added to, an attention's output is left out.
+    """
     kept = {}
     for name, value in tensors.items():
         pass_name, stage = split_name(name)
-        if name in NOT_COMPUTED or stage == "draft.mlp":
+        before = tensors.get(f"{pass_name}/draft.fc")
+        if name in NOT_COMPUTED or stage == "draft.mlp" or (stage == "draft.attn" and before is None):
             continue
-        kept[name] = tensors[f"{pass_name}/draft.fc"] + value if stage == "draft.attn" else value
+        kept[name] = before + value if stage == "draft.attn" and before is not None else value
     return kept

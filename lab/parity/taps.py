@@ -17,9 +17,12 @@ from torch import Tensor
 from lab.errors import EXIT_PASSED, ExperimentError, NotComparable
 from lab.options.exchange import TapsOptions
 from lab.parity import inputs
+from lab.parity.derived import as_programs_have_it
 from lab.parity.recording import PairUnderTest, record
 
-SCHEMA = "1"
+# In files of schema 1, which a plain model can write, draft.attn is attention's output; since 2 it is the residual
+# stream after it, as programs have it, and there is no draft.mlp.
+PLAIN_SCHEMA, SCHEMA = "1", "2"
 
 
 def write_taps(
@@ -97,10 +100,9 @@ def read_taps(path: str | Path, prompts: Sequence[Sequence[int]], *, k: int, ste
         raise ExperimentError(
             f"{file.name} has no metadata {', '.join(missing)}", "the keys of docs/engine.md", "add them when recording"
         )
-    if metadata["schema"] != SCHEMA:
-        raise NotComparable(
-            f"{file.name} has schema {metadata['schema']!r}", f"schema {SCHEMA!r}", "record it with this version"
-        )
+    if metadata["schema"] not in (PLAIN_SCHEMA, SCHEMA):
+        allowed = f"schema {PLAIN_SCHEMA!r} or {SCHEMA!r}"
+        raise NotComparable(f"{file.name} has schema {metadata['schema']!r}", allowed, "record it with this version")
     if json.loads(metadata["prompts"]) != [list(prompt) for prompt in prompts]:
         raise NotComparable(
             f"{file.name} was recorded with other prompts", "the same token ids", "give the prompts it was made with"
@@ -112,10 +114,11 @@ def read_taps(path: str | Path, prompts: Sequence[Sequence[int]], *, k: int, ste
             "choose k and steps as recorded",
         )
     prefixes = [f"prompt{i}/" for i in range(len(prompts))]
-    return [
+    recorded = [
         {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         for prefix in prefixes
     ]
+    return recorded if metadata["schema"] == SCHEMA else [as_programs_have_it(one) for one in recorded]
 
 
 def run(options: TapsOptions) -> int:

@@ -13,8 +13,7 @@ from functools import partial
 
 from lab.parity.derived import DERIVED
 from lab.parity.recording import PairUnderTest, record_from
-from lab.parity.stages import StageReport, compare, replay_all
-from lab.parity.tolerance import plain_errors
+from lab.parity.stages import StageReport, report_of
 from lab.probes.proofs.check import Check, Verdict
 from lab.probes.proofs.subject import Setting, Subject
 
@@ -75,12 +74,7 @@ class KernelParity:
         engine = self.subject.engine(self.plan.setting(max(map(len, self.prompts))))
         ours = record_from(engine, self.prompts, k=self.plan.k, steps=self.plan.steps)
         del engine
-        pair, dtype = self.pair, self.pair.torch_dtype
-        plain, truth, reordered = (
-            replay_all(pair, ours, self.prompts, *how) for how in ((dtype,), (pair.truth_dtype,), (dtype, "sdpa"))
-        )
-        errors = plain_errors([*plain, *reordered], [*truth, *truth])
-        return StageReport(compare(ours, plain, truth, None, errors, dtype=dtype), pair.dtype, "Hugging Face")
+        return report_of(self.pair, ours, self.prompts)
 
     def _judge(self, stage: str) -> Verdict:
         return judge_stage_of(self.report, stage)

@@ -90,7 +90,7 @@ def test_the_stages_of_the_requirement_are_all_compared_in_every_kind_of_draft_p
     report = run_stage_parity(*agreeing, prompts=PROMPTS[:1], k=3, steps=2)
     seen = {(cell.kind, cell.stage) for cell in report.cells}
     for kind in ("extend", "chain1", "chain2", "after acceptance"):
-        for stage in ("fc", "qkv", "attn", "mlp", "norm", "head"):
+        for stage in ("fc", "qkv", "attn", "feedback", "norm", "head"):
             assert (kind, f"draft.{stage}") in seen
 
 
@@ -147,7 +147,7 @@ def test_a_reference_of_other_weights_is_noticed_at_the_first_stage_they_touch(a
     cells = compare(ours, *replays, None, plain_errors(*replays), dtype=torch.float32)
     report = StageReport(cells, "float32", "Hugging Face")
     assert report.first_divergent is not None
-    assert (report.first_divergent.kind, report.first_divergent.stage) == ("prefill", "draft.mlp")
+    assert (report.first_divergent.kind, report.first_divergent.stage) == ("extend", "draft.feedback")
 
 
 def test_steps_below_one_are_refused(agreeing: Pair) -> None:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from lab.errors import ExperimentError, RunFailed
 from lab.parity.hf_target import tree_visibility
+from lab.parity.judge import Place, Triple, error_values, judge_stage
 from lab.parity.names import kind_of, split_name, step_of
 from lab.parity.recording import PairUnderTest, Recording, check_prompts
 from lab.parity.replay import Replay, walk_tree
-from lab.parity.stages import Place, StageReport, Triple, compare, error_values, judge_stage
+from lab.parity.stages import StageReport, compare
 from lab.parity.tokens import Judged, TokenReport, TokenRow, classes, judged_from, near_tie_gap
 from lab.parity.tolerance import FLOAT64_ROUNDINGS, PlainErrors, plain_errors, rounding_allowance, stage_tolerance
 

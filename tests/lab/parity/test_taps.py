@@ -67,6 +67,20 @@ def test_our_own_recording_is_a_reference_that_agrees_exactly(agreeing: Pair, ta
     assert "recorded reference" in report.verdict
 
 
+def test_a_plain_models_recording_says_what_attention_gave_and_agrees_too(
+    agreeing: Pair, taps: Path, tmp_path: Path
+) -> None:
+    tensors = load_file(taps)
+    for name in [name for name in tensors if name.endswith("draft.attn")]:
+        tensors[name] = tensors[name] - tensors[name.replace("draft.attn", "draft.fc")]
+        tensors[name.replace("draft.attn", "draft.mlp")] = torch.zeros(1)  # which no step forms
+    plain = tmp_path / "plain.safetensors"
+    save_file(tensors, plain, metadata={**metadata_of(taps), "schema": "1"})
+    report = against(agreeing, plain)
+    assert report.passed, report.verdict
+    assert "step1/chain2/draft.attn" in read_taps(plain, PROMPTS, k=3, steps=3)[0]
+
+
 def test_a_recording_in_another_dtype_is_judged_by_the_tolerance_of_ours(agreeing: Pair, tmp_path: Path) -> None:
     path = write_taps(*agreeing, tmp_path / "exact.safetensors", prompts=PROMPTS, dtype="float64", k=3, steps=3)
     report = against(agreeing, path)
@@ -114,8 +128,8 @@ def test_files_of_other_runs_are_refused(taps: Path, tmp_path: Path) -> None:
     with pytest.raises(NotComparable, match="at least 4 steps"):
         read_taps(taps, PROMPTS, k=3, steps=4)
     newer = tmp_path / "newer.safetensors"
-    save_file(load_file(taps), newer, metadata={**metadata_of(taps), "schema": "2"})
-    with pytest.raises(NotComparable, match="schema '2'"):
+    save_file(load_file(taps), newer, metadata={**metadata_of(taps), "schema": "3"})
+    with pytest.raises(NotComparable, match="schema '3'"):
         read_taps(newer, PROMPTS, k=3, steps=3)
 
 

@@ -1,0 +1,40 @@
+"""Draft decisions on prompts of unequal lengths: right ones agree at every level, bugs hidden elsewhere contradict."""
+
+from __future__ import annotations
+
+import pytest
+
+from lab.acceptance.reference import ReferenceReport
+from lab.acceptance.uneven import N_PROMPTS, check_uneven
+from lab.pairs import shipped_pair
+from lab.parity.faults.of_reach import LATE, REACH_FAULTS
+
+pytestmark = pytest.mark.reference
+
+IN_THE_FAST_RING = {"late_chain_position", "second_block_values"}
+HIDDEN = sorted(fault.name for fault in REACH_FAULTS if "RoPE" not in fault.what)  # which the shipped pair cannot show
+
+
+def test_every_decision_is_the_references_at_every_level() -> None:
+    reference = checked()
+    assert reference.passed(), reference.verdict
+    assert {decision.prompt for decision in reference.decisions} == set(range(N_PROMPTS))
+    assert {decision.level for decision in reference.decisions} == set(range(8)), "every level must be reached"
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in IN_THE_FAST_RING else pytest.param(name, marks=pytest.mark.slow) for name in HIDDEN]
+)
+def test_a_bug_that_ordinary_prompts_hide_contradicts_the_reference(name: str) -> None:
+    """Judged by ranks: some of these bugs leave the acceptance length as it is, and some raise it."""
+    reference = checked(name)
+    assert not reference.passed()
+    assert reference.bugs, reference.verdict
+    if name.startswith("late"):
+        assert min(decision.level for decision in reference.bugs) == LATE
+
+
+def checked(fault: str | None = None) -> ReferenceReport:
+    """As notebook 31_acceptance checks the shipped pair."""
+    shipped = shipped_pair()
+    return check_uneven(shipped.target, shipped.draft, fault=fault)
