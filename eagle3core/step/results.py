@@ -27,8 +27,8 @@ class ResultQueue:
     """Blocks under way, first in, first out; as many as there are.
 
     Args:
-        blocks: `[n, S, W]` int32, for kernels in the host's memory; the first program that runs after this writes block 1, the next
-            one block 2, and so on, beginning again at 0.
+        blocks: `[n, S, W]` int32, for kernels in the host's memory; the first program that runs after this writes block
+            1, the next one block 2, and so on, beginning again at 0.
         device: what writes them; on the CPU they are there at once.
     """
 
