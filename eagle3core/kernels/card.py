@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from inspect import signature
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -162,6 +162,9 @@ class Call:
     launches: tuple[Launch, ...] = ()
 
 
+_signature_of = cache(signature)  # a program has hundreds of calls of a few ops
+
+
 class Op(NamedTuple):
     """An op as programs use it: one signature, two implementations.
 
@@ -181,7 +184,7 @@ class Op(NamedTuple):
         Raises:
             KernelLimit: the kernels for `arch` are not made for these operands.
         """
-        bound = signature(self.meaning).bind(*operands, **named).arguments
+        bound = _signature_of(self.meaning).bind(*operands, **named).arguments
         bound.update(bound.pop("operands", {}))
         launches = () if arch is None else tuple(self.launcher(arch, *operands, **named))
         return Call(self.name, bound, partial(self.meaning, *operands, **named), launches)

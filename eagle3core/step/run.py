@@ -150,6 +150,7 @@ class DeviceRunner:
         state, n_prompt, chunk = self.state, len(request.prompt), self.sizes.chunk
         numbers = [slot, n_prompt, request.budget, 0, request.id, *request.ends[:MOST_ENDS]]
         numbers += [-1] * (N_REQUEST + MOST_ENDS - len(numbers))
+        self._clear(slot)
         state.request.copy_(torch.tensor(numbers, dtype=torch.int32))
         state.prompt[:n_prompt].copy_(torch.tensor(list(request.prompt), dtype=torch.int32))
         with trace.scope("prefill"):
@@ -185,6 +186,13 @@ class DeviceRunner:
         self._results.forget()
         self.state.state[RUNNING].zero_()
         self.state.turn.zero_()  # where the host's count begins again; half a step may have moved it
+
+    def _clear(self, slot: int) -> None:
+        """Zero a slot's cache: attention gives hidden rows weight 0, and 0 times an infinity left there is not 0."""
+        state, entries = self.state, self.sizes.entries
+        pages = [(state.k, 1), (state.v, 1), *(((state.draft.k, 0), (state.draft.v, 0)) if state.draft else ())]
+        for cache, axis in pages:
+            cache.narrow(axis, slot * entries, entries).zero_()
 
     def _run(self, program: Program, trace: Trace) -> None:
         if not trace.is_detailed:

@@ -42,7 +42,7 @@ def cached(runner: DeviceRunner, pages: torch.Tensor, slot: int, n_tokens: int) 
 
 def assert_state_is_true(engine: Engine, fresh: Engine, sequences: list[list[int]]) -> None:
     """Every slot's caches and pending taps are those of a fresh prefill of its sequence."""
-    runner, state = engine.runner, engine.runner.state, engine.target.taps
+    runner, state = engine.runner, engine.runner.state
     assert state.draft is not None
     for slot, sequence in enumerate(sequences):
         n_cached, n_read, n_pending, root = (

@@ -68,7 +68,7 @@ def test_a_branching_tree_is_verified_in_one_pass_and_decoding_goes_on_from_its_
 ) -> None:
     tree, guessed, told = case
     prompts = random_prompts([6, 9])
-    baseline = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(30)))
+    baseline = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(50)))
     runner = tree_runner(pair[0], tree, n_slots=2)
     made = [[admit(runner, slot, prompt)] for slot, prompt in enumerate(prompts)]
     while min(map(len, made)) < 12:

@@ -102,7 +102,7 @@ def test_in_performance_mode_a_product_without_an_entry_ends_the_run_before_its_
     monkeypatch.setenv(VARIABLE, "1")
     watch.begin(Trace())  # no tuned file for this machine: nothing to miss
     runner.gemms = replace(runner.gemms, is_required=True)
-    with pytest.raises(InvariantViolated, match=r"untuned_products, R-113\(2\)") as refused:
+    with pytest.raises(InvariantViolated, match="untuned_products") as refused:
         watch.begin(Trace())
     assert "BASE_QKV 512x" in refused.value.what
     assert refused.value.remedy

@@ -15,10 +15,12 @@ from eagle3core.config import EngineConfig, GenerationConfig, SpeculativeConfig
 from eagle3core.engine import Engine, Response
 from eagle3core.kernels.layer.rms_norm import rms_norm_reference
 from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, N_PENDING
+from eagle3core.step.program import Program
+from eagle3core.step.replay import EagerReplayer, Staged, offer
 from eagle3core.step.run import RowOutcome, SlotRequest
 from eagle3core.step.tree import FlatTree, tree_from_mask
-from eagle3core.trace import RecordingTrace
-from lab.parity.derived import TappingReplayer, with_derived
+from eagle3core.trace import RecordingTrace, Trace
+from lab.parity.derived import derived, passes_of, with_derived
 
 pytestmark = pytest.mark.reference
 
@@ -53,6 +55,19 @@ class CacheTrace(RecordingTrace):
             self.committed.append((k.clone(), v.clone()))
 
 
+class DerivedToo(EagerReplayer):
+    """Offers a trace the stages that programs never form as well, once the stage they are read from has run."""
+
+    def staged(self, program: Program) -> Staged:
+        return lambda trace: self._play(program, trace)
+
+    def _play(self, program: Program, trace: Trace) -> None:
+        for stage, at in zip(program, passes_of(program), strict=True):
+            super().staged((stage,))(trace)
+            for name, tap in derived(stage, at):
+                offer(trace, name, tap)
+
+
 @pytest.fixture(scope="module")
 def chain() -> Golden:
     return load("official_chain.npz")
@@ -68,7 +83,7 @@ def ours(chain: Golden) -> tuple[CacheTrace, Response, Engine]:
     trace = CacheTrace()
     engine = Engine.from_pretrained(GOLDEN / "target", config, trace=trace)
     trace.engine = engine
-    engine.runner.replay_by(TappingReplayer(engine.runner.replayer))
+    engine.runner.replay_by(DerivedToo())
     n_tokens = len(chain["tokens_ea"])
     settings = GenerationConfig(max_new_tokens=n_tokens, ignore_eos=True)
     response = engine.generate([chain["prompt_ids"].tolist()], settings)[0]
