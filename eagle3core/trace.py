@@ -1,7 +1,8 @@
 """Spans and taps: the one dotted name of a stage, as NVTX range, as timer and as recorded tensor.
 
-A `Trace` is a value handed down a step. The plain one pushes NVTX ranges only; `RecordingTrace` also keeps the
-tensors of every stage (for parity) and `TimingTrace` the time of every span (for the decode report).
+A `Trace` is a value handed down a step. Under the plain one every program runs as a whole, without ranges or taps.
+The detailed ones have it run stage by stage, in NVTX ranges: `StagedTrace` for profilers, `RecordingTrace` also keeps
+the tensors that stages form (for parity) and `TimingTrace` the time of every span (for the decode report).
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ DOMAIN = nvtx.get_domain("eagle3core")
 
 
 class Trace:
-    """NVTX ranges around stages; keeps nothing.
+    """NVTX ranges around stages if they are run one by one; keeps nothing.
 
     Ranges exist only while a tool is attached: without one the library's own push and pop are no-ops of well under a
     microsecond, and nothing else happens here.
 
     Attributes:
-        is_detailed: stages have to be run one by one, since something is done between them.
+        is_detailed: stages have to be run one by one, since something is done between them. If not, no stage opens a
+            span or offers a tap.
     """
 
     is_detailed: bool = False

@@ -101,14 +101,29 @@ def test_a_smaller_share_allows_less() -> None:
     assert plan(speculate=True, cache_max_entry_count=0.5).allowed_kv_bytes == 5_000_000
 
 
+def tensor_bytes(value: object) -> int:
+    """Bytes of every tensor inside a value of dataclasses, tuples and mappings; views count each time."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(tensor_bytes(part) for part in value.values())
+    if isinstance(value, tuple):
+        return sum(tensor_bytes(part) for part in value)
+    if dataclasses.is_dataclass(value):
+        return sum(tensor_bytes(getattr(value, field.name)) for field in dataclasses.fields(value))
+    return 0
+
+
 @pytest.mark.parametrize("k", [None, 4])
 def test_what_is_planned_is_what_is_allocated(pair: Pair, k: int | None) -> None:
     engine = tiny_engine(pair, k, max_batch_size=2)
-    state, made = engine.state, engine.memory_plan
-    assert state.target_cache.k.nbytes + state.target_cache.v.nbytes == made.target_kv_bytes
-    drafted = 0 if state.draft_cache is None else state.draft_cache.k.nbytes + state.draft_cache.v.nbytes
+    state, made = engine.runner.state, engine.memory_plan
+    assert state.k.nbytes + state.v.nbytes == made.target_kv_bytes
+    drafted = 0 if state.draft is None else state.draft.k.nbytes + state.draft.v.nbytes
     assert drafted == made.draft_kv_bytes
-    assert state.target_cache.blocks_per_slot == made.blocks_per_sequence
+    assert (drafted == 0) == (k is None)
+    assert state.tables.shape == (2, made.blocks_per_sequence)
+    assert tensor_bytes(state) - made.kv_bytes == made.scratch_bytes
     files = [pair[0], pair[1]] if k else [pair[0]]
     stored = sum((directory / "model.safetensors").stat().st_size for directory in files)
     assert 2 * stored * 0.8 < made.weight_bytes < 2 * stored, "fp64 of fp32 files, less their headers"

@@ -190,7 +190,9 @@ def test_acceptances_are_those_a_trace_of_the_run_shows(pair: Pair) -> None:
     trace = RecordingTrace()
     (response,) = tiny_engine(pair, 3, trace=trace).generate([random_prompts([9])[0]], new_tokens(17))
     for r, step in enumerate(response.req_metrics.steps):
-        committed = trace.tensors[f"step{r}/accept.tokens"].tolist()
+        row = trace.tensors[f"step{r}/accept.tokens"].tolist()
+        committed = [token for token in row if token >= 0]
+        assert row == [*committed, *[-1] * (4 - len(committed))]
         drafted = trace.tensors[f"step{r}/tree.tokens"].tolist()[1:]
         assert step.n_accepted == len(committed) - 1
         assert drafted[: step.n_accepted] == committed[:-1]

@@ -1,4 +1,8 @@
-"""Spans nest as documented, taps carry real rows only, and neither changes a token."""
+"""Spans nest as documented, taps carry real rows only, and neither changes a token.
+
+Some stages are never formed; what takes their place is `lab.parity`'s to read (docs/engine.md). Where a test is about
+such a stage, the same engine is recorded a second time by it, and both recordings have to agree.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,10 @@ from contextlib import contextmanager
 import pytest
 import torch
 from tiny_engines import Pair, new_tokens, random_prompts, tiny_engine, tokens_of
+from torch import Tensor
 
-from eagle3core.trace import DOMAIN, RecordingTrace, TimingTrace, Trace
+from eagle3core.trace import DOMAIN, RecordingTrace, StagedTrace, TimingTrace, Trace
+from lab.parity.recording import record_from
 
 pytestmark = pytest.mark.reference
 
@@ -30,12 +36,15 @@ ENCLOSED = {
     "target.head": ("BASE_DECODE_STEP",),
     "accept": ("EAGLE_ACCEPT",),
     "commit": ("EAGLE_TAIL_COMMIT",),
-    "rewind": ("EAGLE_TAIL_COMMIT", "commit", "EAGLE::KVCacheRewind"),
+    "rewind": ("EAGLE_TAIL_COMMIT", "EAGLE::KVCacheRewind"),
 }
+LOGITS = 64  # columns of a vocabulary of six: the head's weights are padded to a multiple of this
 
 
 class SpanLog(Trace):
     """Every span with the spans around it, in order of opening."""
+
+    is_detailed = True
 
     def __init__(self) -> None:
         self.open: list[str] = []
@@ -53,6 +62,8 @@ class SpanLog(Trace):
 class Scopes(Trace):
     """Where each tap was offered."""
 
+    is_detailed = True
+
     def __init__(self) -> None:
         self.open: list[str] = []
         self.seen: list[str] = []
@@ -63,7 +74,7 @@ class Scopes(Trace):
         yield
         self.open.pop()
 
-    def tap(self, name: str, value: torch.Tensor, valid: torch.Tensor | None = None) -> None:
+    def tap(self, name: str, value: Tensor, valid: Tensor | None = None) -> None:
         self.seen.append("/".join([*self.open, name]))
 
 
@@ -79,7 +90,7 @@ def test_every_span_lies_in_the_public_ranges_that_the_table_names(pair: Pair) -
     run(pair, log)
     assert log.open == []
     around = {path[-1]: path[:-1] for path in log.seen}
-    public = {name for path in ENCLOSED.values() for name in path} - {"commit"}
+    public = {name for path in ENCLOSED.values() for name in path}
     assert {name: around[name] for name in around if name not in public} == ENCLOSED
     assert all(path[:-1] == around[path[-1]] for path in log.seen), "one span has one place"
     assert public <= set(around)
@@ -89,10 +100,13 @@ def test_a_step_opens_its_ranges_in_the_order_of_its_work(pair: Pair) -> None:
     log = SpanLog()
     run(pair, log, k=2, n_new=2)  # prefill and one step
     outermost = [path[0] for path in log.seen if len(path) == 1]
-    draft, base = "EagleModule::forward", "BASE_DECODE_STEP"
-    prefill = [base, base, draft, draft]  # ten tokens in chunks of eight
-    step = [draft, "EAGLE_TREE_MASKS", draft, "EAGLE_TREE_MASKS", "EAGLE_TREE_MASKS", base, "EAGLE_ACCEPT"]
-    assert outermost == [*prefill, *step, "EAGLE_TAIL_COMMIT"]
+    draft, base, masks = "EagleModule::forward", "BASE_DECODE_STEP", "EAGLE_TREE_MASKS"
+    accept, commit = "EAGLE_ACCEPT", "EAGLE_TAIL_COMMIT"
+    chunk = [masks, base, draft]
+    prefill = [*chunk, *chunk, base, accept, commit]  # ten tokens in chunks of eight, then the first token
+    # Rows are placed, then levels drafted; the last level's choice and the tree's tokens share a range.
+    step = [masks, draft, masks, draft, masks, base, accept, commit]
+    assert outermost == [*prefill, *step]
 
 
 def test_ranges_are_pushed_to_nvtx_and_popped_even_when_work_fails(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +121,7 @@ def test_ranges_are_pushed_to_nvtx_and_popped_even_when_work_fails(pair: Pair, m
 
     monkeypatch.setattr(DOMAIN, "push_range", push)
     monkeypatch.setattr(DOMAIN, "pop_range", pop)
-    run(pair, Trace())
+    run(pair, StagedTrace())
     assert depth == [0]
     assert len(names) > 20
     with pytest.raises(ZeroDivisionError), Trace().span("broken"):
@@ -115,18 +129,65 @@ def test_ranges_are_pushed_to_nvtx_and_popped_even_when_work_fails(pair: Pair, m
     assert depth == [0]
 
 
+def test_a_range_around_a_stage_that_fails_is_closed(pair: Pair) -> None:
+    class Failing(SpanLog):
+        def tap(self, name: str, value: Tensor, valid: Tensor | None = None) -> None:
+            if name == "draft.head":
+                raise ZeroDivisionError
+
+        @contextmanager
+        def span(self, name: str) -> Iterator[None]:
+            self.open.append(name)
+            try:
+                yield
+            finally:
+                assert self.open.pop() == name
+
+    log = Failing()
+    with pytest.raises(ZeroDivisionError):
+        run(pair, log)
+    assert log.open == []
+
+
+def test_a_trace_that_asks_for_no_detail_gets_programs_as_a_whole(pair: Pair) -> None:
+    class Coarse(SpanLog):
+        is_detailed = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.taps: list[str] = []
+
+        def tap(self, name: str, value: Tensor, valid: Tensor | None = None) -> None:
+            self.taps.append(name)
+
+    log = Coarse()
+    run(pair, log)
+    assert (log.seen, log.taps) == ([], ["prompt_ids", "first_token"])
+
+
 def test_taps_are_offered_under_the_pass_they_belong_to(pair: Pair) -> None:
     scopes = Scopes()
     run(pair, scopes, k=3, n_new=2)
     passes = list(dict.fromkeys(name.rpartition("/")[0] for name in scopes.seen))
-    assert passes == ["", "prefill", "step0/extend", "step0/chain1", "step0/chain2", "step0/verify", "step0"]
+    assert passes == ["", "prefill", "step0/extend", "step0/chain1", "step0/chain2", "step0", "step0/verify"]
 
 
 def test_recorded_rows_are_the_sequence_of_one_request(pair: Pair) -> None:
     trace = RecordingTrace()
-    (tokens,) = run(pair, trace, k=3, n_new=24, lengths=(10,))
-    recorded = trace.tensors
-    prompt = random_prompts([10])[0]
+    prompts = random_prompts([10])
+    engine = tiny_engine(pair, 3, trace=trace, session_len=128)
+    ((tokens,), (prompt,)) = tokens_of(engine.generate(prompts, new_tokens(24))), prompts
+    n_steps = sum("tree.tokens" in name for name in trace.tensors)
+    recorded = record_from(engine, prompts, k=3, steps=n_steps)[0].tensors
+    for name, tensor in trace.tensors.items():
+        kept = recorded[name]
+        if name.endswith(".head"):
+            assert torch.all(tensor[:, kept.shape[1] :] == -torch.inf), "what pads the vocabulary is never the largest"
+            tensor = tensor[:, : kept.shape[1]]
+        if name.endswith("accept.tokens"):
+            assert tensor.tolist() == [*kept.tolist(), *[-1] * (4 - len(kept))]
+            tensor = tensor[: len(kept)]
+        assert torch.equal(tensor, kept), name
     assert recorded["prompt_ids"].tolist() == prompt
     assert recorded["first_token"].tolist() == tokens[:1]
     assert recorded["prefill/target.embed"].shape == (10, 32)
@@ -135,10 +196,11 @@ def test_recorded_rows_are_the_sequence_of_one_request(pair: Pair) -> None:
     assert recorded["prefill/draft.tokens"].tolist() == prompt[1:]
     assert recorded["prefill/draft.positions"].tolist() == list(range(9))
     assert "prefill/draft.head" not in recorded
+    assert torch.equal(recorded["prefill/draft.taps"], recorded["prefill/target.taps"][:-1])
     assert recorded["step0/extend/draft.tokens"].tolist() == tokens[:1]
     assert recorded["step0/extend/draft.positions"].tolist() == [9]
     assert torch.equal(recorded["step0/extend/draft.taps"], recorded["prefill/target.taps"][-1:])
-    sequence, n_steps = tokens[:1], sum("tree.tokens" in name for name in recorded)
+    sequence = tokens[:1]
     for r in range(n_steps):
         assert recorded[f"step{r}/tree.tokens"][0] == sequence[-1]
         assert recorded[f"step{r}/tree.parents"].tolist() == [-1, 0, 1, 2]
@@ -171,29 +233,39 @@ def test_steps_are_numbered_from_0_in_every_run(pair: Pair) -> None:
     assert "step0/tree.tokens" in names[0]
 
 
+def widths_of(tensors: dict[str, Tensor], pass_name: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of the stages of a pass."""
+    named = ((name.rpartition("/"), tensor) for name, tensor in tensors.items())
+    return {stage: tuple(tensor.shape) for (around, _, stage), tensor in named if around == pass_name}
+
+
 def test_every_stage_of_a_step_is_recorded_with_its_width(pair: Pair) -> None:
     trace = RecordingTrace()
-    run(pair, trace, k=2, n_new=2)
-    stages = {name.removeprefix("step0/chain1/"): t for name, t in trace.tensors.items() if "step0/chain1/" in name}
-    widths = {name: tuple(tensor.shape) for name, tensor in stages.items()}
-    assert widths == {
-        "draft.feedback_in": (1, 32),
+    engine = tiny_engine(pair, 2, trace=trace)
+    engine.generate(random_prompts([10]), new_tokens(2))
+    formed = {
         "draft.tokens": (1,),
-        "draft.positions": (1,),
         "draft.fc": (1, 32),
         "draft.concat": (1, 64),
+        "draft.feedback": (1, 32),
+        "draft.head": (1, LOGITS),
+    }
+    assert widths_of(trace.tensors, "step0/chain1") == formed
+    assert widths_of(trace.tensors, "step0/extend") == {**formed, "draft.taps": (1, 96)}
+    assert torch.equal(trace.tensors["step0/chain1/draft.fc"], trace.tensors["step0/extend/draft.feedback"][-1:])
+    (recording,) = record_from(engine, random_prompts([10]), k=2, steps=1)
+    derived = {
+        "draft.feedback_in": (1, 32),
+        "draft.positions": (1,),
         "draft.qkv": (1, 64),
         "draft.rope": (1, 48),
         "draft.attn": (1, 32),
-        "draft.mlp": (1, 32),
-        "draft.feedback": (1, 32),
         "draft.norm": (1, 32),
-        "draft.head": (1, 6),
     }
-    extend = {name.removeprefix("step0/extend/") for name in trace.tensors if "step0/extend/" in name}
-    assert extend == {name for name in widths if name != "draft.feedback_in"} | {"draft.taps"}
-    assert torch.equal(stages["draft.feedback_in"], trace.tensors["step0/extend/draft.feedback"][-1:])
-    assert torch.equal(stages["draft.fc"], stages["draft.feedback_in"])
+    every = {**formed, **derived, "draft.head": (1, 6)}
+    assert widths_of(recording.tensors, "step0/chain1") == every
+    extend = {name: width for name, width in every.items() if name != "draft.feedback_in"}
+    assert widths_of(recording.tensors, "step0/extend") == {**extend, "draft.taps": (1, 96)}
 
 
 def test_padding_of_a_batch_is_not_recorded() -> None:

@@ -206,7 +206,8 @@ def attention_meaning(
         out.zero_()
         return
     seen = unpack_words(masks, q.shape[1])
-    out.copy_(paged_attention_reference(q, k_blocks, v_blocks, block_tables, prefix_lens, seen))
+    wide = q.double() if q.dtype in DTYPES else q  # see `gemm_meaning`
+    out.copy_(paged_attention_reference(wide, k_blocks, v_blocks, block_tables, prefix_lens, seen))
 
 
 ATTENTION = Op("attention", attention, attention_meaning)

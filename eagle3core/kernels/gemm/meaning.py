@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3core.kernels.card import Op
+from eagle3core.kernels.card import DTYPES, Op
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.launcher import gemm, unpack_weight
 from eagle3core.kernels.gemm.reference import EPS
@@ -32,12 +32,13 @@ def gemm_meaning(
     eps: float = EPS,
     operands: Mapping[str, Tensor],
 ) -> None:
-    """What `gemm` computes, for any widths and dtype: sums and epilogue in fp32 (fp64 for fp64).
+    """What `gemm` computes, for any widths and dtype: sums and epilogue in fp64 (fp32 for fp32).
 
     Args as `gemm`; `scratch` is not read.
     """
     weight = unpack_weight(w, epilogue, k) if packed else w
-    wide = accumulation_dtype(x.dtype)  # as the kernels' sums: no 16-bit rounding before the epilogue
+    # Sums of 16-bit rows are made in fp64: rounded once, they are the same bits at any number of rows, as the kernels'.
+    wide = torch.float64 if x.dtype in DTYPES else accumulation_dtype(x.dtype)
     rows = x.to(wide)
     if epilogue.quads:
         mean = operands["sums"][: len(x)].sum(dim=1, keepdim=True) / (norm_width or k)  # [M, 1]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from derived_stages import DerivedToo
 from precision import allowed_error, largest_error
 from random_pairs import write_random_pair
 from tiny_engines import (
@@ -66,6 +67,7 @@ def recorded(pair: Pair, dtype: str, device: str) -> dict[str, Tensor]:
     """Every stage of a prompt's prefill and first steps."""
     trace = RecordingTrace()
     engine = tiny_engine(pair, 3, dtype=dtype, device=device, session_len=160, prefill_chunk=32, trace=trace)
+    engine.runner.replay_by(DerivedToo())
     engine.generate(random_prompts([100], n_vocab=512), new_tokens(24))
     return trace.tensors
 

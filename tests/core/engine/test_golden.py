@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from derived_stages import DerivedToo
 from places import GOLDEN
 from tiny_engines import tree_runner
 from torch import Tensor
@@ -15,12 +16,10 @@ from eagle3core.config import EngineConfig, GenerationConfig, SpeculativeConfig
 from eagle3core.engine import Engine, Response
 from eagle3core.kernels.layer.rms_norm import rms_norm_reference
 from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, N_PENDING
-from eagle3core.step.program import Program
-from eagle3core.step.replay import EagerReplayer, Staged, offer
 from eagle3core.step.run import RowOutcome, SlotRequest
 from eagle3core.step.tree import FlatTree, tree_from_mask
-from eagle3core.trace import RecordingTrace, Trace
-from lab.parity.derived import derived, passes_of, with_derived
+from eagle3core.trace import RecordingTrace
+from lab.parity.derived import with_derived
 
 pytestmark = pytest.mark.reference
 
@@ -53,19 +52,6 @@ class CacheTrace(RecordingTrace):
             held = state.tables[0].long()[token // block]
             k, v = (pages[held, :, token % block].transpose(0, 1)[None] for pages in (state.draft.k, state.draft.v))
             self.committed.append((k.clone(), v.clone()))
-
-
-class DerivedToo(EagerReplayer):
-    """Offers a trace the stages that programs never form as well, once the stage they are read from has run."""
-
-    def staged(self, program: Program) -> Staged:
-        return lambda trace: self._play(program, trace)
-
-    def _play(self, program: Program, trace: Trace) -> None:
-        for stage, at in zip(program, passes_of(program), strict=True):
-            super().staged((stage,))(trace)
-            for name, tap in derived(stage, at):
-                offer(trace, name, tap)
 
 
 @pytest.fixture(scope="module")

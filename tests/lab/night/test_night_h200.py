@@ -56,7 +56,7 @@ def test_a_dry_run_shows_every_part_with_its_time_and_starts_nothing(tmp_path: P
         assert run_night(NightOptions(config=CONFIG, out=tmp_path / "night", dry_run=True)) == 0
     text = printed.getvalue()
     assert re.findall(r"^part \d", text, re.M) == [f"part {i}" for i in range(1, 6)]
-    assert "at most 25 min 00 s" in text
+    assert "at most 30 min 00 s" in text
     assert not (tmp_path / "night").exists()
 
 

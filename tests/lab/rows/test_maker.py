@@ -96,7 +96,7 @@ def test_what_the_benchmark_of_kernels_writes_is_what_is_read(tmp_path: Path, a_
 
 def test_the_sanitizer_writes_its_machine_once_and_a_row_a_card(tmp_path: Path) -> None:
     out = tmp_path / "sanitizer.jsonl"
-    tell = sanitizer._teller(sys.executable, str(out))
+    tell = sanitizer._teller(sys.executable, out)
     tell(Outcome("gemm", "memcheck", CLEAN, 5.94, 3, 17, 0, Summary(0)))
     tell(Outcome("rope", "racecheck", CLEAN, 1.0, 1, 2, 0, Summary(0)))
     machine, first, second = read_rows(out)

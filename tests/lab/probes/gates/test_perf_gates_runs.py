@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -182,8 +183,8 @@ def test_a_broken_invariant_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     for n, name in enumerate(("EAGLE3_KV_DEBUG", "EAGLE3_ACTIVE_DEBUG"), start=1):
         monkeypatch.setenv(name, "1")
         assert invariants_block(spec, 3)["invariants.debug_switches"] == n
-    spec.engine.runner = object()  # type: ignore[assignment]
-    monkeypatch.setattr("lab.probes.bench.invariants.DeviceRunner", object)
+    runs_kernels = SimpleNamespace(has_kernels=True, gemms=spec.engine.runner.gemms)
+    spec.engine.runner = runs_kernels  # type: ignore[assignment]
     assert invariants_block(spec, 3)["invariants.gemm_fallbacks"] == 0
 
 

@@ -248,7 +248,14 @@ def test_the_notebooks_rows_say_measured_or_missing_for_every_card(stored: Path,
     assert ("kernel", "argmax", "missing") in states
     assert ("kernel_proof", "argmax", "missing") in states
     assert {row.values.get("passed") for row in rows if row.kind == "kernel_proof" and row.name == "rope"} == {False}
-    assert {row.status for row in rows if row.kind in ("kernel_code", "kernel_error")} == {"missing"}
+    assert {(row.name, row.status) for row in rows if row.kind == "kernel_code"} == {
+        ("gemm", "missing"),
+        ("rope", "not asked"),
+        ("argmax", "not asked"),
+    }
+    assert {(row.name, row.status) for row in rows if row.kind == "kernel_error"} == {
+        (name, "not asked") for name in ("gemm", "rope", "argmax")
+    }
     exp.finish()
 
 

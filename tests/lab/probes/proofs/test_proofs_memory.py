@@ -48,12 +48,11 @@ def test_a_depth_that_changes_tokens_is_a_fault(planted: Subject) -> None:
     assert isinstance(inner, EagerReplayer)
     execute = inner.execute
 
-    def spoiled(launches: Any) -> None:
-        for launch in launches:
-            execute([launch])
-            values = dict(zip([p.name for p in launch.variant.parameters], launch.values, strict=True))
-            if launch.variant.name.startswith("argmax_join") and values["ids"].numel() > PLAN.slots:
-                values["ids"][0] = (values["ids"][0] + 1) % 7  # of a verify's first row
+    def spoiled(calls: Any) -> None:
+        for call in calls:
+            execute([call])
+            if call.op == "argmax_of_partials" and call.operands["ids"].numel() > PLAN.slots:
+                call.operands["ids"][0] = (call.operands["ids"][0] + 1) % 7  # of a verify's first row
 
     found = run(dataclasses.replace(planted, replayer=EagerReplayer(spoiled)))
     assert "plain decoding" in found.faults[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eagle3core.kernels.card import Variant
+from eagle3core.kernels.card import Call, Launch, Variant
 from eagle3core.step.program import Program, Stage
 from lab.errors import RunFailed
 from lab.pairs.planted import GEOMETRIES
@@ -26,10 +26,14 @@ def make_nothing(isa: Any) -> Any:
     raise AssertionError("a program of names is never compiled")
 
 
+def launch_of(letter: str) -> Launch:
+    return Variant(letter, make_nothing, {}, (), 32).launch((1,))
+
+
 def program(*stages: tuple[str, str]) -> Program:
-    """Stages with a launch a letter, each letter a variant."""
+    """Stages with a call of one launch a letter, each letter a variant."""
     return tuple(
-        Stage(name, tuple(Variant(letter, make_nothing, {}, (), 32).launch((1,)) for letter in letters))
+        Stage(name, tuple(Call(letter, {}, print, (launch_of(letter),)) for letter in letters))
         for name, letters in stages
     )
 
