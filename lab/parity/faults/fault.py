@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from eagle3core.kernels import Call
@@ -35,6 +36,9 @@ class Place:
         return int(self.scope.removeprefix("chain")) if self.scope.startswith("chain") else 0
 
 
+Change = Callable[[Place, Call], Sequence[Call]]
+
+
 @dataclass(frozen=True)
 class Fault:
     """One bug: other weights, other programs, or both.
@@ -47,6 +51,7 @@ class Fault:
         target, draft: the model with the bug in it.
         change: the calls that take a call's place; itself alone where nothing is wrong. Kernels stay: a bug adds calls
             before or after the one it spoils, in plain torch that a CUDA graph can hold.
+        remember: makes such a `change`, with a memory of its own that lasts from request to request.
     """
 
     name: str
@@ -56,7 +61,8 @@ class Fault:
     needs: str = ""
     target: Callable[[PackedTarget], PackedTarget] | None = None
     draft: Callable[[PackedDraft], PackedDraft] | None = None
-    change: Callable[[Place, Call], Sequence[Call]] | None = None
+    change: Change | None = None
+    remember: Callable[[], Change] | None = None
 
 
 def planted(edit: Callable[[], object]) -> Call:
@@ -89,6 +95,14 @@ def edited(m: PackedLinear, change: Callable[[Tensor], Tensor]) -> PackedLinear:
         return replace(m, weight=change(m.weight).contiguous())
     matrix = change(unpack_weight(m.weight, m.epilogue, m.k))
     return replace(m, weight=pack_weight(matrix.contiguous(), m.epilogue))
+
+
+def entries_of(pages: Tensor, slots: Tensor) -> Tensor:
+    """Which entries of a cache `[n_blocks, K, block, D]` the rows of `slots` lie in: `[n_blocks, 1, block, 1]` bool."""
+    n_blocks, _, block, _ = pages.shape
+    hit = torch.zeros(n_blocks * block + 1, dtype=torch.bool, device=pages.device)
+    hit.index_fill_(0, slots.where(slots >= 0, n_blocks * block).long(), True)
+    return hit[:-1].view(n_blocks, 1, block, 1)
 
 
 def rolled_rows(n: int) -> Callable[[Tensor], Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from eagle3core.kernels import Call
 from eagle3core.kernels.layer import rms_norm_reference
 from eagle3core.weights import PackedDraft
-from lab.parity.faults.fault import Fault, Place, after, around, before, edited, rolled_rows
+from lab.parity.faults.fault import Fault, Place, after, around, before, edited, entries_of, rolled_rows
 
 
 def _unshifted_tokens(at: Place, call: Call) -> Sequence[Call]:
@@ -69,8 +69,9 @@ def _hotter_attention(at: Place, call: Call) -> Sequence[Call]:
     return before(call, lambda: call.operands["q"].mul_(1.5))
 
 
-def kept_entries(call: Call, is_kept: Callable[[Tensor, Tensor], Tensor]) -> list[Call]:
-    """The q, k, v map, whose rows of `is_kept(slots, keys before it)` leave the cache as it was."""
+def _stale_entries(at: Place, call: Call) -> Sequence[Call]:
+    if (at.stage, at.scope, call.op) != ("draft.qkv", "extend", "gemm"):
+        return [call]
     slots, pages = call.operands["slots"], (call.operands["second"], call.operands["third"])
     held: list[Tensor] = []
 
@@ -78,25 +79,14 @@ def kept_entries(call: Call, is_kept: Callable[[Tensor, Tensor], Tensor]) -> lis
         held[:] = [page.clone() for page in pages]
 
     def put_back() -> None:
-        n_blocks, _, block, _ = pages[0].shape
-        place = slots.where((slots >= 0) & is_kept(slots, held[0]), n_blocks * block).long()
-        hit = torch.zeros(n_blocks * block + 1, dtype=torch.bool, device=slots.device).index_fill_(0, place, True)
-        for now, old in zip(pages, held, strict=True):
-            now.copy_(old.where(hit[:-1].view(n_blocks, 1, block, 1), now))
-
-    return around(call, hold, put_back)
-
-
-def _stale_entries(at: Place, call: Call) -> Sequence[Call]:
-    if (at.stage, at.scope, call.op) != ("draft.qkv", "extend", "gemm"):
-        return [call]
-
-    def is_stale(slots: Tensor, _keys: Tensor) -> Tensor:
         rows = slots.view(at.batch, -1) >= 0  # [B, k + 1]
         row, n_chained = torch.arange(rows.shape[1], device=slots.device), rows.shape[1] - 2
-        return ((row < rows.sum(dim=1, keepdim=True) - 1) & (row < n_chained)).flatten()
+        is_stale = (row < rows.sum(dim=1, keepdim=True) - 1) & (row < n_chained)
+        hit = entries_of(pages[0], slots.where(is_stale.flatten(), -1))
+        for now, old in zip(pages, held, strict=True):
+            now.copy_(old.where(hit, now))
 
-    return kept_entries(call, is_stale)
+    return around(call, hold, put_back)
 
 
 def _unnormed_mlp(at: Place, call: Call) -> Sequence[Call]:

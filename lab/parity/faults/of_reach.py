@@ -13,8 +13,7 @@ from torch import Tensor
 from eagle3core.geometry import RopeGeometry
 from eagle3core.kernels import Call
 from eagle3core.weights import PackedDraft
-from lab.parity.faults.fault import Fault, Place, after, around, before
-from lab.parity.faults.of_draft import kept_entries
+from lab.parity.faults.fault import Change, Fault, Place, after, around, before, entries_of
 
 LATE = 3  # first chain level that the late bugs touch
 MOST_POSITIONS = 512
@@ -25,7 +24,7 @@ Edit = Callable[[Any], object]
 # A batch.
 
 
-def _of_opened_step(edit: Edit, *, least_batch: int = 1) -> Callable[[Place, Call], Sequence[Call]]:
+def _of_opened_step(edit: Edit, *, least_batch: int = 1) -> Change:
     """`edit(rows)` of what a step of at least so many sequences opens with."""
 
     def change(at: Place, call: Call) -> Sequence[Call]:
@@ -101,18 +100,31 @@ def _late_lengths(rows: Any) -> None:
     rows.chain_lengths[LATE - 1 :].sub_(1)
 
 
-# A slot that is filled again: what a slot never held is zero.
+# A slot that is filled again.
 
 
-def _refilled_keys(at: Place, call: Call) -> Sequence[Call]:
-    if (at.stage, at.scope, call.op) != ("draft.qkv", "", "gemm"):
-        return [call]
+def _refilled_keys() -> Change:
+    held: list[Tensor] = []  # what every slot's first request wrote; zero where none did
 
-    def is_held(slots: Tensor, keys: Tensor) -> Tensor:
-        slot, block = slots.clamp_min(0).long(), keys.shape[2]
-        return (keys[slot // block, :, slot % block] != 0).flatten(1).any(dim=1)
+    def change(at: Place, call: Call) -> Sequence[Call]:
+        if (at.stage, at.scope, call.op) != ("draft.qkv", "", "gemm"):
+            return [call]
+        slots, pages = call.operands["slots"], (call.operands["second"], call.operands["third"])
+        if not held:
+            held[:] = [torch.zeros_like(page) for page in pages]
 
-    return kept_entries(call, is_held)
+        def keep_first() -> None:
+            hit, was_used = (
+                entries_of(pages[0], slots),
+                (held[0] != 0).any(dim=3, keepdim=True).any(dim=1, keepdim=True),
+            )
+            for now, first in zip(pages, held, strict=True):
+                first.copy_(now.where(hit & ~was_used, first))
+                now.copy_(first.where(hit, now))
+
+        return after(call, keep_first)
+
+    return change
 
 
 def _refilled_features(at: Place, call: Call) -> Sequence[Call]:
@@ -189,7 +201,7 @@ REACH_FAULTS = (
     ),
     Fault(
         "refilled_keys", "a slot keeps the keys and values of the request before", "draft.qkv", "prefill",
-        needs="more requests than slots", change=_refilled_keys,
+        needs="more requests than slots", remember=_refilled_keys,
     ),
     Fault(
         "refilled_features", "a slot keeps the last features of the request before", "draft.taps", "extend",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from eagle3core import Engine
@@ -12,7 +12,7 @@ from eagle3core.step import Program, after_all
 from lab.errors import ExperimentError
 from lab.parity.by_request import batch_of
 from lab.parity.derived import passes_of
-from lab.parity.faults.fault import PLANTED, Fault, Place
+from lab.parity.faults.fault import PLANTED, Change, Fault, Place
 from lab.parity.faults.of_draft import DRAFT_FAULTS
 from lab.parity.faults.of_reach import REACH_FAULTS
 from lab.parity.faults.of_target import TARGET_FAULTS
@@ -47,8 +47,8 @@ def plant(engine: Engine, name: str) -> Engine:
     if fault.draft is not None and draft is not None:
         draft = fault.draft(draft)
     runner = new_runner(target, draft, engine.config)
-    if fault.change is not None:
-        change = fault.change
+    change = fault.remember() if fault.remember is not None else fault.change
+    if change is not None:
         runner.change_programs(lambda program: changed(program, change))
     return Engine(
         engine.target,
@@ -63,7 +63,7 @@ def plant(engine: Engine, name: str) -> Engine:
     )
 
 
-def changed(program: Program, change: Callable[[Place, Call], Sequence[Call]]) -> Program:
+def changed(program: Program, change: Change) -> Program:
     """The program with `change(place, call)` in the place of every call."""
     batch, stages = batch_of(program), []
     for stage, at in zip(program, passes_of(program), strict=True):
