@@ -116,7 +116,8 @@ def test_an_unknown_fault_is_refused_with_the_known_ones() -> None:
 
 def outcome_of_the_notebook(pair: Pair, folder: Path, fault: str) -> dict[str, object]:
     """The outcome that 10_parity_stages leaves behind with a bug planted."""
-    given = {"target": str(pair[0]), "draft": str(pair[1]), "fault": fault, "n_prompts": 1, "max_prompt_tokens": 9}
+    inputs = {"n_prompts": 3, "max_prompt_tokens": 40, "steps": 4}  # some steps accept drafts, which one bug needs
+    given = {"target": str(pair[0]), "draft": str(pair[1]), "fault": fault} | inputs
     run = folder / "run"
     run.mkdir()
     (run / "environment.json").write_text(environment.collect().model_dump_json())
