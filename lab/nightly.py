@@ -18,17 +18,17 @@ from typing import Any
 
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError, RunFailed
 from lab.night import jobs
-from lab.night.experiment import ENVIRONMENT_FILE
 from lab.night.jobs import Job, NightConfig
 from lab.night.notebook import NotebookOutcome, run_notebook
 from lab.night.parts import pack, unpack
 from lab.night.plan import Plan, one_notebook, pair_parameters, prepare, show_plan
 from lab.night.progress import NightProgress
-from lab.night.summary import RUN_FILE, conclude, read_plan
+from lab.night.summary import conclude
 from lab.options.night import NightOptions, RunOptions
 from lab.page import report
-from lab.rows import environment, history
+from lab.rows import environment
 from lab.rows.maker import RowMaker
+from lab.rows.runs import ENVIRONMENT_FILE, RUN_FILE, SUMMARY_FILE, read_plan
 from lab.rows.store import ROWS_FILE, Row, RowWriter, utc_now
 
 ATTEMPTS_FOLDER = "attempts"
@@ -232,7 +232,7 @@ def outcome_words(outcome: NotebookOutcome) -> str:
 def conclude_night(plan: Plan) -> int:
     """Judges the whole run, writes summary and page, and tells them; the exit code."""
     summary = conclude(plan.run_dir, now=utc_now())
-    write_json(plan.run_dir / history.SUMMARY_FILE, summary)
+    write_json(plan.run_dir / SUMMARY_FILE, summary)
     page = report.render(plan.run_dir)
     print(f"{summary['sentence']}\nReport: {page}", file=sys.stderr)
     print(last_line(summary, page), flush=True)

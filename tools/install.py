@@ -18,9 +18,6 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Compilers of a few hundred megabytes that check kernels without a GPU; everything else from NVIDIA is torch's runtime.
-COMPILERS = {"nvidia-nvvm", "nvidia-cuda-nvrtc", "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm"}
-COMPILERS |= {"nvidia-cuda-crt", "nvidia-cuda-runtime"}  # which nvcc brings
 
 TOO_LARGE = """\
 Stopped before installing: this machine has no NVIDIA GPU, and {n} CUDA packages (several GB) would come with torch:
@@ -39,24 +36,21 @@ def has_gpu() -> bool:
     return tool is not None and subprocess.run([tool, "-L"], capture_output=True).returncode == 0
 
 
-def cuda_packages(pip: list[str], requirements: list[str]) -> list[str]:
-    """CUDA packages, `name version`, that an install of `requirements` would fetch now.
+def cuda_packages(pip: list[str], pip_args: list[str]) -> list[str]:
+    """CUDA packages that the torch which pip would fetch now needs; none if a torch is there already.
 
     Raises:
-        SystemExit: pip cannot resolve them; its own message has been printed.
+        SystemExit: pip finds no torch; its own message has been printed.
     """
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
-        asked = subprocess.run([*pip, "install", "--dry-run", "-qq", "--report", str(report), *requirements])
-        if asked.returncode:
-            raise SystemExit(asked.returncode)
-        found = [item["metadata"] for item in json.loads(report.read_text())["install"]]
-    return sorted(f"{m['name']} {m['version']}" for m in found if is_cuda_library(m["name"]))
-
-
-def is_cuda_library(name: str) -> bool:
-    """Whether the package `name` is part of a CUDA build of torch."""
-    return name.lower().startswith("nvidia-") and name.lower() not in COMPILERS
+        asked = [*pip, "install", "--dry-run", "--no-deps", "-qq", "--report", str(report)]
+        found = subprocess.run([*asked, *pip_args, "torch"])
+        if found.returncode:
+            raise SystemExit(found.returncode)
+        coming = [item["metadata"] for item in json.loads(report.read_text())["install"]]
+    needs = [line.partition(";")[0].strip() for torch in coming for line in torch.get("requires_dist", [])]
+    return sorted(need for need in needs if need.lower().startswith("nvidia-"))
 
 
 def main() -> int:
@@ -79,16 +73,18 @@ def main() -> int:
     pip = [str(options.venv / "bin" / "python"), "-m", "pip"]
     gpu = has_gpu()
     extras = ",".join([options.extras, "gpu"] if gpu else [options.extras])
-    requirements = ["-c", str(ROOT / "constraints.txt"), *options.pip_args, "-e", f"{ROOT}[{extras}]"]
+    constrained = ["-c", str(ROOT / "constraints.txt"), *options.pip_args]
     if not gpu and not options.allow_cuda_wheels:
-        print("no GPU here: asking pip what would come", flush=True)
-        names = cuda_packages(pip, requirements)
+        print("no GPU here: asking pip which torch would come", flush=True)
+        names = cuda_packages(pip, constrained)
         if names:
             text = TOO_LARGE.format(n=len(names), names="\n  ".join(names), pip=" ".join(pip))
             print(text, file=sys.stderr)
             return 3
     print(f"installing eagle3lab[{extras}]", flush=True)
-    return subprocess.run([*pip, "install", "-qq", *requirements]).returncode
+    # Python compiles a module when it is first imported; all of torch's and transformers' would take a minute.
+    install = [*pip, "install", "-qq", "--no-compile", *constrained, "-e", f"{ROOT}[{extras}]"]
+    return subprocess.run(install).returncode
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from lab.errors import ExperimentError
 from lab.night.parameters import ParameterSpec, check_parameters, find_notebook, read_parameters
 from lab.rows import environment
 from lab.rows.maker import RowMaker
+from lab.rows.runs import ENVIRONMENT_FILE
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row, RowWriter, Value, utc_now
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ __all__ = ["Experiment", "ParameterSpec", "check_parameters", "find_notebook", "
 
 # Set by the runner, which may run a notebook that is not among the packaged ones.
 SOURCE_VARIABLE = "EAGLE3LAB_NOTEBOOK"
-ENVIRONMENT_FILE = "environment.json"
 OUTCOME_FILE = "outcome.json"
 PROGRESS_FILE = "progress.jsonl"
 FIGURES_FOLDER = "figures"

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lab.errors import ExperimentError, RunFailed
 from lab.night.jobs import Job
-from lab.night.summary import RUN_FILE, read_plan
+from lab.rows.runs import RUN_FILE, read_plan
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE
 
 

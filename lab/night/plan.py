@@ -19,10 +19,10 @@ from lab.night.notebook import declared
 from lab.night.parameters import check_parameters, find_notebook, parse_value, read_parameters
 from lab.night.parts import Part
 from lab.night.progress import duration
-from lab.night.summary import RUN_FILE, read_plan
 from lab.options.night import NightOptions
-from lab.rows import environment, history
+from lab.rows import environment
 from lab.rows.configuration import packaged
+from lab.rows.runs import RUN_FILE, comparable_runs, job_seconds, read_plan
 from lab.rows.store import JOBS_FOLDER, utc_now
 
 PACKAGED_CONFIG = "nightly.toml"
@@ -50,7 +50,7 @@ class Plan:
     def expected_s(self) -> dict[str, float]:
         """Seconds a job takes, by id: as in the latest run that finished it, else as the configuration expects."""
         expected = {job.id: job.estimate_s for job in self.jobs if job.estimate_s is not None}
-        return expected | history.job_seconds(self.earlier)
+        return expected | job_seconds(self.earlier)
 
 
 def prepare(options: NightOptions, config: NightConfig | None = None, *, gate_required: bool = True) -> Plan:
@@ -78,7 +78,7 @@ def prepare(options: NightOptions, config: NightConfig | None = None, *, gate_re
     if part.of > 1:
         part.jobs_of(planned)
     started = str(read_plan(run_dir)["started_at"]) if (run_dir / RUN_FILE).exists() else utc_now()
-    earlier = history.comparable_runs(run_dir, machine.fingerprint, digest, started)
+    earlier = comparable_runs(run_dir, machine.fingerprint, digest, started)
     return Plan(run_dir, planned, machine, config, digest, earlier, options.strict_undecided, gate_required, part)
 
 

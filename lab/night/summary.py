@@ -5,7 +5,6 @@ The night calls it when all jobs are over; `90_nightly` calls it while the run s
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from datetime import datetime
 from pathlib import Path
@@ -17,28 +16,10 @@ from lab.night.jobs import recorded
 from lab.night.notices import notices_of
 from lab.rows import history, trend
 from lab.rows.gates import GateResult, Threshold, gates_of, judge
+from lab.rows.runs import MAX_NIGHTS, RUN_FILE, comparable_runs, read_plan, read_summary, runs_under
 from lab.rows.store import JOBS_FOLDER, Row, read_run
 
-RUN_FILE = "run.json"
 SUMMARY_SCHEMA = 1
-
-
-def read_plan(run_dir: Path) -> dict[str, Any]:
-    """What the run set out to do (`run.json`).
-
-    Raises:
-        ExperimentError: the folder is not a run.
-    """
-    path = run_dir / RUN_FILE
-    try:
-        plan: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ExperimentError(
-            f"{run_dir.name!r} is not a run folder: {RUN_FILE}: {error}",
-            "a folder made by `eagle3lab nightly`",
-            "give a folder under reports/",
-        ) from error
-    return plan
 
 
 def conclude(run_dir: Path, *, now: str, running: str = "") -> dict[str, Any]:
@@ -53,9 +34,9 @@ def conclude(run_dir: Path, *, now: str, running: str = "") -> dict[str, Any]:
     thresholds = [Threshold.model_validate(gate) for gate in plan["gates"]]
     gates = gates_of(rows) + judge(thresholds, rows)
     keys = (plan["fingerprint"], plan["config_hash"], plan["started_at"])
-    earlier = history.comparable_runs(run_dir, *keys, most=trend.MOST_NIGHTS - 1)
+    earlier = comparable_runs(run_dir, *keys, most=trend.MOST_NIGHTS - 1)
     nights = [(path, read_run(path)) for path in earlier]
-    since = _since(run_dir, rows, nights[-history.MAX_NIGHTS :])
+    since = _since(run_dir, rows, nights[-MAX_NIGHTS:])
     word, code = _word(gates, jobs, since, strict=plan["strict_undecided"], gate_required=plan["gate_required"])
     summary: dict[str, Any] = {
         "schema_version": SUMMARY_SCHEMA,
@@ -78,7 +59,7 @@ def conclude(run_dir: Path, *, now: str, running: str = "") -> dict[str, Any]:
         "nights": _series([*nights, (run_dir, rows)]),
     }
     if since["previous"] is not None:
-        before = history.read_summary(earlier[-1])
+        before = read_summary(earlier[-1])
         since["flipped"] = history.flipped_gates(before, summary)
     summary["sentence"] = _sentence(word, gates, jobs, since, summary["notices"])
     return summary
@@ -221,7 +202,7 @@ def latest_run(named: str, here: Path) -> Path:
     if (here / RUN_FILE).exists():
         return here
     # By hand a notebook's folder is reports/by-hand/<notebook>/<time>.
-    runs = history.runs_under(here.parents[2])
+    runs = runs_under(here.parents[2])
     if not runs:
         raise ExperimentError(
             f"no finished run under {here.parents[2].name}/",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
 
@@ -32,7 +33,7 @@ DRAFTS = (2, 3, 4, 5)
 POINTS = "CONTEXTxBATCH,..."
 
 
-class PairOptions(Options):
+class PairOptions(Options, ABC):
     """Which planted pair, and where it runs."""
 
     geometry: GeometryName | None = option(None, "shapes (default nano; shipped with that pair)")
@@ -49,9 +50,9 @@ class PairOptions(Options):
     out: Path | None = option(None, "append rows to this file", metavar="NAME.jsonl")
 
     @property
+    @abstractmethod
     def dial_depth(self) -> int:
         """Drafts a step at which the acceptance length is meant."""
-        raise NotImplementedError
 
     @model_validator(mode="after")
     def _has_one_dial(self) -> Self:

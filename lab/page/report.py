@@ -18,15 +18,15 @@ from markupsafe import Markup
 from lab import figures
 from lab.errors import RunFailed
 from lab.figures import Kept, shown
-from lab.night.experiment import ENVIRONMENT_FILE, FIGURES_FOLDER, SENTENCE
+from lab.night.experiment import FIGURES_FOLDER, SENTENCE
 from lab.night.jobs import PAIR_PARAMETERS, recorded
 from lab.night.notebook import EXECUTED_FILE, notebook_parts
 from lab.night.notices import notices_of
 from lab.night.progress import duration
-from lab.night.summary import job_word, read_plan
+from lab.night.summary import job_word
 from lab.page import facts
-from lab.rows import history
 from lab.rows.environment import Environment, shown_path
+from lab.rows.runs import ENVIRONMENT_FILE, read_plan, read_summary, runs_under
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row, read_run
 
 PAGE = "index.html"
@@ -94,7 +94,7 @@ def render(run_dir: Path) -> Path:
         ExperimentError: the folder holds no finished run.
         RunFailed: the file system refused a page.
     """
-    summary, plan = history.read_summary(run_dir), read_plan(run_dir)
+    summary, plan = read_summary(run_dir), read_plan(run_dir)
     machine = Environment.model_validate_json((run_dir / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
     rows = read_run(run_dir)
     sections = [_section(run_dir, job, rows, summary["gates"]) for job in summary["jobs"]]
@@ -125,7 +125,7 @@ def render_index(reports: Path) -> Path:
     """Rebuilds the list of all runs of a reports folder, newest first."""
     runs = [
         {**summary, "folder": path.name, "has_page": (path / PAGE).exists()}
-        for path, summary in reversed(history.runs_under(reports))
+        for path, summary in reversed(runs_under(reports))
     ]
     _write(reports / PAGE, _page("index.html", runs=runs))
     return reports / PAGE

@@ -1,4 +1,4 @@
-"""What earlier runs say: which may be compared with this one, what moved since, and how long its jobs took.
+"""What moved between two runs.
 
 Rows name their units, and the name decides the comparison: times (`_us`, `_ms`, `_s`) and `_bytes` are better lower;
 rates (`_per_s`), `acceptance_length` and `speedup` are better higher. Other values (errors, shares, counts, floors) are
@@ -13,15 +13,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.errors import ExperimentError, NotComparable
+from lab.errors import NotComparable
+from lab.rows.runs import ENVIRONMENT_FILE, comparable_runs, read_summary
 from lab.rows.store import Row, read_run
 from lab.rows.throttle import VALUE
 from lab.rows.verdict import Better, Sample, Verdict, compare
 
-SUMMARY_FILE = "summary.json"
-ENVIRONMENT_FILE = "environment.json"
-# Earlier nights beyond these say little about today's machine.
-MAX_NIGHTS = 20
 _NOT_COMPARED = ("environment", "gate", "parity", "tokens", "warning")
 _SPREAD = re.compile(r"(^|_)(samples|p10|p90|min|max|std|low|high|threshold)(_|$)")
 _NOT_MEASURED = re.compile(r"^(floor|ceiling)_")  # what a number is held against, not a number of its own
@@ -165,57 +162,6 @@ def _verdict(old: Row | None, new: Row | None, was: Metric | None, now: Metric |
 def throttled(row: Row) -> str:
     """Why the GPU's clocks were held back while the row was measured; empty if they were not, as far as it says."""
     return str(row.values.get(VALUE) or row.values.get(f"system.{VALUE}") or "")
-
-
-# ---- Runs on disk.
-
-
-def read_summary(run_dir: Path) -> dict[str, Any]:
-    """A finished run's summary.
-
-    Raises:
-        ExperimentError: the folder holds no finished run.
-    """
-    path = run_dir / SUMMARY_FILE
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ExperimentError(
-            f"{run_dir.name!r} holds no finished run: {SUMMARY_FILE}: {error}",
-            "a run folder made by `eagle3lab nightly`",
-            "give the folder under reports/ that has a summary.json",
-        ) from error
-    return content
-
-
-def runs_under(reports: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """All finished runs of a reports folder with their summaries, oldest first."""
-    found = [(path.parent, read_summary(path.parent)) for path in reports.glob(f"*/{SUMMARY_FILE}")]
-    return sorted(found, key=lambda pair: (str(pair[1].get("started_at")), pair[0].name))
-
-
-def comparable_runs(
-    run_dir: Path, fingerprint: str, config_hash: str, started_at: str, most: int = MAX_NIGHTS
-) -> list[Path]:
-    """The latest `most` runs beside `run_dir`, earlier, on the same machine, equally configured; oldest first."""
-    return [
-        path
-        for path, summary in runs_under(run_dir.parent)
-        if path.resolve() != run_dir.resolve()
-        and summary.get("fingerprint") == fingerprint
-        and summary.get("config_hash") == config_hash
-        and str(summary.get("started_at")) < started_at
-    ][-most:]
-
-
-def job_seconds(runs: list[Path]) -> dict[str, float]:
-    """How long each job took in the latest run that finished it."""
-    seconds: dict[str, float] = {}
-    for run in runs:
-        for job in read_summary(run).get("jobs", []):
-            if job.get("status") == "finished":
-                seconds[job["id"]] = float(job["seconds"])
-    return seconds
 
 
 def compare_runs(before: Path, after: Path) -> list[Change]:

@@ -14,17 +14,9 @@ import pandas as pd
 import pytest
 from places import ROOT
 
-from lab.figures import INK, SERIES, Kept, shown, table_cells, table_html, to_svg, use_style
+from lab.figures import INK, SERIES, Kept, shown, table_cells, table_html, to_svg
 
-pytestmark = pytest.mark.reference
-
-
-@pytest.fixture(autouse=True)
-def _styled() -> object:
-    with mpl.rc_context():
-        mpl.use("agg")
-        use_style()
-        yield
+pytestmark = [pytest.mark.reference, pytest.mark.usefixtures("page_style")]
 
 
 def drawn(prefix: str = "job-one") -> str:

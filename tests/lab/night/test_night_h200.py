@@ -20,7 +20,7 @@ from lab.options.night import NightOptions
 from lab.page.report import render
 from lab.rows import environment
 from lab.rows.configuration import packaged
-from lab.rows.history import read_summary
+from lab.rows.runs import read_summary
 from lab.rows.store import read_run
 
 pytestmark = pytest.mark.reference

@@ -18,7 +18,7 @@ from lab.errors import ExperimentError, RunFailed
 from lab.night.summary import conclude
 from lab.nightly import only_night, run_night, run_one
 from lab.options.night import NightOptions, RunOptions
-from lab.rows import environment, history
+from lab.rows import environment, runs
 from lab.rows.store import read_rows, read_run
 
 pytestmark = pytest.mark.reference
@@ -41,7 +41,7 @@ class Night:
 
     @property
     def summary(self) -> dict[str, Any]:
-        return history.read_summary(self.run)
+        return runs.read_summary(self.run)
 
     def job(self, name: str) -> dict[str, Any]:
         return next(job for job in self.summary["jobs"] if job["id"] == name)
@@ -162,7 +162,7 @@ def test_a_failed_gate_ends_with_one_and_a_parameter_is_taken_from_the_command_l
     gate = "exp.gate('n is 4', n == 4, value=n, threshold=4)"
     source = write_notebook(tmp_path / "gated.ipynb", START, gate, PASS, parameters="n: int = 4")
     assert run_one(one(source, tmp_path / "reports" / "five", "n=5")) == 1
-    summary = history.read_summary(tmp_path / "reports" / "five")
+    summary = runs.read_summary(tmp_path / "reports" / "five")
     assert summary["sentence"].startswith("Failed: 1 gate of 2 failed: n is 4 (gated)")
     assert [gate["word"] for gate in summary["gates"]] == ["fail", "pass"]
 

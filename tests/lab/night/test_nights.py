@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.night.experiment import ENVIRONMENT_FILE
-from lab.night.summary import RUN_FILE, conclude
+from lab.night.summary import conclude
 from lab.page.report import PAGE, render
 from lab.rows import environment
-from lab.rows.history import SUMMARY_FILE, read_summary
+from lab.rows.runs import ENVIRONMENT_FILE, RUN_FILE, SUMMARY_FILE, read_summary
 from lab.rows.store import Row, RowWriter
 
 pytestmark = pytest.mark.reference

@@ -19,7 +19,7 @@ from lab.errors import ExperimentError, RunFailed
 from lab.night.parts import Part, pack, read_part, unpack
 from lab.nightly import run_night
 from lab.options.night import NightOptions
-from lab.rows import environment, history
+from lab.rows import environment, runs
 
 pytestmark = pytest.mark.reference
 
@@ -66,14 +66,14 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> FirstPart:
 
 def test_two_parts_in_two_folders_are_one_night_and_no_job_runs_twice(first: FirstPart, tmp_path: Path) -> None:
     assert (first.code, first.line["part"], first.line["n_jobs"], first.line["unfinished"]) == (0, "1/2", 1, [])
-    assert not (first.out / history.SUMMARY_FILE).exists()
+    assert not (first.out / runs.SUMMARY_FILE).exists()
     executed = (first.out / "jobs" / "first" / "executed.ipynb").read_bytes()
 
     there = tmp_path / "there" / "night"
     code, line = run(first.config, there, part="2/2", resume_from=(first.archive,))
     assert (code, line["gates"]) == (0, {"pass": 2, "fail": 0, "missing": 0})
     assert (there / "jobs" / "first" / "executed.ipynb").read_bytes() == executed
-    assert history.read_summary(there)["word"] == "passed"
+    assert runs.read_summary(there)["word"] == "passed"
 
 
 def test_parts_that_ran_side_by_side_are_laid_together_and_judged(first: FirstPart, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_parts_of_two_nights_are_not_laid_together(first: FirstPart, tmp_path: P
 
 def test_a_last_part_without_the_ones_before_it_is_an_incomplete_night(tmp_path: Path) -> None:
     code, _ = run(config_of(tmp_path), tmp_path / "night", part="2/2")
-    summary = history.read_summary(tmp_path / "night")
+    summary = runs.read_summary(tmp_path / "night")
     assert (code, summary["word"]) == (3, "incomplete")
     assert "first" in summary["sentence"]
 

@@ -18,7 +18,7 @@ from small_notebooks import PASS, START, write_config, write_notebook
 from lab.nightly import run_night
 from lab.options.night import NightOptions
 from lab.page.report import MARKS, TONES, is_numeric, mark, moment, percent, render, tables_of
-from lab.rows import history
+from lab.rows import runs
 from lab.rows.store import Row
 
 pytestmark = pytest.mark.reference
@@ -100,7 +100,7 @@ def test_every_link_of_a_page_leads_to_something(run_dir: Path) -> None:
 
 
 def test_the_verdict_comes_first_in_one_sentence_with_a_mark(run_dir: Path, page: Page) -> None:
-    sentence = history.read_summary(run_dir)["sentence"]
+    sentence = runs.read_summary(run_dir)["sentence"]
     assert sentence.startswith("Incomplete: 1 gate could not be judged: later gate; 1 job of 2 did not finish: broken")
     words = [word for word in page.words if word]
     assert sentence in words

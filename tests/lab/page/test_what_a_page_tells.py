@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from places import ROOT
 
-from lab.night.experiment import ENVIRONMENT_FILE, SENTENCE
+from lab.night.experiment import SENTENCE
 from lab.night.jobs import JOB_FILE
 from lab.night.notices import notices_of
-from lab.night.summary import RUN_FILE, conclude
+from lab.night.summary import conclude
 from lab.page import summary_figures
 from lab.page.report import render
 from lab.rows import environment
-from lab.rows.history import SUMMARY_FILE
+from lab.rows.runs import ENVIRONMENT_FILE, RUN_FILE, SUMMARY_FILE
 from lab.rows.store import Row, RowWriter, read_run
 
 pytestmark = pytest.mark.reference

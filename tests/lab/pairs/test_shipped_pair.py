@@ -31,19 +31,23 @@ def test_there_are_sixty_four_prompts_and_their_text_was_held_out(loaded: list[P
     assert found >= 48, f"only {found} of 64 prompts are in this Python's {', '.join(sorted(HELD_OUT))}"
 
 
-def test_the_target_beats_an_interpolated_five_gram_on_the_held_out_modules() -> None:
+def test_the_target_beats_an_interpolated_five_gram_on_pieces_of_the_held_out_modules() -> None:
     pair, text = shipped_pair(), corpus.read_stdlib()
     bpe = tokenizer.load_tokenizer(pair.target)
     training, held_out = (tokenizer.encode(bpe, text.split(name)) for name in ("training", "held out"))
     model = target.load_target(pair.target, torch.device("cpu"))
-    stream = torch.from_numpy(held_out.astype("int32"))
+    length, n_pieces = 1025, 16  # a seventh of all, from everywhere
+    starts = [len(held_out) * i // n_pieces for i in range(n_pieces)]
+    pieces = [held_out[start : start + length].astype("int32") for start in starts]
     with torch.no_grad():
-        own = target.stream_loss(model, stream, 512)
-    five_gram = ngram.NGram(training, bpe.get_vocab_size()).loss(held_out)
-    assert own < five_gram
+        own = sum(target.stream_loss(model, torch.from_numpy(piece), 512) for piece in pieces) / n_pieces
+    five_gram = ngram.NGram(training, bpe.get_vocab_size())
+    assert own < sum(five_gram.loss(piece) for piece in pieces) / n_pieces
     assert own == pytest.approx(pair.card["held_out_loss_nats_per_token"]["target"], abs=0.1)
 
 
+# `make lab` measures the same acceptance; that it is also what the card says is for the slow ring.
+@pytest.mark.slow
 def test_spec_3_commits_at_least_2_2_tokens_a_step_outside_loops(loaded: list[Prompt]) -> None:
     pair = shipped_pair()
     report = measure_acceptance(

@@ -13,13 +13,12 @@ from lab.rows.comparison import comparison
 from lab.rows.history import (
     better_of,
     changes,
-    comparable_runs,
     compare_runs,
     flipped_gates,
-    job_seconds,
     metrics_of,
     moved_environment,
 )
+from lab.rows.runs import comparable_runs, job_seconds
 from lab.rows.store import Row, RowWriter
 from lab.rows.throttle import held_back_in
 

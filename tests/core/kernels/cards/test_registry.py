@@ -32,7 +32,15 @@ def variants(field: str):
             for variant in getattr(card, field)(arch):
                 key = (variant.name, repr(variant.constants), variant.threads, variant.blocks_per_sm)
                 grouped.setdefault(key, []).append((variant, arch))
-    return [pytest.param(pairs, id=" ".join([key[0], *(arch for _, arch in pairs)])) for key, pairs in grouped.items()]
+    return [
+        pytest.param(
+            pairs,
+            id=" ".join([key[0], *(arch for _, arch in pairs)]),
+            # Machine code of the Hopper generation is looked at every time, with what shares its front end.
+            marks=() if any(arch == "sm_90a" for _, arch in pairs) else pytest.mark.slow,
+        )
+        for key, pairs in grouped.items()
+    ]
 
 
 def cases_elsewhere():

@@ -117,6 +117,7 @@ def test_a_speed_up_is_told_with_and_without_prefill_and_a_slow_one_is_called_sl
     assert report.verdict(1).endswith("Speculation slows this pair at spec-1.")
 
 
+@pytest.mark.usefixtures("page_style")
 def test_the_words_of_the_waterfall_are_those_of_its_bars() -> None:
     # Timing every span slows plain steps (10 ms in the rounds, 40 ms drawn) more than speculative ones (30, 60).
     spans = dict.fromkeys(SPANS, 0.0)
@@ -128,7 +129,7 @@ def test_the_words_of_the_waterfall_are_those_of_its_bars() -> None:
     report = DecodeReport("float32", "cpu", 1, modes, {2: 0})
     assert "a step takes 3.00 times as long" in report.verdict(2)
     figure, table = decode_figures.waterfall(report, 2)
-    titles = [axes.get_title(loc="left") or axes.get_title() for axes in figure.axes]
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["baseline: 40 ms a step", "spec-2: 60 ms a step"]
     assert table.groupby("mode")["ms_a_step"].sum().to_dict() == {"baseline": 40.0, "spec-2": 60.0}
     assert decode_figures.waterfall_words(report, 2) == (

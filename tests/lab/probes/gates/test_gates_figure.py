@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import matplotlib as mpl
 import pytest
 from matplotlib import pyplot as plt
 from places import ROOT
 
-from lab.figures import use_style
 from lab.probes.gates.night import GateRuns, gates_table, room
 from lab.rows.gates import GateResult, gates_of
 from lab.rows.store import read_rows
 
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.usefixtures("page_style")]
 
 STORED = ROOT / "reports" / "reference" / "h200" / "night-8b" / "jobs" / "42_perf_gates-micro" / "rows.jsonl"
 
@@ -25,11 +23,8 @@ def stored_results() -> tuple[GateResult, ...]:
 
 
 def test_no_text_of_the_figure_lies_over_another_or_beyond_its_edge() -> None:
-    mpl.use("agg")
-    with mpl.rc_context():
-        use_style()
-        figure, table = room(gates_table(GateRuns(results=stored_results())))
-        figure.canvas.draw()
+    figure, table = room(gates_table(GateRuns(results=stored_results())))
+    figure.canvas.draw()
     axes, whole = figure.axes[0], figure.bbox
     texts = [*axes.get_yticklabels(), *axes.get_xticklabels(), *axes.texts, figure._supxlabel, figure._suptitle]  # type: ignore[attr-defined]
     boxes = {text.get_text(): text.get_window_extent() for text in texts if text.get_text()}

@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import pytest
 
 from eagle3core.kernels import registry
 from eagle3core.kernels.card import ARCHES, Card, case_id
 from lab import cli
 from lab.errors import ExperimentError, NotComparable, RunFailed
-from lab.figures import use_style
 from lab.night import experiment
 from lab.probes.kernels import cards, command, pictures, records
 from lab.probes.kernels.bench import plain_shape
@@ -25,7 +23,7 @@ from lab.rows.gpus import Gpu
 from lab.rows.maker import RowMaker
 from lab.rows.store import ROWS_FILE, Row, block, read_rows
 
-pytestmark = pytest.mark.reference
+pytestmark = [pytest.mark.reference, pytest.mark.usefixtures("page_style")]
 
 MACHINE = environment.collect().model_copy(
     update={"gpus": [Gpu(name="NVIDIA H200", driver="580.1")], "commit": "0123456789abcdef"}
@@ -66,14 +64,6 @@ def stored(tmp_path: Path) -> Path:
     rows += [kernel_row(gemm, shape) for shape in gemm.shapes] + [kernel_row(rms_norm, rms_norm.shapes[0], 0.1)]
     rows += [proof_row("rope", ("q: error 1, allowed 0.1",)), MAKER.measured("sweep_cell", "another", {})]
     return write(tmp_path / "h200" / "kernels.jsonl", *rows)
-
-
-@pytest.fixture(autouse=True)
-def _styled() -> object:
-    with mpl.rc_context():
-        mpl.use("agg")
-        use_style()
-        yield
 
 
 def test_rows_are_read_with_their_machine_and_a_torn_last_line_is_left_out(stored: Path, tmp_path: Path) -> None:

@@ -196,13 +196,14 @@ def test_a_tool_asked_for_by_name_that_is_not_there_is_an_error(tmp_path: Path) 
 # -- what the notebook shows
 
 
+@pytest.mark.usefixtures("page_style")
 def test_pictures_and_words_of_a_profile_come_from_its_rows(tmp_path: Path) -> None:
     write_sqlite(tmp_path / "nsys.sqlite")
     write_raw_page(tmp_path / "ncu.csv")
     main(["--import", str(tmp_path / "nsys.sqlite"), str(tmp_path / "ncu.csv"), "--out", str(tmp_path / "out")])
     rows = read_profile(tmp_path / "out" / FILE)
     fig, table = figures.time_per_range(rows)
-    assert [axes.get_title() for axes in fig.axes] == ["public ranges", "stages"]
+    assert [axes.get_title(loc="left") for axes in fig.axes] == ["public ranges", "stages"]
     assert list(table["range"]) == list(rows.ranges)
     assert "BASE_DECODE_STEP takes 86% of a step of 140 us (the GPU's time)" in figures.time_words(rows)
     drawn = figures.rates(rows)

@@ -248,6 +248,7 @@ def test_an_order_of_sums_is_judged_over_all_regimes() -> None:
             parsed(["sweep", "fmha", "--out", "x", "--orders", text])
 
 
+@pytest.mark.usefixtures("page_style")
 def test_a_heat_map_names_the_cells_that_were_not_measured() -> None:
     other = HOT.key._replace(weight_rows=64)
     more = screen(DEFAULT, 10.0) | {"regime": other.text, "key": other._asdict()}
@@ -259,7 +260,7 @@ def test_a_heat_map_names_the_cells_that_were_not_measured() -> None:
     assert unmeasured(missing, table) == f"Not measured: {'; '.join(missing)}."
     assert unmeasured([], table) == "Every cell was measured."
     assert unmeasured(missing * 4, table).startswith("A dash: not measured, 8 of 6 cells"), "many are counted"
-    assert fig.axes[0].get_title("left") or fig.axes[0].get_title()
+    assert fig.axes[0].get_title("left")
     best = best_table("gemm", stored())
     assert list(best["rank"]) == ["default", 1, 2]
     from matplotlib import pyplot as plt
