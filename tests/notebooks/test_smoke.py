@@ -1,4 +1,4 @@
-"""Notebooks that the packaged night leaves out run in small nights on a random pair: real kernels, engine, report."""
+"""Notebooks that the packaged night leaves out run in a small night on a random pair: real kernels, engine, report."""
 
 from __future__ import annotations
 
@@ -22,44 +22,32 @@ from lab.rows.store import RowWriter, read_run
 
 pytestmark = pytest.mark.reference
 
-# `make lab` runs the jobs of the packaged night; here is the rest, small enough for half a minute on one core.
-SMOKE = """\
-[[job]]
-notebook = "22_kernels"
-parameters = { arches = [], emulated_cases = 0, gates = false }
-[[job]]
-notebook = "31_acceptance"
-parameters = { ks = [2], spec_k = 2, n_prompts = 2, max_new_tokens = 12, n_reference_prompts = 1, uneven_k = 0 }
-[[job]]
-notebook = "40_speed"
-parameters = { measure = true, points = "16x1", ks = [0, 2], spec_k = 2, tokens = 24, rounds = 1, device = "cpu" }
-[[job]]
-notebook = "90_nightly"
-reads_run = true
-"""
-# Their own tests run what these show; that they run as notebooks of a night is for the slow ring.
-FURTHER = """\
+# `make lab` runs the jobs of the packaged night; this is the rest.
+REST = """\
 [[job]]
 notebook = "20_fmha_sweep"
 [[job]]
 notebook = "21_gemm_sweep"
 parameters = { measure = true, device = "cpu", top = 0, gates = false }
 [[job]]
-notebook = "50_profile"
+notebook = "22_kernels"
+parameters = { arches = [], emulated_cases = 0, gates = false }
+[[job]]
+notebook = "40_speed"
+parameters = { measure = true, points = "16x1", ks = [0, 2], spec_k = 2, tokens = 24, rounds = 1, device = "cpu" }
 [[job]]
 notebook = "41_bench"
 parameters = { measure = true, points = "16x1", ks = [0, 2], tokens = 16, rounds = 1, peers = [], device = "cpu" }
 [[job]]
 notebook = "42_perf_gates"
 parameters = { rows = "GATES" }
+[[job]]
+notebook = "50_profile"
+[[job]]
+notebook = "90_nightly"
+reads_run = true
 """
-
-
-NIGHTS = {"smoke": SMOKE, "further": FURTHER}
-KINDS = {
-    "smoke": {"environment", "kernel_proof", "acceptance", "speed_curve"},
-    "further": {"environment", "sweep", "bench", "profile", "gate"},
-}
+KINDS = {"environment", "kernel_proof", "speed_curve", "sweep", "bench", "profile", "gate"}
 
 
 def stored_gates(path: Path) -> Path:
@@ -75,11 +63,11 @@ def stored_gates(path: Path) -> Path:
     return path
 
 
-def run_of(name: str, folder: Path) -> Path:
-    """The run folder of one of `NIGHTS`, over a random pair."""
+def run_of(folder: Path) -> Path:
+    """The run folder of that night, over a random pair."""
     target, draft = write_random_pair(folder / "pair", n_layers=7, vocab=300)
-    config, out = folder / "night.toml", folder / "reports" / name
-    config.write_text(NIGHTS[name].replace("GATES", str(stored_gates(folder / "gates.jsonl"))))
+    config, out = folder / "night.toml", folder / "reports" / "rest"
+    config.write_text(REST.replace("GATES", str(stored_gates(folder / "gates.jsonl"))))
     code = run_night(NightOptions(config=config, target=target, draft=draft, out=out))
     summary = read_summary(out)
     assert code == 0, json.dumps([summary["sentence"], summary["jobs"]], indent=1)
@@ -87,19 +75,18 @@ def run_of(name: str, folder: Path) -> Path:
 
 
 def test_every_packaged_notebook_is_in_a_night() -> None:
-    nights = [*NIGHTS.values(), (ROOT / "nightly.toml").read_text()]
+    nights = [REST, (ROOT / "nightly.toml").read_text()]
     named = {job["notebook"] for night in nights for job in tomllib.loads(night)["job"]}
     assert named == {path.stem for path in notebooks_folder().glob("*.ipynb")}
 
 
-# One test, since two workers would each run a night that several share.
-@pytest.mark.parametrize("name", ["smoke", pytest.param("further", marks=pytest.mark.slow)])
-def test_every_notebook_ran_and_every_gate_held(name: str, tmp_path: Path) -> None:
-    run_dir = run_of(name, tmp_path)
+@pytest.mark.slow
+def test_every_notebook_ran_and_every_gate_held(tmp_path: Path) -> None:
+    run_dir = run_of(tmp_path)
     summary, rows = read_summary(run_dir), read_run(run_dir)
     assert all(job["status"] == "finished" and job["passed"] for job in summary["jobs"]), summary["jobs"]
     assert {gate["word"] for gate in summary["gates"]} == {"pass"}
-    assert {row.kind for row in rows} >= KINDS[name]
+    assert {row.kind for row in rows} >= KINDS
     for job in summary["jobs"]:
         assert [row for row in rows if row.job == job["id"]], job["id"]
         for words in (run_dir / "jobs" / job["id"] / "figures").glob("*.json"):
@@ -107,6 +94,6 @@ def test_every_notebook_ran_and_every_gate_held(name: str, tmp_path: Path) -> No
             assert all(kept[key] for key in ("alt", "caption", "rows")), words.name
             assert words.with_suffix(".svg").exists()
     drawn = {path.stem for path in (run_dir / "jobs" / "90_nightly" / "figures").glob("*.json")}
-    assert drawn == ({"acceptance", "speed"} if name == "smoke" else set()), "of what was measured before it"
+    assert drawn == {"points"}, "of what was measured before it"
     for text in [row.line() for row in rows] + [(run_dir / "index.html").read_text()]:
         assert str(tmp_path) not in text, "where the run lay is nobody's business"

@@ -198,7 +198,7 @@ CARD = Card(
     slow_cases=(
         _tiny(prefix=(150, 0, 63), dim=128, heads=4, tokens=4, order=(4, 2), tree="chain"),
         _tiny(prefix=(70,), heads=16, tokens=7, tree="random"),
-        _tiny(prefix=(50,), heads=5, tokens=33, tree="random", counting=False, sinks=True),
+        _tiny(prefix=(50,), heads=2, tokens=33, tree="random", counting=False, sinks=True),
         _tiny(prefix=(200,), heads=16, kv_heads=1, tokens=9, window=33, order=(2, 4), tree="chain"),
         _tiny(prefix=(17, 64), heads=3, tokens=1, tree="none"),
     ),

@@ -167,12 +167,12 @@ CARD = Card(
         join_variant(arch, "bf16", 10, 128256),
         groups_variant(arch, "f16", 1, 4, 1),
         *(groups_variant(arch, "bf16", *sizes) for sizes in ((1, 4, 2), (1, 8, 1), (1, 8, 2), (2, 4, 2))),
-        *(join_variant(arch, "bf16", k, v) for k in (1, 4, 8, 16) for v in (32000, 201088)),
+        *(join_variant(arch, "bf16", k, v) for k, v in ((1, 32000), (4, 32000), (16, 201088))),
     ],
     cases=({"rows": 4, "columns": 2072, "k": 5, "dtype": _BF16},),
     slow_cases=(
         {"rows": 9, "columns": 8, "k": 8, "dtype": torch.float16},
-        {"rows": 3, "columns": 65544, "k": 10, "dtype": _BF16},
+        {"rows": 1, "columns": 65544, "k": 10, "dtype": _BF16},
     ),
     shapes=tuple(
         {"rows": rows, "columns": columns, "k": 10, "dtype": _BF16}

@@ -92,8 +92,12 @@ def gemm_variants(arch: str) -> list[Variant]:
 
 
 def gemm_slow_variants(arch: str) -> list[Variant]:
-    """The other regimes of rows of a layer and its head, and samples of fp16, row-major weights and ragged K."""
-    made = _engine_variants(arch, dict.fromkeys(("residual", "swiglu", "qkv", "head", "store"), (1, 16, 32, 64, 240)))
+    """The other regimes of rows of a layer and its head, and samples of fp16, row-major weights and ragged K.
+
+    Of architectures other than Hopper's, one with few rows and one with many.
+    """
+    regimes = (1, 16, 32, 64, 240) if arch == "sm_90a" else (1, 64)
+    made = _engine_variants(arch, dict.fromkeys(("residual", "swiglu", "qkv", "head", "store"), regimes))
     made += _engine_variants(arch, {"residual": (1,), "qkv": (32,)}, dtype="f16")
     made += _engine_variants(arch, {"residual": (1,), "swiglu": (64,)}, packed=False)
     for m in (4, 16, 64):
@@ -160,9 +164,9 @@ CARD = Card(
     slow_cases=(
         {"kind": "residual", "m": 3, "n": 64, "k": 144, "dtype": "bf16", "packed": False, "residual": False},
         {"kind": "swiglu", "m": 17, "n": 16, "k": 160, "dtype": "f16", "packed": False, "bias": True},
-        {**_QKV, "m": 19, "packed": False, "bias": True, "head_dim": 64},
-        {"kind": "head", "m": 33, "n": 80, "k": 64, "dtype": "bf16", "packed": True},
-        {"kind": "store", "m": 70, "n": 32, "k": 48, "dtype": "bf16", "packed": True},
+        {**_QKV, "m": 19, "k": 64, "packed": False, "bias": True, "head_dim": 64},
+        {"kind": "head", "m": 33, "n": 48, "k": 64, "dtype": "bf16", "packed": True},
+        {"kind": "store", "m": 70, "n": 16, "k": 48, "dtype": "bf16", "packed": True},
         {"kind": "store", "m": 2, "n": 32, "k": 16, "dtype": "f16", "packed": True},
     ),
     settings=(

@@ -12,7 +12,6 @@ from tiny_engines import (
     Pair,
     accepted_counts,
     engine_config,
-    is_empty,
     new_tokens,
     random_prompts,
     tiny_engine,
@@ -35,55 +34,12 @@ def baseline(pair: Pair) -> list[list[int]]:
     return tokens_of(tiny_engine(pair, None).generate(random_prompts(LENGTHS), new_tokens(24)))
 
 
-@pytest.mark.parametrize("k", range(1, 9))
-def test_any_depth_gives_the_baselines_tokens(pair: Pair, baseline: list[list[int]], k: int) -> None:
-    engine = tiny_engine(pair, k)
-    responses = engine.generate(random_prompts(LENGTHS), new_tokens(24))
-    assert tokens_of(responses) == baseline
-    assert set(range(min(k, 2) + 1)) <= accepted_counts(responses), "rejection and partial acceptance both occurred"
-    assert is_empty(engine)
-
-
 def test_a_draft_that_is_right_eight_times_in_a_row_gives_the_baselines_tokens(tmp_path: Path) -> None:
     pair = write_tiny_pair(tmp_path, vocab=2, seed=2)
     prompts = random_prompts(LENGTHS, n_vocab=2)
     responses = tiny_engine(pair, 8).generate(prompts, new_tokens(30))
     assert {0, 3, 8} <= accepted_counts(responses)
     assert tokens_of(responses) == tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(30)))
-
-
-def test_the_baseline_is_the_target_read_anew_for_every_token(pair: Pair, baseline: list[list[int]]) -> None:
-    engine = tiny_engine(pair, None)
-    for prompt, tokens in zip(random_prompts(LENGTHS), baseline, strict=True):
-        sequence = list(prompt)
-        for token in tokens[:8]:
-            assert tokens_of(engine.generate([sequence], new_tokens(1))) == [[token]]
-            sequence.append(token)
-
-
-@pytest.mark.parametrize("n_slots", [1, 2, 5, 8])
-@pytest.mark.parametrize("k", [None, 3])
-def test_company_changes_no_token(pair: Pair, baseline: list[list[int]], n_slots: int, k: int | None) -> None:
-    engine = tiny_engine(pair, k, max_batch_size=n_slots)
-    assert tokens_of(engine.generate(random_prompts(LENGTHS), new_tokens(24))) == baseline
-
-
-@pytest.mark.parametrize(("block_size", "chunk"), [(1, 1), (3, 3), (4, 32), (64, 64)])
-def test_block_and_chunk_sizes_change_no_token(
-    pair: Pair, baseline: list[list[int]], block_size: int, chunk: int
-) -> None:
-    engine = tiny_engine(pair, 4, block_size=block_size, prefill_chunk=chunk)
-    assert tokens_of(engine.generate(random_prompts(LENGTHS), new_tokens(24))) == baseline
-
-
-def test_slots_refilled_in_the_middle_of_a_run_change_no_token(pair: Pair, baseline: list[list[int]]) -> None:
-    limits = [new_tokens(n) for n in (1, 24, 2, 5, 1)]  # requests end at different steps, two of them in prefill
-    engine = tiny_engine(pair, 3, max_batch_size=2)
-    responses = engine.generate(random_prompts(LENGTHS), limits)
-    expected = [tokens[: limit.max_new_tokens] for tokens, limit in zip(baseline, limits, strict=True)]
-    assert tokens_of(responses) == expected
-    assert [response.n_prompt_tokens for response in responses] == LENGTHS
-    assert is_empty(engine)
 
 
 def test_an_engine_gives_the_same_again(pair: Pair, baseline: list[list[int]]) -> None:

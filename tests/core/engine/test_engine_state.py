@@ -61,18 +61,23 @@ def step_with(runner: DeviceRunner, tokens: list[list[int]], trace: Trace = QUIE
     return outcome.rows
 
 
+@pytest.fixture(scope="module")
+def plain(pair: Pair) -> list[list[int]]:
+    """Plain greedy output of the two prompts below."""
+    return tokens_of(tiny_engine(pair, None).generate(random_prompts([6, 9]), new_tokens(50)))
+
+
 @given(guesses())
 @settings(max_examples=25)
 def test_a_branching_tree_is_verified_in_one_pass_and_decoding_goes_on_from_its_best_path(
-    pair: Pair, case: tuple[FlatTree, list[list[int]], list[list[bool]]]
+    pair: Pair, plain: list[list[int]], case: tuple[FlatTree, list[list[int]], list[list[bool]]]
 ) -> None:
     tree, guessed, told = case
     prompts = random_prompts([6, 9])
-    baseline = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(50)))
     runner = tree_runner(pair[0], tree, n_slots=2)
     made = [[admit(runner, slot, prompt)] for slot, prompt in enumerate(prompts)]
     while min(map(len, made)) < 12:
-        right = [tokens[len(ours) - 1 :] for tokens, ours in zip(baseline, made, strict=True)]
+        right = [tokens[len(ours) - 1 :] for tokens, ours in zip(plain, made, strict=True)]
         nodes = [
             [answers[int(tree.depths[i])] if knows[i] else guess[i] for i in range(tree.n_nodes)]
             for answers, guess, knows in zip(right, guessed, told, strict=True)
@@ -82,7 +87,7 @@ def test_a_branching_tree_is_verified_in_one_pass_and_decoding_goes_on_from_its_
             agreed = [all(a == 0 or tokens[a] == truth[a] for a in ancestors(tree, i)) for i in range(tree.n_nodes)]
             assert row.n_accepted == max(int(tree.depths[i]) for i in range(tree.n_nodes) if agreed[i])
             made[row.slot] += row.tokens
-    assert made == [tokens[: len(ours)] for tokens, ours in zip(baseline, made, strict=True)]
+    assert made == [tokens[: len(ours)] for tokens, ours in zip(plain, made, strict=True)]
 
 
 def test_logits_of_a_tree_node_are_those_of_its_own_path_alone(pair: Pair) -> None:

@@ -38,7 +38,7 @@ def stopped_inside_a_run(responses: list[Response]) -> int:
     return sum(step.cut for response in responses for step in response.req_metrics.steps)
 
 
-@pytest.mark.parametrize("token", range(N_VOCAB))
+@pytest.mark.parametrize("token", range(0, N_VOCAB, 2))
 def test_stop_tokens_end_a_request_alike(pair: Pair, token: int) -> None:
     limits = GenerationConfig(max_new_tokens=18, stop_token_ids=(token,))
     plain = tiny_engine(pair, None).generate(random_prompts(LENGTHS), limits)
@@ -87,7 +87,7 @@ def test_end_tokens_can_be_ignored_and_still_be_stop_tokens(tmp_path: Path, pair
         assert {response.finish_reason for response in stopping} == {"stop"}
 
 
-@pytest.mark.parametrize("word", ["d", "dd", "ad", "d ", "dade", "zz"])
+@pytest.mark.parametrize("word", ["d", "ad", "dade", "zz"])
 def test_stop_words_end_a_request_alike_and_are_cut_from_the_text(pair: Pair, word: str) -> None:
     limits = new_tokens(18, stop_words=(word, "never"))
     plain = tiny_engine(pair, None, tokenizer=letter_tokenizer()).generate(random_prompts(LENGTHS), limits)

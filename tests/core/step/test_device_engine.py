@@ -51,8 +51,8 @@ def test_plain_decoding_gives_the_reference_engines_tokens(
     assert min(agree) >= 4
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 7, 8])
-@pytest.mark.parametrize("n_slots", [1, 3, 5])
+@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize("n_slots", [1, 5])
 def test_any_depth_and_company_give_the_baselines_tokens(
     nano_pair: Pair, prompts: list[list[int]], baseline: list[list[int]], k: int, n_slots: int
 ) -> None:

@@ -11,10 +11,10 @@ from lab.parity.faults.of_reach import LATE, REACH_FAULTS
 
 pytestmark = pytest.mark.reference
 
-IN_THE_FAST_RING = {"late_chain_position", "second_block_values"}
 HIDDEN = sorted(fault.name for fault in REACH_FAULTS if "RoPE" not in fault.what)  # which the shipped pair cannot show
 
 
+@pytest.mark.slow  # `make lab` asks the same
 def test_every_decision_is_the_references_at_every_level() -> None:
     reference = checked()
     assert reference.passed(), reference.verdict
@@ -22,9 +22,8 @@ def test_every_decision_is_the_references_at_every_level() -> None:
     assert {decision.level for decision in reference.decisions} == set(range(8)), "every level must be reached"
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in IN_THE_FAST_RING else pytest.param(name, marks=pytest.mark.slow) for name in HIDDEN]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", HIDDEN)
 def test_a_bug_that_ordinary_prompts_hide_contradicts_the_reference(name: str) -> None:
     """Judged by ranks: some of these bugs leave the acceptance length as it is, and some raise it."""
     reference = checked(name)

@@ -84,26 +84,26 @@ def test_a_pair_is_named_whole_or_not_at_all(agreeing: Pair) -> None:
 
 @pytest.fixture(scope="module")
 def held_out() -> tuple[Pair, list[list[int]]]:
-    """The shipped pair and its 64 held-out prompts."""
+    """The shipped pair and every third of its 64 held-out prompts, of all categories."""
     shipped = pairs.shipped_pair()
     given = inputs.prompt_ids(shipped.target, "", n_prompts=64, max_tokens=128)
     assert len(given.ids) == 64
-    return (shipped.target, shipped.draft), given.ids
+    return (shipped.target, shipped.draft), given.ids[::3]
 
 
 @pytest.mark.slow
-def test_float64_speculation_equals_plain_decoding_at_every_depth_on_the_held_out_prompts(
+def test_float64_speculation_equals_plain_decoding_at_every_depth_on_held_out_prompts(
     held_out: tuple[Pair, list[list[int]]],
 ) -> None:
     pair, prompts = held_out
     report = run_token_parity(*pair, prompts=prompts, dtype="float64", ks=range(1, 9), max_new_tokens=16, batch=16)
     assert report.passed, report.verdict
-    assert report.n_equal_outputs == 8 * 64
+    assert report.n_equal_outputs == 8 * len(prompts)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "ks", "max_new_tokens"), [("float32", range(1, 9), 16), ("bfloat16", (1, 3, 8), 32)])
-def test_every_divergence_on_the_held_out_prompts_is_a_near_tie(
+def test_every_divergence_on_held_out_prompts_is_a_near_tie(
     held_out: tuple[Pair, list[list[int]]], dtype: str, ks: Sequence[int], max_new_tokens: int
 ) -> None:
     pair, prompts = held_out

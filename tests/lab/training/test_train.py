@@ -139,6 +139,7 @@ def test_prompts_are_held_out_stretches_of_the_right_length(text: Path, pair: Tr
         assert not row["text"].endswith("\n")
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_both_stages_and_resumed_gives_the_same_bits(
     text: Path, pair: TrainedPair, tmp_path: Path
 ) -> None:

@@ -46,7 +46,9 @@ def run(isa, case=STORE, **setting):
         ({}, {"units": 2, "split": 4, "stages": 5}),
         ({"k": 80}, {}),  # a stream without units
         ({"k": 80}, {"split": 4}),
-        ({"m": 41, "n": 144}, {"split": 4, "x_tiles": 3, "w_tiles": 8, "together": True}),
+        pytest.param(
+            {"m": 41, "n": 144}, {"split": 4, "x_tiles": 3, "w_tiles": 8, "together": True}, marks=pytest.mark.slow
+        ),
         ({"m": 41, "n": 80, "k": 160, "dtype": "f16"}, {"x_tiles": 5, "units": 2, "stages": 4}),
         ({"m": 20, "n": 144, "k": 128}, {"w_tiles": 8, "x_tiles": 1}),
     ],

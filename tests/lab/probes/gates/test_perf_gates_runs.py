@@ -76,6 +76,7 @@ def given_rows(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 # -- a real run
 
 
+@pytest.mark.slow
 def test_micro_runs_on_a_cpu_lead_to_a_full_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = SMALL.read_text(encoding="utf-8").replace("geometry", "green_in_a_row = 1\ngeometry", 1)
     config, out, records, state = (tmp_path / name for name in ("g.toml", "rows.jsonl", "records.json", "state.jsonl"))
