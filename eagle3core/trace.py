@@ -59,8 +59,8 @@ class Trace:
 class StagedTrace(Trace):
     """Runs every stage by itself, so that its ranges bracket the GPU's work: for Nsight and other profilers.
 
-    On the kernels' path a step is one CUDA graph, which its ranges only enqueue; under this trace it is one graph a
-    stage. Tokens are the same, the step takes longer. Source: docs/requirements.md R-118..R-120.
+    On the kernels' path a step is one CUDA graph and opens no range; under this trace it is one graph a stage. Tokens
+    are the same, the step takes longer. Source: docs/requirements.md R-118..R-120.
     """
 
     is_detailed = True

@@ -21,7 +21,10 @@ from lab.options.fields import Options, Typed, typed_of
 
 Model = TypeVar("Model", bound=Options)
 
-EXIT_CODES = "Exit codes: 0 passed, 1 a gate failed, 2 wrong usage, 3 could not run, 4 undecided (--strict-undecided)."
+EXIT_CODES = (
+    "Exit codes: 0 passed, 1 a gate failed, 2 wrong usage, 3 could not run, "
+    "4 undecided (nightly --strict-undecided, and sweep)."
+)
 _LIMITS = ((Ge, "ge", "at least"), (Gt, "gt", "above"), (Le, "le", "at most"), (Lt, "lt", "below"))
 
 
