@@ -18,6 +18,7 @@ log = logging.getLogger("eagle3core")
 METHODS = ("eagle3",)
 LEGACY_METHODS = ("eagle", "draft_target", "ngram", "deepseek_mtp")
 MAX_SPECULATIVE_TOKENS = 8
+MAX_ID = (1 << 31) - 1  # ids travel to the device as int32
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 Mode = Literal["off", "single-token", "multi-token"]
 
@@ -299,8 +300,14 @@ def _require_count(name: str, value: object, most: int | None = None) -> None:
 
 
 def _require_ids(name: str, value: object, what: str) -> None:
-    if not isinstance(value, tuple) or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in value):
-        raise ConfigError(f"{name} is {value!r}", f"{what}: integers of at least 0", f"give {name} as a tuple of them")
+    if not isinstance(value, tuple) or not all(_is_id(i) for i in value):
+        raise ConfigError(
+            f"{name} is {value!r}", f"{what}: integers from 0 to {MAX_ID}", f"give {name} as a tuple of them"
+        )
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_ID
 
 
 def _require_choice(name: str, value: object, choices: Sequence[str]) -> None:

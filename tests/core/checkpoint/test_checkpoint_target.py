@@ -152,6 +152,7 @@ def test_an_unreadable_config_is_named(target_dir: Path) -> None:
         ({"head_dim": None, "num_attention_heads": 6, "num_key_value_heads": 6}, "hidden_size is 64"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is 'present'"),
         ({"eos_token_id": "end"}, "eos_token_id is 'end'"),
+        ({"eos_token_id": [2, 2**31]}, "eos_token_id is [2, 2147483648]"),
     ],
 )
 def test_an_unusable_key_is_named_with_its_value(target_dir: Path, change: dict[str, Any], shown: str) -> None:
