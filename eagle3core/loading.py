@@ -50,6 +50,7 @@ class Reading:
     Attributes:
         target, draft: their geometries. dtype: of the weights. backend: where they will go, and by what they will run.
         build: puts them there. speculation: why there is no draft, if one was asked for.
+        free_bytes: memory that was free before anything was read, where reading takes some of the device's own (a CPU).
     """
 
     target: TargetGeometry
@@ -58,6 +59,7 @@ class Reading:
     backend: Backend
     build: Callable[[], Models]
     speculation: SpeculationState | None = None
+    free_bytes: int | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -134,6 +136,7 @@ def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
         BackendUnavailable: the configured device is not there.
     """
     backend = choose_backend(config)
+    free = backend.free_bytes if backend.device.type == "cpu" else None
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     target = load_target(target_dir, dtype=dtype)
     draft, speculation = _read_draft(target, config)
@@ -144,7 +147,7 @@ def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
         packs = backend.path == "kernels"
         return pack_checkpoints(target, draft, device=backend.device, block=config.block_size, packs=packs)
 
-    return Reading(target.geometry, geometry, target.dtype, backend, build, speculation)
+    return Reading(target.geometry, geometry, target.dtype, backend, build, speculation, free)
 
 
 def read_sources(target: TensorSource, draft: TensorSource | None, config: EngineConfig, dtype: torch.dtype) -> Reading:

@@ -106,6 +106,20 @@ def test_an_interrupted_run_leaves_the_engine_usable(pair: Pair, tap: str, n: in
     assert tokens_of(engine.generate(prompts, new_tokens(9))) == expected
 
 
+def test_an_interrupt_empties_the_book_even_if_the_runner_fails_on_the_way(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = tiny_engine(pair, 3, max_batch_size=2, trace=Broken("draft.fc", 2, KeyboardInterrupt))
+
+    def fail() -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(engine.runner, "abandon", fail)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        engine.generate(random_prompts([5, 20, 3]), new_tokens(9))
+    assert (engine._running, list(engine._waiting)) == ({}, [])
+
+
 @pytest.fixture
 def damaged(pair: Pair, tmp_path: Path) -> Pair:
     """The pair with a draft whose configuration no longer fits its weights."""

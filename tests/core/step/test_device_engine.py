@@ -12,7 +12,7 @@ import pytest
 from device_engines import BY_MEANING, device_runner, engine_by_meaning, write_nano_pair
 from tiny_engines import Pair, accepted_counts, letter_tokenizer, new_tokens, random_prompts, tokens_of
 
-from eagle3core import Engine, EngineConfig, GenerationConfig, InvariantViolated
+from eagle3core import ConfigError, Engine, EngineConfig, GenerationConfig, InvariantViolated, SpeculativeConfig
 from eagle3core.kernels.card import Call
 from eagle3core.kernels.slots.slot_state import RUNNING
 from eagle3core.performance import PERF_MODE_VARIABLE
@@ -38,6 +38,23 @@ def prompts() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def baseline(nano_pair: Pair, prompts: list[list[int]]) -> list[list[int]]:
     return tokens_of(engine_by_meaning(nano_pair, None, n_slots=3).generate(prompts, new_tokens(24)))
+
+
+def test_weights_packed_for_another_block_size_are_refused(nano_pair: Pair) -> None:
+    runner = device_runner(nano_pair, 2, BY_MEANING)
+    target, draft = runner.target, runner.draft
+    assert draft is not None
+    spec = SpeculativeConfig(model=str(nano_pair[1]), num_speculative_tokens=2)
+    config = EngineConfig(session_len=128, max_batch_size=2, device="cpu", block_size=32, speculative_config=spec)
+    with pytest.raises(ConfigError, match="layer 0 of the target is packed for cache blocks of 64 tokens") as refused:
+        Engine(target, draft, config, runner=runner)
+    assert refused.value.remedy == "set block_size=64, or pack the weights with block=32"
+    fitting = dataclasses.replace(config, block_size=64)
+    Engine(target, draft, fitting, runner=runner)
+    epilogue = dataclasses.replace(draft.layer.qkv.epilogue, block=32)
+    layer = dataclasses.replace(draft.layer, qkv=dataclasses.replace(draft.layer.qkv, epilogue=epilogue))
+    with pytest.raises(ConfigError, match="the draft is packed for cache blocks of 32 tokens"):
+        Engine(target, dataclasses.replace(draft, layer=layer), fitting, runner=runner)
 
 
 def test_plain_decoding_gives_the_reference_engines_tokens(
