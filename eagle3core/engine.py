@@ -21,7 +21,7 @@ from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig, GenerationConfig
 from eagle3core.errors import ConfigError, InvariantViolated
 from eagle3core.kernels.slots.slot_state import NO_ROOM
-from eagle3core.loading import Reading, SpeculationState, TensorSource, new_runner, read_models, read_sources
+from eagle3core.loading import Reading, SpeculationState, new_runner, read_models
 from eagle3core.memory import MemoryPlan, plan_loaded, plan_reading
 from eagle3core.metrics import StepRecord
 from eagle3core.performance import mode as performance_mode
@@ -102,23 +102,6 @@ class Engine:
             ConfigError: the device has too little memory for the models, or for the caches.
         """
         return cls._from_reading(read_models(target_dir, config), config, trace=trace, tokenizer=tokenizer)
-
-    @classmethod
-    def from_sources(
-        cls,
-        target: TensorSource,
-        draft: TensorSource | None,
-        config: EngineConfig,
-        *,
-        dtype: torch.dtype = torch.bfloat16,
-        trace: Trace | None = None,
-    ) -> Engine:
-        """An engine over weights that are made tensor by tensor, so that no second copy of them ever exists.
-
-        Raises:
-            BackendUnavailable, ConfigError: as `from_pretrained`.
-        """
-        return cls._from_reading(read_sources(target, draft, config, dtype), config, trace=trace)
 
     @classmethod
     def _from_reading(cls, reading: Reading, config: EngineConfig, **others: Any) -> Engine:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from eagle3core.kernels.gemm.launcher import workspace
-from eagle3core.kernels.slots.slot_state import MOST_ENDS, N_REQUEST, N_RESULT, RUNNING
+from eagle3core.kernels.slots.slot_state import GOES_ON, MOST_ENDS, N_REQUEST, N_RESULT, NO_FAULT, RUNNING
 from eagle3core.step.build import step_program
 from eagle3core.step.gemm_audit import audit
 from eagle3core.step.passes import Emitter
@@ -64,7 +64,7 @@ class RowOutcome:
     drafts: list[int]
     n_accepted: int
     is_finished: bool = False
-    fault: int = 0
+    fault: int = NO_FAULT
     ranks: tuple[int, ...] | None = None
 
 
@@ -219,8 +219,8 @@ class DeviceRunner:
 
     def _row(self, numbers: list[int], ranks: tuple[int, ...] | None) -> RowOutcome:
         (slot, n_accepted, _, finish, fault, request_id), tokens = numbers[:N_RESULT], numbers[N_RESULT:]
-        drafts = tokens[self.sizes.path_len :]
-        return RowOutcome(request_id, slot, tokens[: n_accepted + 1], drafts, n_accepted, finish != 0, fault, ranks)
+        drafts, has_ended = tokens[self.sizes.path_len :], finish != GOES_ON
+        return RowOutcome(request_id, slot, tokens[: n_accepted + 1], drafts, n_accepted, has_ended, fault, ranks)
 
 
 def buckets(sizes: DeviceSizes) -> list[int]:

@@ -173,10 +173,6 @@ class DeviceState:
     last_sums: Tensor
     ranks: Tensor | None
 
-    @property
-    def tree(self) -> FlatTree:
-        return self.sizes.tree
-
     def last_results(self) -> list[list[int]]:
         """Rows of the newest result block, after waiting for the device; dead rows are older ones' or start with -1."""
         rows: list[list[int]] = self.results[int(self.turn)].tolist()

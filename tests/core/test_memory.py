@@ -130,7 +130,7 @@ def test_what_is_planned_is_what_is_allocated(pair: Pair, k: int | None) -> None
     engine.generate([[1, 2, 3]], new_tokens(3))
 
 
-def test_weights_that_were_read_into_a_cpus_memory_are_counted_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_read_into_a_cpus_memory_are_counted_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Free memory shrinks with every look, as it does while weights are read."""
     left = iter(range(2**30, 0, -(2**20)))
     monkeypatch.setattr(backend, "_available_host_bytes", lambda: next(left))
