@@ -25,7 +25,7 @@ from eagle3core.kernels.launch import device_arch
 from eagle3core.step.kernel_limits import why_plain_torch
 from eagle3core.step.replay import EagerReplayer, GraphReplayer
 from eagle3core.step.run import DeviceRunner
-from eagle3core.step.state import SPAN, DeviceSizes
+from eagle3core.step.sizes import SPAN, DeviceSizes
 from eagle3core.step.tree import chain_tree
 from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_checkpoints
 

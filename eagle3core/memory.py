@@ -17,7 +17,8 @@ from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.launcher import WORKSPACE_BYTES
 from eagle3core.kernels.launch import device_arch
 from eagle3core.loading import Reading, device_sizes
-from eagle3core.step.state import StateShape, blocks_for, state_bytes
+from eagle3core.step.sizes import StateShape, blocks_for
+from eagle3core.step.state import state_bytes
 from eagle3core.weights.packed import PackedDraft, PackedTarget
 
 GRAPH_BYTES = 80 << 20  # 76 MiB seen on an H200 for a first engine, up to 4 MiB for each further one (docs/log.md)

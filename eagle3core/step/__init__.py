@@ -7,7 +7,8 @@ from eagle3core.step.gemm_audit import Product, read_shapes, write_shapes
 from eagle3core.step.program import Program, Stage, Tap, after_all, calls_of, launches_of, variants_of
 from eagle3core.step.replay import EagerReplayer, Enqueue, GraphReplayer, Replayer, Staged
 from eagle3core.step.run import DeviceRunner
-from eagle3core.step.state import DeviceState, blocks_for
+from eagle3core.step.sizes import blocks_for
+from eagle3core.step.state import DeviceState
 
 __all__ = [
     "DeviceRunner",

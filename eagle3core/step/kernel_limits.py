@@ -16,7 +16,7 @@ from eagle3core.kernels.card import DTYPES, PLAIN_TORCH
 from eagle3core.kernels.isa.by_row import row_threads
 from eagle3core.kernels.layer.take_rows import MOST_SOURCES
 from eagle3core.kernels.slots.active_slots import MOST_SLOTS
-from eagle3core.step.state import SPAN
+from eagle3core.step.sizes import SPAN
 
 
 def why_plain_torch(

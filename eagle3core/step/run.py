@@ -22,7 +22,8 @@ from eagle3core.step.prefill import chunk_program, finish_program
 from eagle3core.step.program import Program
 from eagle3core.step.replay import Enqueue, Replayer, Staged
 from eagle3core.step.results import ResultQueue, Sent
-from eagle3core.step.state import DeviceSizes, DeviceState, StateShape, new_device_state
+from eagle3core.step.sizes import DeviceSizes, StateShape
+from eagle3core.step.state import DeviceState, new_device_state
 from eagle3core.trace import Trace
 from eagle3core.weights.packed import PackedDraft, PackedTarget
 
@@ -236,9 +237,9 @@ def buckets(sizes: DeviceSizes) -> list[int]:
 
 
 def chunk_rows(sizes: DeviceSizes) -> list[int]:
-    """Rows of the chunks that a CPU reads prompts in: doubling, so that a short prompt costs no long chunk.
+    """Rows of the chunks that plain torch reads prompts in: doubling, so that a short prompt costs no long chunk.
 
-    A GPU has the longest alone: there a chunk costs the weights' bytes whatever its rows.
+    Kernels have the longest alone: for them a chunk costs the weights' bytes whatever its rows.
     """
     found = [_SMALL_CHUNK]
     while 2 * found[-1] < sizes.chunk:

@@ -19,7 +19,7 @@ from eagle3core.performance import PERF_MODE_VARIABLE
 from eagle3core.step.program import Program, calls_of
 from eagle3core.step.replay import EagerReplayer, compute
 from eagle3core.step.run import DeviceRunner, RowOutcome, SlotRequest, buckets
-from eagle3core.step.state import DeviceSizes
+from eagle3core.step.sizes import DeviceSizes
 from eagle3core.step.tree import FlatTree, chain_tree
 from eagle3core.step_log import ACTIVE_DEBUG_VARIABLE
 from eagle3core.trace import Trace
@@ -57,7 +57,7 @@ def test_weights_packed_for_another_block_size_are_refused(nano_pair: Pair) -> N
         Engine(target, dataclasses.replace(draft, layer=layer), fitting, runner=runner)
 
 
-def test_plain_decoding_gives_the_reference_engines_tokens(
+def test_plain_decoding_gives_the_tokens_of_plain_torch_in_fp32(
     nano_pair: Pair, prompts: list[list[int]], baseline: list[list[int]]
 ) -> None:
     config = EngineConfig(session_len=256, device="cpu", dtype="float32")
@@ -78,7 +78,7 @@ def test_any_depth_and_company_give_the_baselines_tokens(
     assert set(range(min(k, 2) + 1)) <= accepted_counts(responses)
 
 
-def test_drafts_and_acceptances_are_the_reference_engines(nano_pair: Pair, prompts: list[list[int]]) -> None:
+def test_drafts_and_acceptances_are_those_of_plain_torch_in_fp32(nano_pair: Pair, prompts: list[list[int]]) -> None:
     ours = engine_by_meaning(nano_pair, 3).generate(prompts, new_tokens(16))
     config = dataclasses.replace(engine_by_meaning(nano_pair, 3).config, dtype="float32")
     theirs = Engine.from_pretrained(nano_pair[0], config).generate(prompts, new_tokens(16))
