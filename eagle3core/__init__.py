@@ -4,14 +4,8 @@ pipeline(target_dir, speculative_config=SpeculativeConfig(model=draft_dir)) -> t
 Engine.from_pretrained(target_dir, EngineConfig(...)).generate(token ids, GenerationConfig(...)) -> responses
 """
 
-from eagle3core.config import (
-    EngineConfig,
-    GenerationConfig,
-    SpeculativeConfig,
-    check_engine_spec_alignment,
-    to_engine_spec_dict,
-    validate_eagle_runtime_config,
-)
+from eagle3core.alignment import check_engine_spec_alignment, to_engine_spec_dict, validate_eagle_runtime_config
+from eagle3core.config import EngineConfig, GenerationConfig, SpeculativeConfig
 from eagle3core.engine import Engine
 from eagle3core.errors import (
     BackendUnavailable,

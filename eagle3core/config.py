@@ -6,18 +6,16 @@ First stop of a batch: `pipeline` and `Engine` take these values and change thei
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from eagle3core.errors import ConfigError
-
-log = logging.getLogger("eagle3core")
 
 METHODS = ("eagle3",)
 LEGACY_METHODS = ("eagle", "draft_target", "ngram", "deepseek_mtp")
 MAX_SPECULATIVE_TOKENS = 8
+MAX_ID = (1 << 31) - 1  # ids travel to the device as int32
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 Mode = Literal["off", "single-token", "multi-token"]
 
@@ -30,10 +28,12 @@ class SpeculativeConfig:
         method: drafting method; only "eagle3" is built.
         model: directory of the draft checkpoint.
         num_speculative_tokens: depth of the draft, 1..8.
-        max_path_len: longest root-to-leaf path, root included; default max(5, num_speculative_tokens + 1).
-        max_decoding_tokens: tokens sent to the target per sequence and step, root included;
-            default max(2 * num_speculative_tokens, max_path_len).
-        max_non_leaves_per_layer: branching limit of one tree level.
+        max_path_len: longest root-to-leaf path, root included; default max(5, num_speculative_tokens + 1). Of trees,
+            which are not built: checked, without effect on a step.
+        max_decoding_tokens: room kept in the cache for tokens in flight, per sequence and root included; default
+            max(2 * num_speculative_tokens, max_path_len). A chain sends num_speculative_tokens + 1.
+        max_non_leaves_per_layer: branching limit of one tree level. Of trees, which are not built: checked, without
+            effect.
         capture_layers: target layers whose residual stream the draft reads; None takes the checkpoint's own, or the
             default (2, n // 2, n - 3) in "input" numbering.
         capture_convention: whether `capture_layers` number layer inputs or layer outputs; never guessed.
@@ -70,7 +70,7 @@ class SpeculativeConfig:
 
     @property
     def decoding_tokens(self) -> int:
-        """Tokens the target verifies per sequence and step at most, resolved."""
+        """Room for tokens in flight per sequence, resolved."""
         return int(self.max_decoding_tokens or 0)
 
 
@@ -239,55 +239,6 @@ def validate_engine_config(config: EngineConfig) -> None:
         )
 
 
-def validate_eagle_runtime_config(
-    engine_config: EngineConfig | None, speculative_config: SpeculativeConfig | None
-) -> EngineConfig:
-    """The engine configuration with its draft settings merged and checked (docs/requirements.md R-06; 1.X-23).
-
-    Raises:
-        ConfigError: no engine configuration, or two different draft configurations.
-    """
-    if engine_config is None:
-        raise ConfigError("engine_config is None", "an EngineConfig", "pass EngineConfig()")
-    inner = engine_config.speculative_config
-    if speculative_config is not None and inner is not None and inner != speculative_config:
-        differing = [f.name for f in fields(inner) if getattr(inner, f.name) != getattr(speculative_config, f.name)]
-        raise ConfigError(
-            f"two speculative configurations that differ in {', '.join(differing)}",
-            "one, or two equal ones",
-            "give it either to the engine configuration or to the pipeline",
-        )
-    merged = engine_config
-    if speculative_config is not None and inner is None:
-        values = {f.name: getattr(engine_config, f.name) for f in fields(engine_config)}
-        merged = EngineConfig(**{**values, "speculative_config": speculative_config})
-    if merged.speculative_config is not None and not merged.enable_metrics:
-        log.warning(
-            "[EAGLE][Metrics] enable_metrics is off: responses will carry no spec_info. "
-            "Set EngineConfig(enable_metrics=True) to see acceptance."
-        )
-    return merged
-
-
-def to_engine_spec_dict(spec: SpeculativeConfig) -> dict[str, Any]:
-    """Flat mapping of the draft settings under the engine's key names (docs/requirements.md R-09)."""
-    return {f"eagle_{f.name.removeprefix('eagle_')}": getattr(spec, f.name) for f in fields(spec)}
-
-
-def check_engine_spec_alignment(spec: SpeculativeConfig, engine_values: Mapping[str, Any]) -> list[str]:
-    """Names of settings that an engine's own mapping lacks or holds differently, each also logged (R-09)."""
-    wanted = to_engine_spec_dict(spec)
-    problems = [f"{key}: missing" for key in wanted if key not in engine_values]
-    problems += [
-        f"{key}: configured {value!r}, engine has {engine_values[key]!r}"
-        for key, value in wanted.items()
-        if key in engine_values and engine_values[key] != value
-    ]
-    for problem in problems:
-        log.warning("[EAGLE] speculative setting out of step with the engine: %s", problem)
-    return problems
-
-
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
@@ -299,8 +250,14 @@ def _require_count(name: str, value: object, most: int | None = None) -> None:
 
 
 def _require_ids(name: str, value: object, what: str) -> None:
-    if not isinstance(value, tuple) or any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in value):
-        raise ConfigError(f"{name} is {value!r}", f"{what}: integers of at least 0", f"give {name} as a tuple of them")
+    if not isinstance(value, tuple) or not all(_is_id(i) for i in value):
+        raise ConfigError(
+            f"{name} is {value!r}", f"{what}: integers from 0 to {MAX_ID}", f"give {name} as a tuple of them"
+        )
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_ID
 
 
 def _require_choice(name: str, value: object, choices: Sequence[str]) -> None:

@@ -21,7 +21,7 @@ from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig, GenerationConfig
 from eagle3core.errors import ConfigError, InvariantViolated
 from eagle3core.kernels.slots.slot_state import NO_ROOM
-from eagle3core.loading import Reading, SpeculationState, TensorSource, new_runner, read_models, read_sources
+from eagle3core.loading import Reading, SpeculationState, new_runner, read_models
 from eagle3core.memory import MemoryPlan, plan_loaded, plan_reading
 from eagle3core.metrics import StepRecord
 from eagle3core.performance import mode as performance_mode
@@ -48,7 +48,8 @@ class Engine:
 
     Raises:
         ConfigError: a configuration that asks for a draft that was not given, a target that captures other layers
-            than the draft reads, or a session the target or the memory cannot hold.
+            than the draft reads, weights packed for another block size, or a session the target or the memory cannot
+            hold.
     """
 
     def __init__(
@@ -101,23 +102,6 @@ class Engine:
             ConfigError: the device has too little memory for the models, or for the caches.
         """
         return cls._from_reading(read_models(target_dir, config), config, trace=trace, tokenizer=tokenizer)
-
-    @classmethod
-    def from_sources(
-        cls,
-        target: TensorSource,
-        draft: TensorSource | None,
-        config: EngineConfig,
-        *,
-        dtype: torch.dtype = torch.bfloat16,
-        trace: Trace | None = None,
-    ) -> Engine:
-        """An engine over weights that are made tensor by tensor, so that no second copy of them ever exists.
-
-        Raises:
-            BackendUnavailable, ConfigError: as `from_pretrained`.
-        """
-        return cls._from_reading(read_sources(target, draft, config, dtype), config, trace=trace)
 
     @classmethod
     def _from_reading(cls, reading: Reading, config: EngineConfig, **others: Any) -> Engine:
@@ -252,9 +236,9 @@ class Engine:
 
     def _abandon(self) -> None:
         """Empty every slot, so that an engine is usable again after an interrupt or an error."""
-        self.runner.abandon()
-        self._running.clear()
+        self._running.clear()  # first: a runner that fails here must not leave requests in the book
         self._waiting.clear()
+        self.runner.abandon()
 
 
 def _check_fit(target: PackedTarget, draft: PackedDraft | None, config: EngineConfig) -> None:
@@ -269,6 +253,16 @@ def _check_fit(target: PackedTarget, draft: PackedDraft | None, config: EngineCo
             "the same layers",
             f"read the target with taps={draft.geometry.taps}",
         )
+    layers = [(f"layer {i} of the target", layer) for i, layer in enumerate(target.layers)]
+    layers += [("the draft", draft.layer)] if draft is not None else []
+    for whose, layer in layers if target.is_packed else ():
+        block = layer.qkv.epilogue.block
+        if block != config.block_size:  # its kernels would write keys and values to other blocks than attention reads
+            raise ConfigError(
+                f"{whose} is packed for cache blocks of {block} tokens with block_size {config.block_size}",
+                "one block size for weights and cache",
+                f"set block_size={block}, or pack the weights with block={config.block_size}",
+            )
 
 
 def _speculation_from(config: EngineConfig, draft: PackedDraft | None) -> SpeculationState:

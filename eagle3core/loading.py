@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from eagle3core.backend import Backend, choose_backend
 from eagle3core.checkpoint import load_draft, load_target
@@ -26,9 +25,9 @@ from eagle3core.kernels.launch import device_arch
 from eagle3core.step.kernel_limits import why_plain_torch
 from eagle3core.step.replay import EagerReplayer, GraphReplayer
 from eagle3core.step.run import DeviceRunner
-from eagle3core.step.state import SPAN, DeviceSizes
+from eagle3core.step.sizes import SPAN, DeviceSizes
 from eagle3core.step.tree import chain_tree
-from eagle3core.weights.packed import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
+from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_checkpoints
 
 log = logging.getLogger("eagle3core")
 
@@ -50,6 +49,7 @@ class Reading:
     Attributes:
         target, draft: their geometries. dtype: of the weights. backend: where they will go, and by what they will run.
         build: puts them there. speculation: why there is no draft, if one was asked for.
+        free_bytes: memory that was free before anything was read, where reading takes some of the device's own (a CPU).
     """
 
     target: TargetGeometry
@@ -58,6 +58,7 @@ class Reading:
     backend: Backend
     build: Callable[[], Models]
     speculation: SpeculationState | None = None
+    free_bytes: int | None = None
 
     @property
     def weight_bytes(self) -> int:
@@ -66,18 +67,6 @@ class Reading:
         if self.draft is not None:
             shapes += [shape for _, shape in draft_shapes(self.draft)]
         return self.dtype.itemsize * sum(torch.Size(shape).numel() for shape in shapes)
-
-
-@dataclass(frozen=True)
-class TensorSource:
-    """A model whose weights are made on demand: its geometry, and a function from name to weight.
-
-    Names are those of `checkpoint.target.target_shapes`, or `checkpoint.draft.draft_shapes`.
-    """
-
-    geometry: TargetGeometry | DraftGeometry
-    tensor: Source
-    draft_to_target: Tensor | None = None
 
 
 def device_sizes(config: EngineConfig, *, drafts: bool, kernels: bool) -> DeviceSizes:
@@ -134,6 +123,7 @@ def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
         BackendUnavailable: the configured device is not there.
     """
     backend = choose_backend(config)
+    free = backend.free_bytes if backend.device.type == "cpu" else None
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     target = load_target(target_dir, dtype=dtype)
     draft, speculation = _read_draft(target, config)
@@ -144,30 +134,7 @@ def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
         packs = backend.path == "kernels"
         return pack_checkpoints(target, draft, device=backend.device, block=config.block_size, packs=packs)
 
-    return Reading(target.geometry, geometry, target.dtype, backend, build, speculation)
-
-
-def read_sources(target: TensorSource, draft: TensorSource | None, config: EngineConfig, dtype: torch.dtype) -> Reading:
-    """Models whose weights are made tensor by tensor; no second copy ever exists.
-
-    Raises:
-        BackendUnavailable: the configured device is not there.
-    """
-    assert isinstance(target.geometry, TargetGeometry), "the first source is a target's"
-    draft = draft if config.speculative_config is not None else None
-    geometry = draft.geometry if draft else None
-    assert geometry is None or isinstance(geometry, DraftGeometry), "the second source is a draft's"
-    backend = choose_path(choose_backend(config), target.geometry, geometry, config, dtype)
-    size, whose = config.block_size, target.geometry
-
-    def build() -> Models:
-        taps, packs = geometry.taps if geometry else (), backend.path == "kernels"
-        made = pack_target(whose, target.tensor, dtype=dtype, device=backend.device, block=size, taps=taps, packs=packs)
-        if draft is None or geometry is None:
-            return made, None
-        return made, pack_draft(geometry, draft.tensor, draft.draft_to_target, made, block=size)
-
-    return Reading(whose, geometry, dtype, backend, build)
+    return Reading(target.geometry, geometry, target.dtype, backend, build, speculation, free)
 
 
 def _read_draft(

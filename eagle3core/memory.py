@@ -17,7 +17,8 @@ from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.launcher import WORKSPACE_BYTES
 from eagle3core.kernels.launch import device_arch
 from eagle3core.loading import Reading, device_sizes
-from eagle3core.step.state import StateShape, blocks_for, state_bytes
+from eagle3core.step.sizes import StateShape, blocks_for
+from eagle3core.step.state import state_bytes
 from eagle3core.weights.packed import PackedDraft, PackedTarget
 
 GRAPH_BYTES = 80 << 20  # 76 MiB seen on an H200 for a first engine, up to 4 MiB for each further one (docs/log.md)
@@ -28,7 +29,7 @@ class MemoryPlan:
     """Bytes by purpose.
 
     Attributes:
-        weight_bytes: target and draft weights, already on the device when the plan is made.
+        weight_bytes: target and draft weights, whether on the device already or still to come.
         target_kv_bytes, draft_kv_bytes: both paged caches.
         blocks_per_sequence: cache blocks a slot may hold, in each cache.
         allowed_kv_bytes: the share of free memory that the caches may take.
@@ -76,6 +77,7 @@ def plan_reading(reading: Reading, config: EngineConfig) -> MemoryPlan:
         weight_bytes=reading.weight_bytes,
         scratch_bytes=scratch,
         unloaded_bytes=reading.weight_bytes,
+        free_bytes=reading.free_bytes,
     )
 
 
@@ -115,12 +117,13 @@ def plan_memory(
     weight_bytes: int,
     scratch_bytes: int = 0,
     unloaded_bytes: int = 0,
+    free_bytes: int | None = None,
 ) -> MemoryPlan:
     """The plan for `config`.
 
     Args:
         weight_bytes: of both models. unloaded_bytes: of these, what is still to be loaded.
-        scratch_bytes: as in the plan.
+        scratch_bytes: as in the plan. free_bytes: before any weight was read; what is free now by default.
 
     Raises:
         ConfigError: the weights and scratch exceed free memory, or the caches their share of what is left; names the
@@ -137,11 +140,12 @@ def plan_memory(
     draft_slot = slot_bytes(draft.block, 1) if draft else 0
     slots = config.max_batch_size
     graphs = GRAPH_BYTES if backend.path == "kernels" else 0
-    left = backend.free_bytes - unloaded_bytes - scratch_bytes - graphs
+    free = backend.free_bytes if free_bytes is None else free_bytes
+    left = free - unloaded_bytes - scratch_bytes - graphs
     if left <= 0:
         raise ConfigError(
             f"weights of {weight_bytes} bytes, scratch of {scratch_bytes} bytes and graphs of {graphs} bytes on a "
-            f"device with {backend.free_bytes} bytes free",
+            f"device with {free} bytes free",
             f"{-left} bytes less",
             "use a smaller model, a smaller max_batch_size or prefill_chunk, or a device with more memory",
         )

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast, overload
 
-from eagle3core.config import EngineConfig, GenerationConfig, SpeculativeConfig, validate_eagle_runtime_config
+from eagle3core.alignment import validate_eagle_runtime_config
+from eagle3core.config import EngineConfig, GenerationConfig, SpeculativeConfig
 from eagle3core.engine import Engine
 from eagle3core.errors import CheckpointError, ConfigError
 from eagle3core.request import Response

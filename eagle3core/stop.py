@@ -58,6 +58,15 @@ class StopCriteria:
     def _ends_in_stop_word(self, tokens: list[int]) -> bool:
         if not self._stop_words or self._detokenize is None:
             return False
-        # A token adds at least one byte and a character has at most four, so this tail covers the longest word.
-        tail = self._detokenize(tokens[-4 * max(map(len, self._stop_words)) - 4 :])
-        return any(word in tail for word in self._stop_words)
+        longest = max(map(len, self._stop_words))
+        n = 4 * longest + 4  # enough where every token adds a byte: a character has at most four
+        while True:
+            tail = tokens[-n:]
+            text = self._detokenize(tail)
+            if any(word in text for word in self._stop_words):
+                return True
+            # Special tokens add nothing, so a word may begin further back than it looks. Before its last token the tail
+            # has to hold a whole word, and up to three pieces of a character that it begins in the middle of.
+            if n >= len(tokens) or len(self._detokenize(tail[:-1])) > longest + 3:
+                return False
+            n *= 2

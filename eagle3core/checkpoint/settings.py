@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from eagle3core.config import MAX_ID
 from eagle3core.errors import CheckpointError
 
 
@@ -93,6 +94,8 @@ class Settings:
         listed = value if isinstance(value, list) else [] if value is None else [value]
         if any(isinstance(item, bool) or not isinstance(item, int) for item in listed):
             raise self.bad(key, value, "an integer or a list of integers")
+        if any(item > MAX_ID for item in listed):
+            raise self.bad(key, value, f"token ids of at most {MAX_ID}")
         return tuple(listed)
 
     def nested(self, key: str) -> Settings | None:

@@ -25,6 +25,9 @@ SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90a": 227 * 1024, "sm_100": 227 * 1024,
 # Shared memory of one multiprocessor, bytes; each resident block also takes 1 KB.
 SHARED_BYTES_SM = {"sm_80": 164 * 1024, "sm_90a": 228 * 1024, "sm_100": 228 * 1024, "sm_120": 100 * 1024}
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+# Compile targets by the major number of a compute capability: those the kernels were written and checked for.
+ARCH_BY_MAJOR = {8: "sm_80", 9: "sm_90a", 10: "sm_100", 12: "sm_120"}
+PLAIN_TORCH = "run in plain torch: device='cpu', or weights that are not packed"  # the remedy where kernels end
 
 Role = Literal["const", "in", "out", "inout", "i32", "i64", "f32"]
 Value = Tensor | int | float | None
@@ -34,14 +37,14 @@ def arch_of(capability: tuple[int, int]) -> str:
     """The compile target that serves a device of this compute capability.
 
     Raises:
-        KernelLimit: below 8.0, where the asynchronous copies and bf16 tensor cores these kernels use do not exist.
+        KernelLimit: a capability without one: below 8.0 the asynchronous copies and bf16 tensor cores these kernels use
+            do not exist, and machine code of one major number does not run on another.
     """
     major, minor = capability
-    if major < 8:
-        raise KernelLimit(
-            f"compute capability is {major}.{minor}", "8.0 or later", "use the reference backend: device='cpu'"
-        )
-    return {8: "sm_80", 9: "sm_90a", 10: "sm_100"}.get(major, "sm_120")
+    if major not in ARCH_BY_MAJOR:
+        known = ", ".join(f"{each}.x" for each in ARCH_BY_MAJOR)
+        raise KernelLimit(f"compute capability is {major}.{minor}", f"one of {known}", PLAIN_TORCH)
+    return ARCH_BY_MAJOR[major]
 
 
 def overlaps(arch: str) -> bool:

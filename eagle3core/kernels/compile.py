@@ -86,8 +86,8 @@ def compile_variant(variant: Variant, arch: str, *, disassemble: bool = False) -
     """`variant` compiled for `arch` ("sm_90a"), with no GPU.
 
     Raises:
-        BackendUnavailable: Numba's CUDA compiler, `ptxas` or (with `disassemble`) `nvdisasm` is missing.
-        RuntimeError: the assembler refused the PTX; its message.
+        BackendUnavailable: Numba's CUDA compiler, `ptxas` or (with `disassemble`) `nvdisasm` is missing, or has failed;
+            then with its message.
     """
     ptx = _ptx(variant, arch)
     entry = _match(r"\.visible \.entry (\w+)", ptx)
@@ -250,12 +250,20 @@ def tool(name: str) -> str:
 def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{Path(command[0]).name} failed:\n{done.stdout}{done.stderr}")
+        raise BackendUnavailable(
+            f"{Path(command[0]).name} failed: {done.stdout}{done.stderr}",
+            "a CUDA 13.0 toolkit that knows every target of the kernels",
+            "install its wheels, or set CUDA_HOME to one; report kernels that it refuses",
+        )
     return done.stdout + done.stderr
 
 
 def _match(pattern: str, text: str, otherwise: str | None = None) -> str:
     found = re.search(pattern, text)
     if found is None and otherwise is None:
-        raise RuntimeError(f"{pattern!r} not found in the compiler's output:\n{text[:2000]}")
+        raise BackendUnavailable(
+            f"the compiler's output has no {pattern!r}: {text[:2000]}",
+            "the output of CUDA 13.0's tools",
+            "install their wheels, or set CUDA_HOME to such a toolkit",
+        )
     return found.group(1) if found else str(otherwise)

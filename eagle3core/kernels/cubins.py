@@ -33,7 +33,7 @@ def cubin(variant: Variant, arch: str) -> Cubin:
     """The machine code of a variant and its description, compiled now if no folder has it.
 
     Raises:
-        BackendUnavailable: no folder has it, and there is no compiler.
+        BackendUnavailable: no folder has it, and there is no compiler, or it failed.
     """
     place = _place(variant, arch)
     return _read(*place) if place else _build(variant, arch, cache_folder(), _cache_name(variant, arch))

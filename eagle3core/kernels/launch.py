@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from eagle3core.errors import BackendUnavailable, InvariantViolated, KernelLimit
-from eagle3core.kernels.card import SHARED_BYTES, Launch, Variant, arch_of
+from eagle3core.kernels.card import PLAIN_TORCH, SHARED_BYTES, Launch, Variant, arch_of
 from eagle3core.kernels.cubins import cubin, digest
 
 _DEFAULT_SHARED = 48 * 1024  # a block may have this much without asking
@@ -32,12 +32,12 @@ def device_arch(device: torch.device | None = None) -> str:
 
     Raises:
         BackendUnavailable: torch sees no CUDA device.
-        KernelLimit: its compute capability is below 8.0.
+        KernelLimit: the kernels have no compile target for its compute capability.
     """
     if not torch.cuda.is_available():
         raise BackendUnavailable(
             "GPU kernels were asked for and torch sees no CUDA device", "a GPU of compute capability 8.0 or later",
-            "use device='cpu' (the reference backend) or the emulator",
+            f"{PLAIN_TORCH}; or run the kernels in the emulator",
         )  # fmt: skip
     return arch_of(torch.cuda.get_device_capability(device))
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eagle3core.errors import ConfigError
+from eagle3core.errors import ConfigError, KernelLimit
 from eagle3core.kernels.card import arch_of
 
 log = logging.getLogger("eagle3core")
@@ -146,7 +146,12 @@ def active(arch: str) -> Artifact | None:
 @cache
 def gpu_kind(arch: str) -> str | None:
     """The name of this machine's GPU, or None if it has none or `arch` is not its own."""
-    if not torch.cuda.is_available() or arch_of(torch.cuda.get_device_capability()) != arch:
+    if not torch.cuda.is_available():
+        return None
+    try:
+        if arch_of(torch.cuda.get_device_capability()) != arch:
+            return None
+    except KernelLimit:  # a GPU that the kernels have no target for
         return None
     return torch.cuda.get_device_name()
 
@@ -188,21 +193,31 @@ def read_artifact(path: Path) -> Artifact:
         raise ConfigError(
             f"tuned settings {path.name} of schema {schema!r}", f"schema {SCHEMA}", "make the file again with --bake"
         )
+    lists = {op: content.get(op, []) for op in _KEYS}
+    wrong = [name for name in ("gpu", "arch") if not isinstance(content.get(name), str)]
+    wrong += [op for op, entries in lists.items() if not isinstance(entries, list)]
+    if wrong:
+        raise ConfigError(
+            f"tuned settings {path.name} lack {', '.join(wrong)}, or give it as something else",
+            "the name of a GPU, its architecture, and lists of entries",
+            "make the file again with --bake",
+        )
     settings: dict[str, dict[Key, Setting]] = {}
     for op in _KEYS:
-        for number, entry in enumerate(content.get(op, [])):
+        for number, entry in enumerate(lists[op]):
             key, setting = checked_entry(op, entry, f"{path.name}, {op} entry {number}")
             settings.setdefault(op, {})[key] = setting
-    return Artifact(path.name, str(content["gpu"]), str(content["arch"]), settings)
+    return Artifact(path.name, content["gpu"], content["arch"], settings)
 
 
-def checked_entry(op: str, entry: Mapping[str, Any], where: str) -> tuple[Key, Setting]:
+def checked_entry(op: str, entry: Any, where: str) -> tuple[Key, Setting]:
     """The key and the setting of an entry `{"key": {...}, "setting": {...}, "rows": ..., "baked_us": ...}`.
 
     Raises:
-        ConfigError: a parameter that sets the order of sums, one that does not exist, or one that is not there.
+        ConfigError: no such entry, a parameter that sets the order of sums, one that does not exist, or one that is not
+            there.
     """
-    setting, given = dict(entry.get("setting", {})), entry.get("key", {})
+    setting, given = _parts_of(entry, where)
     for name in setting:
         if name in ORDER[op]:
             raise ConfigError(
@@ -231,6 +246,19 @@ def checked_entry(op: str, entry: Mapping[str, Any], where: str) -> tuple[Key, S
         )
     key = _KEYS[op](**given)
     return key, setting
+
+
+def _parts_of(entry: Any, where: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The setting and the key of what a file gives as an entry."""
+    parts = [entry.get(name) if isinstance(entry, Mapping) else None for name in ("setting", "key")]
+    setting, given = (dict(part) if isinstance(part, Mapping) else None for part in parts)
+    if setting is None or given is None or not all(isinstance(value, str | int) for value in given.values()):
+        raise ConfigError(
+            f"{where} is {entry!r}",
+            "an object with a setting and a key, each an object of names and plain values",
+            "make the file again with --bake",
+        )
+    return setting, given
 
 
 def _is_fine(value: Any) -> bool:

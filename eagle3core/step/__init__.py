@@ -5,9 +5,10 @@ Imports kernels, weights and geometry; knows no request and no engine. `build` r
 
 from eagle3core.step.gemm_audit import Product, read_shapes, write_shapes
 from eagle3core.step.program import Program, Stage, Tap, after_all, calls_of, launches_of, variants_of
-from eagle3core.step.replay import EagerReplayer, Enqueue, GraphReplayer, Replayer, Staged, offer
+from eagle3core.step.replay import EagerReplayer, Enqueue, GraphReplayer, Replayer, Staged
 from eagle3core.step.run import DeviceRunner
-from eagle3core.step.state import DeviceState, blocks_for
+from eagle3core.step.sizes import blocks_for
+from eagle3core.step.state import DeviceState
 
 __all__ = [
     "DeviceRunner",
@@ -25,7 +26,6 @@ __all__ = [
     "blocks_for",
     "calls_of",
     "launches_of",
-    "offer",
     "read_shapes",
     "variants_of",
     "write_shapes",

@@ -1,6 +1,6 @@
 """The decode step as a program: open, draft, verify, accept, commit; for one batch size.
 
-Reads like the reference's `decode_step`, and does the same on the device without a host read. The draft's first pass
+The step's stages in order; none of them reads on the host. The draft's first pass
 reads the true taps of what was committed last; each level feeds the last row's output back. Plain decoding is the same
 program with the root alone. Source: EAGLE-3, arXiv 2503.01840, section 3; docs/requirements.md R-53, R-81..R-92.
 """

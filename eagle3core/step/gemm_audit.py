@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from eagle3core.errors import ConfigError
 from eagle3core.kernels import tuned
 from eagle3core.kernels.card import Launch
 from eagle3core.step.program import Program, Stage
@@ -187,11 +188,18 @@ def read_shapes(path: Path) -> dict[Product, int]:
     """Products and their counts in a shape log.
 
     Raises:
-        ValueError, KeyError, TypeError, OSError: it is none.
+        ConfigError: it is none, or cannot be read.
     """
-    content = json.loads(path.read_text(encoding="utf-8"))
     names = {one.name for one in fields(Product)}
-    return {
-        Product(**{name: value for name, value in row.items() if name in names}): int(row["count"])
-        for row in content["shapes"]
-    }
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {
+            Product(**{name: value for name, value in row.items() if name in names}): int(row["count"])
+            for row in content["shapes"]
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{path.name} holds no shapes of products: {type(error).__name__}: {error}",
+            "a shape log that an engine wrote",
+            f"remove it, or set {SHAPE_LOG_VARIABLE} to another path when engines are made",
+        ) from error

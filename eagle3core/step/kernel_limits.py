@@ -12,11 +12,11 @@ from eagle3core.config import EngineConfig
 from eagle3core.errors import KernelLimit
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.attention.launcher import check_limits
-from eagle3core.kernels.card import DTYPES
+from eagle3core.kernels.card import DTYPES, PLAIN_TORCH
 from eagle3core.kernels.isa.by_row import row_threads
 from eagle3core.kernels.layer.take_rows import MOST_SOURCES
 from eagle3core.kernels.slots.active_slots import MOST_SLOTS
-from eagle3core.step.state import SPAN
+from eagle3core.step.sizes import SPAN
 
 
 def why_plain_torch(
@@ -29,13 +29,13 @@ def why_plain_torch(
         return f"prefill_chunk is {config.prefill_chunk}, the kernels read prompts in multiples of {SPAN}"
     if config.max_batch_size > MOST_SLOTS:
         return f"max_batch_size is {config.max_batch_size}, the kernels handle {MOST_SLOTS}"
-    blocks = [(target.block, target.block.hidden_size)]
+    blocks = [target.block]
     if draft is not None:
         if len(draft.taps) > MOST_SOURCES:
             return f"the draft reads {len(draft.taps)} taps, the kernels gather {MOST_SOURCES}"
-        blocks.append((draft.block, 2 * draft.block.hidden_size))
+        blocks.append(draft.block)
     try:
-        for block, _ in blocks:
+        for block in blocks:
             _check_block(block, config, dtype)
     except KernelLimit as limit:
         return f"{limit.what}; the kernels take {limit.allowed}"
@@ -50,4 +50,4 @@ def _check_block(block: BlockGeometry, config: EngineConfig, dtype: torch.dtype)
     for name in ("hidden_size", "intermediate_size"):
         size = getattr(block, name)
         if size % 16:
-            raise KernelLimit(f"{name} is {size}", "multiples of 16", "use the reference backend")
+            raise KernelLimit(f"{name} is {size}", "multiples of 16", PLAIN_TORCH)

@@ -2,7 +2,7 @@
 
 The kernels fuse what lies between the matrices: whoever makes the residual stream also makes what the next norm needs,
 rotation and cache writes happen in the epilogue of q, k, v, and a captured residual stream is written straight where
-the draft will read it. Source: docs/requirements.md R-93, R-104..R-109; fusions derived in `kernels.gemm_epilogue`.
+the draft will read it. Source: docs/requirements.md R-93, R-104..R-109; fusions derived in `kernels.gemm.epilogue`.
 """
 
 from __future__ import annotations

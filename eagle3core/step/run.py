@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from eagle3core.kernels.gemm.launcher import workspace
-from eagle3core.kernels.slots.slot_state import MOST_ENDS, N_REQUEST, N_RESULT, RUNNING
+from eagle3core.kernels.slots.slot_state import GOES_ON, MOST_ENDS, N_REQUEST, N_RESULT, NO_FAULT, RUNNING
 from eagle3core.step.build import step_program
 from eagle3core.step.gemm_audit import audit
 from eagle3core.step.passes import Emitter
@@ -22,7 +22,8 @@ from eagle3core.step.prefill import chunk_program, finish_program
 from eagle3core.step.program import Program
 from eagle3core.step.replay import Enqueue, Replayer, Staged
 from eagle3core.step.results import ResultQueue, Sent
-from eagle3core.step.state import DeviceSizes, DeviceState, StateShape, new_device_state
+from eagle3core.step.sizes import DeviceSizes, StateShape
+from eagle3core.step.state import DeviceState, new_device_state
 from eagle3core.trace import Trace
 from eagle3core.weights.packed import PackedDraft, PackedTarget
 
@@ -64,7 +65,7 @@ class RowOutcome:
     drafts: list[int]
     n_accepted: int
     is_finished: bool = False
-    fault: int = 0
+    fault: int = NO_FAULT
     ranks: tuple[int, ...] | None = None
 
 
@@ -219,8 +220,8 @@ class DeviceRunner:
 
     def _row(self, numbers: list[int], ranks: tuple[int, ...] | None) -> RowOutcome:
         (slot, n_accepted, _, finish, fault, request_id), tokens = numbers[:N_RESULT], numbers[N_RESULT:]
-        drafts = tokens[self.sizes.path_len :]
-        return RowOutcome(request_id, slot, tokens[: n_accepted + 1], drafts, n_accepted, finish != 0, fault, ranks)
+        drafts, has_ended = tokens[self.sizes.path_len :], finish != GOES_ON
+        return RowOutcome(request_id, slot, tokens[: n_accepted + 1], drafts, n_accepted, has_ended, fault, ranks)
 
 
 def buckets(sizes: DeviceSizes) -> list[int]:
@@ -236,9 +237,9 @@ def buckets(sizes: DeviceSizes) -> list[int]:
 
 
 def chunk_rows(sizes: DeviceSizes) -> list[int]:
-    """Rows of the chunks that a CPU reads prompts in: doubling, so that a short prompt costs no long chunk.
+    """Rows of the chunks that plain torch reads prompts in: doubling, so that a short prompt costs no long chunk.
 
-    A GPU has the longest alone: there a chunk costs the weights' bytes whatever its rows.
+    Kernels have the longest alone: for them a chunk costs the weights' bytes whatever its rows.
     """
     found = [_SMALL_CHUNK]
     while 2 * found[-1] < sizes.chunk:

@@ -6,7 +6,6 @@ same pass. Source: SpecInfer, arXiv 2305.09781, section 4 (tree attention); docs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -65,43 +64,7 @@ class FlatTree:
             mask[node] |= mask[parent]
         return mask
 
-    @cached_property
-    def paths(self) -> Tensor:
-        """`[leaves, max_depth + 1]` int64 node indices from the root to each leaf, padded with -1, in leaf order."""
-        inner = set(self.parents)
-        leaves = [node for node in range(self.n_nodes) if node not in inner]
-        rows = torch.full((len(leaves), self.max_depth + 1), -1, dtype=torch.int64)
-        for row, leaf in enumerate(leaves):
-            node = leaf
-            while node >= 0:
-                rows[row, self.depths[node]] = node
-                node = self.parents[node]
-        return rows
-
 
 def chain_tree(n_drafts: int) -> FlatTree:
     """The tree with one child a node: root and `n_drafts` drafts; 0 gives plain decoding."""
     return FlatTree(tuple(range(-1, n_drafts)))
-
-
-def tree_from_mask(mask: Tensor | Sequence[Sequence[int]]) -> FlatTree:
-    """The tree whose ancestor-or-self mask `[N, N]` is given.
-
-    Raises:
-        ConfigError: a row that is not "self and the ancestors of some earlier node", or a mask that is not square.
-    """
-    rows = torch.as_tensor(mask).bool()
-    if rows.ndim != 2 or rows.shape[0] != rows.shape[1] or rows.shape[0] == 0:
-        raise ConfigError(f"tree mask has shape {tuple(rows.shape)}", "[N, N] with N >= 1", "give one square mask")
-    parents = [-1]
-    for node in range(1, rows.shape[0]):
-        ancestors = rows[node, :node].nonzero()[:, 0]
-        parents.append(int(ancestors[-1]) if len(ancestors) else -1)
-    tree = FlatTree(tuple(parents))
-    if not torch.equal(tree.mask, rows):
-        raise ConfigError(
-            "the tree mask is not the ancestor mask of any tree in parent-before-child order",
-            "row i = row of its parent, plus itself",
-            "sort the nodes so that parents precede children",
-        )
-    return tree

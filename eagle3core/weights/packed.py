@@ -67,8 +67,12 @@ class PackedLayer:
 
 @dataclass(frozen=True)
 class PackedTarget:
-    """A Llama-architecture target on one device; `taps: ids of the layers whose **input** is captured,
-    ascending; id n is the last layer's output before the final norm."""
+    """A Llama-architecture target on one device, its matrices merged; in the kernels' order if `is_packed`.
+
+    Attributes:
+        taps: ids of the layers whose **input** is captured, ascending; id n is the last layer's output before the
+            final norm.
+    """
 
     geometry: TargetGeometry
     taps: tuple[int, ...]
@@ -253,6 +257,8 @@ def pack_checkpoints(
     target: TargetCheckpoint, draft: DraftCheckpoint | None, *, device: torch.device, block: int, packs: bool = True
 ) -> tuple[PackedTarget, PackedDraft | None]:
     """Both models of loaded checkpoints; every raw tensor is dropped from its checkpoint once it has been read."""
+    if target.geometry.tie_word_embeddings:
+        target.weights.pop(HEAD, None)  # a second name of the embedding, which nobody asks for
     packed = pack_target(
         target.geometry,
         target.weights.pop,

@@ -182,10 +182,16 @@ def test_sampling_is_refused_until_it_is_built() -> None:
 @pytest.mark.parametrize(
     "changes",
     [{"stop_words": "end"}, {"stop_token_ids": 3}, {"stop_words": ("",)}, {"stop_words": (3,)}]
-    + [{"stop_token_ids": value} for value in [("3",), (1.5,), (-1,)]],
+    + [{"stop_token_ids": value} for value in [("3",), (1.5,), (-1,), (2**31,)]],
 )
 def test_stops_are_sequences_of_ids_and_words(changes: dict[str, Any]) -> None:
     refusal(lambda: GenerationConfig(**changes))
+
+
+def test_the_largest_token_id_is_one_that_a_device_can_hold() -> None:
+    assert GenerationConfig(stop_token_ids=(2**31 - 1,)).stop_token_ids == (2**31 - 1,)
+    error = refusal(lambda: GenerationConfig(stop_token_ids=(2**31,)))
+    assert error.allowed == "token ids: integers from 0 to 2147483647"
 
 
 def test_lists_of_stops_are_welcome() -> None:

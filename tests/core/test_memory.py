@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_engines import Pair, engine_config, new_tokens, tiny_engine
 
-from eagle3core import ConfigError, EngineConfig, SpeculativeConfig
+from eagle3core import ConfigError, EngineConfig, SpeculativeConfig, backend
 from eagle3core.backend import Backend, choose_backend
 from eagle3core.geometry import BlockGeometry, DraftGeometry, RopeGeometry, TargetGeometry
 from eagle3core.memory import GRAPH_BYTES, MemoryPlan, plan_memory
@@ -49,8 +49,8 @@ def plan(*, speculate: bool, **changes: float) -> MemoryPlan:
     spec = SpeculativeConfig(model="draft", num_speculative_tokens=3) if speculate else None
     settings = {"session_len": 100, "block_size": 16, "prefill_chunk": 32, "max_batch_size": 3, **changes}
     config = EngineConfig(speculative_config=spec, **settings)  # type: ignore[arg-type]
-    backend = FixedBackend(torch.device("cpu"), "test")
-    return plan_memory(TARGET, DRAFT if speculate else None, config, backend, dtype=torch.bfloat16, weight_bytes=12345)
+    device = FixedBackend(torch.device("cpu"), "test")
+    return plan_memory(TARGET, DRAFT if speculate else None, config, device, dtype=torch.bfloat16, weight_bytes=12345)
 
 
 def test_the_plan_is_the_one_counted_by_hand() -> None:
@@ -75,9 +75,9 @@ def test_the_plan_is_told_in_mebibytes() -> None:
 
 def test_the_kernels_path_leaves_room_for_its_graphs() -> None:
     """More than this device has, so the refusal shows what was counted."""
-    backend = FixedBackend(torch.device("cpu"), "test", "kernels", "sm_90a")
+    device = FixedBackend(torch.device("cpu"), "test", "kernels", "sm_90a")
     with pytest.raises(ConfigError, match=f"graphs of {GRAPH_BYTES} bytes"):
-        plan_memory(TARGET, None, EngineConfig(), backend, dtype=torch.bfloat16, weight_bytes=12345)
+        plan_memory(TARGET, None, EngineConfig(), device, dtype=torch.bfloat16, weight_bytes=12345)
     made = MemoryPlan(0, 0, 0, 1, 0, scratch_bytes=2**20, graph_bytes=GRAPH_BYTES)
     assert str(made).endswith("scratch 1.0 MiB, graphs 80.0 MiB")
 
@@ -128,6 +128,14 @@ def test_what_is_planned_is_what_is_allocated(pair: Pair, k: int | None) -> None
     stored = sum((directory / "model.safetensors").stat().st_size for directory in files)
     assert 2 * stored * 0.8 < made.weight_bytes < 2 * stored, "fp64 of fp32 files, less their headers"
     engine.generate([[1, 2, 3]], new_tokens(3))
+
+
+def test_weights_read_into_a_cpus_memory_are_counted_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Free memory shrinks with every look, as it does while weights are read."""
+    left = iter(range(2**30, 0, -(2**20)))
+    monkeypatch.setattr(backend, "_available_host_bytes", lambda: next(left))
+    made = tiny_engine(pair, 4).memory_plan
+    assert made.allowed_kv_bytes == int((2**30 - made.weight_bytes - made.scratch_bytes) * 0.75)
 
 
 def test_free_memory_is_some_of_what_the_machine_has(pair: Pair) -> None:

@@ -13,7 +13,7 @@ from eagle3core import Engine, EngineConfig, SpeculativeConfig
 from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.step.replay import EagerReplayer, Replayer
 from eagle3core.step.run import DeviceRunner
-from eagle3core.step.state import DeviceSizes
+from eagle3core.step.sizes import DeviceSizes
 from eagle3core.step.tree import FlatTree, chain_tree
 from eagle3core.trace import Trace
 from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_checkpoints

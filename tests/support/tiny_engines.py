@@ -18,7 +18,7 @@ from eagle3core.checkpoint import load_target
 from eagle3core.kernels.slots.slot_state import RUNNING
 from eagle3core.step.replay import EagerReplayer
 from eagle3core.step.run import DeviceRunner
-from eagle3core.step.state import DeviceSizes
+from eagle3core.step.sizes import DeviceSizes
 from eagle3core.step.tree import FlatTree
 from eagle3core.trace import Trace
 from eagle3core.weights.packed import pack_checkpoints

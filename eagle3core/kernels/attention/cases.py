@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.attention.launcher import mask_words
 from eagle3core.kernels.attention.layout import BLOCK_SHIFT
 from eagle3core.kernels.card import DTYPES, Case, Tensors, poison
+from eagle3core.kernels.tree.mask_words import pack_words
 
 BLOCK = 1 << BLOCK_SHIFT
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
@@ -53,7 +53,7 @@ def attention_example(case: Case, generator: torch.Generator, device: torch.devi
     prefix = torch.tensor(prefixes, dtype=torch.int32, device=device)
     inputs = {
         "q": normal(batch, tokens, case["heads"], dim), "k": k, "v": v, "tables": tables, "prefix": prefix,
-        "mask": mask, "words": mask_words(mask), "positions": (prefix[:, None] + depth).to(torch.int32),
+        "mask": mask, "words": pack_words(mask), "positions": (prefix[:, None] + depth).to(torch.int32),
     }  # fmt: skip
     if case.get("sinks"):
         inputs["sinks"] = torch.randn(case["heads"], generator=generator, device=device) * 2
@@ -100,7 +100,7 @@ def attention_alone(case: Case, inputs: Tensors, row: int) -> tuple[Case, Tensor
     mask = inputs["mask"][b : b + 1, first : t + 1, first : t + 1].clone()
     single = {
         **inputs, "q": inputs["q"][b : b + 1, first : t + 1].clone(), "tables": inputs["tables"][b : b + 1].clone(),
-        "prefix": prefix, "mask": mask, "words": mask_words(mask),
+        "prefix": prefix, "mask": mask, "words": pack_words(mask),
         "positions": inputs["positions"][b : b + 1, first : t + 1].clone(),
     }  # fmt: skip
     others = {key: value for key, value in case.items() if key not in ("counting", "kv", "batch")}

@@ -24,7 +24,7 @@ from eagle3core.errors import KernelLimit
 from eagle3core.kernels.attention.combine import combine_rows
 from eagle3core.kernels.attention.layout import BLOCK_SHIFT, LOG2_E, Shape
 from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
-from eagle3core.kernels.card import DTYPES, Launch, Op
+from eagle3core.kernels.card import DTYPES, PLAIN_TORCH, Launch, Op
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 from eagle3core.kernels.tree.mask_words import unpack_words
 
@@ -104,14 +104,6 @@ def _gather_blocks(blocks: Tensor, block_tables: Tensor, prefix_lens: Tensor, n_
     return blocks[used].permute(0, 2, 1, 3, 4).reshape(batch, blocks.shape[1], n_used * block_size, -1)
 
 
-def mask_words(tree_mask: Tensor) -> Tensor:
-    """`[..., T, ceil(T/32)]` int32 of a bool mask `[..., T, T]`: bit j of word w says whether key 32 w + j is seen."""
-    n_tokens = tree_mask.shape[-1]
-    padded = torch.nn.functional.pad(tree_mask, (0, -n_tokens % 32)).long()
-    bits = padded.view(*tree_mask.shape[:-1], -1, 32) << torch.arange(32, device=tree_mask.device)
-    return bits.sum(-1).to(torch.int32)
-
-
 # ---- the launcher
 
 
@@ -152,7 +144,7 @@ def attention(
         k_blocks, v_blocks: `[n_blocks, K, 64, D]`; the T new keys are written by the kernel before at the latest.
             Rows of new tokens that a mask hides from everyone must still be finite.
         block_tables: `[B, M]` int32. prefix_lens: `[B]` int32, negative for an empty slot.
-        masks: `mask_words`, `[B, T, ceil(T/32)]` int32.
+        masks: `tree.mask_words.pack_words`, `[B, T, ceil(T/32)]` int32.
         scratch: of `attention_scratch`.
         order: (splits, streams), by default `order_of`.
         plan: by default `choose_plan`.
@@ -233,4 +225,4 @@ def check_limits(dtype: torch.dtype, dim: int, n_heads: int, n_kv_heads: int, to
     ]
     for is_fine, value, allowed in refused:
         if not is_fine:
-            raise KernelLimit(value, allowed, "use the reference backend for this model, or another setting")
+            raise KernelLimit(value, allowed, f"{PLAIN_TORCH}; or choose another setting")

@@ -1,4 +1,4 @@
 """From logits to tokens: the largest, the k largest, a sample. One file a card.
 
-Imports `isa` and the kernels' door alone.
+Imports `isa`, `tree` and the kernels' door alone.
 """

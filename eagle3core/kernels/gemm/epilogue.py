@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import Parameter, parameters
+from eagle3core.kernels.card import PLAIN_TORCH, Parameter, parameters
 
 Kind = Literal["store", "residual", "swiglu", "qkv", "head"]
 
@@ -61,9 +61,7 @@ class Epilogue:
         if self.kind == "qkv":
             for name, size in (("head_dim", self.head_dim), ("block", self.block)):
                 if size < 16 or size & (size - 1):
-                    raise KernelLimit(
-                        f"{name} is {size}", "a power of two, 16 or more", "use the reference backend for this model"
-                    )
+                    raise KernelLimit(f"{name} is {size}", "a power of two, 16 or more", PLAIN_TORCH)
 
     @property
     def name(self) -> str:

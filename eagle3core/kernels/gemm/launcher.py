@@ -21,6 +21,7 @@ from torch import Tensor
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import (
     DTYPES,
+    PLAIN_TORCH,
     SHARED_BYTES_SM,
     Case,
     Cost,
@@ -140,7 +141,6 @@ def gemm(
     tiling: Tiling | None = None,
     q_heads: int = 0,
     kv_heads: int = 0,
-    norm_width: int = 0,
     eps: float = EPS,
     operands: Mapping[str, Tensor],
 ) -> list[Launch]:
@@ -149,7 +149,6 @@ def gemm(
     Args:
         x: `[M, k]`. y: `[M, n]`. w: `[weight_rows, k]`, or packed by `pack_weight`.
         scratch: of `workspace`; without it K is never split between blocks, and x not packed for warpgroups.
-        norm_width: columns that the partial sums of squares in `sums` stand for; k by default.
         operands: sums, bias, gain, residual, positions, slots, table, second, third as `gemm_parameters` describes.
 
     Raises:
@@ -188,19 +187,17 @@ def gemm(
         x=x, w=w, y=y, **{name: operands.get(name) for name in names},
         workspace=scratch[0] if scratch else None, counters=scratch[1] if scratch else None,
         rows=rows, n=y.shape[-1] if epilogue.kind != "qkv" else q_heads * epilogue.head_dim, k=k, tiles=n_tiles,
-        q_heads=q_heads, kv_heads=kv_heads, inv_width=1.0 / (norm_width or k), eps=eps,
+        q_heads=q_heads, kv_heads=kv_heads, inv_width=1.0 / k, eps=eps,
     ))  # fmt: skip
     return launches
 
 
 def _check(x: Tensor, w: Tensor, y: Tensor, k: int, weight_rows: int) -> None:
     if x.dtype not in DTYPES or w.dtype != x.dtype:
-        raise KernelLimit(
-            f"x is {x.dtype}, W is {w.dtype}", "both bf16 or both fp16", "convert, or use the reference backend"
-        )
+        raise KernelLimit(f"x is {x.dtype}, W is {w.dtype}", "both bf16 or both fp16", f"convert, or {PLAIN_TORCH}")
     if k % 16 or weight_rows % 16:
         raise KernelLimit(
-            f"W is [{weight_rows}, {k}]", "multiples of 16", "pad the weight with zeros, or use the reference backend"
+            f"W is [{weight_rows}, {k}]", "multiples of 16", f"pad the weight with zeros, or {PLAIN_TORCH}"
         )
     for name, tensor in (("x", x), ("w", w), ("y", y)):
         if not tensor.is_contiguous() or tensor.data_ptr() % 16:

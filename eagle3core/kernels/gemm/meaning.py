@@ -28,7 +28,6 @@ def gemm_meaning(
     scratch: tuple[Tensor, Tensor] | None = None,
     q_heads: int = 0,
     kv_heads: int = 0,
-    norm_width: int = 0,
     eps: float = EPS,
     operands: Mapping[str, Tensor],
 ) -> None:
@@ -41,7 +40,7 @@ def gemm_meaning(
     wide = torch.float64 if x.dtype in DTYPES else accumulation_dtype(x.dtype)
     rows = x.to(wide)
     if epilogue.quads:
-        mean = operands["sums"][: len(x)].sum(dim=1, keepdim=True) / (norm_width or k)  # [M, 1]
+        mean = operands["sums"][: len(x)].sum(dim=1, keepdim=True) / k  # [M, 1]
         rows = (rows * torch.rsqrt(mean + eps)).to(wide)
     v = F.linear(rows, weight.to(wide))  # [M, n_w]
     if epilogue.has_bias:

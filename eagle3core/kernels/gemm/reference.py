@@ -1,6 +1,6 @@
 """The GEMM op in plain torch, and fresh inputs for its proofs.
 
-A case has: kind (see `gemm_epilogue.Epilogue`), m rows of x, n columns of y, k, dtype ("bf16", "f16"), packed; and if
+A case has: kind (see `epilogue.Epilogue`), m rows of x, n columns of y, k, dtype ("bf16", "f16"), packed; and if
 wanted norm (scale by 1 / rms), bias, residual=False; for qkv q_heads, kv_heads, head_dim, block instead of n.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import Case, Tensors
+from eagle3core.kernels.card import PLAIN_TORCH, Case, Tensors
 
 VECTOR = 8  # sixteen-bit elements of one 16-byte access
 
@@ -52,7 +52,7 @@ def row_threads(width: int, most: int = 512) -> tuple[int, int]:
     if width <= 0 or width % VECTOR or pieces > 4:
         raise KernelLimit(
             f"a row of {width} elements", f"a multiple of {VECTOR} up to {4 * most * VECTOR}",
-            "use the reference backend for this model",
+            PLAIN_TORCH,
         )  # fmt: skip
     threads = -(-vectors // pieces)
     return -(-threads // 32) * 32, pieces

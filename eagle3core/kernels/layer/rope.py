@@ -14,7 +14,19 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import (
+    DTYPES,
+    PLAIN_TORCH,
+    Card,
+    Case,
+    Cost,
+    Launch,
+    Tensors,
+    Variant,
+    overlaps,
+    parameters,
+    poison,
+)
 from eagle3core.kernels.isa.by_row import alone, count, make_store, make_unpack
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 
@@ -110,7 +122,7 @@ def rope_variant(arch: str, dtype: str, head_dim: int, block: int) -> Variant:
     """
     for name, size in (("head size", head_dim), ("block", block)):
         if size < 16 or size & (size - 1):
-            raise KernelLimit(f"{name} is {size}", "a power of two, 16 or more", "use the reference backend")
+            raise KernelLimit(f"{name} is {size}", "a power of two, 16 or more", PLAIN_TORCH)
     return Variant(
         name=f"rope_{dtype}_{head_dim}_{block}",
         make=make_rope,

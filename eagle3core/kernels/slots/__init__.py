@@ -1,6 +1,6 @@
 """The bookkeeping of running sequences on the device: who runs, what a step works on, what it commits. One file a card.
 
-Imports `isa` and the kernels' door alone.
+Imports `isa`, `tree` and the kernels' door alone.
 """
 
 from eagle3core.kernels.slots.slot_state import REQUEST, REQUEST_ID

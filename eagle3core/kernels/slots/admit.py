@@ -15,6 +15,7 @@ from eagle3core.kernels.slots.slot_state import (
     BUDGET,
     DRAFT_LENGTH,
     FOUND_END,
+    GOES_ON,
     LENGTH,
     MOST_ENDS,
     N_FIELDS,
@@ -49,11 +50,13 @@ def admit_reference(request: Tensor, first: Tensor, before: Admitted, seed_row: 
     made = Admitted(*(tensor.clone() for tensor in before))
     slot, n_prompt, budget, plain, request_id = request[:N_REQUEST].tolist()
     token, ends = int(first[0]), request[N_REQUEST:]
-    finish = FOUND_END if token in [end for end in ends.tolist() if end >= 0] else SPENT_BUDGET if budget <= 1 else 0
+    finish = (
+        FOUND_END if token in [end for end in ends.tolist() if end >= 0] else SPENT_BUDGET if budget <= 1 else GOES_ON
+    )
     field = made.state[:, slot]
     for name, value in (
-        (RUNNING, int(finish == 0)), (LENGTH, n_prompt), (ROOT, token), (DRAFT_LENGTH, n_prompt - 1), (N_PENDING, 1),
-        (BUDGET, budget - 1), (PLAIN, plain), (REQUEST_ID, request_id),
+        (RUNNING, int(finish == GOES_ON)), (LENGTH, n_prompt), (ROOT, token), (DRAFT_LENGTH, n_prompt - 1),
+        (N_PENDING, 1), (BUDGET, budget - 1), (PLAIN, plain), (REQUEST_ID, request_id),
     ):  # fmt: skip
         field[name] = value
     made.ends[slot] = ends

@@ -16,6 +16,7 @@ from torch import Tensor
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.isa.reductions import make_block_min_i32, make_block_prefix_pair_i32
+from eagle3core.kernels.slots.cache_rows import check_block
 
 THREADS = 256  # a thread a row
 GROUP = 4  # blocks of a row that move together
@@ -148,8 +149,7 @@ def block_table_variant(arch: str, block: int) -> Variant:
     Raises:
         KernelLimit: `block` is not a power of two.
     """
-    if block < 1 or block & (block - 1):
-        raise KernelLimit(f"block size is {block}", "a power of two", "set block_size=64")
+    check_block(block)
     return Variant(
         name=f"block_table_{block}",
         make=make_block_table,

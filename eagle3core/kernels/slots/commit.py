@@ -22,11 +22,13 @@ from eagle3core.kernels.slots.slot_state import (
     BUDGET,
     DRAFT_LENGTH,
     FOUND_END,
+    GOES_ON,
     LENGTH,
     MISSING_BLOCKS,
     MOST_ENDS,
     N_FIELDS,
     N_PENDING,
+    NO_FAULT,
     NO_ROOM,
     PLAIN,
     REQUEST_ID,
@@ -80,12 +82,12 @@ def commit_reference(decided: Decided, before: Committed) -> Committed:
     slot = decided.active[rows].long()
     field = made.state[:, slot]  # [fields, L]
     fault = _faults(decided.n_accepted[rows], decided.places[rows], path_len)
-    field[PLAIN] |= (fault != 0).int()
+    field[PLAIN] |= (fault != NO_FAULT).int()
     n, path, tokens = _followed(decided, rows, field[PLAIN] != 0)
     cut, finish = _ended(tokens, n, decided.ends[slot], field[BUDGET], fault)
     at = torch.arange(path_len, device=n.device)
     is_kept = at <= n[:, None]  # [L, P]
-    field[RUNNING] = (finish == 0).int()
+    field[RUNNING] = (finish == GOES_ON).int()
     field[LENGTH] += n + 1
     field[ROOT] = tokens.gather(1, n[:, None].long())[:, 0]
     field[DRAFT_LENGTH] += field[N_PENDING]

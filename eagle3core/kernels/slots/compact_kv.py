@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters
+from eagle3core.kernels.card import PLAIN_TORCH, Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters
 from eagle3core.kernels.isa.by_row import alone, count
 from eagle3core.kernels.isa.early import make_early
 
@@ -128,7 +128,7 @@ def compact_kv_variant(arch: str, head_dim: int, block: int) -> Variant:
     """
     for name, size, least in (("head size", head_dim, 8), ("block", block, 1)):
         if size < least or size & (size - 1):
-            raise KernelLimit(f"{name} is {size}", f"a power of two, {least} or more", "use the reference backend")
+            raise KernelLimit(f"{name} is {size}", f"a power of two, {least} or more", PLAIN_TORCH)
     return Variant(
         name=f"compact_kv_{head_dim}_{block}",
         make=make_compact_kv,

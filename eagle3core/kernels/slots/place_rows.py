@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.isa.by_row import alone, count, row_of
+from eagle3core.kernels.slots.cache_rows import check_block
 
 THREADS = 64
 
@@ -69,8 +69,7 @@ def place_rows_variant(arch: str, block: int) -> Variant:
     Raises:
         KernelLimit: `block` is not a power of two.
     """
-    if block < 1 or block & (block - 1):
-        raise KernelLimit(f"block size is {block}", "a power of two", "set block_size=64")
+    check_block(block)
     return Variant(
         name=f"place_rows_{block}",
         make=make_place_rows,

@@ -46,7 +46,7 @@ LAYERS = 2  # of the wide random target: its widths are what a stage's error dep
 
 @dataclass(frozen=True)
 class Plans:
-    """Sizes of every part; the defaults are those that the device engine has to hold.
+    """Sizes of every part; the defaults are those that an engine on a GPU has to hold.
 
     Attributes:
         geometry: of the planted pair.

@@ -142,8 +142,7 @@ def open_subject(geometry: str, device: str = "cuda") -> Subject:
         share=share_for_length(PLANTED_LENGTH, PLANTED_DEPTH), dtype="bfloat16", device=device, peers=(),
     )  # fmt: skip
     source = open_pair(scenario)
-    assert isinstance(source.target, PackedTarget), "a pair in bf16 on a GPU is packed"
-    assert isinstance(source.draft, PackedDraft), "and so is its draft"
+    assert source.target.is_packed, "a pair in bf16 on a GPU is packed for its kernels"
     tokens = source.planted.tokens if source.planted else None
     name = geometry if is_shipped else f"planted {geometry}"
     return Subject(name, source.target, source.draft, tokens, launch.device_arch(source.target.device), GraphReplayer())

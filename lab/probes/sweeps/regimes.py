@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3core.errors import ConfigError
 from eagle3core.kernels import Card, Case, tuned
 from eagle3core.kernels.attention import CARD as ATTENTION
 from eagle3core.kernels.attention import Shape, choose_plan, order_of, plan_key
@@ -58,10 +59,8 @@ def load_shapes(path: Path) -> dict[Product, int]:
     """
     try:
         found = read_shapes(path)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ExperimentError(
-            f"{path.name} holds no shapes: {type(error).__name__}: {error}", "a shape log", f"make one: {MAKE_SHAPES}"
-        ) from error
+    except ConfigError as error:
+        raise ExperimentError(error.what, error.allowed, f"make one: {MAKE_SHAPES}") from error
     if not found:
         raise ExperimentError(f"{path.name} holds no product", "at least one", f"make it again: {MAKE_SHAPES}")
     return found

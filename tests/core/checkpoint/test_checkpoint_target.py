@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from eagle3core.checkpoint import load_target
 from eagle3core.errors import CheckpointError
+from eagle3core.weights.packed import pack_checkpoints
 
 pytestmark = pytest.mark.reference
 
@@ -75,6 +76,14 @@ def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
     directory, _ = write_random_pair(tmp_path, n_layers=1, taps=(0, 1), tie=True)
     loaded = load_target(directory)
     assert loaded.weights["lm_head.weight"] is loaded.weights["model.embed_tokens.weight"]
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_packing_leaves_no_raw_tensor_behind_under_a_tied_heads_name(tmp_path: Path, packs: bool) -> None:
+    directory, _ = write_random_pair(tmp_path, n_layers=1, taps=(0, 1), tie=True)
+    checkpoint = load_target(directory, dtype=torch.bfloat16)
+    pack_checkpoints(checkpoint, None, device=torch.device("cpu"), block=16, packs=packs)
+    assert checkpoint.weights == {}
 
 
 def test_a_tied_target_with_another_stored_head_is_refused(target_dir: Path) -> None:
@@ -152,6 +161,7 @@ def test_an_unreadable_config_is_named(target_dir: Path) -> None:
         ({"head_dim": None, "num_attention_heads": 6, "num_key_value_heads": 6}, "hidden_size is 64"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is 'present'"),
         ({"eos_token_id": "end"}, "eos_token_id is 'end'"),
+        ({"eos_token_id": [2, 2**31]}, "eos_token_id is [2, 2147483648]"),
     ],
 )
 def test_an_unusable_key_is_named_with_its_value(target_dir: Path, change: dict[str, Any], shown: str) -> None:

@@ -12,6 +12,7 @@ import torch
 from random_pairs import rewrite_config
 from tiny_engines import (
     Pair,
+    engine_config,
     is_empty,
     letter_tokenizer,
     new_tokens,
@@ -29,6 +30,9 @@ from eagle3core import (
     GenerationConfig,
     SpeculativeConfig,
 )
+from eagle3core.backend import Backend
+from eagle3core.checkpoint import load_target
+from eagle3core.loading import choose_path
 from eagle3core.trace import Trace
 
 pytestmark = pytest.mark.reference
@@ -106,6 +110,20 @@ def test_an_interrupted_run_leaves_the_engine_usable(pair: Pair, tap: str, n: in
     assert tokens_of(engine.generate(prompts, new_tokens(9))) == expected
 
 
+def test_an_interrupt_empties_the_book_even_if_the_runner_fails_on_the_way(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = tiny_engine(pair, 3, max_batch_size=2, trace=Broken("draft.fc", 2, KeyboardInterrupt))
+
+    def fail() -> None:
+        raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(engine.runner, "abandon", fail)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        engine.generate(random_prompts([5, 20, 3]), new_tokens(9))
+    assert (engine._running, list(engine._waiting)) == ({}, [])
+
+
 @pytest.fixture
 def damaged(pair: Pair, tmp_path: Path) -> Pair:
     """The pair with a draft whose configuration no longer fits its weights."""
@@ -171,6 +189,17 @@ def test_the_chosen_device_comes_with_its_reason(pair: Pair) -> None:
     chosen = tiny_engine(pair, None, device="auto").backend
     assert chosen.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
     assert chosen.reason
+
+
+def test_plain_torch_takes_over_on_a_gpu_that_the_kernels_have_no_target_for(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (11, 0))
+    config, geometry = engine_config(pair, None), load_target(pair[0]).geometry
+    chosen = choose_path(Backend(torch.device("cuda"), "a test"), geometry, None, config, torch.bfloat16)
+    assert chosen.path == "torch"
+    assert chosen.path_reason == "compute capability is 11.0; the kernels take one of 8.x, 9.x, 10.x, 12.x"
 
 
 def messages(caplog: pytest.LogCaptureFixture, pair: Pair, **flags: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""The reference engine on a GPU: the same tokens in fp64, the same stages in fp32, and nothing left behind."""
+"""Plain torch on a GPU: the same tokens in fp64, the same stages in fp32, and nothing left behind."""
 
 from __future__ import annotations
 

@@ -143,3 +143,12 @@ def test_a_stop_word_of_characters_that_take_several_tokens_is_seen() -> None:
     checks = [criteria.check(spelled[: n + 1]) for n in range(5)]
     assert checks == [None, None, None, None, "stop"]
     assert criteria.cut("année") == "ann"
+
+
+@pytest.mark.parametrize("last", ["c", "c, and more text than the word has"])
+def test_a_stop_word_is_seen_over_any_number_of_tokens_without_text(last: str) -> None:
+    pieces = ["x", "a", "b", "", last]
+    criteria = StopCriteria(GenerationConfig(stop_words=("abc",)), (), 99, lambda ids: "".join(pieces[i] for i in ids))
+    tokens = [0, 1, 2, *[3] * 40, 4]
+    assert [criteria.check(tokens[: n + 1]) for n in range(len(tokens))] == [None] * 43 + ["stop"]
+    assert criteria.check([0, *[3] * 40, 4]) is None, "all tokens were looked at, and the word is not there"

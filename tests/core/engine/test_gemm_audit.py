@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from eagle3core.backend import Backend
-from eagle3core.errors import InvariantViolated
+from eagle3core.errors import ConfigError, InvariantViolated
 from eagle3core.kernels import tuned
 from eagle3core.kernels.gemm.tiling import ruled_tiling
 from eagle3core.performance.mode import VARIABLE, Watch
@@ -50,6 +50,18 @@ def test_every_product_of_an_engine_has_the_tag_of_its_map(programs: list[Progra
     assert found.by_tag()["BASE_QKV"] == (0, 3 * layers)
     assert found.by_tag()["EAGLE3_FFN_DOWN"] == (0, 2 * 3)
     assert {product.m for product in found.counts if product.tag == "BASE_O"} >= {4, 8}
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 1}', '{"shapes": ["x"]}', '{"shapes": [{"tag": "O"}]}'])
+def test_a_shape_log_that_is_none_is_refused_with_what_to_do(
+    programs: list[Program], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    (tmp_path / "foreign.json").write_text(text)
+    monkeypatch.setenv(SHAPE_LOG_VARIABLE, str(tmp_path / "foreign.json"))
+    with pytest.raises(ConfigError, match=r"foreign\.json holds no shapes") as refused:
+        audit("sm_90a", programs)
+    assert SHAPE_LOG_VARIABLE in refused.value.remedy
+    assert (tmp_path / "foreign.json").read_text() == text
 
 
 def test_a_logged_shape_is_a_case_of_the_card_and_the_log_adds_up(

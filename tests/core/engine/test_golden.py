@@ -11,13 +11,14 @@ from derived_stages import DerivedToo
 from places import GOLDEN
 from tiny_engines import tree_runner
 from torch import Tensor
+from tree_arrays import paths_of, tree_from_mask
 
 from eagle3core.config import EngineConfig, GenerationConfig, SpeculativeConfig
 from eagle3core.engine import Engine, Response
 from eagle3core.kernels.layer.rms_norm import rms_norm_reference
 from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, N_PENDING
 from eagle3core.step.run import RowOutcome, SlotRequest
-from eagle3core.step.tree import FlatTree, tree_from_mask
+from eagle3core.step.tree import FlatTree
 from eagle3core.trace import RecordingTrace
 from lab.parity.derived import with_derived
 
@@ -240,7 +241,7 @@ def test_positions_and_paths_recovered_from_the_recorded_mask_are_the_official_o
 ) -> None:
     tree = tree_from_mask(golden_tree[f"r{round_}/tree/mask"][0, 0])
     assert tree.depths.tolist() == golden_tree[f"r{round_}/tree/pos"].tolist()
-    assert tree.paths.tolist() == golden_tree[f"r{round_}/tree/retrieve"].tolist()
+    assert paths_of(tree).tolist() == golden_tree[f"r{round_}/tree/retrieve"].tolist()
 
 
 @pytest.mark.parametrize("round_", ROUNDS)
@@ -260,9 +261,10 @@ def test_acceptance_of_the_recorded_tree_is_the_official_one(
 ) -> None:
     key, (tree, _, _, row) = f"r{round_}", verified[round_]
     tokens = golden_tree[f"{key}/tree/tokens"].flatten()
-    candidates = torch.where(tree.paths >= 0, tokens[tree.paths.clamp_min(0)], -1)
+    paths = paths_of(tree)
+    candidates = torch.where(paths >= 0, tokens[paths.clamp_min(0)], -1)
     recorded = golden_tree[f"{key}/verify/candidates"]
-    assert torch.equal(candidates[tree.paths >= 0], recorded[tree.paths >= 0])
+    assert torch.equal(candidates[paths >= 0], recorded[paths >= 0])
     assert row.n_accepted == int(golden_tree[f"{key}/verify/accept_len"])
     best = golden_tree[f"{key}/tree/retrieve"][int(golden_tree[f"{key}/verify/best"])]
     assert row.tokens[:-1] == tokens[best[1 : row.n_accepted + 1]].tolist()

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eagle3core.errors import KernelLimit
+from eagle3core.errors import BackendUnavailable, KernelLimit
+from eagle3core.kernels import compile as compile_module
 from eagle3core.kernels.card import ARCHES, Variant, arch_of, parameters
 from eagle3core.kernels.compile import compile_variant, compute_capability, merged_products, opcodes
 
@@ -103,6 +104,18 @@ def test_compute_capabilities_map_to_targets():
     assert compute_capability("sm_120") == (12, 0)
     with pytest.raises(KernelLimit, match=r"compute capability is 7\.5"):
         arch_of((7, 5))
+    with pytest.raises(KernelLimit, match=r"compute capability is 11\.0") as refused:
+        arch_of((11, 0))
+    assert refused.value.allowed == "one of 8.x, 9.x, 10.x, 12.x"
+
+
+def test_what_the_assembler_refuses_comes_with_its_words(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(compile_module, "_ptx", lambda variant, arch: ".visible .entry wrong() { nonsense; }")
+    variant = Variant("wrong", make_product, {"n": 1, "careless": False}, parameters("x:in y:out"), 32)
+    with pytest.raises(BackendUnavailable, match="ptxas failed: ") as refused:
+        compile_variant(variant, "sm_90a")
+    assert refused.value.allowed
+    assert refused.value.remedy
 
 
 def test_products_that_the_compiler_merged_with_additions_are_counted_but_not_those_the_source_asks_for():

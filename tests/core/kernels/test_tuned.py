@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from eagle3core.errors import ConfigError
 from eagle3core.kernels import tuned
@@ -131,7 +132,19 @@ def test_an_entry_that_is_no_setting_is_refused(bad: dict[str, Any]) -> None:
         tuned.checked_entry("gemm", bad, "here")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"schema": 99}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{",
+        "[]",
+        '{"schema": 99}',
+        '{"schema": 1}',
+        '{"schema": 1, "gpu": "a GPU", "arch": "sm_90a", "gemm": 3}',
+        '{"schema": 1, "gpu": "a GPU", "arch": "sm_90a", "gemm": ["x"]}',
+        '{"schema": 1, "gpu": "a GPU", "arch": "sm_90a", "gemm": [{"key": [], "setting": {}}]}',
+        '{"schema": 1, "gpu": "a GPU", "arch": "sm_90a", "gemm": [{"key": {"k": []}, "setting": {}}]}',
+    ],
+)
 def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "none.json"
     path.write_text(text)
@@ -139,6 +152,12 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
         tuned.read_artifact(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         tuned.read_artifact(tmp_path / "absent.json")
+
+
+def test_a_gpu_that_the_kernels_have_no_target_for_has_no_tuned_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (11, 0))
+    assert tuned.gpu_kind.__wrapped__("sm_90a") is None
 
 
 def test_neutral_and_order_parameters_are_those_of_the_cards() -> None:

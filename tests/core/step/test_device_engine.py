@@ -12,14 +12,14 @@ import pytest
 from device_engines import BY_MEANING, device_runner, engine_by_meaning, write_nano_pair
 from tiny_engines import Pair, accepted_counts, letter_tokenizer, new_tokens, random_prompts, tokens_of
 
-from eagle3core import Engine, EngineConfig, GenerationConfig, InvariantViolated
+from eagle3core import ConfigError, Engine, EngineConfig, GenerationConfig, InvariantViolated, SpeculativeConfig
 from eagle3core.kernels.card import Call
 from eagle3core.kernels.slots.slot_state import RUNNING
 from eagle3core.performance import PERF_MODE_VARIABLE
 from eagle3core.step.program import Program, calls_of
 from eagle3core.step.replay import EagerReplayer, compute
 from eagle3core.step.run import DeviceRunner, RowOutcome, SlotRequest, buckets
-from eagle3core.step.state import DeviceSizes
+from eagle3core.step.sizes import DeviceSizes
 from eagle3core.step.tree import FlatTree, chain_tree
 from eagle3core.step_log import ACTIVE_DEBUG_VARIABLE
 from eagle3core.trace import Trace
@@ -40,7 +40,24 @@ def baseline(nano_pair: Pair, prompts: list[list[int]]) -> list[list[int]]:
     return tokens_of(engine_by_meaning(nano_pair, None, n_slots=3).generate(prompts, new_tokens(24)))
 
 
-def test_plain_decoding_gives_the_reference_engines_tokens(
+def test_weights_packed_for_another_block_size_are_refused(nano_pair: Pair) -> None:
+    runner = device_runner(nano_pair, 2, BY_MEANING)
+    target, draft = runner.target, runner.draft
+    assert draft is not None
+    spec = SpeculativeConfig(model=str(nano_pair[1]), num_speculative_tokens=2)
+    config = EngineConfig(session_len=128, max_batch_size=2, device="cpu", block_size=32, speculative_config=spec)
+    with pytest.raises(ConfigError, match="layer 0 of the target is packed for cache blocks of 64 tokens") as refused:
+        Engine(target, draft, config, runner=runner)
+    assert refused.value.remedy == "set block_size=64, or pack the weights with block=32"
+    fitting = dataclasses.replace(config, block_size=64)
+    Engine(target, draft, fitting, runner=runner)
+    epilogue = dataclasses.replace(draft.layer.qkv.epilogue, block=32)
+    layer = dataclasses.replace(draft.layer, qkv=dataclasses.replace(draft.layer.qkv, epilogue=epilogue))
+    with pytest.raises(ConfigError, match="the draft is packed for cache blocks of 32 tokens"):
+        Engine(target, dataclasses.replace(draft, layer=layer), fitting, runner=runner)
+
+
+def test_plain_decoding_gives_the_tokens_of_plain_torch_in_fp32(
     nano_pair: Pair, prompts: list[list[int]], baseline: list[list[int]]
 ) -> None:
     config = EngineConfig(session_len=256, device="cpu", dtype="float32")
@@ -61,7 +78,7 @@ def test_any_depth_and_company_give_the_baselines_tokens(
     assert set(range(min(k, 2) + 1)) <= accepted_counts(responses)
 
 
-def test_drafts_and_acceptances_are_the_reference_engines(nano_pair: Pair, prompts: list[list[int]]) -> None:
+def test_drafts_and_acceptances_are_those_of_plain_torch_in_fp32(nano_pair: Pair, prompts: list[list[int]]) -> None:
     ours = engine_by_meaning(nano_pair, 3).generate(prompts, new_tokens(16))
     config = dataclasses.replace(engine_by_meaning(nano_pair, 3).config, dtype="float32")
     theirs = Engine.from_pretrained(nano_pair[0], config).generate(prompts, new_tokens(16))

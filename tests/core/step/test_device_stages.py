@@ -18,7 +18,8 @@ from eagle3core import Engine, EngineConfig
 from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.kernels.gemm.launcher import unpack_weight
 from eagle3core.step.replay import EagerReplayer, compute
-from eagle3core.step.state import DeviceSizes, StateShape, new_device_state, state_bytes
+from eagle3core.step.sizes import DeviceSizes, StateShape
+from eagle3core.step.state import new_device_state, state_bytes
 from eagle3core.step.tree import chain_tree
 from eagle3core.trace import RecordingTrace, StagedTrace
 
@@ -67,7 +68,7 @@ def test_staged_steps_bracket_every_launch_by_the_public_ranges_and_change_no_to
     assert {name for name in PUBLIC if trace.calls[name] == 0} == {"EAGLE::KVCacheRewind"}
 
 
-def test_stages_leave_the_reference_engines_taps(nano_pair: Pair) -> None:
+def test_stages_leave_the_taps_of_plain_torch_in_fp32(nano_pair: Pair) -> None:
     prompt = random_prompts([70], n_vocab=256)
     ours, theirs = RecordingTrace(), RecordingTrace()
     engine_by_meaning(nano_pair, 3, trace=ours).generate(prompt, new_tokens(6))

@@ -7,9 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from random_trees import ancestors, trees
+from tree_arrays import paths_of, tree_from_mask
 
 from eagle3core.errors import ConfigError
-from eagle3core.step.tree import FlatTree, chain_tree, tree_from_mask
+from eagle3core.step.tree import FlatTree, chain_tree
 
 pytestmark = pytest.mark.reference
 
@@ -24,11 +25,11 @@ def test_a_row_of_the_mask_shows_the_node_and_its_ancestors(tree: FlatTree) -> N
 @given(trees())
 def test_the_paths_are_the_ways_to_the_leaves_in_leaf_order(tree: FlatTree) -> None:
     leaves = [node for node in range(tree.n_nodes) if node not in tree.parents]
-    assert [[node for node in row if node >= 0] for row in tree.paths.tolist()] == [
+    assert [[node for node in row if node >= 0] for row in paths_of(tree).tolist()] == [
         ancestors(tree, leaf) for leaf in leaves
     ]
-    assert tree.paths.shape[1] == tree.max_depth + 1
-    for row in tree.paths.tolist():  # padding comes last
+    assert paths_of(tree).shape[1] == tree.max_depth + 1
+    for row in paths_of(tree).tolist():  # padding comes last
         assert sorted(row, key=lambda node: node < 0) == row
 
 
@@ -56,15 +57,15 @@ def test_a_chain_has_one_child_a_node_and_plain_decoding_none() -> None:
     assert chain.parents == (-1, 0, 1, 2)
     assert chain.depths.tolist() == [0, 1, 2, 3]
     assert torch.equal(chain.mask, torch.ones(4, 4).tril().bool())
-    assert chain.paths.tolist() == [[0, 1, 2, 3]]
+    assert paths_of(chain).tolist() == [[0, 1, 2, 3]]
     plain = chain_tree(0)
-    assert (plain.n_nodes, plain.max_depth, plain.paths.tolist()) == (1, 0, [[0]])
+    assert (plain.n_nodes, plain.max_depth, paths_of(plain).tolist()) == (1, 0, [[0]])
 
 
 def test_a_hand_counted_tree_has_the_arrays_drawn_on_paper() -> None:
     tree = FlatTree((-1, 0, 0, 1, 1, 2, 5))
     assert tree.depths.tolist() == [0, 1, 1, 2, 2, 2, 3]
-    assert tree.paths.tolist() == [[0, 1, 3, -1], [0, 1, 4, -1], [0, 2, 5, 6]]
+    assert paths_of(tree).tolist() == [[0, 1, 3, -1], [0, 1, 4, -1], [0, 2, 5, 6]]
     assert tree.mask[6].tolist() == [True, False, True, False, False, True, True]
 
 

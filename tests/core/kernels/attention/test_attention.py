@@ -18,9 +18,9 @@ from eagle3core.kernels.attention import streams as attention_streams
 from eagle3core.kernels.attention import tile as attention_tile
 from eagle3core.kernels.attention import totals as attention_totals
 from eagle3core.kernels.attention.card import CARD
-from eagle3core.kernels.attention.launcher import mask_words
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError, Machine, Region
+from eagle3core.kernels.tree.mask_words import pack_words
 
 pytestmark = pytest.mark.emulated
 CPU = torch.device("cpu")
@@ -240,7 +240,7 @@ def test_tiles_hidden_by_the_mask_are_counted_and_change_nothing():
     case = {**CHAIN, "heads": 1, "prefix": (31,), "tokens": 16, "counting": True}
     inputs = CARD.example(case, proof.generator(6, CPU), CPU)
     inputs["mask"][:, :, 1:] = False  # keys 32 .. 46 are new and nobody sees them
-    inputs["words"] = mask_words(inputs["mask"])
+    inputs["words"] = pack_words(inputs["mask"])
     outputs = proof.run(CARD, "sm_90a", case, inputs, emulator.execute)
     assert outputs["counters"].tolist() == [8, 5, 1, 2]
     assert all(d.passes for d in proof.deviations(CARD, case, inputs, outputs))
@@ -253,7 +253,7 @@ def test_later_tokens_do_not_change_a_bit_of_earlier_rows():
     whole = proof.run(CARD, "sm_90a", case, inputs, emulator.execute)["out"]
     for kept in (1, 4):
         less = {**inputs, "q": inputs["q"][:, :kept].clone(), "mask": inputs["mask"][:, :kept, :kept]}
-        less |= {"words": mask_words(less["mask"]), "positions": inputs["positions"][:, :kept].clone()}
+        less |= {"words": pack_words(less["mask"]), "positions": inputs["positions"][:, :kept].clone()}
         out = proof.run(CARD, "sm_90a", {**case, "tokens": kept}, less, emulator.execute)["out"]
         assert proof.differing(out, whole[:, :kept]) == 0
 

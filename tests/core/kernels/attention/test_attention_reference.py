@@ -6,10 +6,11 @@ import torch
 from eagle3core.errors import BackendUnavailable, KernelLimit
 from eagle3core.kernels import proof
 from eagle3core.kernels.attention.card import CARD
-from eagle3core.kernels.attention.launcher import attention, attention_scratch, mask_words, paged_attention_reference
+from eagle3core.kernels.attention.launcher import attention, attention_scratch, paged_attention_reference
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, order_of
 from eagle3core.kernels.card import ARCHES, SHARED_BYTES
+from eagle3core.kernels.tree.mask_words import pack_words
 from lab.probes.kernels import attention_peers as peers
 
 pytestmark = pytest.mark.reference
@@ -19,7 +20,7 @@ CPU = torch.device("cpu")
 def test_mask_words_hold_key_j_in_bit_j_least_significant_first():
     mask = torch.zeros(1, 34, 34, dtype=torch.bool)
     mask[0, 0, 0] = mask[0, 1, 31] = mask[0, 2, 33] = True
-    words = mask_words(mask)
+    words = pack_words(mask)
     assert words.shape == (1, 34, 2)
     assert words.dtype == torch.int32
     assert words[0, :3].tolist() == [[1, 0], [-(1 << 31), 0], [0, 2]]

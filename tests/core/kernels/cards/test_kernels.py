@@ -12,7 +12,6 @@ from torch import Tensor
 
 from eagle3core.kernels.attention.launcher import paged_attention_reference, visible_keys
 from eagle3core.kernels.layer.rms_norm import rms_norm_reference
-from eagle3core.kernels.layer.swiglu import swiglu_reference
 from eagle3core.step.tree import FlatTree, chain_tree
 
 pytestmark = pytest.mark.reference
@@ -121,12 +120,3 @@ def test_rms_norm_keeps_tiny_rows_finite_by_its_epsilon() -> None:
     normed = rms_norm_reference(torch.cat([x, torch.zeros_like(x)]), torch.ones(8, dtype=torch.bfloat16), 1e-5)
     assert bool(normed.isfinite().all())
     assert float(normed[2:].abs().max()) == 0.0
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_swiglu_is_gate_over_one_plus_exp_of_minus_gate_times_up(dtype: torch.dtype) -> None:
-    gate, up = (4 * torch.randn(6, 33)).to(dtype), torch.randn(6, 33).to(dtype)
-    wide = WIDER[dtype]
-    truth = gate.to(wide) / (1 + (-gate.to(wide)).exp()) * up.to(wide)
-    plain = gate * torch.sigmoid(gate) * up
-    assert largest_error(swiglu_reference(gate, up), truth) <= allowed_error(plain, truth)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from random_trees import trees
+from tree_arrays import paths_of
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.tree.accept import accept_reference, accept_variant
@@ -116,8 +117,9 @@ def test_masks_depths_and_paths_are_those_of_the_flat_tree(tree: FlatTree, lengt
     assert torch.equal(unpack_words(made.mask[0], tree.n_nodes), tree.mask)
     assert torch.equal(made.depths[0].long(), tree.depths)
     assert torch.equal(made.positions[0].long(), length + tree.depths)
-    n_leaves = len(tree.paths)
-    assert torch.equal(made.paths[0, :n_leaves].long(), tree.paths)
+    paths = paths_of(tree)
+    n_leaves = len(paths)
+    assert torch.equal(made.paths[0, :n_leaves].long(), paths)
     assert (made.paths[0, n_leaves:] == -1).all()
     assert int(made.leaves.sum()) == n_leaves
 

@@ -1,0 +1,81 @@
+"""What a state is made for: slots, lengths, blocks, the tree of a step; and the models and device it belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from eagle3core.geometry import DraftGeometry, TargetGeometry
+from eagle3core.step.tree import FlatTree
+
+SPAN = 64  # tokens of a prompt that attention's kernels treat as one sequence: as many as they take at once
+
+
+def blocks_for(n_tokens: int, block_size: int) -> int:
+    """Cache blocks that hold `n_tokens`."""
+    return -(-n_tokens // block_size)
+
+
+@dataclass(frozen=True)
+class DeviceSizes:
+    """What the engine is built for.
+
+    Attributes:
+        n_slots: sequences at once. session_len: tokens of a prompt and its answer.
+        max_tokens: tokens a slot's cache holds, drafts in flight included (R-64).
+        tree: of every step; a chain of k drafts, or any flattened tree whose nodes are given from outside.
+        chunk, span: rows of a prefill pass, and those of one of its attention sequences.
+        block: tokens of a cache block.
+        keeps_ranks: the draft's rank of the target's token is kept at every level of a chain.
+    """
+
+    n_slots: int
+    session_len: int
+    max_tokens: int
+    tree: FlatTree
+    chunk: int = 512
+    span: int = SPAN
+    block: int = 64
+    keeps_ranks: bool = False
+
+    @property
+    def entries(self) -> int:
+        """Blocks of a slot."""
+        return blocks_for(self.max_tokens, self.block)
+
+    @property
+    def nodes(self) -> int:
+        return self.tree.n_nodes
+
+    @property
+    def path_len(self) -> int:
+        return self.tree.max_depth + 1
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of the largest step."""
+        return self.n_slots * self.nodes
+
+    @property
+    def is_chain(self) -> bool:
+        return self.tree.max_depth + 1 == self.tree.n_nodes
+
+    @property
+    def seed_row(self) -> int:
+        """First of the rows that keep the taps of a prompt's last token, a slot each, after those of a step."""
+        return self.step_rows
+
+
+@dataclass(frozen=True)
+class StateShape:
+    """What a state's size depends on beside `DeviceSizes`: both models' geometries, and where it lives."""
+
+    target: TargetGeometry
+    draft: DraftGeometry | None
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def n_taps(self) -> int:
+        return len(self.draft.taps) if self.draft else 0
