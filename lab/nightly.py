@@ -18,9 +18,10 @@ from typing import Any
 
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError, RunFailed
 from lab.night import jobs
+from lab.night.archive import write_pack
 from lab.night.jobs import Job, NightConfig
 from lab.night.notebook import NotebookOutcome, run_notebook
-from lab.night.parts import pack, unpack
+from lab.night.parts import unpack
 from lab.night.plan import Plan, one_notebook, pair_parameters, prepare, show_plan
 from lab.night.progress import NightProgress
 from lab.night.summary import conclude
@@ -57,7 +58,7 @@ def run_night(options: NightOptions, config: NightConfig | None = None, *, gate_
         run_jobs(plan)
         code = conclude_night(plan) if plan.part.is_last else conclude_part(plan)
         if options.pack is not None:
-            pack(plan.run_dir, options.pack)
+            write_pack(plan.run_dir, options.pack)
     return code
 
 
