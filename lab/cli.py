@@ -14,7 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, EXIT_USAGE, LabError
+from lab.ending import ended
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions
 from lab.options.exchange import ImportOptions, TapsOptions, UpgradeOptions
 from lab.options.fields import Options
@@ -86,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and gives its exit code."""
     before = signal.signal(signal.SIGTERM, _stopped)
     try:
-        code = _run_command(sys.argv[1:] if arguments is None else arguments)
+        code = ended(lambda: run(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
         return code
     except BrokenPipeError:
@@ -186,26 +187,3 @@ def show_machine(_: NoOptions) -> int:
 def _stopped(signal_number: int, frame: object) -> None:
     """A night told to stop by its scheduler ends its notebook and its kernel, as with Ctrl-C."""
     raise KeyboardInterrupt
-
-
-def _run_command(arguments: Sequence[str]) -> int:
-    try:
-        return run(arguments)
-    except LabError as error:
-        return _refused(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return _refused("interrupted; the same command with the same --out goes on", EXIT_COULD_NOT_RUN)
-    except Exception as error:
-        if not _is_of_the_engine(error):
-            raise
-        return _refused(str(error), EXIT_USAGE)
-
-
-def _is_of_the_engine(error: Exception) -> bool:
-    """Whether it is an `Eagle3Error`, found without importing the engine, which would import torch."""
-    return any(base.__module__ == "eagle3core.errors" for base in type(error).__mro__)
-
-
-def _refused(text: str, code: int) -> int:
-    print(f"eagle3lab: {text}", file=sys.stderr)
-    return code

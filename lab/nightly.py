@@ -7,32 +7,34 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError, RunFailed
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError, LabError, RunFailed
 from lab.night import jobs
-from lab.night.jobs import Job, NightConfig
-from lab.night.notebook import NotebookOutcome, run_notebook
-from lab.night.parts import pack, unpack
-from lab.night.plan import Plan, one_notebook, pair_parameters, prepare, show_plan
-from lab.night.progress import NightProgress
+from lab.night.archive import write_pack
+from lab.night.attempts import run_jobs
+from lab.night.jobs import NightConfig
+from lab.night.parts import unpack
+from lab.night.plan import Plan, check_place, pair_parameters, prepare, show_plan
+from lab.night.settings import one_notebook
 from lab.night.summary import conclude
 from lab.options.night import NightOptions, RunOptions
 from lab.page import report
 from lab.rows import environment
+from lab.rows.gates import gates_of
 from lab.rows.maker import RowMaker
 from lab.rows.runs import ENVIRONMENT_FILE, RUN_FILE, SUMMARY_FILE, read_plan
-from lab.rows.store import ROWS_FILE, Row, RowWriter, utc_now
+from lab.rows.store import ROWS_FILE, Row, RowWriter, read_rows, utc_now
 
-ATTEMPTS_FOLDER = "attempts"
 LOCK_FILE = ".lock"
+# How long notebooks of a night that was killed may take to end.
+ENDING_S = 3.0
 
 
 def run_night(options: NightOptions, config: NightConfig | None = None, *, gate_required: bool = True) -> int:
@@ -46,26 +48,31 @@ def run_night(options: NightOptions, config: NightConfig | None = None, *, gate_
         ExperimentError: the configuration or an option cannot be used; nothing was started.
         RunFailed: no GPU though one is required, another night is running, or the disk refused the rows.
     """
-    if options.resume_from:
-        unpack_into(options)
-    plan = prepare(options, config, gate_required=gate_required)
-    if options.dry_run:
-        show_plan(plan)
-        return EXIT_PASSED
-    with only_night(plan.run_dir):
+    with ExitStack() as until_the_end:
+        lock = None
+        if options.resume_from:
+            out = new_folder(options)
+            lock = until_the_end.enter_context(only_night(out))
+            unpack(options.resume_from, out)
+        plan = prepare(options, config, gate_required=gate_required)
+        if options.dry_run:
+            show_plan(plan)
+            return EXIT_PASSED
+        if lock is None:
+            lock = until_the_end.enter_context(only_night(plan.run_dir))
         begin(plan)
-        run_jobs(plan)
+        run_jobs(plan, lock)
         code = conclude_night(plan) if plan.part.is_last else conclude_part(plan)
         if options.pack is not None:
-            pack(plan.run_dir, options.pack)
-    return code
+            write_pack(plan.run_dir, options.pack)
+        return code
 
 
-def unpack_into(options: NightOptions) -> None:
-    """Lays packed parts into the folder of `--out`.
+def new_folder(options: NightOptions) -> Path:
+    """The folder that packed parts are laid into.
 
     Raises:
-        ExperimentError: no such folder was named, nothing may be written (--dry-run), or the archive is not a run.
+        ExperimentError: none was named, it is a file, or nothing may be written (--dry-run).
     """
     if options.out is None or options.dry_run:
         raise ExperimentError(
@@ -73,8 +80,8 @@ def unpack_into(options: NightOptions) -> None:
             "--resume-from FILE.tar --out DIR",
             "name a new folder for the run",
         )
-    with only_night(options.out):
-        unpack(options.resume_from, options.out)
+    check_place(options.out)
+    return options.out
 
 
 def run_one(options: RunOptions) -> int:
@@ -88,10 +95,10 @@ def run_one(options: RunOptions) -> int:
 
 
 @contextmanager
-def only_night(run_dir: Path) -> Iterator[None]:
-    """Holds the lock of the reports folder, so that two nights do not disturb each other's timings.
+def only_night(run_dir: Path) -> Iterator[int]:
+    """Holds the lock of the reports folder, so that two nights do not disturb each other's timings; gives its number.
 
-    The kernel releases it when the process ends, however it ends.
+    The kernel releases it when the last process that holds it ends, however it ends: this one, or a notebook of it.
 
     Raises:
         RunFailed: another night holds it.
@@ -99,7 +106,7 @@ def only_night(run_dir: Path) -> Iterator[None]:
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     with (run_dir.parent / LOCK_FILE).open("a+", encoding="utf-8") as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _take(lock)
         except BlockingIOError as error:
             lock.seek(0)
             raise RunFailed(
@@ -110,7 +117,23 @@ def only_night(run_dir: Path) -> Iterator[None]:
         lock.truncate(0)
         lock.write(f"run {run_dir.name}, process {os.getpid()}, since {utc_now()}")
         lock.flush()
-        yield
+        yield lock.fileno()
+
+
+def _take(lock: IO[str]) -> None:
+    """The lock; notebooks of a night that was killed a moment ago may hold it until they have ended as well.
+
+    Raises:
+        BlockingIOError: it is still held after that moment.
+    """
+    last = time.monotonic() + ENDING_S
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > last:
+                raise
+        time.sleep(0.05)
 
 
 def begin(plan: Plan) -> None:
@@ -152,101 +175,34 @@ def environment_row(plan: Plan) -> Row:
     return RowMaker(plan.run_dir.name, "night", plan.machine.fingerprint, "nightly").machine(plan.machine)
 
 
-# ---- The jobs: a failing one does not stop the next.
-
-
-def run_jobs(plan: Plan) -> None:
-    """Runs every job of the part that has not finished under the same hash; records each outcome."""
-    expected, budget, began = plan.expected_s(), plan.config.budget, time.monotonic()
-    with NightProgress([job.id for job in plan.due], expected) as progress:
-        any_ran = False
-        for job in plan.due:
-            done = jobs.finished_outcome(job, plan.run_dir)
-            if done is not None and not (job.reads_run and any_ran):
-                progress.ended(job.id, f"{outcome_words(done)}, finished before", 0.0)
-                continue
-            any_ran = True
-            progress.began(job.id)
-            left_s = math.inf if budget is None or job.reads_run else budget.part_s - (time.monotonic() - began)
-            outcome = run_job(plan, job, progress, left_s, expected.get(job.id, 0.0))
-            progress.ended(job.id, outcome_words(outcome), outcome.seconds)
-
-
-def run_job(
-    plan: Plan, job: Job, progress: NightProgress, left_s: float = math.inf, expected_s: float = 0.0
-) -> NotebookOutcome:
-    """One job into an empty folder; what an earlier attempt left there is kept under `attempts/`.
-
-    Args:
-        left_s: of the part's budget; a job that takes longer, as far as known, is not begun.
-    """
-    folder = job.folder(plan.run_dir)
-    set_aside(folder, plan.run_dir / ATTEMPTS_FOLDER)
-    parameters = {**job.parameters, "run_dir": os.path.relpath(plan.run_dir, folder), "job": job.id}
-    if left_s <= expected_s:
-        why = (
-            f"not begun: it takes about {expected_s:.0f} s, and {max(left_s, 0.0):.0f} s of the part's budget are left"
-        )
-        outcome = NotebookOutcome("unusable", 0.0, error=why)
-    else:
-        outcome = run_notebook(
-            job.source,
-            folder,
-            parameters,
-            timeout_s=min(job.timeout_s, left_s),
-            on_progress=lambda event: progress.event(job.id, event),
-        )
-    if outcome.status != "finished":
-        with RowWriter(folder / ROWS_FILE) as writer:
-            writer.write(unfinished_row(plan, job, outcome))
-    jobs.record(job, plan.run_dir, outcome)
-    return outcome
-
-
-def set_aside(folder: Path, attempts: Path) -> None:
-    """Moves an earlier attempt out of the way under the next free number."""
-    if not folder.exists():
-        return
-    attempts.mkdir(exist_ok=True)
-    number = 1 + sum(1 for _ in attempts.glob(f"{folder.name}.*"))
-    folder.rename(attempts / f"{folder.name}.{number}")
-
-
-def unfinished_row(plan: Plan, job: Job, outcome: NotebookOutcome) -> Row:
-    """The row that keeps a job that did not finish from passing unseen."""
-    maker = RowMaker(plan.run_dir.name, job.id, plan.machine.fingerprint, job.notebook)
-    return maker.missing("job", job.id, outcome_words(outcome))
-
-
-def outcome_words(outcome: NotebookOutcome) -> str:
-    """One outcome for people."""
-    if outcome.status == "finished":
-        return "passed" if outcome.passed else "finished, but a gate failed or is missing"
-    where = f" in cell {outcome.cell}" if outcome.cell is not None else ""
-    return f"{outcome.status}{where}: {outcome.error}"
-
-
 # ---- The end.
 
 
 def conclude_night(plan: Plan) -> int:
     """Judges the whole run, writes summary and page, and tells them; the exit code."""
     summary = conclude(plan.run_dir, now=utc_now())
-    write_json(plan.run_dir / SUMMARY_FILE, summary)
-    page = report.render(plan.run_dir)
-    print(f"{summary['sentence']}\nReport: {page}", file=sys.stderr)
+    try:
+        write_json(plan.run_dir / SUMMARY_FILE, summary)
+        where = str(page := report.render(plan.run_dir))
+    except (LabError, OSError) as error:  # the verdict is told all the same; a run without its page is incomplete
+        page, where = plan.run_dir, f"not drawn: {error}"
+        summary["exit_code"] = summary["exit_code"] or EXIT_COULD_NOT_RUN
+    print(f"{summary['sentence']}\nReport: {where}", file=sys.stderr)
     print(last_line(summary, page), flush=True)
     return int(summary["exit_code"])
 
 
 def conclude_part(plan: Plan) -> int:
     """Tells what a part's jobs came to; the night is judged after the last part."""
-    outcomes = {job.id: jobs.finished_outcome(job, plan.run_dir) for job in plan.due}
-    unfinished = [job for job, outcome in outcomes.items() if outcome is None]
-    failed = [job for job, outcome in outcomes.items() if outcome is not None and not outcome.passed]
-    code = EXIT_COULD_NOT_RUN if unfinished else EXIT_GATE_FAILED if failed else EXIT_PASSED
-    brief = {"run": plan.run_dir.name, "part": str(plan.part), "exit_code": code, "n_jobs": len(outcomes)}
-    print(json.dumps({**brief, "unfinished": unfinished, "failed": failed}), flush=True)
+    words = {
+        job.id: {gate.word for gate in gates_of(read_rows(job.folder(plan.run_dir) / ROWS_FILE))} for job in plan.due
+    }
+    unfinished = [job.id for job in plan.due if jobs.finished_outcome(job, plan.run_dir) is None]
+    failed, not_judged = ([job for job, own in words.items() if word in own] for word in ("fail", "missing"))
+    code = EXIT_GATE_FAILED if failed else EXIT_COULD_NOT_RUN if unfinished or not_judged else EXIT_PASSED
+    brief = {"run": plan.run_dir.name, "part": str(plan.part), "exit_code": code, "n_jobs": len(plan.due)}
+    told = {**brief, "unfinished": unfinished, "failed": failed, "not_judged": not_judged}
+    print(json.dumps(told), flush=True)
     return code
 
 

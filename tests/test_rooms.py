@@ -54,6 +54,7 @@ ORDER = (
     "eagle3core.pipeline",
     "eagle3core",
     "lab.errors",
+    "lab.ending",
     "lab.options",
     "lab.rows",
     "lab.figures",

@@ -18,7 +18,8 @@ from lab.cli import parsed
 from lab.errors import ExperimentError
 from lab.night.jobs import load_config
 from lab.night.parameters import check_parameters, find_notebook, read_parameters
-from lab.night.plan import config_path, one_notebook, with_settings
+from lab.night.plan import config_path
+from lab.night.settings import one_notebook, with_settings
 from lab.options import kernels as kernel_options
 from lab.options.night import NightOptions, RunOptions
 from lab.options.reader import parsed as parsed_by

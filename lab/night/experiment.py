@@ -37,6 +37,8 @@ __all__ = ["Experiment", "ParameterSpec", "check_parameters", "find_notebook", "
 
 # Set by the runner, which may run a notebook that is not among the packaged ones.
 SOURCE_VARIABLE = "EAGLE3LAB_NOTEBOOK"
+# And where its results go: a folder of this attempt, which takes the job's place when the attempt has ended.
+OUT_VARIABLE = "EAGLE3LAB_OUT"
 OUTCOME_FILE = "outcome.json"
 PROGRESS_FILE = "progress.jsonl"
 FIGURES_FOLDER = "figures"
@@ -65,7 +67,7 @@ def start(given: dict[str, Any], *, notebook: str) -> Experiment:
         run = out.name
         record = environment.collect()
     else:
-        out = Path(run_dir).resolve() / JOBS_FOLDER / job
+        out = Path(os.environ.get(OUT_VARIABLE) or Path(run_dir).resolve() / JOBS_FOLDER / job)
         run = Path(run_dir).resolve().name
         record = _environment_of(Path(run_dir))
     figures.use_style()

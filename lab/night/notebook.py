@@ -24,7 +24,7 @@ from typing import Any, Literal
 import psutil  # type: ignore[import-untyped]
 
 from lab.errors import ExperimentError
-from lab.night.experiment import OUTCOME_FILE, PROGRESS_FILE, SOURCE_VARIABLE
+from lab.night.experiment import OUT_VARIABLE, OUTCOME_FILE, PROGRESS_FILE, SOURCE_VARIABLE
 from lab.night.parameters import check_parameters, read_notebook, read_parameters
 
 EXECUTED_FILE = "executed.ipynb"
@@ -64,11 +64,13 @@ def run_notebook(
     *,
     timeout_s: float,
     on_progress: Callable[[dict[str, Any]], None] = lambda event: None,
+    held: tuple[int, ...] = (),
 ) -> NotebookOutcome:
     """Executes `source` with `parameters` into `out_dir`, which holds the executed notebook afterwards.
 
     Args:
         timeout_s: limit for the whole notebook, kernel start included, in seconds.
+        held: open files that the child keeps open as long as it lives, such as the night's lock.
         on_progress: called with each event of `progress.jsonl` as it appears: `cell` (index, n_cells) and `say` (text).
 
     Raises:
@@ -84,9 +86,11 @@ def run_notebook(
             "out_dir": str(out_dir.resolve()),
             "sockets": str(scratch / "runtime" / "k"),
             "parameters": {name: resolved[name] for name in parameters},
+            "parent": os.getpid(),
+            "limit_s": timeout_s + 2 * _GRACE_S,
         }
         (scratch / "request.json").write_text(json.dumps(request), encoding="utf-8")
-        child = _start_child(scratch, source)
+        child = _start_child(scratch, source, out_dir, held)
         status = _watch(child, out_dir / PROGRESS_FILE, began + timeout_s, on_progress)
         answer = _answer(scratch, child, status, timeout_s)
     finally:
@@ -94,18 +98,16 @@ def run_notebook(
     return _judged(answer, out_dir, time.monotonic() - began)
 
 
-def _start_child(scratch: Path, source: Path) -> subprocess.Popen[bytes]:
+def _start_child(scratch: Path, source: Path, out_dir: Path, held: tuple[int, ...]) -> subprocess.Popen[bytes]:
     """The child process: same interpreter, own kernel specification, own runtime folder, one thread for OpenMP."""
     specification = scratch / "kernels" / KERNEL
     specification.mkdir(parents=True)
-    argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    described = {"argv": argv, "display_name": "Python 3", "language": "python"}
-    (specification / "kernel.json").write_text(json.dumps(described), encoding="utf-8")
     (scratch / "runtime").mkdir(mode=0o700)
     root = str(Path(__file__).resolve().parents[2])
     environ = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
     environ |= {
         SOURCE_VARIABLE: str(source.resolve()),
+        OUT_VARIABLE: str(out_dir.resolve()),
         "JUPYTER_PATH": str(scratch),
         "JUPYTER_RUNTIME_DIR": str(scratch / "runtime"),
         "IPYTHONDIR": str(scratch / "ipython"),
@@ -120,6 +122,7 @@ def _start_child(scratch: Path, source: Path) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=held,
         )
 
 
@@ -127,9 +130,10 @@ def _watch(
     child: subprocess.Popen[bytes], progress: Path, deadline: float, on_progress: Callable[[dict[str, Any]], None]
 ) -> Literal["ended", "timeout"]:
     """Passes progress on until the child ends or the deadline comes; whatever is left of the tree is ended."""
-    seen = progress.stat().st_size if progress.exists() else 0
+    seen, started = progress.stat().st_size if progress.exists() else 0, set[psutil.Process]()
     try:
         while True:
+            started |= _children_of(child)
             ended = child.poll() is not None
             seen = _pass_on(progress, seen, on_progress)
             if ended:
@@ -138,7 +142,15 @@ def _watch(
                 return "timeout"
             time.sleep(_POLL_S)
     finally:
-        _end_tree(child)
+        _end_tree(child, started)
+
+
+def _children_of(child: subprocess.Popen[bytes]) -> set[psutil.Process]:
+    """What the child has started and is running now; remembered, for who started it is forgotten when it ends."""
+    try:
+        return set(psutil.Process(child.pid).children(recursive=True))
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def _pass_on(progress: Path, seen: int, on_progress: Callable[[dict[str, Any]], None]) -> int:
@@ -154,20 +166,16 @@ def _pass_on(progress: Path, seen: int, on_progress: Callable[[dict[str, Any]], 
     return seen + len(whole)
 
 
-def _end_tree(child: subprocess.Popen[bytes]) -> None:
+def _end_tree(child: subprocess.Popen[bytes], started: set[psutil.Process]) -> None:
     """Ends the child and everything it started; a child that is asked first saves the notebook as far as it came."""
-    if child.poll() is not None:
-        return
-    try:
-        tree = psutil.Process(child.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        tree = []
-    child.send_signal(signal.SIGTERM)
-    try:
-        child.wait(_GRACE_S)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+    tree = started | _children_of(child)
+    if child.poll() is None:
+        child.send_signal(signal.SIGTERM)
+        try:
+            child.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
     for process in tree:
         # psutil compares start times, so a reused process number is never signalled.
         if process.is_running():

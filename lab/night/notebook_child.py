@@ -6,6 +6,7 @@ Started as `python -m lab.night.notebook_child FOLDER`; reads `request.json` the
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -13,17 +14,29 @@ from typing import Any
 
 from lab.night.experiment import PROGRESS_FILE
 from lab.night.notebook import EXECUTED_FILE, KERNEL, without_colour
+from lab.night.orphans import end_with
 from lab.night.parameters import TAG, read_notebook
 
 
 def run_child(scratch: Path) -> None:
     """Executes the notebook that `request.json` in `scratch` names, and writes `answer.json` beside it."""
     request = json.loads((scratch / "request.json").read_text(encoding="utf-8"))
+    end_with(request["parent"])
+    # Should nobody be left to end it at its limit, the alarm's default action does; its kernel then ends with it.
+    signal.setitimer(signal.ITIMER_REAL, request["limit_s"])
+    _describe_kernel(scratch)
     signal.signal(signal.SIGTERM, _stop)
     answer = _execute(request)
     unfinished = scratch / "answer.part"
     unfinished.write_text(json.dumps(answer), encoding="utf-8")
     unfinished.replace(scratch / "answer.json")
+
+
+def _describe_kernel(scratch: Path) -> None:
+    """The kernel specification that Jupyter finds: this interpreter, in a process that ends with this one."""
+    argv = [sys.executable, "-m", "lab.night.kernel", str(os.getpid()), "-f", "{connection_file}"]
+    described = {"argv": argv, "display_name": "Python 3", "language": "python"}
+    (scratch / "kernels" / KERNEL / "kernel.json").write_text(json.dumps(described), encoding="utf-8")
 
 
 def _stop(signal_number: int, frame: object) -> None:

@@ -7,16 +7,19 @@ nothing of each other may run side by side on machines of one kind; their archiv
 
 from __future__ import annotations
 
+import json
 import re
-import tarfile
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lab.errors import ExperimentError, RunFailed
-from lab.night.jobs import Job
-from lab.rows.runs import RUN_FILE, read_plan
+from lab.errors import ExperimentError
+from lab.night.archive import Pack, read_pack
+from lab.night.experiment import slugged
+from lab.night.jobs import JOB_FILE, Job
+from lab.rows.runs import RUN_FILE
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE
 
 
@@ -70,28 +73,10 @@ def read_part(text: str) -> Part:
     return Part(int(found[1]), int(found[2]))
 
 
-def pack(run_dir: Path, archive: Path) -> None:
-    """The run folder as one tar file, whole or not at all.
-
-    Raises:
-        RunFailed: the file system refused it; the run folder is untouched.
-    """
-    unfinished = archive.with_name(archive.name + ".part")
-    try:
-        archive.parent.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(unfinished, "w") as tar:
-            tar.add(run_dir, arcname=".")
-        unfinished.replace(archive)
-    except OSError as error:
-        raise RunFailed(
-            f"{archive.name} could not be written: {error.strerror or error}",
-            "a folder with room for the run",
-            "free some space; the run folder itself is complete, and the same command packs it again",
-        ) from error
-
-
 def unpack(archives: Sequence[Path], run_dir: Path) -> None:
     """Packed runs as one new run folder: the first as it is, and of the others the jobs that it does not hold.
+
+    Every archive is read and checked whole, and the nights compared, before any file is laid out.
 
     Raises:
         ExperimentError: the folder holds something, an archive is not a run, or they are not parts of one night.
@@ -102,33 +87,67 @@ def unpack(archives: Sequence[Path], run_dir: Path) -> None:
             "a new or empty folder",
             "choose another --out, or leave --resume-from away to go on with what is there",
         )
+    packs = [read_pack(archive) for archive in archives]
+    plans = [_plan_of(pack) for pack in packs]
+    for pack, plan in zip(packs[1:], plans[1:], strict=True):
+        _check_same_night(pack.path, plan, plans[0])
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=run_dir.parent) as folder:
-        whole, *others = [_extracted(archive, Path(folder, str(i))) for i, archive in enumerate(archives)]
-        for archive, other in zip(archives[1:], others, strict=True):
-            _check_same_night(archive, other, whole)
+        laid_out = [Path(folder, str(i)) for i in range(len(packs))]
+        for pack, target in zip(packs, laid_out, strict=True):
+            pack.lay_out(target)
+        whole, *others = laid_out
+        for other in others:
             _lay_beside(other, whole)
         if run_dir.exists():
             run_dir.rmdir()
         whole.rename(run_dir)
 
 
-def _extracted(archive: Path, folder: Path) -> Path:
+def _plan_of(pack: Pack) -> dict[str, Any]:
+    """The night that a pack says it is of, each of its job folders one of the night's.
+
+    Raises:
+        ExperimentError: it holds no plan, or jobs that do not belong to it.
+    """
     try:
-        with tarfile.open(archive) as tar:
-            tar.extractall(folder, filter="data")
-    except (OSError, tarfile.TarError) as error:
-        raise ExperimentError(
-            f"{archive.name} cannot be unpacked: {error}", "a file written by --pack", "check the path"
-        ) from error
-    if not (folder / RUN_FILE).exists():
-        raise ExperimentError(f"{archive.name} holds no {RUN_FILE}", "a file written by --pack", "check the path")
-    return folder
+        plan: Any = json.loads(pack.read(RUN_FILE))
+        hashes = {str(job["id"]): str(job["hash"]) for job in plan["jobs"]}
+        what = {name: str(plan[name]) for name in ("run", "config_hash", "fingerprint")}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise _no_run(pack, f"has a {RUN_FILE} that is no night's: {type(error).__name__}: {error}") from error
+    odd = [job for job in hashes if job != slugged(job)]
+    if odd:
+        raise _no_run(pack, f"has a job called {odd[0]!r}, which is no name of a folder")
+    for name in pack.files:
+        top, _, rest = name.partition("/")
+        job, _, inside = rest.partition("/")
+        if top == JOBS_FOLDER and job not in hashes:
+            raise _no_run(pack, f"holds {name}, and {job!r} is no job of its night")
+        if top == JOBS_FOLDER and inside == JOB_FILE:
+            _check_job(pack, job, hashes[job])
+    return what
 
 
-def _check_same_night(archive: Path, other: Path, whole: Path) -> None:
-    own, first = read_plan(other), read_plan(whole)
-    for what in ("run", "config_hash", "fingerprint"):
+def _check_job(pack: Pack, job: str, expected: str) -> None:
+    """That the record in a job's folder is that job's, of that night."""
+    try:
+        record: Any = json.loads(pack.read(f"{JOBS_FOLDER}/{job}/{JOB_FILE}"))
+        named, digest = record["id"], record["hash"]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise _no_run(pack, f"has a {JOB_FILE} of {job} that cannot be read: {error}") from error
+    if (named, digest) != (job, expected):
+        raise _no_run(
+            pack, f"has in the folder of {job} the record of {named!r} with hash {digest!r}, not {expected!r}"
+        )
+
+
+def _no_run(pack: Pack, what: str) -> ExperimentError:
+    return ExperimentError(f"{pack.path.name} {what}", "a run folder packed by --pack", "pack that part's run again")
+
+
+def _check_same_night(archive: Path, own: dict[str, Any], first: dict[str, Any]) -> None:
+    for what in first:
         if own[what] != first[what]:
             raise ExperimentError(
                 f"{archive.name} has {what} {own[what]}, the first archive {first[what]}",
@@ -139,7 +158,8 @@ def _check_same_night(archive: Path, other: Path, whole: Path) -> None:
 
 def _lay_beside(other: Path, whole: Path) -> None:
     """Jobs that only `other` holds are moved, and lines that only its lists of lines hold are added."""
-    for job in sorted((other / JOBS_FOLDER).iterdir()):
+    (whole / JOBS_FOLDER).mkdir(exist_ok=True)
+    for job in sorted((other / JOBS_FOLDER).glob("*")):
         if not (whole / JOBS_FOLDER / job.name).exists():
             job.rename(whole / JOBS_FOLDER / job.name)
     for path in sorted(other.glob("*.jsonl")):

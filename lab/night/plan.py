@@ -6,7 +6,6 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,9 +15,10 @@ from lab.errors import ExperimentError, RunFailed
 from lab.night import jobs, parts
 from lab.night.jobs import Job, NightConfig
 from lab.night.notebook import declared
-from lab.night.parameters import check_parameters, find_notebook, parse_value, read_parameters
+from lab.night.parameters import check_parameters, find_notebook, read_parameters
 from lab.night.parts import Part
 from lab.night.progress import duration
+from lab.night.settings import with_settings
 from lab.options.night import NightOptions
 from lab.rows import environment
 from lab.rows.configuration import packaged
@@ -82,21 +82,6 @@ def prepare(options: NightOptions, config: NightConfig | None = None, *, gate_re
     return Plan(run_dir, planned, machine, config, digest, earlier, options.strict_undecided, gate_required, part)
 
 
-def one_notebook(notebook: str, settings: Sequence[str], timeout_s: float) -> NightConfig:
-    """The configuration of a night with a single job; `settings` are `name=value` texts.
-
-    Raises:
-        ExperimentError: a setting is not `name=value`, or its name or type is wrong.
-    """
-    specs = {spec.name: spec for spec in read_parameters(find_notebook(notebook))}
-    given: dict[str, Any] = {}
-    for setting in settings:
-        name, text = split_setting(setting)
-        given[name] = parse_value(specs[name], text) if name in specs else text
-    check_parameters(list(specs.values()), given)
-    return NightConfig(job=[jobs.JobConfig(notebook=notebook, parameters=given, timeout_s=timeout_s)])
-
-
 def config_path(given: Path | None) -> Path:
     """The configuration named; a bare name that is no file here is the packaged one of that name, if there is one."""
     if given is None:
@@ -155,47 +140,6 @@ def with_files(config: NightConfig, job_folder: Path) -> tuple[NightConfig, list
     return config.model_copy(update={"job": entries}), files
 
 
-def with_settings(entries: list[jobs.JobConfig], settings: tuple[str, ...]) -> list[jobs.JobConfig]:
-    """The jobs, each `name=value` in the place of that parameter wherever a notebook declares it.
-
-    `notebook.name=value` is for the jobs of that notebook alone.
-
-    Raises:
-        ExperimentError: a setting that no notebook of the night declares, or that a job's grid already varies.
-    """
-    specs = [{spec.name: spec for spec in read_parameters(find_notebook(entry.notebook))} for entry in entries]
-    given: list[dict[str, Any]] = [{} for _ in entries]
-    for setting in settings:
-        where, dot, name = setting.partition("=")[0].rpartition(".")
-        name, text = split_setting(setting.removeprefix(where + dot))
-        takers = [i for i, known in enumerate(specs) if name in known and where in ("", entries[i].notebook)]
-        varied = [entries[i].notebook for i in takers if name in entries[i].grid]
-        if not takers or varied:
-            what = f"the grid of {varied[0]} varies it" if varied else "no notebook of this night has it"
-            known = ", ".join(sorted(set().union(*specs) - set(jobs.PLACE_PARAMETERS) - set(jobs.PAIR_PARAMETERS)))
-            raise ExperimentError(f"-p {setting}: {what}", known, "correct the name; nothing was started")
-        for i in takers:
-            given[i][name] = parse_value(specs[i][name], text)
-    return [
-        entry.model_copy(update={"parameters": {**entry.parameters, **own}})
-        for entry, own in zip(entries, given, strict=True)
-    ]
-
-
-def split_setting(setting: str) -> tuple[str, str]:
-    """Name and text of `name=value`.
-
-    Raises:
-        ExperimentError: another form, or one of the pair, which has options of its own.
-    """
-    name, equals, text = setting.partition("=")
-    if not equals:
-        raise ExperimentError(f"-p {setting!r} has no '='", "-p name=value", "write the name, =, and the value")
-    if name in jobs.PAIR_PARAMETERS:
-        raise ExperimentError(f"-p {name}=... was given", f"--{name} PATH", f"use --{name} instead")
-    return name, text
-
-
 def pair_parameters(config: NightConfig) -> set[str]:
     """Those of `target`, `draft` and `prompts` that some notebook of the night declares."""
     return set().union(*(declared(find_notebook(job.notebook)) for job in config.job)) & set(jobs.PAIR_PARAMETERS)
@@ -239,12 +183,24 @@ def config_hash(planned: list[Job], content: str) -> str:
     return hashlib.sha256(json.dumps([measured, content], sort_keys=True).encode()).hexdigest()[:12]
 
 
+def check_place(run_dir: Path) -> None:
+    """A run's place is a folder, or free.
+
+    Raises:
+        ExperimentError: it, or what should be a folder above it, is a file.
+    """
+    there = next((path for path in (run_dir, *run_dir.parents) if path.exists()), None)
+    if there is not None and not there.is_dir():
+        raise ExperimentError(f"--out: {there.name!r} is a file", "a new or empty folder", "choose another --out")
+
+
 def check_resumable(run_dir: Path, digest: str, fingerprint: str) -> None:
     """A run folder may be new, empty, or hold this very configuration on this very machine.
 
     Raises:
-        ExperimentError: it holds another run, another machine's run, or other files.
+        ExperimentError: it holds another run, another machine's run, or other files, or it is a file.
     """
+    check_place(run_dir)
     if (run_dir / RUN_FILE).exists():
         held = read_plan(run_dir)
         if held["fingerprint"] != fingerprint:

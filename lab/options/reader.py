@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from lab.errors import ExperimentError, LabError
+from lab.ending import ended
+from lab.errors import ExperimentError
 from lab.options.fields import Options, Typed, typed_of
 
 Model = TypeVar("Model", bound=Options)
@@ -102,11 +103,8 @@ def parsed(model: type[Model], arguments: Sequence[str], prog: str) -> Model:
 def run_program(model: type[Model], run: Callable[[Model], int]) -> NoReturn:
     """`python3 -m MODULE`: runs with what was typed; errors are three lines and an exit code."""
     spec = sys.modules["__main__"].__spec__
-    try:
-        sys.exit(run(parsed(model, sys.argv[1:], f"python3 -m {spec.name if spec else sys.argv[0]}")))
-    except LabError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
+    program = f"python3 -m {spec.name if spec else sys.argv[0]}"
+    sys.exit(ended(lambda: run(parsed(model, sys.argv[1:], program)), program))
 
 
 def described(model: type[Options]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 import time
@@ -90,13 +91,33 @@ def test_each_kind_of_error_has_its_exit_code(
     assert err.startswith("eagle3lab: ")
 
 
-def test_an_error_that_is_nobodys_to_explain_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ZeroDivisionError("a bug"), "unforeseen: ZeroDivisionError: a bug"),
+        (OSError(errno.ENOSPC, "No space left", "/somewhere/rows.jsonl"), "No space left: rows.jsonl"),
+        (MemoryError(), "memory is used up"),
+        (RecursionError("too deep"), "unforeseen: RecursionError"),
+    ],
+)  # fmt: skip
+def test_what_nobody_foresaw_ends_with_three_and_is_not_hidden(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, words: str
+) -> None:
     def fail(*_: object) -> int:
-        raise ZeroDivisionError("a bug")
+        raise error
 
     monkeypatch.setattr("lab.nightly.run_night", fail)
-    with pytest.raises(ZeroDivisionError):
-        cli.main(["nightly"])
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    code, _, err = said(capsys, "nightly")
+    assert code == 3, "1 is a gate's"
+    assert words in err
+    assert "/somewhere" not in err
+    assert "\n  allowed: " in err
+    assert "\n  do: " in err
+    if "unforeseen" in words:
+        [kept] = tmp_path.glob("eagle3lab-*.traceback.txt")
+        assert kept.name in err
+        assert "in fail" in kept.read_text()
 
 
 def test_python_m_lab_is_the_command_and_help_is_short() -> None:
@@ -142,7 +163,7 @@ def test_a_night_told_to_stop_ends_its_kernel_and_exits_three(tmp_path: Path) ->
         stderr=subprocess.PIPE,
         text=True,
     )
-    note = tmp_path / "reports" / "r" / "jobs" / "hanging" / "pid"
+    note = tmp_path / "reports" / "r" / "attempts" / "hanging.1" / "pid"
     deadline = time.monotonic() + 300  # a kernel starts in seconds, on a busy machine in a minute
     while not (note.exists() and note.read_text()) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -14,7 +14,7 @@ from places import DATA
 
 from lab.errors import ExperimentError
 from lab.night.jobs import Budget, JobConfig, NightConfig, load_config
-from lab.night.plan import with_settings
+from lab.night.settings import with_settings
 from lab.nightly import run_night
 from lab.options.night import NightOptions
 from lab.page.report import render
