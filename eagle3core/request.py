@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import index as index_of
 from typing import Protocol
 
 from eagle3core.config import GenerationConfig
@@ -95,10 +96,10 @@ def new_request(
             f"at most {session_len - 1}, so that one token can follow",
             "shorten the prompt or raise session_len",
         )
-    outside = [token for token in prompt if not 0 <= token < target.vocab_size]
+    outside = [token for token in prompt if not _is_token(token, target.vocab_size)]
     if outside:
         raise ConfigError(
-            f"prompt {index} holds token {outside[0]}",
+            f"prompt {index} holds token {outside[0]!r}",
             f"ids of 0..{target.vocab_size - 1}",
             "use the target's own tokenizer",
         )
@@ -111,7 +112,15 @@ def new_request(
     stop = StopCriteria(
         generation, target.eos_token_ids, session_len - len(prompt), lambda ids: detokenize(tokenizer, ids)
     )
-    return Request(request_id, list(prompt), stop)
+    return Request(request_id, [index_of(token) for token in prompt], stop)
+
+
+def _is_token(token: object, n_vocab: int) -> bool:
+    """Whether it is an integer of the vocabulary; 1.5 is not token 1, nor is True."""
+    try:
+        return not isinstance(token, bool) and 0 <= index_of(token) < n_vocab  # type: ignore[arg-type]
+    except TypeError:
+        return False
 
 
 def detokenize(tokenizer: Tokenizer | None, token_ids: list[int]) -> str:

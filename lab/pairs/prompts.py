@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from random import Random
+from reprlib import Repr
 from typing import Any
 
 from jinja2 import TemplateError
@@ -30,6 +31,8 @@ NO_CATEGORY = "uncategorised"
 UNEVEN_LENGTHS = (64, 577, 1, 200, 513, 23, 130, 65)
 UNEVEN_SEED = 13
 FORMS = ("text", "prompt", "messages", "turns", "conversations")
+# Far beyond any prompt; what is larger is a mistake, or meant to fill the memory.
+MOST_BYTES, MOST_LETTERS, MOST_ID_LETTERS = 256 << 20, 8 << 20, 200
 Message = dict[str, str]
 
 
@@ -183,25 +186,34 @@ def prompts_from_ids(ids: Sequence[Sequence[int]], category: str = NO_CATEGORY) 
 def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Every object of the file with its place in words."""
     try:
-        text = path.read_text(encoding="utf-8")
+        if path.stat().st_size > MOST_BYTES:
+            raise ExperimentError(
+                f"prompt file {path.name} has {path.stat().st_size} bytes",
+                f"at most {MOST_BYTES}",
+                "give fewer prompts",
+            )
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as reason:
         raise ExperimentError(
-            f"prompt file {path} cannot be read: {reason}", "a UTF-8 file of JSON lines", "check the path"
+            f"prompt file {path.name} cannot be read: {reason}", "a UTF-8 file of JSON lines", "check the path"
         ) from reason
     if text.lstrip().startswith("["):
         listed = _decode(text, path.name)
         yield from ((f"{path.name} item {i}", entry) for i, entry in enumerate(listed, start=1))
         return
-    for number, line in enumerate(text.splitlines(), start=1):
+    # Not splitlines(): a text may hold U+2028 and the like, which end no line of JSON.
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             place = f"{path.name} line {number}"
+            if len(line) > MOST_LETTERS:
+                raise _bad(place, f"has {len(line)} letters, at most {MOST_LETTERS} are read", "shorten it")
             yield place, _decode(line, place)
 
 
 def _decode(text: str, place: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as reason:
+    except (ValueError, RecursionError) as reason:
         raise _bad(place, f"is no JSON: {reason}", "correct or remove it") from reason
 
 
@@ -210,7 +222,8 @@ def _prompt(entry: Any, place: str, tokenizer: Any) -> Prompt:
         raise _bad(place, f"holds a {type(entry).__name__}", "write an object")
     forms = [form for form in FORMS if form in entry]
     if len(forms) != 1:
-        found = " and ".join(forms) or f"none of them but {', '.join(map(repr, entry)) or 'nothing'}"
+        others = ", ".join(_shown(key) for key in islice(entry, 8))
+        found = " and ".join(forms) or f"none of them but {others or 'nothing'}"
         raise _bad(place, f"has {found}", "keep exactly one of these keys")
     content = entry[forms[0]]
     if forms[0] in ("text", "prompt"):
@@ -224,16 +237,18 @@ def _prompt(entry: Any, place: str, tokenizer: Any) -> Prompt:
         raise _bad(place, "gives no token", "write some text")
     category = _text(entry.get("category") or NO_CATEGORY, place, "category")
     own_id = next((entry[key] for key in ("id", "question_id") if entry.get(key) is not None), place.split()[-1])
+    if not isinstance(own_id, (str, int)) or len(str(own_id)) > MOST_ID_LETTERS:
+        raise _bad(place, f"has the id {_shown(own_id)}", f"give it a number, or a text of {MOST_ID_LETTERS} letters")
     return Prompt(tuple(ids), text, category, str(own_id))
 
 
 def _messages(content: Any, place: str) -> list[Message]:
     """Messages up to the last of the user."""
     if not isinstance(content, list) or not content:
-        raise _bad(place, f"has messages {content!r}", "write a list of role and content")
+        raise _bad(place, f"has messages {_shown(content)}", "write a list of role and content")
     for message in content:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise _bad(place, f"has the message {message!r}", "give every message a role and a content")
+            raise _bad(place, f"has the message {_shown(message)}", "give every message a role and a content")
         _text(message.get("content"), place, f"content of the {message['role']}")
     asked = [i for i, message in enumerate(content) if message["role"] == "user"]
     if not asked:
@@ -243,7 +258,7 @@ def _messages(content: Any, place: str) -> list[Message]:
 
 def _first_turn(content: Any, place: str) -> list[Message]:
     if not isinstance(content, list) or not content:
-        raise _bad(place, f"has turns {content!r}", "write a list of texts")
+        raise _bad(place, f"has turns {_shown(content)}", "write a list of texts")
     return [{"role": "user", "content": _text(content[0], place, "first turn")}]
 
 
@@ -257,7 +272,9 @@ def _first_human(content: Any, place: str) -> list[Message]:
 
 def _text(value: Any, place: str, what: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise _bad(place, f"has {what} {value!r}", "write a non-empty text")
+        raise _bad(place, f"has {what} {_shown(value)}", "write a non-empty text")
+    if any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise _bad(place, f"has half a letter (a lone surrogate) in its {what}", "write the text as UTF-8")
     return value
 
 
@@ -272,6 +289,14 @@ def _templated(chat: list[Message], place: str, tokenizer: Any) -> list[int]:
     except TemplateError as reason:
         raise _bad(place, f"is refused by the tokenizer's chat template: {reason}", "correct its roles") from reason
     return list(encoded["input_ids"])
+
+
+def _shown(value: object) -> str:
+    """Whatever a line holds, in at most a line; however deep it is."""
+    brief = Repr()
+    brief.maxlevel, brief.maxstring = 3, 60
+    text = brief.repr(value)
+    return text if len(text) <= 120 else f"{text[:117]}..."
 
 
 def _bad(place: str, what: str, remedy: str) -> ExperimentError:

@@ -62,10 +62,13 @@ class Broken(Trace):
         ([1] * 64, "prompt 1 has 64 tokens with session_len 64\n  allowed: at most 63, so that one token can follow"),
         ([1, 6], "prompt 1 holds token 6\n  allowed: ids of 0..5\n  do: use the target's own tokenizer"),
         ([-1], "prompt 1 holds token -1\n  allowed: ids of 0..5"),
+        ([1.5], "prompt 1 holds token 1.5\n  allowed: ids of 0..5"),
+        (["1"], "prompt 1 holds token '1'\n  allowed: ids of 0..5"),
+        ([True], "prompt 1 holds token True\n  allowed: ids of 0..5"),
     ],
 )
 def test_a_bad_prompt_is_refused_by_its_number_before_the_good_ones_are_decoded(
-    pair: Pair, prompt: list[int], message: str
+    pair: Pair, prompt: list[Any], message: str
 ) -> None:
     engine = tiny_engine(pair, 2, trace=Broken("prompt_ids", 1, AssertionError))
     with pytest.raises(ConfigError) as caught:

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from lab.errors import ExperimentError
-from lab.pairs.prompts import NO_CATEGORY, load_prompts, prompts_for, prompts_from_ids
+from lab.pairs.prompts import MOST_BYTES, MOST_LETTERS, NO_CATEGORY, load_prompts, prompts_for, prompts_from_ids
 
 pytestmark = pytest.mark.reference
 
@@ -122,6 +122,12 @@ def test_the_limit_stops_reading_before_later_lines(tmp_path: Path, tokenizer: P
         ({"turns": [4]}, "line 2 has first turn 4"),
         ({"conversations": [{"from": "gpt", "value": "x"}]}, "line 2 has no conversation turn from 'human'"),
         ({"text": "a", "category": 3}, "line 2 has category 3"),
+        ({"text": "a", "id": {"deep": 1}}, "line 2 has the id {'deep': 1}"),
+        ({"text": "a", "id": "x" * 300}, "line 2 has the id 'xxx"),
+        ('{"text": "half \\ud800"}', "line 2 has half a letter (a lone surrogate) in its text"),
+        ("[" * 100_000, "line 2 is no JSON: maximum recursion depth"),
+        ({"turns": [[["x" * 9000] * 9] * 9]}, "line 2 has first turn [["),
+        ('{"text": "' + "x" * MOST_LETTERS + '"}', "letters, at most 8388608 are read"),
     ],
 )
 def test_a_bad_line_is_named_by_its_number(
@@ -130,6 +136,23 @@ def test_a_bad_line_is_named_by_its_number(
     with pytest.raises(ExperimentError) as caught:
         load_prompts(write(tmp_path, {"text": "good"}, line), tokenizer)
     assert shown in str(caught.value)
+    assert len(str(caught.value)) < 500, "what a stranger wrote does not fill the terminal"
+
+
+def test_only_a_newline_ends_a_line_and_a_mark_of_the_byte_order_is_no_text(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_bytes('\ufeff{"text": "a\u2028b\u0085c"}\r\n{"text": "d"}\n'.encode())
+    assert [prompt.text for prompt in load_prompts(path, tokenizer)] == ["a\u2028b\u0085c", "d"]
+
+
+def test_a_file_of_gigabytes_is_refused_before_it_is_read(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    path = tmp_path / "prompts.jsonl"
+    with path.open("wb") as file:
+        file.truncate(MOST_BYTES + 1)  # a hole: it takes no room
+    with pytest.raises(ExperimentError, match="has 268435457 bytes"):
+        load_prompts(path, tokenizer)
 
 
 def test_a_chat_without_a_template_is_refused(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
