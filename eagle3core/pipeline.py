@@ -71,7 +71,14 @@ class Pipeline:
                 "plain texts with this tokenizer",
                 "give a text, or add chat_template to tokenizer_config.json",
             )
-        encoded = self.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)
+        try:
+            encoded = self.tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, return_dict=True)
+        except Exception as error:  # a template is a program of the checkpoint's and may raise anything
+            raise ConfigError(
+                f"the tokenizer's chat template refuses this chat: {type(error).__name__}: {str(error)[:300]}",
+                "roles and turns that the template knows",
+                "correct the chat, or give the text as the model expects it",
+            ) from error
         return list(encoded["input_ids"])
 
 
@@ -96,8 +103,25 @@ def pipeline(
         CheckpointError: target, draft or tokenizer cannot be loaded.
     """
     config = validate_eagle_runtime_config(engine_config or EngineConfig(), speculative_config)
-    tokenizer = load_tokenizer(model_path)
-    return Pipeline(Engine.from_pretrained(model_path, config, tokenizer=tokenizer), tokenizer)
+    check_has_tokenizer(model_path)
+    # The models first: what is wrong with them is found by our own checks, before transformers reads their config too.
+    engine = Engine.from_pretrained(model_path, config)
+    engine.tokenizer = load_tokenizer(model_path)
+    return Pipeline(engine, engine.tokenizer)
+
+
+def check_has_tokenizer(model_path: str | Path) -> None:
+    """That there is a tokenizer to load.
+
+    Raises:
+        CheckpointError: the directory has none.
+    """
+    if not (Path(model_path) / "tokenizer_config.json").is_file():
+        raise CheckpointError(
+            f"{Path(model_path).name} has no tokenizer_config.json",
+            "a directory with a Hugging Face tokenizer",
+            "copy the tokenizer files beside the weights, or feed token ids to Engine.generate",
+        )
 
 
 def load_tokenizer(model_path: str | Path) -> Any:
@@ -108,17 +132,15 @@ def load_tokenizer(model_path: str | Path) -> Any:
     """
     from transformers import AutoTokenizer  # a slow import that engines fed with token ids do not need
 
-    if not (Path(model_path) / "tokenizer_config.json").is_file():
-        raise CheckpointError(
-            f"{Path(model_path).name} has no tokenizer_config.json",
-            "a directory with a Hugging Face tokenizer",
-            "copy the tokenizer files beside the weights, or feed token ids to Engine.generate",
-        )
+    check_has_tokenizer(model_path)
     try:
-        return AutoTokenizer.from_pretrained(str(model_path))
-    except (OSError, ValueError, KeyError) as error:
+        return AutoTokenizer.from_pretrained(str(model_path), trust_remote_code=False)
+    except BaseException as error:
+        # Damaged files raise whatever their readers happen to, and the one in Rust panics past Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         raise CheckpointError(
-            f"the tokenizer in {Path(model_path).name} cannot be read: {error}",
+            f"the tokenizer in {Path(model_path).name} cannot be read: {type(error).__name__}: {str(error)[:300]}",
             "tokenizer files that transformers loads",
             "check tokenizer.json and tokenizer_config.json",
         ) from error

@@ -41,7 +41,7 @@ class Settings:
             )
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as reason:
+        except (OSError, ValueError, RecursionError) as reason:
             raise CheckpointError(
                 f"{path} cannot be read as JSON: {reason}", "a UTF-8 JSON object", "download the file again"
             ) from reason

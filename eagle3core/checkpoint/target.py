@@ -50,6 +50,9 @@ def load_target(
     config = Settings.read(directory / "config.json")
     geometry = read_target_geometry(config, directory)
     files = TensorFiles(directory)
+    if geometry.n_layers > len(files.names):  # before a name is made for each of perhaps a billion layers
+        most = f"no more than the {len(files.names)} tensors there are"
+        raise config.bad("num_hidden_layers", geometry.n_layers, most)
     shapes = dict(target_shapes(geometry))
     given = {name: name for name in files.names if not name.endswith("rotary_emb.inv_freq")}
     require_names(files, shapes, given, [HEAD] if geometry.tie_word_embeddings else [])

@@ -21,6 +21,7 @@ from eagle3core.errors import CheckpointError
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
+MOST_HEADER_BYTES = 100_000_000  # as the safetensors library has it
 INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _AGAIN = "download or export the checkpoint again"
 
@@ -38,6 +39,7 @@ class TensorFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._pickled: dict[Path, dict[str, Tensor]] = {}
+        self._opened: dict[Path, Any] = {}  # a file's header may be long, and is read when it is opened
         self._file_of = self._find()
 
     @property
@@ -62,8 +64,9 @@ class TensorFiles:
         if path.suffix == ".bin":
             return self._pickled[path][name]
         try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                tensor: Tensor = file.get_tensor(name)
+            if path not in self._opened:
+                self._opened[path] = safe_open(path, framework="pt", device="cpu")
+            tensor: Tensor = self._opened[path].get_tensor(name)
         except (SafetensorError, OSError) as reason:
             raise CheckpointError(
                 f"{self.where(name)} cannot be read: {reason}", "a readable tensor", _AGAIN
@@ -161,15 +164,15 @@ def require_names(
     Raises:
         CheckpointError: names what is missing, or what is there and has no place.
     """
-    wanted = list(wanted)
-    missing = [name for name in wanted if name not in set(given.values())]
+    wanted, stored_names = list(wanted), set(given.values())
+    missing = [name for name in wanted if name not in stored_names]
     if missing:
         raise CheckpointError(
             f"{files.directory} lacks {len(missing)} tensors: {_some(missing)}",
             f"the {len(wanted)} tensors that its config.json describes",
             "download the checkpoint again, or correct config.json",
         )
-    extra = sorted(set(given.values()) - set(wanted) - set(ignorable))
+    extra = sorted(stored_names - set(wanted) - set(ignorable))
     if extra:
         stored = {canonical: name for name, canonical in given.items()}
         raise CheckpointError(
@@ -199,11 +202,11 @@ def _check_safetensors(path: Path) -> list[str]:
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        head = file.read(length) if 0 < length <= size - 8 else b""
+        head = file.read(length) if 0 < length <= min(size - 8, MOST_HEADER_BYTES) else b""
     try:
         header: dict[str, Any] = json.loads(head)
         entries = {name: entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"}
-    except (ValueError, AttributeError, KeyError, TypeError, IndexError) as reason:
+    except (ValueError, AttributeError, KeyError, TypeError, IndexError, RecursionError) as reason:
         raise CheckpointError(
             f"{path} ({size} bytes) has no readable safetensors header: {reason}",
             "a complete safetensors file",

@@ -119,8 +119,39 @@ def test_a_target_without_a_tokenizer_is_named(pair: Pair) -> None:
         pipeline(pair[0], engine_config=engine_config(pair, None))
 
 
-def test_a_tokenizer_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path, chatty: Pair) -> None:
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", '{"model": {"type": "BPE", "vocab": {"a": 99999999999999999999}, "merges": []}}'),
+        ("tokenizer.json", "[" * 5000),
+        ("tokenizer_config.json", "[1]"),
+        ("tokenizer_config.json", '{"tokenizer_class": 3}'),
+        ("tokenizer_config.json", '{"auto_map": {"AutoTokenizer": ["theirs.Tokenizer", null]}}'),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read_is_named_with_the_reason(
+    tmp_path: Path, chatty: Pair, name: str, content: str
+) -> None:
     target = Path(shutil.copytree(chatty[0], tmp_path / "target"))
-    (target / "tokenizer.json").write_text("{}")
+    (target / name).write_text(content)
+    (target / "theirs.py").write_text("raise SystemExit('code of a checkpoint ran')")
     with pytest.raises(CheckpointError, match="the tokenizer in target cannot be read: "):
         pipeline(target, engine_config=engine_config(chatty, None))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"model_type": 3}', "[" * 5000])
+def test_a_damaged_config_is_refused_in_our_words_before_the_tokenizer_is_read(
+    tmp_path: Path, chatty: Pair, content: str
+) -> None:
+    target = Path(shutil.copytree(chatty[0], tmp_path / "target"))
+    (target / "config.json").write_text(content)
+    with pytest.raises(CheckpointError) as caught:
+        pipeline(target, engine_config=engine_config(chatty, None))
+    assert "tokenizer" not in str(caught.value)
+
+
+def test_a_template_that_raises_is_an_error_in_three_parts(pipe: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipe.tokenizer, "chat_template", "{{ messages[0].content.nothing.at_all }}")
+    with pytest.raises(ConfigError, match="chat template refuses this chat: UndefinedError"):
+        pipe([{"role": "user", "content": "hi"}])

@@ -143,6 +143,8 @@ def test_missing_weights_are_named(target_dir: Path) -> None:
 def test_an_unreadable_config_is_named(target_dir: Path) -> None:
     (target_dir / "config.json").write_text('{"model_type": "llama",')
     assert "cannot be read as JSON" in failure(target_dir)
+    (target_dir / "config.json").write_text("[" * 100_000)
+    assert "cannot be read as JSON: maximum recursion depth" in failure(target_dir)
 
 
 @pytest.mark.parametrize(
@@ -150,6 +152,7 @@ def test_an_unreadable_config_is_named(target_dir: Path) -> None:
     [
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers is 'two'"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000\n  allowed: no more than the"),
         ({"vocab_size": -1}, "vocab_size is -1"),
         ({"rms_norm_eps": True}, "rms_norm_eps is True"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
