@@ -181,7 +181,7 @@ def test_by_hand_results_go_to_a_folder_of_their_own_with_the_machine_in_it(
 
 def test_a_run_dir_that_is_no_run_is_refused(tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(experiment.SOURCE_VARIABLE, str(small))
-    with pytest.raises(ExperimentError, match=r"has no environment.json"):
+    with pytest.raises(ExperimentError, match=r"has no record of its machine: environment.json"):
         experiment.start({"run_dir": str(tmp_path), "job": "x"}, notebook="small")
 
 
