@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.errors import NotComparable
-from lab.rows.runs import comparable_runs, left_out_words, read_environment, read_nights, read_summary
+from lab.rows.runs import comparable_runs, left_out_words, read_environment, read_nights, read_summary, runs_under
 from lab.rows.store import Row, read_run
 from lab.rows.throttle import VALUE
 from lab.rows.values import number_of, percent
@@ -180,9 +180,9 @@ def compare_runs(before: Path, after: Path) -> Comparison:
     for path in comparable_runs(after, now["fingerprint"], now["config_hash"], now["started_at"]):
         begun[path.resolve()] = read_summary(path)["started_at"]
     # What lies between two nights is read off neighbours, so each night has to stand where it was.
-    nights, left_out = read_nights(sorted(begun, key=lambda path: (begun[path], path.name)))
+    nights, unread = read_nights(sorted(begun, key=lambda path: (begun[path], path.name)))
     moved = [] if is_alike else ["the configurations differ"]
-    moved += [*moved_environment(before, after), *left_out_words(left_out)]
+    moved += [*moved_environment(before, after), *left_out_words(runs_under(after.parent).left_out | unread)]
     return Comparison(changes(read_run(before), read_run(after), [rows for _, rows in nights]), moved)
 
 

@@ -1,4 +1,4 @@
-"""Values of a row, as JSON has them and as Python has them."""
+"""Values of a row: as JSON has them, as Python has them, and as people read them."""
 
 from __future__ import annotations
 
