@@ -134,9 +134,12 @@ def kernel() -> Check:
             outcome = run_notebook(source, Path(scratch) / "out", {"there": str(answer)}, timeout_s=_KERNEL_TIMEOUT_S)
         except (LabError, OSError) as error:
             return Check("notebooks", False, str(error), "reinstall papermill and ipykernel", needed=True)
-        ran = answer.exists() and answer.read_text(encoding="utf-8") == sys.executable
-        said = f"papermill ran one in this interpreter in {outcome.seconds:.1f} s" if ran else str(outcome.error)
-        return Check("notebooks", ran, said, "reinstall papermill and ipykernel", needed=True)
+        answered = answer.read_text(encoding="utf-8") if answer.exists() else ""
+        if answered and answered != sys.executable:
+            said = f"papermill ran one in {answered}, not in {sys.executable}"
+            return Check("notebooks", False, said, "run python3 -m ipykernel install --sys-prefix", needed=True)
+        said = f"papermill ran one in this interpreter in {outcome.seconds:.1f} s" if answered else str(outcome.error)
+        return Check("notebooks", bool(answered), said, "reinstall papermill and ipykernel", needed=True)
 
 
 def shipped_pair() -> Check:
@@ -169,4 +172,5 @@ def tool(command: str, name: str) -> Check:
         done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         return Check(name, False, f"`{command} --version` failed: {error}", "reinstall it")
-    return Check(name, True, done.stdout.strip().splitlines()[-1])
+    told = done.stdout.strip().splitlines()
+    return Check(name, True, told[-1] if told else "installed")

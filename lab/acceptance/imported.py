@@ -19,6 +19,7 @@ from lab.options.exchange import ImportOptions
 from lab.rows.environment import collect
 from lab.rows.maker import RowMaker
 from lab.rows.store import Row, RowWriter, read_rows
+from lab.rows.values import number_of
 
 KIND = "acceptance"
 FORMATS = (
@@ -129,12 +130,12 @@ def _accepted(document: Any, path: Path) -> list[Acceptance]:
 
 def _vllm_result(document: Mapping[str, Any]) -> Acceptance | None:
     """`vllm bench serve`: the rate in per cent."""
-    length = _number(document.get("spec_decode_acceptance_length"))
+    length = number_of(document.get("spec_decode_acceptance_length"))
     if length is None:
         return None
-    rate = _number(document.get("spec_decode_acceptance_rate"))
+    rate = number_of(document.get("spec_decode_acceptance_rate"))
     shares = tuple(float(one) for one in document.get("spec_decode_per_position_acceptance_rates") or ())
-    steps = _number(document.get("spec_decode_num_drafts"))
+    steps = number_of(document.get("spec_decode_num_drafts"))
     return Acceptance(
         "vllm", length, None if rate is None else rate / 100, shares, None if steps is None else int(steps)
     )
@@ -144,7 +145,7 @@ def _vllm_counters(document: Mapping[str, Any]) -> Acceptance | None:
     """vLLM's counters by their metric names, with or without `vllm:` and `_total`."""
     plain = {str(key).removeprefix("vllm:").removesuffix("_total"): value for key, value in document.items()}
     steps, drafted, accepted = (
-        _number(plain.get(f"spec_decode_num_{name}")) for name in ("drafts", "draft_tokens", "accepted_tokens")
+        number_of(plain.get(f"spec_decode_num_{name}")) for name in ("drafts", "draft_tokens", "accepted_tokens")
     )
     if steps is None or accepted is None or steps <= 0:
         return None
@@ -163,18 +164,14 @@ def _sglang(document: Mapping[str, Any]) -> Acceptance | None:
     if isinstance(meta, Mapping):
         candidates.append(meta)
     names = ("accept_length", "spec_accept_length", "avg_spec_accept_length", "acc_length")
-    lengths = [value for one in candidates for name in names if (value := _number(one.get(name))) is not None]
+    lengths = [value for one in candidates for name in names if (value := number_of(one.get(name))) is not None]
     if not lengths:
         return None
-    rates = [value for one in candidates if (value := _number(one.get("spec_accept_rate"))) is not None]
+    rates = [value for one in candidates if (value := number_of(one.get("spec_accept_rate"))) is not None]
     return Acceptance("sglang", sum(lengths) / len(lengths), rates[0] if rates else None)
 
 
 _READERS: tuple[Callable[[Mapping[str, Any]], Acceptance | None], ...] = (_vllm_result, _vllm_counters, _sglang)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def our_row(path: Path, name: str) -> Row:
@@ -200,7 +197,7 @@ def parity(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, str]
     }
     lines = {}
     for name, tolerance in TOLERANCE.items():
-        their, our = _number(theirs.get(name)), _number(ours_of[name])
+        their, our = number_of(theirs.get(name)), number_of(ours_of[name])
         if their is None or our is None:
             lines[name] = f"missing {name}: theirs {their}, ours {our}"
             continue

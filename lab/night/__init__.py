@@ -1,4 +1,4 @@
 """A night's jobs: planned, run one notebook a process, remembered. The night itself is `lab.nightly`.
 
-Imports `rows`, `figures` and `pairs`. A new notebook needs nothing here.
+Imports `errors`, `options`, `rows`, `figures` and `pairs`. A new notebook needs nothing here.
 """

@@ -24,7 +24,7 @@ from lab.errors import ExperimentError
 from lab.night.parameters import ParameterSpec, check_parameters, find_notebook, read_parameters
 from lab.rows import environment
 from lab.rows.maker import RowMaker
-from lab.rows.runs import ENVIRONMENT_FILE
+from lab.rows.runs import read_environment
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row, RowWriter, Value, utc_now
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
     from lab.rows.clock import Timing
-
-__all__ = ["Experiment", "ParameterSpec", "check_parameters", "find_notebook", "read_parameters", "start"]
 
 # Set by the runner, which may run a notebook that is not among the packaged ones.
 SOURCE_VARIABLE = "EAGLE3LAB_NOTEBOOK"
@@ -69,7 +67,7 @@ def start(given: dict[str, Any], *, notebook: str) -> Experiment:
     else:
         out = Path(os.environ.get(OUT_VARIABLE) or Path(run_dir).resolve() / JOBS_FOLDER / job)
         run = Path(run_dir).resolve().name
-        record = _environment_of(Path(run_dir))
+        record = read_environment(Path(run_dir).resolve())
     figures.use_style()
     # tqdm says so once a kernel; the lab prints lines and needs no widgets.
     warnings.filterwarnings("ignore", message="IProgress not found")
@@ -83,17 +81,6 @@ def start(given: dict[str, Any], *, notebook: str) -> Experiment:
 def _by_hand_folder(notebook: str) -> Path:
     root = environment.checkout() or Path.cwd()
     return root / "reports" / "by-hand" / notebook / datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-
-
-def _environment_of(run_dir: Path) -> environment.Environment:
-    path = run_dir / ENVIRONMENT_FILE
-    if not path.exists():
-        raise ExperimentError(
-            f"run_dir {run_dir.name!r} has no {ENVIRONMENT_FILE}",
-            "the folder of a run made by `eagle3lab nightly` or `eagle3lab run`, or an empty run_dir",
-            'leave run_dir = "" when running the notebook by hand',
-        )
-    return environment.Environment.model_validate_json(path.read_text(encoding="utf-8"))
 
 
 class Experiment:

@@ -18,8 +18,8 @@ def notices_of(rows: list[Row]) -> list[str]:
 
 def _slow(rows: list[Row]) -> list[str]:
     """Of the pair that was decoded: depths that are slower than plain decoding in nine rounds of ten."""
-    depths = [row for row in rows if row.kind == "decode" and _number(row, "speedup") is not None]
-    slow = [row for row in depths if (_number(row, "speedup_p90") or _need(row, "speedup")) < 1.0]
+    depths = [row for row in rows if row.kind == "decode" and row.number("speedup") is not None]
+    slow = [row for row in depths if (row.number("speedup_p90") or _need(row, "speedup")) < 1.0]
     if not slow:
         return []
     told = " and ".join(f"{row.name} {_times(row)}" for row in slow)
@@ -28,7 +28,7 @@ def _slow(rows: list[Row]) -> list[str]:
 
 
 def _times(row: Row) -> str:
-    low, high = _number(row, "speedup_p10"), _number(row, "speedup_p90")
+    low, high = row.number("speedup_p10"), row.number("speedup_p90")
     span = "" if low is None or high is None else f" ({low:.2f} to {high:.2f})"
     return f"{_need(row, 'speedup'):.2f}{span}"
 
@@ -43,12 +43,7 @@ def _refused(rows: list[Row]) -> list[str]:
     return []
 
 
-def _number(row: Row, name: str) -> float | None:
-    value = row.values.get(name)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
 def _need(row: Row, name: str) -> float:
-    value = _number(row, name)
+    value = row.number(name)
     assert value is not None, f"{row.name} was chosen for its {name}"
     return value

@@ -21,6 +21,7 @@ from lab.rows import environment
 
 TAG = "parameters"
 _TYPES: dict[str, type] = {"str": str, "int": int, "float": float, "bool": bool, "list": list, "dict": dict}
+_LINE = f"one `name: type = literal  # unit` a line, type one of {', '.join(_TYPES)}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ def read_parameters(notebook_path: Path) -> list[ParameterSpec]:
     """The parameters a notebook declares, in order.
 
     Raises:
-        ExperimentError: not exactly one cell is tagged `parameters`, or a line in it is not `name: type = literal`.
+        ExperimentError: not exactly one cell is tagged `parameters`, it is not Python, or a line in it is not
+            `name: type = literal`.
     """
     cells = [cell for cell in read_notebook(notebook_path)["cells"] if TAG in cell.get("metadata", {}).get("tags", [])]
     if len(cells) != 1:
@@ -96,8 +98,15 @@ def read_parameters(notebook_path: Path) -> list[ParameterSpec]:
         )
     source = cells[0]["source"]
     text = source if isinstance(source, str) else "".join(source)
-    comments = _comments(text)
-    return [_spec(node, comments, notebook_path) for node in ast.parse(text).body if not _is_docstring(node)]
+    try:
+        body, comments = ast.parse(text).body, _comments(text)
+    except (SyntaxError, tokenize.TokenError, ValueError, RecursionError) as error:
+        raise ExperimentError(
+            f"{notebook_path.name}: the cell tagged {TAG!r} is not Python: {error}",
+            _LINE,
+            "move all else to a later cell",
+        ) from error
+    return [_spec(node, comments, notebook_path) for node in body if not _is_docstring(node)]
 
 
 def _is_docstring(node: ast.stmt) -> bool:
@@ -125,10 +134,10 @@ def _spec(node: ast.stmt, comments: dict[int, str], path: Path) -> ParameterSpec
             raise ValueError(f"type {kind}")
         if not _fits(kind, default):
             raise ValueError(f"default {default!r} is not a {kind}")
-    except ValueError as error:
+    except (ValueError, TypeError, RecursionError) as error:  # of literals as well, such as {[1]: 2}
         raise ExperimentError(
             f"{path.name}: the parameter line {line!r} cannot be used: {error}",
-            f"one `name: type = literal  # unit` a line, type one of {', '.join(_TYPES)}",
+            _LINE,
             "move anything computed to a later cell",
         ) from error
     return ParameterSpec(name, kind, default, comments.get(node.end_lineno or node.lineno, ""))

@@ -23,7 +23,7 @@ class NightProgress:
         self._console = console or Console(stderr=True, file=sys.stderr, highlight=False)
         self._live = self._console.is_terminal
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),  # a notebook's words may hold brackets
             BarColumn(bar_width=24),
             TextColumn("{task.completed:.0f}/{task.total:.0f} jobs"),
             TimeElapsedColumn(),

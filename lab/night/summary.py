@@ -12,18 +12,32 @@ from typing import Any
 
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, EXIT_UNDECIDED, ExperimentError
 from lab.night.experiment import Experiment
-from lab.night.jobs import recorded
+from lab.night.jobs import JOB_FILE, recorded
 from lab.night.notices import notices_of
 from lab.rows import history, trend
 from lab.rows.gates import GateResult, Threshold, gates_of, judge
-from lab.rows.runs import MAX_NIGHTS, RUN_FILE, comparable_runs, read_plan, read_summary, runs_under
+from lab.rows.runs import (
+    MAX_SPREAD_NIGHTS,
+    RUN_FILE,
+    SUMMARY_SCHEMA,
+    comparable_runs,
+    left_out_words,
+    read_nights,
+    read_plan,
+    read_summary,
+    runs_under,
+)
 from lab.rows.store import JOBS_FOLDER, Row, read_run
+from lab.rows.verdict import WORST_FIRST
 
-SUMMARY_SCHEMA = 1
+Night = tuple[Path, list[Row]]
+_OUTCOME = ("status", "seconds", "passed", "error", "cell")
 
 
 def conclude(run_dir: Path, *, now: str, running: str = "") -> dict[str, Any]:
     """The summary of a run: verdict word and sentence, exit code, gates, jobs, and what moved since the run before.
+
+    An earlier night that cannot be read is left out and named.
 
     Args:
         now: the present moment, ISO-8601 UTC.
@@ -33,10 +47,8 @@ def conclude(run_dir: Path, *, now: str, running: str = "") -> dict[str, Any]:
     jobs = [_job(run_dir, planned) for planned in plan["jobs"] if planned["id"] != running]
     thresholds = [Threshold.model_validate(gate) for gate in plan["gates"]]
     gates = gates_of(rows) + judge(thresholds, rows)
-    keys = (plan["fingerprint"], plan["config_hash"], plan["started_at"])
-    earlier = comparable_runs(run_dir, *keys, most=trend.MOST_NIGHTS - 1)
-    nights = [(path, read_run(path)) for path in earlier]
-    since = _since(run_dir, rows, nights[-MAX_NIGHTS:])
+    nights, left_out = _earlier(run_dir, plan)
+    since = _since(run_dir, rows, nights[-MAX_SPREAD_NIGHTS:]) | {"left_out": left_out}
     word, code = _word(gates, jobs, since, strict=plan["strict_undecided"], gate_required=plan["gate_required"])
     summary: dict[str, Any] = {
         "schema_version": SUMMARY_SCHEMA,
@@ -58,23 +70,44 @@ def conclude(run_dir: Path, *, now: str, running: str = "") -> dict[str, Any]:
         "since": since,
         "nights": _series([*nights, (run_dir, rows)]),
     }
-    if since["previous"] is not None:
-        before = read_summary(earlier[-1])
-        since["flipped"] = history.flipped_gates(before, summary)
+    if nights:
+        since["flipped"] = history.flipped_gates(read_summary(nights[-1][0]), summary)
     summary["sentence"] = _sentence(word, gates, jobs, since, summary["notices"])
     return summary
 
 
 def _job(run_dir: Path, planned: dict[str, Any]) -> dict[str, Any]:
-    content = recorded(run_dir / JOBS_FOLDER / planned["id"])
+    content, why = record_of(run_dir / JOBS_FOLDER / planned["id"])
     base = {"id": planned["id"], "notebook": planned["notebook"]}
     if content is None:
-        return {**base, "status": "not run", "seconds": 0.0, "passed": None, "error": "not run", "cell": None}
-    outcome = content["outcome"]
-    return {**base, **{key: outcome[key] for key in ("status", "seconds", "passed", "error", "cell")}}
+        status, error = ("unusable", why) if why else ("not run", "not run")
+        return {**base, "status": status, "seconds": 0.0, "passed": None, "error": error, "cell": None}
+    return {**base, **{key: content["outcome"][key] for key in _OUTCOME}}
 
 
-def _since(run_dir: Path, rows: list[Row], earlier: list[tuple[Path, list[Row]]]) -> dict[str, Any]:
+def record_of(folder: Path) -> tuple[dict[str, Any] | None, str]:
+    """What was recorded of a job, and why that cannot be read; neither for one that never came to an end."""
+    try:
+        content = recorded(folder)
+        if content is not None:
+            lacking = [key for key in _OUTCOME if key not in content["outcome"]]
+            if lacking or not isinstance(content["parameters"], dict):
+                raise ValueError(f"no {', '.join(lacking) or 'parameters'}")
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        return None, f"{JOB_FILE} cannot be read: {error}"
+    return content, ""
+
+
+def _earlier(run_dir: Path, plan: dict[str, Any]) -> tuple[list[Night], list[str]]:
+    """Comparable nights, oldest first, and a sentence for each run beside this one that cannot be read."""
+    keys = (plan["fingerprint"], plan["config_hash"], plan["started_at"])
+    paths = comparable_runs(run_dir, *keys, most=trend.MAX_DRAWN_NIGHTS - 1)
+    nights, unread = read_nights(paths)
+    beside = {path: why for path, why in runs_under(run_dir.parent).left_out.items() if path.name != run_dir.name}
+    return nights, left_out_words(beside | unread)
+
+
+def _since(run_dir: Path, rows: list[Row], earlier: list[Night]) -> dict[str, Any]:
     """What moved since the latest comparable run; `previous` is None when there is none."""
     nothing: dict[str, Any] = {"previous": None, "n_earlier": 0, "words": {}, "changes": [], "moved": [], "flipped": []}
     if not earlier:
@@ -85,24 +118,21 @@ def _since(run_dir: Path, rows: list[Row], earlier: list[tuple[Path, list[Row]]]
         "previous": previous.name,
         "n_earlier": len(earlier),
         "words": dict(Counter(change.verdict.word for change in found)),
-        "changes": [change.as_dict() for change in sorted(found, key=_size, reverse=True)],
+        "changes": [change.as_dict() for change in sorted(found, key=_place)],
         "moved": history.moved_environment(previous, run_dir),
         "flipped": [],
     }
 
 
-def _series(nights: list[tuple[Path, list[Row]]]) -> list[dict[str, Any]]:
+def _series(nights: list[Night]) -> list[dict[str, Any]]:
     """What is drawn over the nights, this run the last one."""
     return [series.as_dict() for series in trend.series_of([(path.name, rows) for path, rows in nights])]
 
 
-_ORDER = {"slower": 4, "faster": 3, "missing": 2, "unsure": 1, "same": 0}
-
-
-def _size(change: history.Change) -> tuple[int, float]:
-    """Sorts by word, then by how far it moved."""
+def _place(change: history.Change) -> tuple[int, float]:
+    """By word, then by how far it moved."""
     ratio = change.verdict.ratio
-    return _ORDER[change.verdict.word], abs(ratio - 1) if ratio is not None else 0.0
+    return WORST_FIRST.index(change.verdict.word), -abs(ratio - 1) if ratio is not None else 0.0
 
 
 def _word(
@@ -163,10 +193,12 @@ def _sentence(
 
 
 def _since_clause(since: dict[str, Any]) -> str:
+    if since["previous"] is None and since["left_out"]:
+        return f"no earlier run could be compared with ({_n(len(since['left_out']), 'night')} left out)"
     if since["previous"] is None:
         return "there is no earlier run on this machine to compare with"
     words = since["words"]
-    moved = [f"{words[word]} {word}" for word in ("slower", "faster", "unsure", "missing") if words.get(word)]
+    moved = [f"{words[word]} {word}" for word in WORST_FIRST if word != "same" and words.get(word)]
     same = words.get("same", 0)
     if not moved:
         return f"all {same} compared numbers are the same as in the previous run"
@@ -202,7 +234,7 @@ def latest_run(named: str, here: Path) -> Path:
     if (here / RUN_FILE).exists():
         return here
     # By hand a notebook's folder is reports/by-hand/<notebook>/<time>.
-    runs = runs_under(here.parents[2])
+    runs = runs_under(here.parents[2]).found
     if not runs:
         raise ExperimentError(
             f"no finished run under {here.parents[2].name}/",

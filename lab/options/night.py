@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lab.options.fields import Options, option
-from lab.options.values import Seconds
+from lab.options.values import Folder, Seconds
 
 
 class NoOptions(Options):
@@ -18,7 +18,7 @@ class _PairAndPlace(Options):
     target: Path | None = option(None, "target model, Hugging Face layout", metavar="DIR")
     draft: Path | None = option(None, "EAGLE-3 draft of that target", metavar="DIR")
     prompts: Path | None = option(None, "prompts, one JSON object a line", metavar="FILE")
-    out: Path | None = option(None, "run folder; an unfinished one is resumed", metavar="DIR")
+    out: Folder | None = option(None, "run folder; an unfinished one is resumed", metavar="DIR")
 
 
 class NightOptions(_PairAndPlace):
@@ -61,12 +61,12 @@ class NotebooksOptions(Options):
 class ReportOptions(Options):
     """Draw a run's report again from its stored rows (needs no torch)."""
 
-    run_dir: Path = option(..., "a run folder", flag="", metavar="DIR")
+    run_dir: Folder = option(..., "a run folder", flag="", metavar="DIR")
 
 
 class CompareOptions(Options):
     """Compare two runs of one machine; exit 1 if anything is slower."""
 
-    before: Path = option(..., "the earlier run folder", flag="", metavar="A")
-    after: Path = option(..., "the later run folder", flag="", metavar="B")
+    before: Folder = option(..., "the earlier run folder", flag="", metavar="A")
+    after: Folder = option(..., "the later run folder", flag="", metavar="B")
     markdown: bool = option(False, "as tables for a pull request")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from lab.options.fields import Options, option
-from lab.options.values import ArchName, ExistingFile, GeometryName, PlantedGeometryName, Seconds, Share
+from lab.options.values import ArchName, ExistingFile, GeometryName, PlantedGeometryName, Seconds, ShareSlice
 
 PartName = Literal["identity", "parity", "quiet", "slots", "long", "memory"]
 STATE_FILE = Path("reports", "gates.jsonl")
@@ -25,7 +25,7 @@ class ProveOptions(Options):
     geometry: PlantedGeometryName = option("llama-3.1-8b", "of the planted pair")
     build: Path | None = option(None, "compile the kernels the parts need into DIR instead", metavar="DIR")
     arch: ArchName = option("sm_90a", "to compile for")
-    share: Share = option("0/1", "of --build: every N-th kernel", metavar="WHICH/N")
+    share: ShareSlice = option("1/1", "of --build: every N-th kernel from the I-th", metavar="I/N")
 
 
 class _GatesOptions(Options):
@@ -44,7 +44,7 @@ class GatesRunOptions(_GatesOptions):
     repeat: Annotated[int, Field(ge=1, le=9)] = option(1, "runs, one after the other")
     build: Path | None = option(None, "only compile the kernels that a run needs", metavar="DIR")
     arch: ArchName = option("sm_90a", "target of --build")
-    share: Share = option("0/1", "of --build: every N-th kernel", metavar="WHICH/N")
+    share: ShareSlice = option("1/1", "of --build: every N-th kernel from the I-th", metavar="I/N")
 
 
 class GatesCheckOptions(_GatesOptions):

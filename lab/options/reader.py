@@ -26,6 +26,7 @@ EXIT_CODES = (
     "Exit codes: 0 passed, 1 a gate failed, 2 wrong usage, 3 could not run, "
     "4 undecided (nightly --strict-undecided, and sweep)."
 )
+_NOUNS = {int: "a whole number", float: "a finite number", bool: "1 or 0, true or false, yes or no", Path: "a path"}
 _LIMITS = ((Ge, "ge", "at least"), (Gt, "gt", "above"), (Le, "le", "at most"), (Lt, "lt", "below"))
 
 
@@ -182,7 +183,7 @@ def allowed_of(field: FieldInfo, typed: Typed) -> str:
     kind = _kind(field)
     if get_origin(kind) is Literal:
         return ", ".join(map(str, get_args(kind)))
-    noun = {int: "a whole number", float: "a finite number"}.get(kind, "a path" if kind is Path else "text")
+    noun = _NOUNS.get(kind, "text")
     limits = [
         f"{words} {getattr(one, key)}" for one in _limits(field) for cls, key, words in _LIMITS if type(one) is cls
     ]

@@ -20,19 +20,12 @@ from lab.options.values import (
     GeometryName,
     Points,
     Seconds,
+    Share,
     of_text,
     refused,
 )
 
 HEAD_SIZES = (64, 128)
-
-
-def read_part(text: str) -> tuple[int, int]:
-    """(which, n) of "which/n", which counts from 1."""
-    which, _, n = text.partition("/")
-    if not (which.isdigit() and n.isdigit() and 1 <= int(which) <= int(n)):
-        raise refused(text, "I/N with I of 1 to N, e.g. 1/2")
-    return int(which), int(n)
 
 
 def read_orders(text: str) -> tuple[tuple[int, int], ...]:
@@ -79,9 +72,7 @@ class SweepOptions(_EngineOptions):
     rows: ExistingFile | None = option(None, "judge these rows instead of measuring", metavar="FILE")
     bake: Path | None = option(None, "write entries to this tuned file", metavar="FILE")
     build: Path | None = option(None, "compile the kernels needed into DIR instead", metavar="DIR")
-    share: Annotated[tuple[int, int], of_text(read_part)] = option(
-        "1/1", "of --build: every N-th kernel from the I-th", metavar="I/N"
-    )
+    share: Share = option("1/1", "of --build: every N-th kernel from the I-th", metavar="I/N")
     device: DeviceName = option("auto", "cpu: the emulator")
     limit_s: Seconds = option(480.0, "begin no regime after this many seconds", metavar="S")
     confirm: bool = option(False, "micro runs of the best five and the default, as rows")

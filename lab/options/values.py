@@ -69,14 +69,10 @@ def read_points(text: str) -> tuple[Point, ...]:
 
 
 def read_depths(text: str) -> tuple[int, ...]:
-    """Depths written as `0,3`, ascending.
-
-    Raises:
-        ExperimentError: something that is no number.
-    """
+    """Depths written as `0,3`, ascending."""
     parts = text.split(",")
     if not all(part.strip().isdigit() for part in parts):
-        raise ExperimentError(f"depths {text!r}", f"numbers of 0 to {MOST_DRAFTS}, e.g. 0,3", "correct --spec")
+        raise refused(text, f"numbers of 0 to {MOST_DRAFTS}, e.g. 0,3")
     return tuple(sorted({int(part) for part in parts}))
 
 
@@ -104,11 +100,17 @@ def read_counts(text: str) -> tuple[int, ...]:
 
 
 def read_share(text: str) -> tuple[int, int]:
-    """(which, n) of "which/n": every n-th from the one numbered `which`, which counts from 0."""
+    """(i, n) of "i/n": every n-th from the i-th, which counts from 1."""
     which, _, n = text.partition("/")
-    if not (which.isdigit() and n.isdigit() and int(which) < int(n)):
-        raise refused(text, "WHICH/N with WHICH below N, e.g. 0/2")
+    if not (which.isdigit() and n.isdigit() and 1 <= int(which) <= int(n)):
+        raise refused(text, "I/N with I of 1 to N, e.g. 1/2")
     return int(which), int(n)
+
+
+def read_slice(text: str) -> tuple[int, int]:
+    """(start, step) of the same: the place of the first, which counts from 0, and how far it is to the next."""
+    which, n = read_share(text)
+    return which - 1, n
 
 
 def refused(value: object, allowed: str) -> PydanticCustomError:
@@ -143,4 +145,6 @@ Counts = Annotated[tuple[int, ...], of_text(read_counts)]
 Peers = Annotated[tuple[PeerName, ...], of_text(_names)]
 Names = Annotated[tuple[str, ...], of_text(_names)]
 Share = Annotated[tuple[int, int], of_text(read_share)]
+ShareSlice = Annotated[tuple[int, int], of_text(read_slice)]
+Folder = Annotated[Path, AfterValidator(Path.resolve)]  # `.` has neither a name nor a folder above it until then
 ExistingFile = Annotated[Path, AfterValidator(_existing_file)]

@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab.rows.history import Change, compare_runs, moved_environment
-
-_WORST_FIRST = ("slower", "missing", "unsure", "faster", "same")
+from lab.rows.history import Change, compare_runs
+from lab.rows.verdict import WORST_FIRST
 
 
 def comparison(before: Path, after: Path, *, markdown: bool = False) -> tuple[str, bool]:
@@ -20,8 +19,8 @@ def comparison(before: Path, after: Path, *, markdown: bool = False) -> tuple[st
     Raises:
         NotComparable: they ran on machines with different fingerprints.
     """
-    found = worst_first(compare_runs(before, after))
-    moved = moved_environment(before, after)
+    compared = compare_runs(before, after)
+    found, moved = worst_first(compared.changes), compared.moved
     any_slower = any(change.verdict.word == "slower" for change in found)
     if markdown:
         return as_markdown(before.name, after.name, moved, found), any_slower
@@ -33,7 +32,7 @@ def comparison(before: Path, after: Path, *, markdown: bool = False) -> tuple[st
 
 def worst_first(changes: Sequence[Change]) -> list[Change]:
     """Slower, missing, unsure, faster, same; in the order given within a word."""
-    return sorted(changes, key=lambda change: _WORST_FIRST.index(change.verdict.word))
+    return sorted(changes, key=lambda change: WORST_FIRST.index(change.verdict.word))
 
 
 def listed(changes: Sequence[Change]) -> list[str]:
@@ -48,7 +47,7 @@ def listed(changes: Sequence[Change]) -> list[str]:
 def as_markdown(before: str, after: str, moved: Sequence[str], changes: Sequence[Change]) -> str:
     """The comparison for a pull request: what moved in a table, the rest folded away."""
     counts: Counter[str] = Counter(change.verdict.word for change in changes)
-    total = ", ".join(f"{counts[word]} {word}" for word in _WORST_FIRST if counts[word]) or "nothing in common"
+    total = ", ".join(f"{counts[word]} {word}" for word in WORST_FIRST if counts[word]) or "nothing in common"
     lines = [f"### `{before}` → `{after}`: {total}", "", *(f"- {sentence}" for sentence in moved)]
     lines += [""] if moved else []
     for words, title in ((("slower", "missing", "faster"), ""), (("unsure",), "unsure"), (("same",), "same")):

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from lab.rows.store import Row, Value
 
 Word = Literal["pass", "fail", "missing"]
+SetBy = Literal["notebook", "configuration"]
 
 
 class Threshold(BaseModel):
@@ -46,7 +47,12 @@ class Threshold(BaseModel):
 
 @dataclass(frozen=True)
 class GateResult:
-    """One judged gate, whether a notebook or the configuration set it."""
+    """One judged gate.
+
+    Attributes:
+        job: whose notebook set it; of a gate of the configuration, the job of the row that decided.
+        set_by: who set it. What a notebook sets is a gate of its job, what the configuration sets one of the night.
+    """
 
     name: str
     word: Word
@@ -54,6 +60,7 @@ class GateResult:
     threshold: Value
     detail: str
     job: str
+    set_by: SetBy = "notebook"
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-ready values."""
@@ -84,26 +91,24 @@ def judge(thresholds: list[Threshold], rows: list[Row]) -> list[GateResult]:
 def _judge_one(threshold: Threshold, rows: list[Row]) -> GateResult:
     found = [row for row in rows if row.kind == threshold.kind and row.name == threshold.row]
     found = [row for row in found if all(row.parameters.get(key) == want for key, want in threshold.parameters.items())]
-    measured = [(row.job, value) for row in found if (value := _number(row, threshold.value)) is not None]
+    measured = [(row.job, value) for row in found if (value := row.number(threshold.value)) is not None]
     outside = [(job, value) for job, value in measured if not _within(threshold, value)]
     if not outside and (not measured or len(measured) < len(found)):
         return _missing(threshold, found)
     job, value = (outside or measured)[0]
     detail = f"{len(measured) - len(outside)} of {len(found)} rows within"
-    return GateResult(threshold.name, "fail" if outside else "pass", value, threshold.bound(), detail, job)
+    return GateResult(
+        threshold.name, "fail" if outside else "pass", value, threshold.bound(), detail, job, "configuration"
+    )
 
 
 def _missing(threshold: Threshold, found: list[Row]) -> GateResult:
-    reasons = [row.reason or f"no value {threshold.value!r}" for row in found if _number(row, threshold.value) is None]
+    reasons = [row.reason or f"no value {threshold.value!r}" for row in found if row.number(threshold.value) is None]
     where = f"{threshold.kind} {threshold.row} {json.dumps(threshold.parameters) if threshold.parameters else ''}"
     detail = "; ".join(reasons) or f"no row {where.strip()}"
-    return GateResult(threshold.name, "missing", None, threshold.bound(), detail, found[0].job if found else "")
-
-
-def _number(row: Row, name: str) -> float | None:
-    value = row.values.get(name)
-    measured = row.status == "measured" and isinstance(value, (int, float)) and not isinstance(value, bool)
-    return float(value) if measured else None  # type: ignore[arg-type]
+    return GateResult(
+        threshold.name, "missing", None, threshold.bound(), detail, found[0].job if found else "", "configuration"
+    )
 
 
 def _within(threshold: Threshold, value: float) -> bool:

@@ -2,21 +2,22 @@
 
 Rows name their units, and the name decides the comparison: times (`_us`, `_ms`, `_s`) and `_bytes` are better lower;
 rates (`_per_s`), `acceptance_length` and `speedup` are better higher. Other values (errors, shares, counts, floors) are
-shown, not compared. Only runs with the same machine fingerprint and the same configuration are compared.
+shown, not compared. Only runs with the same machine fingerprint are compared; earlier nights of another configuration
+say nothing about the spread of this one.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from lab.errors import NotComparable
-from lab.rows.runs import ENVIRONMENT_FILE, comparable_runs, read_summary
+from lab.rows.runs import comparable_runs, left_out_words, read_environment, read_nights, read_summary, runs_under
 from lab.rows.store import Row, read_run
 from lab.rows.throttle import VALUE
+from lab.rows.values import number_of, percent
 from lab.rows.verdict import Better, Sample, Verdict, compare
 
 _NOT_COMPARED = ("environment", "gate", "parity", "tokens", "warning")
@@ -63,7 +64,15 @@ class Change:
     @property
     def move(self) -> str:
         """The change in per cent, signed; empty where there is none."""
-        return f"{(self.verdict.ratio - 1) * 100:+.1f}%" if self.verdict.ratio is not None else ""
+        return percent(self.verdict.ratio)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs side by side: their numbers, and in sentences what else differs, or could not be read."""
+
+    changes: list[Change]
+    moved: list[str]
 
 
 def better_of(metric: str) -> Better | None:
@@ -79,29 +88,17 @@ def metrics_of(row: Row) -> list[Metric]:
     """The comparable values of a measured row, each with the spread recorded beside it."""
     if row.status != "measured" or row.kind in _NOT_COMPARED:
         return []
-    found: dict[str, tuple[float, Better]] = {}
-    for name, value in row.values.items():
-        better = better_of(name)
-        if better and isinstance(value, (int, float)) and not isinstance(value, bool):
-            found[name] = (float(value), better)
     return [
-        Metric(name, better, bool(_COUNTED.search(name)), _sample(row, name, value, alone=len(found) == 1))
-        for name, (value, better) in found.items()
+        Metric(name, better, bool(_COUNTED.search(name)), _sample(row, name, number))
+        for name, value in row.values.items()
+        if (better := better_of(name)) and (number := number_of(value)) is not None
     ]
 
 
-def _sample(row: Row, name: str, value: float, *, alone: bool) -> Sample:
-    unit = name.rpartition("_")[2]
+def _sample(row: Row, name: str, value: float) -> Sample:
     raw = row.values.get(f"{name}_samples")
-    if raw is None and (alone or name.startswith("median_")):
-        raw = row.values.get(f"samples_{unit}", row.values.get("samples"))
-    samples = tuple(float(item) for item in raw if isinstance(item, (int, float))) if isinstance(raw, list) else ()
-    p10, p90 = (_number(row.values.get(f"{name}_{q}", row.values.get(f"{q}_{unit}"))) for q in ("p10", "p90"))
-    return Sample(value, samples, p10, p90, row.repeats)
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    samples = [number for item in raw if (number := number_of(item)) is not None] if isinstance(raw, list) else []
+    return Sample(value, tuple(samples), row.number(f"{name}_p10"), row.number(f"{name}_p90"), row.repeats)
 
 
 def changes(before: list[Row], after: list[Row], nights: list[list[Row]]) -> list[Change]:
@@ -164,8 +161,8 @@ def throttled(row: Row) -> str:
     return str(row.values.get(VALUE) or row.values.get(f"system.{VALUE}") or "")
 
 
-def compare_runs(before: Path, after: Path) -> list[Change]:
-    """Every comparable metric of two run folders.
+def compare_runs(before: Path, after: Path) -> Comparison:
+    """Every comparable metric of two run folders, and what else moved.
 
     Raises:
         NotComparable: they ran on machines with different fingerprints.
@@ -178,47 +175,71 @@ def compare_runs(before: Path, after: Path) -> list[Change]:
             "two runs with the same machine fingerprint",
             "compare runs of one machine; numbers of two machines are not one series",
         )
-    nights = comparable_runs(after, now["fingerprint"], now["config_hash"], str(now["started_at"]))
-    begun = {before.resolve(): str(was["started_at"])}
-    begun |= {path.resolve(): str(read_summary(path)["started_at"]) for path in nights}
+    is_alike = was["config_hash"] == now["config_hash"]
+    begun = {before.resolve(): was["started_at"]} if is_alike else {}
+    for path in comparable_runs(after, now["fingerprint"], now["config_hash"], now["started_at"]):
+        begun[path.resolve()] = read_summary(path)["started_at"]
     # What lies between two nights is read off neighbours, so each night has to stand where it was.
-    in_order = sorted(begun, key=lambda path: (begun[path], path.name))
-    return changes(read_run(before), read_run(after), [read_run(path) for path in in_order])
+    nights, unread = read_nights(sorted(begun, key=lambda path: (begun[path], path.name)))
+    moved = [] if is_alike else ["the configurations differ"]
+    moved += [*moved_environment(before, after), *left_out_words(runs_under(after.parent).left_out | unread)]
+    return Comparison(changes(read_run(before), read_run(after), [rows for _, rows in nights]), moved)
 
 
 def _machine(run_dir: Path) -> str:
-    record = json.loads((run_dir / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
-    gpus = ", ".join(gpu["name"] for gpu in record["gpus"]) or "no GPU"
-    return f"{record['cpu']}, {record['n_cores']} cores, {gpus} ({record['fingerprint']})"
+    record = read_environment(run_dir)
+    gpus = ", ".join(gpu.name for gpu in record.gpus) or "no GPU"
+    return f"{record.cpu}, {record.n_cores} cores, {gpus} ({record.fingerprint})"
 
 
 def moved_environment(before: Path, after: Path) -> list[str]:
     """What of software, clocks and source differs between two runs, one sentence each."""
-    old, new = (json.loads((path / ENVIRONMENT_FILE).read_text(encoding="utf-8")) for path in (before, after))
+    old, new = read_environment(before), read_environment(after)
     moved = []
-    for name in sorted({*old["packages"], *new["packages"]}):
-        was, now = old["packages"].get(name), new["packages"].get(name)
+    for name in sorted({*old.packages, *new.packages}):
+        was, now = old.packages.get(name), new.packages.get(name)
         if was != now:
             moved.append(f"{name} went from {was or 'absent'} to {now or 'absent'}")
     for key, label in (("python", "Python"), ("system", "the system"), ("cuda", "CUDA"), ("commit", "the commit")):
-        if old.get(key) != new.get(key):
-            moved.append(f"{label} went from {old.get(key) or 'none'} to {new.get(key) or 'none'}")
-    if old.get("source") != new.get("source"):
+        was, now = getattr(old, key), getattr(new, key)
+        if was != now:
+            moved.append(f"{label} went from {was or 'none'} to {now or 'none'}")
+    if old.source != new.source:
         moved.append("the source of eagle3core or lab changed")
-    for was, now in zip(old["gpus"], new["gpus"], strict=False):
+    for gpu_was, gpu_now in zip(old.gpus, new.gpus, strict=False):
         for key in ("driver", "power_limit_w", "max_sm_clock_mhz"):
-            if was.get(key) != now.get(key):
-                moved.append(f"GPU {key} went from {was.get(key)} to {now.get(key)}")
+            was, now = getattr(gpu_was, key), getattr(gpu_now, key)
+            if was != now:
+                moved.append(f"GPU {key} went from {was} to {now}")
     return moved
 
 
 def flipped_gates(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Gates whose word differs between two summaries, one sentence each."""
-    old = {(gate["job"], gate["name"]): gate["word"] for gate in before.get("gates", [])}
-    new = {(gate["job"], gate["name"]): gate["word"] for gate in after.get("gates", [])}
+    """Gates whose word differs between two summaries, one sentence each.
+
+    A gate of a notebook is known by its job and name. One of the configuration is known by its name alone: which of
+    the rows it names decides, and so which job, may change from night to night.
+    """
+    ours = {gate.get("name") for side in (before, after) for gate in side.get("gates", []) if _is_of_night(gate)}
+    old, new = _words(before, ours), _words(after, ours)
     flipped = [
-        f"gate {name} ({job}) went from {old[job, name]} to {word}"
-        for (job, name), word in new.items()
-        if (job, name) in old and old[job, name] != word
+        f"gate {gate} went from {old[gate]} to {word}" for gate, word in new.items() if old.get(gate, word) != word
     ]
-    return flipped + [f"gate {name} ({job}) is gone" for job, name in old if (job, name) not in new]
+    return flipped + [f"gate {gate} is gone" for gate in old if gate not in new]
+
+
+def _words(summary: dict[str, Any], ours: set[str | None]) -> dict[str, str]:
+    """The word of every gate by what it is called; the worst of several of one name."""
+    found: dict[str, str] = {}
+    for gate in summary.get("gates", []):
+        name, job, word = gate.get("name"), gate.get("job"), str(gate.get("word"))
+        # A summary of before gates said who set them tells it by the names of the other one.
+        known = _is_of_night(gate) or ("set_by" not in gate and name in ours)
+        called = str(name) if known or not job else f"{name} ({job})"
+        if found.get(called) != "fail" and not (found.get(called) == "missing" and word == "pass"):
+            found[called] = word
+    return found
+
+
+def _is_of_night(gate: dict[str, Any]) -> bool:
+    return gate.get("set_by") == "configuration"

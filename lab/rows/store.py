@@ -4,26 +4,27 @@ Place in the path of a night: notebooks write rows through `lab.night.experiment
 report) reads them here and needs neither torch nor a GPU.
 
 How a value is named decides how it is compared (see `lab.rows.history`): the unit is the suffix (`_us`, `_s`, `_bytes`,
-`_per_s`, `_ratio`). Spread of a value `x` goes beside it as `x_samples` (list), or `x_p10` and `x_p90`; a row with one
-measured value may call its samples just `samples`. A row is flat: what belongs together is a block, whose values are
-named with a dot, such as `shape.m` and `shape.n`.
+`_per_s`, `_ratio`). Spread of a value `x` goes beside it as `x_samples` (list), or `x_p10` and `x_p90`. A row is flat:
+what belongs together is a block, whose values are named with a dot, such as `shape.m` and `shape.n`.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from lab.errors import NotComparable, RunFailed
+from lab.rows.appending import end_of, open_alone
+from lab.rows.values import number_of, restored
 
 SCHEMA = 2
 ROWS_FILE = "rows.jsonl"
@@ -36,9 +37,6 @@ _TIMERS_OF_1 = {
     "CUDA events around graph replays, warm, settled, in turns": "cuda_graph/1",
     "cuda graph replay": "cuda_graph/1",
 }
-
-# JSON has no word for these three; pydantic writes them as strings, and reading turns them back into floats.
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 
 
 def utc_now() -> str:
@@ -81,7 +79,7 @@ class Row(BaseModel):
     def _restore_not_finite(cls, given: object) -> object:
         if not isinstance(given, dict):
             return given
-        return {key: _restored(value) for key, value in given.items()}
+        return {key: restored(value) for key, value in given.items()}
 
     @model_validator(mode="after")
     def _missing_has_a_reason(self) -> Row:
@@ -96,6 +94,10 @@ class Row(BaseModel):
     def line(self) -> str:
         """The row as one JSON line, newline included."""
         return self.model_dump_json() + "\n"
+
+    def number(self, name: str) -> float | None:
+        """The measured value of that name, if it is a number."""
+        return number_of(self.values.get(name)) if self.status == "measured" else None
 
     def key(self) -> tuple[str, str, str, str]:
         """What makes two rows of two runs the same measurement: notebook, kind, name, parameters."""
@@ -119,47 +121,35 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _restored(value: object) -> object:
-    if isinstance(value, list):
-        return [_restored(item) for item in value]
-    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
-
-
 class RowWriter:
     """Appends rows to one file so that a written row stays written.
 
     Each row is one `write` followed by `fsync`. When the disk refuses a row, the torn tail is cut off again, so the
-    file always holds whole rows. Opening a file that a killed process left torn cuts its tail as well.
+    file always holds whole rows. Opening a file that a killed process left torn cuts its tail as well. A file has one
+    writer at a time, and what is no file of rows is left as it is.
 
     Args:
         keeps_torn: the torn tail of an opened file stays, as a damaged line of its own (see `read_lines`). A whole row
             that only lacks its end always stays.
 
     Raises:
-        RunFailed: the file cannot be opened for writing.
+        RunFailed: the file cannot be opened for writing, has another writer, or holds something else than rows.
+        NotComparable: it holds rows of a newer version of the lab.
     """
 
+    _file = -1
+
     def __init__(self, path: Path, *, keeps_torn: bool = False) -> None:
-        self.path = path
+        self.path, self._file = path, open_alone(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            whole = path.read_bytes()
-        except OSError as error:
-            raise RunFailed(
-                f"rows could not be written to {path.name}: {error.strerror or error}",
-                "a file that can be appended to",
-                "name another file; nothing was written",
-            ) from error
-        self._size = whole.rfind(b"\n") + 1
-        self.n_rows = whole.count(b"\n")
-        if self._size == len(whole):
-            return
-        if keeps_torn or isinstance(_parse(whole[self._size :], path, self.n_rows + 1), Row):
-            os.pwrite(self._file, b"\n", len(whole))
-            self._size, self.n_rows = len(whole) + 1, self.n_rows + 1
-        else:
+            end = end_of(path.name, path.read_bytes(), partial(_is_row, path), keeps_torn=keeps_torn)
+            if end.needs_end:
+                os.pwrite(self._file, b"\n", end.size)
+            self._size, self.n_rows = end.size + end.needs_end, end.n_rows
             os.ftruncate(self._file, self._size)
+        except BaseException:
+            self.close()
+            raise
 
     def write(self, row: Row) -> None:
         """Appends `row`.
@@ -192,6 +182,9 @@ class RowWriter:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+    def __del__(self) -> None:
+        self.close()  # a writer that was dropped must not keep the next one out
 
     def __enter__(self) -> RowWriter:
         return self
@@ -259,6 +252,10 @@ def read_run(run_dir: Path) -> list[Row]:
     return rows
 
 
+def _is_row(path: Path, line: bytes, number: int) -> bool:
+    return isinstance(_parse(line, path, number), Row)
+
+
 def _parse(line: bytes, path: Path, number: int) -> Row | Damaged:
     try:
         data = json.loads(line)
@@ -272,7 +269,7 @@ def _parse(line: bytes, path: Path, number: int) -> Row | Damaged:
                 "read it with the version of eagle3lab that wrote it, or a newer one",
             )
         return Row.model_validate(of_today(data))
-    except (ValueError, ValidationError) as error:
+    except (ValueError, RecursionError) as error:  # of pydantic as well
         first = str(error).splitlines()
         return Damaged(number, " ".join(part.strip() for part in first[:3]))
 

@@ -20,9 +20,9 @@ from lab.rows.history import metrics_of, throttled
 from lab.rows.store import Row
 from lab.rows.verdict import FALSE_ALARM, WORTH_RATIO, Better, Word
 
-MIN_NIGHTS = 3  # of a series that is drawn
-MOST_NIGHTS = 60
-MOST_SERIES = 40
+MIN_DRAWN_NIGHTS = 3
+MAX_DRAWN_NIGHTS = 60
+MAX_DRAWN_SERIES = 40
 _SHORTEST = 10  # nights, below which no split can be certain
 
 
@@ -79,7 +79,7 @@ def series_of(nights: Sequence[tuple[str, Sequence[Row]]]) -> list[Series]:
         for metric in metrics_of(last):
             points = [(name, _value(rows.get(key), metric.name, last.timer)) for name, rows in index]
             known = [(name, value) for name, value in points if value is not None]
-            if metric.counted or len(known) < MIN_NIGHTS:
+            if metric.counted or len(known) < MIN_DRAWN_NIGHTS:
                 continue
             runs, values = zip(*known, strict=True)
             steps, where = find_steps(values, runs, metric.better), dict(last.parameters)
@@ -87,7 +87,7 @@ def series_of(nights: Sequence[tuple[str, Sequence[Row]]]) -> list[Series]:
             found.append(
                 Series(last.notebook, last.name, where, metric.name, metric.better, runs, values, steps, n_lost)
             )
-    return sorted(found, key=_interest, reverse=True)[:MOST_SERIES]
+    return sorted(found, key=_interest, reverse=True)[:MAX_DRAWN_SERIES]
 
 
 def _value(row: Row | None, metric: str, timer: str | None) -> float | None:

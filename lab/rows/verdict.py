@@ -22,10 +22,9 @@ from typing import Literal
 
 from lab.options.values import MIN_ROUNDS
 
-METHOD = 1
-
 Word = Literal["same", "faster", "slower", "unsure", "missing"]
 Better = Literal["lower", "higher"]
+WORST_FIRST: tuple[Word, ...] = ("slower", "missing", "unsure", "faster", "same")
 
 # Chance of a false "faster" or "slower" in one comparison.
 FALSE_ALARM = 0.01
@@ -40,7 +39,7 @@ ROUNDS_SAME_RATIO = 1.02
 # Sums in another order may differ in the last bits of a double.
 _ROUNDING = 1e-9
 # With fewer earlier nights than this, their spread is itself too uncertain to be used.
-MIN_NIGHTS = 6
+MIN_SPREAD_NIGHTS = 6
 # Below this many samples the order statistics are too coarse, and the normal formula with Student's t is used.
 _MIN_ORDERED = 12
 
@@ -90,7 +89,7 @@ def compare(
     known = [error for error in errors if error is not None]
     within = math.sqrt(sum(error**2 for error in known))
     usable = [night for night in nights if _usable(night)]
-    if len(usable) >= MIN_NIGHTS:
+    if len(usable) >= MIN_SPREAD_NIGHTS:
         half = _half_from_nights(usable, within)
         basis = f"spread of {len(usable)} earlier nights"
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 from lab import doctor, pairs
 from lab.doctor import Check, conclusion, examine, exit_code
 from lab.errors import ExperimentError
+from lab.night import notebook
+from lab.night.notebook import NotebookOutcome
 
 pytestmark = pytest.mark.reference
 
@@ -30,6 +33,17 @@ def test_the_kernel_check_really_runs_a_notebook_in_this_interpreter() -> None:
     check = doctor.kernel()
     assert check.ok, check.found
     assert "papermill ran one in this interpreter" in check.found
+
+
+def test_another_interpreter_that_answers_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ran(source: Path, folder: Path, parameters: dict[str, str], *, timeout_s: float) -> NotebookOutcome:
+        Path(parameters["there"]).write_text("/elsewhere/python3")
+        return NotebookOutcome("unusable", 1.0, error="ended without calling finish()")
+
+    monkeypatch.setattr(notebook, "run_notebook", ran)
+    check = doctor.kernel()
+    assert not check.ok
+    assert check.found == f"papermill ran one in /elsewhere/python3, not in {sys.executable}"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -56,12 +70,14 @@ def test_a_missing_needed_part_makes_the_exit_code_three(monkeypatch: pytest.Mon
 
 
 def test_a_tool_that_is_absent_or_broken_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken, good = tmp_path / "nsys", tmp_path / "ncu"
+    broken, good, silent = tmp_path / "nsys", tmp_path / "ncu", tmp_path / "silent"
     broken.write_text("#!/bin/sh\nexit 3\n")
     good.write_text("#!/bin/sh\necho 'NVIDIA tool'\necho 'Version 9.9'\n")
-    for path in (broken, good):
+    silent.write_text("#!/bin/sh\necho 'Version 1.0' >&2\n")
+    for path in (broken, good, silent):
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     assert "failed" in doctor.tool("nsys", "Nsight Systems").found
     assert doctor.tool("ncu", "Nsight Compute") == Check("Nsight Compute", True, "Version 9.9")
+    assert doctor.tool("silent", "Silent") == Check("Silent", True, "installed")
     assert doctor.tool("no-such-tool", "Nothing").found == "no `no-such-tool` on the path"

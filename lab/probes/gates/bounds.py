@@ -16,6 +16,7 @@ from lab.probes.bench.invariants import INVARIANTS
 from lab.probes.bench.scenario import PEERS
 from lab.probes.gates.config import Gate
 from lab.rows.store import Row, Value
+from lab.rows.values import number_of
 
 OVER, SPEEDUP_OVER = "over_", "speedup_over_"
 HALF = 0.5  # of a step's time: whether most of it is its floor
@@ -28,7 +29,7 @@ _COUNTED = {
 
 def number(value: Value) -> float | None:
     """The value as a number, or None."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    return number_of(value)
 
 
 def binding(gate: Gate, row: Row, plain: Row | None) -> str:
@@ -60,7 +61,7 @@ class _Lacking(Exception):
 
 
 def _need(row: Row, name: str) -> float:
-    value = number(row.values.get(name))
+    value = row.number(name)
     if value is None:
         raise _Lacking(name)
     return value
@@ -120,7 +121,7 @@ def _of_peer(peer: str, row: Row) -> str:
 
 
 def _of_acceptance(row: Row) -> str:
-    length, planned = _need(row, "acceptance_length"), number(row.values.get("planned_acceptance_length"))
+    length, planned = _need(row, "acceptance_length"), row.number("planned_acceptance_length")
     if planned is None:
         return f"the draft: {length:.3f} tokens a step"
     kept = "the engine kept it" if abs(length - planned) < 1e-9 else "the engine LOST it"
@@ -141,7 +142,7 @@ def _above(row: Row) -> str:
 
 def stage_excess_us(row: Row) -> dict[str, tuple[float, float]]:
     """Microseconds above its own floor, and that floor, of every stage that was timed alone; empty if not known."""
-    floor, ceiling = floor_of(row), number(row.values.get("ceiling_gb_per_s"))
+    floor, ceiling = floor_of(row), row.number("ceiling_gb_per_s")
     if floor is None or ceiling is None:
         return {}
     stages = {}

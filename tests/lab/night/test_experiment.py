@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from rich.console import Console
 from small_notebooks import write_notebook
 
 from lab.errors import ExperimentError
 from lab.night import experiment
 from lab.night.experiment import Experiment
 from lab.night.parameters import ParameterSpec, check_parameters, parse_value, read_parameters
+from lab.night.progress import NightProgress
 from lab.rows import environment
 from lab.rows.environment import Environment
 from lab.rows.store import read_rows
@@ -71,12 +74,27 @@ def test_an_int_becomes_a_float_where_one_is_declared_and_defaults_fill_the_rest
 
 
 @pytest.mark.parametrize(
-    "line", ["n: int | None = None", "n = 2 * 3", "a = b = 1", "n: int", "n: int = 'x'", "print(1)"]
+    "line",
+    ["n: int | None = None", "n = 2 * 3", "a = b = 1", "n: int", "n: int = 'x'", "print(1)", "x: dict = {[1]: 2}"],
 )
 def test_a_parameter_line_that_is_not_one_plain_literal_is_refused(tmp_path: Path, line: str) -> None:
     path = write_notebook(tmp_path / "odd.ipynb", parameters=line)
     with pytest.raises(ExperimentError, match=r"odd.ipynb: the parameter line"):
         read_parameters(path)
+
+
+@pytest.mark.parametrize("line", ["%matplotlib inline", "depths: list = [1, 2", "x: str = 'a\0b'"])
+def test_a_parameters_cell_that_is_not_python_is_refused(tmp_path: Path, line: str) -> None:
+    path = write_notebook(tmp_path / "odd.ipynb", parameters=line)
+    with pytest.raises(ExperimentError, match=r"odd.ipynb: the cell tagged 'parameters' is not Python"):
+        read_parameters(path)
+
+
+def test_words_in_brackets_are_shown_as_they_are() -> None:
+    written = io.StringIO()
+    with NightProgress(["j"], {}, Console(file=written, force_terminal=True, width=100)) as progress:
+        progress.event("j", {"event": "say", "text": "read [/tmp/x]"})
+    assert "read [/tmp/x]" in written.getvalue()
 
 
 def test_a_notebook_without_exactly_one_parameters_cell_is_refused(tmp_path: Path) -> None:
@@ -181,7 +199,7 @@ def test_by_hand_results_go_to_a_folder_of_their_own_with_the_machine_in_it(
 
 def test_a_run_dir_that_is_no_run_is_refused(tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(experiment.SOURCE_VARIABLE, str(small))
-    with pytest.raises(ExperimentError, match=r"has no environment.json"):
+    with pytest.raises(ExperimentError, match=r"has no record of its machine: environment.json"):
         experiment.start({"run_dir": str(tmp_path), "job": "x"}, notebook="small")
 
 

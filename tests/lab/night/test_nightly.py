@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from small_notebooks import FAIL, KILL, PASS, RAISE, START, write_config, write_notebook
+from stored_runs import plan
 
 from lab.errors import ExperimentError, RunFailed
-from lab.night.summary import conclude
 from lab.nightly import only_night, run_night, run_one
 from lab.options.night import NightOptions, RunOptions
 from lab.rows import environment, runs
@@ -238,138 +238,6 @@ def test_an_out_folder_with_other_things_in_it_is_refused(tmp_path: Path, config
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(ExperimentError, match="holds files that are not a run"):
         run(config, tmp_path / "mine")
-
-
-def plan(folder: Path, fingerprint: str = "m", **changes: Any) -> Path:
-    """A run folder with one finished job, as a night leaves it, and no row yet."""
-    content = {
-        "started_at": "2026-01-02T00:00:00+00:00",
-        "config_hash": "c",
-        "fingerprint": fingerprint,
-        "strict_undecided": False,
-        "gate_required": True,
-        "gates": [],
-        "jobs": [{"id": "j", "notebook": "n"}],
-    }
-    outcome = {"status": "finished", "seconds": 1.0, "passed": True, "error": None, "cell": None}
-    (folder / "jobs" / "j").mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps(content | changes))
-    (folder / "jobs" / "j" / "job.json").write_text(json.dumps({"hash": "h", "outcome": outcome, "parameters": {}}))
-    return folder
-
-
-def add_rows(folder: Path, *facts: dict[str, Any]) -> None:
-    base = {"run": folder.name, "job": "j", "notebook": "n", "environment": "m", "recorded_at": "2026"}
-    with (folder / "jobs" / "j" / "rows.jsonl").open("a") as stream:
-        stream.writelines(json.dumps({"schema_version": 1, **base, **fact}) + "\n" for fact in facts)
-
-
-HELD = {"kind": "gate", "name": "g", "values": {"passed": True}}
-BROKEN = {"kind": "gate", "name": "b", "values": {"passed": False}}
-UNJUDGED = {"kind": "gate", "name": "u", "status": "missing", "reason": "no GPU"}
-NOW = "2026-01-02T00:01:00+00:00"
-
-
-@pytest.mark.parametrize(
-    ("rows", "changes", "word", "code"),
-    [
-        ([HELD], {}, "passed", 0),
-        ([HELD, BROKEN, UNJUDGED], {}, "failed", 1),
-        ([HELD, UNJUDGED], {}, "incomplete", 3),
-        ([], {}, "incomplete", 3),
-        ([], {"gate_required": False}, "passed", 0),
-        ([HELD], {"jobs": [{"id": "j", "notebook": "n"}, {"id": "k", "notebook": "n"}]}, "incomplete", 3),
-        ([HELD], {"strict_undecided": True}, "undecided", 4),
-    ],
-)
-def test_missing_is_never_passed_and_the_worst_word_wins(
-    tmp_path: Path, rows: list[dict[str, Any]], changes: dict[str, Any], word: str, code: int
-) -> None:
-    folder = plan(tmp_path / "run", **changes)
-    add_rows(folder, *rows)
-    summary = conclude(folder, now=NOW)
-    assert (summary["word"], summary["exit_code"]) == (word, code)
-    assert summary["seconds"] == 60.0
-
-
-@pytest.mark.parametrize(
-    ("bounds", "length", "word"),
-    [
-        ({"at_least": 2.2}, 2.3, "pass"),
-        ({"at_least": 2.2}, 2.1, "fail"),
-        ({"at_most": 2.2}, 2.3, "fail"),
-        ({"at_least": 2.2}, None, "missing"),
-        ({"at_least": 2.2}, "NaN", "fail"),
-    ],
-)
-def test_a_threshold_of_the_configuration_judges_the_rows_it_names(
-    tmp_path: Path, bounds: dict[str, float], length: object, word: str
-) -> None:
-    gate = {"name": "long enough", "kind": "acceptance", "row": "spec-3", "value": "acceptance_length", **bounds}
-    folder = plan(tmp_path / "run", gates=[gate])
-    add_rows(folder, {"kind": "acceptance", "name": "spec-3", "values": {"acceptance_length": length}})
-    (judged,) = conclude(folder, now=NOW)["gates"]
-    assert judged["word"] == word
-
-
-def test_a_threshold_whose_row_was_never_written_is_missing_and_says_which(tmp_path: Path) -> None:
-    gate = {"name": "g", "kind": "acceptance", "row": "spec-3", "value": "acceptance_length", "at_least": 1.0}
-    folder = plan(tmp_path / "run", gates=[gate])
-    (judged,) = conclude(folder, now=NOW)["gates"]
-    assert (judged["word"], judged["detail"]) == ("missing", "no row acceptance spec-3")
-
-
-def test_the_previous_run_of_the_same_machine_is_compared_and_another_is_not(tmp_path: Path) -> None:
-    machine = {"packages": {}, "gpus": []}
-    for name, fingerprint, rate in (("older", "m", 100.0), ("other", "else", 900.0), ("now", "m", 10.0)):
-        folder = plan(tmp_path / name, fingerprint)
-        (folder / "environment.json").write_text(json.dumps(machine))
-        add_rows(folder, HELD, {"kind": "decode", "name": "spec-3", "values": {"tokens_per_s": rate}})
-        if name != "now":
-            started = {"started_at": "2026-01-01T00:00:00+00:00"}
-            summary = conclude(folder, now=NOW) | started
-            (folder / "summary.json").write_text(json.dumps(summary))
-    summary = conclude(tmp_path / "now", now=NOW)
-    assert summary["since"]["previous"] == "older"
-    assert summary["since"]["words"] == {"slower": 1}
-    assert "against the previous run 1 slower and 0 the same" in summary["sentence"]
-
-
-MEASURED = {"kind": "decode", "name": "spec-3"}
-GONE = {**MEASURED, "status": "missing", "reason": "the kernel died"}
-
-
-@pytest.mark.parametrize(
-    ("now", "is_strict", "word", "code"),
-    [
-        ({**MEASURED, "values": {"tokens_per_s": 50.0}}, False, "passed", 0),
-        ({**MEASURED, "values": {"tokens_per_s": 50.0}}, True, "failed", 1),  # certainly slower
-        ({**MEASURED, "values": {"tokens_per_s": 95.0}}, True, "undecided", 4),  # unsure
-        (GONE, False, "passed", 0),
-        (GONE, True, "undecided", 4),  # missing, as the only word
-        (None, True, "undecided", 4),  # not so much as a row
-        ({**MEASURED, "values": {"tokens_per_s": 200.0}}, True, "passed", 0),  # certainly faster
-    ],
-)
-def test_a_strict_night_fails_by_what_is_slower_and_is_undecided_by_what_is_unsure_or_missing(
-    tmp_path: Path, now: dict[str, Any] | None, is_strict: bool, word: str, code: int
-) -> None:
-    def night(name: str, started: str, **changes: Any) -> Path:
-        folder = plan(tmp_path / name, "m", started_at=started, **changes)
-        (folder / "environment.json").write_text(json.dumps({"packages": {}, "gpus": []}))
-        return folder
-
-    before = night("before", "2026-01-01T00:00:00+00:00")
-    add_rows(before, HELD, {**MEASURED, "values": {"tokens_per_s": 100.0}})
-    (before / "summary.json").write_text(json.dumps(conclude(before, now=NOW)))
-    after = night("now", "2026-01-02T00:00:00+00:00", strict_undecided=is_strict)
-    add_rows(after, HELD, *([now] if now else []))
-    summary = conclude(after, now=NOW)
-    assert (summary["word"], summary["exit_code"]) == (word, code), summary["since"]["words"]
-    if word == "failed":
-        assert summary["sentence"].startswith("Failed: 1 number certainly slower than in the previous run; ")
-    add_rows(after, BROKEN)
-    assert conclude(after, now=NOW)["exit_code"] == 1, "a failed gate is a failed gate, strict or not"
 
 
 def test_a_run_folder_of_another_machine_cannot_be_gone_on_with(tmp_path: Path, config: Path) -> None:

@@ -78,6 +78,8 @@ REFUSED = [
     (["bench", "--acceptance-length", "5"], "acceptance length 5.0 at 3 drafts a step"),
     (["bench", "--pair", "shipped", "--geometry", "nano"], "the shipped pair at geometry 'nano'"),
     (["speed"], "neither --at nor --sweep-batch"),
+    (["speed", "--at", "20x1", "--stages", "foo"], "--stages is foo"),
+    (["speed", "--at", "20x1", "--spec", "foo"], "--spec is foo"),
     (["speed", "--at", "20x1", "--spec", "0,1", "--stages", "0,3"], "stages of 3 drafts"),
     (["planted", "--steps", "-5"], "--steps is -5"),
     (["ab", ".", "--rounds", "13"], "sides ."),
@@ -94,7 +96,8 @@ REFUSED = [
     (["sweep", "fmha", "--build", "x", "--share", "0/2"], "--share is 0/2"),
     (["sweep", "gemm", "--rows", "none.jsonl"], "--rows is 'none.jsonl', which does not exist"),
     (["prove", "quite"], "PART is quite"),
-    (["prove", "quiet", "--build", "x", "--share", "2/2"], "--share is 2/2"),
+    (["prove", "quiet", "--build", "x", "--share", "0/2"], "--share is 0/2"),
+    (["gates", "full", "--build", "x", "--share", "3/2"], "--share is 3/2"),
     (["prove", "--limit-s", "inf"], "--limit-s is inf"),
     (["train", "--dropout", "1"], "--dropout is 1"),
     (["taps"], "required: --out"),
@@ -113,6 +116,38 @@ def test_a_refusal_names_the_value_what_is_allowed_and_what_to_do(line: list[str
     assert refused.value.allowed
     assert refused.value.remedy
     assert len(str(refused.value).splitlines()) == 3
+
+
+def test_a_truth_value_of_a_variable_is_refused_with_what_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EAGLE3_FMHA_AB", "maybe")
+    with pytest.raises(ExperimentError) as refused:
+        parsed(["sweep", "fmha", "--out", "x.jsonl"])
+    assert refused.value.what == "EAGLE3_FMHA_AB='maybe'"
+    assert refused.value.allowed == "1 or 0, true or false, yes or no"
+
+
+def test_a_share_counts_from_one_wherever_it_is_typed() -> None:
+    for line in (["prove", "--share", "2/3"], ["gates", "micro", "--share", "2/3"]):
+        assert parsed(line)[1].model_dump()["share"] == (1, 3), "where the slice begins"
+    assert parsed(["sweep", "fmha", "--build", "x", "--share", "2/3"])[1].model_dump()["share"] == (2, 3)
+
+
+FOLDERS = [
+    (["report", "."], {"run_dir": "one"}),
+    (["compare", ".", "../two"], {"before": "one", "after": "two"}),
+    (["nightly", "--out", "."], {"out": "one"}),
+    (["run", "40_speed", "--out", "../two"], {"out": "two"}),
+]
+
+
+@pytest.mark.parametrize(("line", "names"), FOLDERS, ids=lambda value: " ".join(value))
+def test_a_folder_that_is_typed_has_a_name_and_a_folder_above_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: list[str], names: dict[str, str]
+) -> None:
+    (tmp_path / "one").mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    given = parsed(line)[1].model_dump()
+    assert {field: given[field] for field in names} == {field: tmp_path / name for field, name in names.items()}
 
 
 def test_a_refusal_imports_nothing_slow_and_exits_two(tmp_path: Path) -> None:

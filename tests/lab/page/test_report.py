@@ -17,9 +17,12 @@ from small_notebooks import PASS, START, write_config, write_notebook
 
 from lab.nightly import run_night
 from lab.options.night import NightOptions
-from lab.page.report import MARKS, TONES, is_numeric, mark, moment, percent, render, tables_of
+from lab.page.marks import MARKS, TONES, is_numeric, mark, moment
+from lab.page.report import render
+from lab.page.sections import tables_of
 from lab.rows import runs
 from lab.rows.store import Row
+from lab.rows.values import percent
 
 pytestmark = pytest.mark.reference
 

@@ -165,3 +165,84 @@ def test_the_summary_of_the_8b_night_has_a_picture() -> None:
 def test_every_word_of_a_job_has_a_mark(tmp_path: Path) -> None:
     _, text = page_of(tmp_path, [row("bad", "gate", "g", GATE | {"passed": False})])
     assert re.search(r'<li><span class="sign" aria-hidden="true">✗</span><a href="#job-bad">', text)
+
+
+SVG = '<svg xmlns="http://www.w3.org/2000/svg"><text>drawn</text></svg>'
+WORDS = {"name": "f", "alt": "Alt.", "caption": "Kept caption.", "order": 1, "columns": ["k"], "rows": [[1]]}
+CODE = {"cell_type": "code", "id": "a", "metadata": {}, "execution_count": None, "source": "kept()", "outputs": []}
+NOTEBOOK = {"nbformat": 4, "nbformat_minor": 5, "metadata": {}, "cells": [CODE]}
+CUT = [
+    ("job.json", 20, "job.json cannot be read: "),
+    ("executed.ipynb", 60, "executed.ipynb cannot be shown: executed.ipynb cannot be read as a notebook"),
+    ("executed.ipynb", "cell", "executed.ipynb cannot be shown: "),
+    ("figures/f.json", 20, "f.json cannot be shown: "),
+    ("figures/f.svg", 50, "f.json cannot be shown: its drawing f.svg is cut short"),
+    ("figures/f.svg", None, "f.json cannot be shown: "),
+    ("rows.jsonl", 0, "line 1 of rows.jsonl is not a row"),
+]
+
+
+@pytest.mark.parametrize(("name", "damage", "told"), CUT, ids=range(len(CUT)))
+def test_a_file_that_is_damaged_costs_its_own_place_on_the_page_and_says_why(
+    tmp_path: Path, name: str, damage: int | str | None, told: str
+) -> None:
+    page_of(tmp_path, [row("bad", "gate", "g", GATE), row("good", "bench", "kept row", {"n": 1})])
+    run = tmp_path / "reports" / "r"
+    for job in ("bad", "good"):
+        folder = run / "jobs" / job
+        (folder / "figures").mkdir()
+        (folder / "figures" / "f.svg").write_text(SVG)
+        (folder / "figures" / "f.json").write_text(json.dumps(WORDS))
+        (folder / "executed.ipynb").write_text(json.dumps(NOTEBOOK))
+    path = run / "jobs" / "bad" / name
+    if damage is None:
+        path.unlink()
+    elif damage == "cell":
+        path.write_text(json.dumps(NOTEBOOK | {"cells": [{"cell_type": "code"}]}))
+    else:
+        path.write_text(path.read_text()[: int(damage)] if damage else "x\nx\n")
+    text = render(run).read_text(encoding="utf-8")
+    assert told in section(text, "bad")
+    assert "cannot be" not in section(text, "good")
+    assert "Kept caption." in section(text, "good")
+    assert "kept row" in section(text, "good")
+    assert "kept()" in (run / "notebooks" / "good.html").read_text(encoding="utf-8")
+
+
+def test_a_job_whose_record_is_cut_short_is_unusable_and_the_night_is_told_all_the_same(tmp_path: Path) -> None:
+    page_of(tmp_path, [row("bad", "gate", "g", GATE), row("good", "gate", "g", GATE)])
+    run = tmp_path / "reports" / "r"
+    record = run / "jobs" / "bad" / JOB_FILE
+    for content in (record.read_text()[:9], "[]", "{}", '{"parameters": [], "outcome": {}}'):
+        record.write_text(content)
+        summary = conclude(run, now="2026-11-21T10:05:00+00:00")
+        assert (summary["word"], [job["status"] for job in summary["jobs"]]) == ("incomplete", ["unusable", "finished"])
+        assert summary["jobs"][0]["error"].startswith("job.json cannot be read: ")
+
+
+def test_runs_that_cannot_be_read_are_named_below_the_index_and_on_the_page(tmp_path: Path) -> None:
+    rows = [row("j", "gate", "g", GATE)]
+    page_of(tmp_path, rows)
+    reports = tmp_path / "reports"
+    for name, content in (("cut", '{"started_at'), ("newer", '{"schema_version": 99}'), ("list", "[]")):
+        (reports / name).mkdir()
+        (reports / name / SUMMARY_FILE).write_text(content)
+    other = json.loads((reports / "r" / SUMMARY_FILE).read_text()) | {"fingerprint": "other", "seconds": "long"}
+    (reports / "odd").mkdir()
+    (reports / "odd" / SUMMARY_FILE).write_text(json.dumps(other))
+    render(reports / "r")
+    index = (reports / "index.html").read_text(encoding="utf-8")
+    for name, why in (("cut", "holds no finished run"), ("newer", "schema 99"), ("list", "not a JSON object"),
+                      ("odd", "seconds: ")):  # fmt: skip
+        assert re.search(f"Night {name} is left out: .*{why}", index), name
+    assert 'href="r/index.html"' in index
+    (reports / "r" / "jobs" / "j" / "rows.jsonl").unlink()  # page_of writes them again
+    sentence, text = page_of(tmp_path, rows)
+    assert sentence.startswith("Passed: the one gate held in 1 job; no earlier run could be compared with (3 nights")
+    assert "Night cut is left out: " in text
+
+
+def test_a_job_whose_gates_all_held_is_not_said_to_have_left_nothing(tmp_path: Path) -> None:
+    _, text = page_of(tmp_path, [row("held", "gate", "g", GATE), row("silent", SENTENCE, "s", {"text": ""})])
+    assert "This job left no figure and no rows beside its gates." in section(text, "held")
+    assert "of its job's folder" in text

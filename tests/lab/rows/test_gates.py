@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from lab.rows.gates import GateResult, Threshold, gates_of, judge
+from lab.rows.history import flipped_gates
 from lab.rows.store import Row
 
 pytestmark = pytest.mark.reference
@@ -108,7 +109,7 @@ def test_a_gate_that_passes_tells_its_value_bound_and_job() -> None:
     result = judged(row(3.0, job="31_acceptance"), row(2.5, job="other"), at_most=9.0)
     assert result.as_dict() == {
         "name": "long", "word": "pass", "value": 3.0, "threshold": "at least 2 and at most 9",
-        "detail": "2 of 2 rows within", "job": "31_acceptance",
+        "detail": "2 of 2 rows within", "job": "31_acceptance", "set_by": "configuration",
     }  # fmt: skip
 
 
@@ -136,3 +137,21 @@ def test_a_notebooks_gate_that_could_not_be_judged_is_missing_and_other_rows_are
         GateResult("a", "pass", 2, "at least 1", "why", "j"),
         GateResult("b", "missing", None, None, "no GPU", "j"),
     ]
+
+
+def told(*of: tuple[str, str, str], set_by: str | None = "configuration") -> dict[str, Any]:
+    who = {"set_by": set_by} if set_by else {}
+    return {"gates": [{"name": name, "job": job, "word": word, **who} for name, job, word in of]}
+
+
+def test_a_gate_of_the_configuration_is_the_same_gate_whichever_job_decides_it() -> None:
+    held = told(("g", "a", "pass"))
+    assert flipped_gates(held, told(("g", "b", "fail"))) == ["gate g went from pass to fail"]
+    assert flipped_gates(held, told(("g", "", "missing"))) == ["gate g went from pass to missing"]
+    assert flipped_gates(held, told(("g", "b", "pass"))) == []
+    old = told(("g", "a", "pass"), set_by=None)
+    assert flipped_gates(old, told(("g", "b", "fail"))) == ["gate g went from pass to fail"], "an older summary"
+    twice = told(("g", "a", "fail"), ("g", "b", "pass"))
+    assert flipped_gates(held, twice) == ["gate g went from pass to fail"], "the worst of one name"
+    of_notebooks = told(("g", "a", "pass"), set_by="notebook"), told(("g", "b", "fail"), set_by="notebook")
+    assert flipped_gates(*of_notebooks) == ["gate g (a) is gone"]

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from lab.errors import ExperimentError, NotComparable
+from lab.rows import runs
 from lab.rows.comparison import comparison
+from lab.rows.environment import Environment
 from lab.rows.history import (
     better_of,
     changes,
@@ -18,7 +20,7 @@ from lab.rows.history import (
     metrics_of,
     moved_environment,
 )
-from lab.rows.runs import comparable_runs, job_seconds
+from lab.rows.runs import comparable_runs, job_seconds, read_environment, read_plan, read_summary
 from lab.rows.store import Row, RowWriter
 from lab.rows.throttle import held_back_in
 
@@ -57,9 +59,6 @@ def test_a_value_finds_the_spread_written_beside_it() -> None:
     time, rate = metrics_of(row(values=values | {"tokens_per_s_p90": 6.0}, repeats=3))
     assert time.sample.samples == (1.0, 2.0, 3.0)
     assert (rate.sample.p10, rate.sample.p90, rate.sample.n) == (4.0, 6.0, 3)
-    (alone,) = metrics_of(row(values={"median_us": 2.0, "samples": [1.0, 2.0], "p10_us": 1.0, "p90_us": 3.0}))
-    assert alone.sample.samples == (1.0, 2.0)
-    assert alone.sample.p90 == 3.0
 
 
 def test_parity_and_gate_rows_and_missing_ones_have_nothing_to_compare() -> None:
@@ -109,7 +108,9 @@ def store(
         "config_hash": config,
         "jobs": [{"id": "j", "status": "finished", "seconds": value}],
     }
-    machine = {"cpu": "Fast", "n_cores": 2, "gpus": [], "fingerprint": fingerprint, "packages": {"torch": name}}
+    machine = dict.fromkeys(Environment.model_fields) | {
+        "cpu": "Fast", "n_cores": 2, "gpus": [], "fingerprint": fingerprint, "packages": {"torch": name}, "argv": [],
+    }  # fmt: skip
     with RowWriter(run / "rows.jsonl") as writer:
         writer.write(row(name, values={"tokens_per_s": value}))
     (run / "summary.json").write_text(json.dumps(summary))
@@ -153,7 +154,7 @@ def test_a_run_of_another_configuration_is_no_earlier_night_of_this_one(tmp_path
         store(tmp_path, f"other-{number}", config="other", started=f"2026-02-0{number + 1}", value=100.0)
     before = store(tmp_path, "before", started="2026-03-01", value=100.0)
     after = store(tmp_path, "after", started="2026-03-02", value=92.0)
-    [change] = compare_runs(before, after)
+    [change] = compare_runs(before, after).changes
     assert change.verdict.word == "unsure"
     assert "only 3 earlier nights" in change.verdict.reason, "a, d and before"
 
@@ -165,9 +166,9 @@ def test_nights_stand_in_their_order_when_the_two_compared_are_not_neighbours(tm
         for number in range(8)
     ]
     after = store(tmp_path, "after", started="2026-01-09", value=100.0 * 1.09)
-    [far] = compare_runs(nights[0], after)
+    [far] = compare_runs(nights[0], after).changes
     assert (far.verdict.word, far.verdict.reason) == ("faster", "spread of 8 earlier nights")
-    [near] = compare_runs(nights[-1], after)
+    [near] = compare_runs(nights[-1], after).changes
     assert near.verdict.high is not None
     assert far.verdict.high is not None
     assert far.verdict.ratio is not None
@@ -180,6 +181,63 @@ def test_a_number_that_was_lost_the_night_before_too_is_still_missing() -> None:
     [change] = changes(gone, gone, [measured, measured, gone])
     assert (change.metric, change.verdict.word, change.verdict.reason) == ("tokens_per_s", "missing", "the kernel died")
     assert changes(gone, gone, [gone]) == [], "what no night ever gave is not compared"
+
+
+def test_a_run_of_another_configuration_is_compared_and_said_to_be_one(tmp_path: Path) -> None:
+    for number in range(6):
+        store(tmp_path, f"night-{number}", started=f"2026-01-0{number + 1}", value=100.0 + number % 2)
+    before = store(tmp_path, "before", config="other", started="2026-01-08", value=40.0)
+    after = store(tmp_path, "after", started="2026-01-09", value=100.0)
+    compared = compare_runs(before, after)
+    assert compared.moved[0] == "the configurations differ"
+    assert [change.verdict.reason for change in compared.changes] == ["spread of 6 earlier nights"], "without `before`"
+    assert "the configurations differ" in comparison(before, after)[0]
+    assert "the configurations differ" not in compare_runs(tmp_path / "night-1", after).moved
+
+
+DAMAGES = [
+    ("summary.json", '{"started_at": "2026', "holds no finished run"),
+    ("summary.json", "[]", "not a JSON object"),
+    ("summary.json", "[" * 100_000, "recursion"),
+    ("summary.json", "{}", "no fingerprint, config_hash, started_at"),
+    ("summary.json", None, "has schema 2"),
+    ("environment.json", "", "has no record of its machine"),
+    ("environment.json", '{"gpus": []}', "has no record of its machine: environment.json: fingerprint"),
+    ("rows.jsonl", "x\n" * 2, "line 1 of rows.jsonl is not a row"),
+    ("rows.jsonl", '{"schema_version": 99}\n', "has row schema 99"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "why"), DAMAGES, ids=range(len(DAMAGES)))
+def test_an_earlier_night_that_cannot_be_read_is_left_out_and_stops_no_comparison(
+    tmp_path: Path, name: str, content: str | None, why: str
+) -> None:
+    nights = [store(tmp_path, f"night-{number}", started=f"2026-01-0{number + 1}") for number in range(4)]
+    damaged = nights[1] / name
+    if content is None:
+        content = json.dumps(json.loads(damaged.read_text()) | {"schema_version": 2})
+    damaged.write_text(content)
+    compared = compare_runs(nights[2], nights[3])
+    assert len(compared.changes) == 1
+    [told] = [words for words in compared.moved if words.startswith("night night-1 is left out: ")]
+    assert why in told
+    assert "2 earlier nights" in compared.changes[0].verdict.reason
+
+
+def test_what_stands_in_a_run_folder_and_is_unusable_is_refused_in_three_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = store(tmp_path, "a")
+    for name, read in (("run.json", read_plan), ("summary.json", read_summary), ("environment.json", read_environment)):
+        for content in ("", "[]", "[" * 100_000):
+            (run / name).write_text(content)
+            with pytest.raises(ExperimentError, match=name):
+                read(run)
+        (run / name).write_text("{" + " " * 200 + "}")
+        with monkeypatch.context() as patch:
+            patch.setattr(runs, "_MOST_BYTES", 100)
+            with pytest.raises(ExperimentError, match="larger than"):
+                read(run)
 
 
 def test_a_folder_without_a_finished_run_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from places import ROOT
 from pydantic import ValidationError
 
 from lab.errors import NotComparable, RunFailed
+from lab.rows import appending
 from lab.rows.store import SCHEMA, Damaged, Row, RowWriter, block, nested, read_lines, read_rows, read_run, utc_now
 
 pytestmark = pytest.mark.reference
@@ -129,6 +130,70 @@ def test_blocks_of_values_are_dictionaries_when_they_are_nested() -> None:
     flat = {"time_us": 1.0, **block("peers", {"F.linear": 2.0}), **block("shape", {"m": 3})}
     assert flat == {"time_us": 1.0, "peers.F.linear": 2.0, "shape.m": 3}
     assert nested(flat) == {"time_us": 1.0, "peers": {"F.linear": 2.0}, "shape": {"m": 3}}
+
+
+def test_a_file_has_one_writer_at_a_time_and_loses_no_row_to_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appending, "PATIENCE_S", 0.0)
+    path = tmp_path / "rows.jsonl"
+    with RowWriter(path) as first:
+        first.write(row("a"))
+        with pytest.raises(RunFailed) as caught:
+            RowWriter(path)
+        first.write(row("b"))
+    assert caught.value.what.startswith("rows.jsonl is being written by another process")
+    dropped = RowWriter(path)
+    dropped.write(row("c"))
+    del dropped
+    with RowWriter(path) as last:
+        last.write(row("d"))
+    assert [one.name for one in read_rows(path)] == ["a", "b", "c", "d"]
+
+
+FOREIGN = [
+    b"thesis, chapter 1",
+    b"thesis\n\nchapter 1\n",
+    b'{"weights": [1, 2',
+    b'{"name": "somebody\'s settings"}\n',
+    b"\x80\x03\n" * 40 + b"\x00" * 40,
+    b"[" * 9000,
+]
+
+
+@pytest.mark.parametrize("keeps_torn", [False, True])
+@pytest.mark.parametrize("content", FOREIGN, ids=range(len(FOREIGN)))
+def test_what_is_no_file_of_rows_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes, keeps_torn: bool) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(RunFailed, match=r"line \d of model.safetensors is not a row"):
+        RowWriter(path, keeps_torn=keeps_torn)
+    assert path.read_bytes() == content
+
+
+def test_a_line_among_rows_that_is_none_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(row("a").line() + "not json\n" + row("b").line() + row("c").line()[:40])
+    before = path.read_bytes()
+    with pytest.raises(RunFailed, match=r"line 2 of rows.jsonl is not a row"):
+        RowWriter(path)
+    assert path.read_bytes() == before
+
+
+def test_a_first_row_that_was_torn_is_cut(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    for n_bytes in (5, 40):
+        path.write_text(row("a").line()[:n_bytes])
+        with RowWriter(path) as writer:
+            assert writer.n_rows == 0
+            writer.write(row("b"))
+        assert [one.name for one in read_rows(path)] == ["b"]
+
+
+def test_a_number_of_a_row_is_measured_and_no_truth_value() -> None:
+    values = {"n": 3, "word": "3", "holds": True, "list": [3]}
+    assert [row(values=values).number(name) for name in (*values, "none")] == [3.0, None, None, None, None]
+    assert row(values=values, status="missing", reason="taken back").number("n") is None
 
 
 def test_a_file_that_cannot_be_opened_is_refused(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ def test_the_kernels_of_a_run_are_those_of_its_engines(monkeypatch: pytest.Monke
     assert any(name.startswith("gemm") for name in names)
     made: list[tuple[GatesConfig, Any]] = []
     monkeypatch.setattr(command, "build_kernels", lambda *given: made.append((given[0], given[1:])) or 7)
-    options = ["--build", str(tmp_path), "--arch", "sm_100", "--share", "1/2", "--config", str(SMALL)]
+    options = ["--build", str(tmp_path), "--arch", "sm_100", "--share", "2/2", "--config", str(SMALL)]
     assert main(["full", *options]) == 0, "kernels are built before there is anything green, and with no GPU"
     assert made == [(config, ("full", "sm_100", tmp_path, (1, 2)))]
     shipped = plans_of(config.model_copy(update={"pair": "shipped", "geometry": "shipped"}), "micro")

@@ -1,0 +1,25 @@
+"""Values of a row: as JSON has them, as Python has them, and as people read them."""
+
+from __future__ import annotations
+
+import math
+
+# JSON has no word for these three; pydantic writes them as strings, and reading turns them back into floats.
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def number_of(value: object) -> float | None:
+    """The value as a float, if it is a number; a truth value is none."""
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def restored(value: object) -> object:
+    """The value, or list of values, with what is not finite as floats again."""
+    if isinstance(value, list):
+        return [restored(item) for item in value]
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def percent(ratio: float | None) -> str:
+    """A ratio as a signed change: 1.034 is `+3.4%`; nothing for None."""
+    return "" if ratio is None else f"{(ratio - 1) * 100:+.1f}%"
