@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from lab.rows.gates import Threshold
 from lab.rows.store import JOBS_FOLDER
 
 JOB_FILE = "job.json"
+OUTCOME_KEYS = ("status", "seconds", "passed", "error", "cell")
+_OUTCOME_FIELDS = {field.name for field in fields(NotebookOutcome)}
 # Parameters that the night fills in; a configuration may not set the first two.
 PLACE_PARAMETERS = ("run_dir", "job")
 PAIR_PARAMETERS = ("target", "draft", "prompts")
@@ -205,21 +207,27 @@ def record(job: Job, run_dir: Path, outcome: NotebookOutcome) -> None:
     unfinished.replace(folder / JOB_FILE)
 
 
-def recorded(folder: Path) -> dict[str, Any] | None:
-    """What `record` wrote in `folder`; None when the job never came to an end."""
+def recorded(folder: Path) -> tuple[dict[str, Any] | None, str]:
+    """What `record` wrote in `folder`, and why that cannot be read; neither for a job that never came to an end."""
     path = folder / JOB_FILE
-    if not path.exists():
-        return None
-    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return content
+    try:
+        if not path.exists():
+            return None, ""
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        lacking = [key for key in OUTCOME_KEYS if key not in content["outcome"]]
+        if lacking or not isinstance(content["parameters"], dict) or not isinstance(content["hash"], str):
+            raise ValueError(f"no {', '.join(lacking) or 'hash and parameters'}")
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        return None, f"{JOB_FILE} cannot be read: {error}"
+    return content, ""
 
 
 def finished_outcome(job: Job, run_dir: Path) -> NotebookOutcome | None:
     """The outcome of an earlier, finished run of the very same job; None when it has to run."""
-    before = recorded(job.folder(run_dir))
+    before, _ = recorded(job.folder(run_dir))
     if before is None or before["hash"] != job.hash or before["outcome"]["status"] != "finished":
         return None
-    return NotebookOutcome(**before["outcome"])
+    return NotebookOutcome(**{key: value for key, value in before["outcome"].items() if key in _OUTCOME_FIELDS})
 
 
 def content_hash(*paths: Path) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, EXIT_UNDECIDED, ExperimentError
 from lab.night.experiment import Experiment
-from lab.night.jobs import JOB_FILE, recorded
+from lab.night.jobs import OUTCOME_KEYS, recorded
 from lab.night.notices import notices_of
 from lab.rows import history, trend
 from lab.rows.gates import GateResult, Threshold, gates_of, judge
@@ -31,7 +31,6 @@ from lab.rows.store import JOBS_FOLDER, Row, read_run
 from lab.rows.verdict import WORST_FIRST
 
 Night = tuple[Path, list[Row]]
-_OUTCOME = ("status", "seconds", "passed", "error", "cell")
 
 
 def conclude(run_dir: Path, *, now: str, running: str = "") -> dict[str, Any]:
@@ -77,25 +76,14 @@ def conclude(run_dir: Path, *, now: str, running: str = "") -> dict[str, Any]:
 
 
 def _job(run_dir: Path, planned: dict[str, Any]) -> dict[str, Any]:
-    content, why = record_of(run_dir / JOBS_FOLDER / planned["id"])
+    content, why = recorded(run_dir / JOBS_FOLDER / planned["id"])
     base = {"id": planned["id"], "notebook": planned["notebook"]}
+    if content is not None and content["hash"] != planned.get("hash", content["hash"]):
+        content, why = None, "its results are of another source, pair or parameters than this night's"
     if content is None:
         status, error = ("unusable", why) if why else ("not run", "not run")
         return {**base, "status": status, "seconds": 0.0, "passed": None, "error": error, "cell": None}
-    return {**base, **{key: content["outcome"][key] for key in _OUTCOME}}
-
-
-def record_of(folder: Path) -> tuple[dict[str, Any] | None, str]:
-    """What was recorded of a job, and why that cannot be read; neither for one that never came to an end."""
-    try:
-        content = recorded(folder)
-        if content is not None:
-            lacking = [key for key in _OUTCOME if key not in content["outcome"]]
-            if lacking or not isinstance(content["parameters"], dict):
-                raise ValueError(f"no {', '.join(lacking) or 'parameters'}")
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
-        return None, f"{JOB_FILE} cannot be read: {error}"
-    return content, ""
+    return {**base, **{key: content["outcome"][key] for key in OUTCOME_KEYS}}
 
 
 def _earlier(run_dir: Path, plan: dict[str, Any]) -> tuple[list[Night], list[str]]:

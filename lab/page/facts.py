@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lab.night.jobs import PAIR_PARAMETERS
+from lab.night.jobs import PAIR_PARAMETERS, recorded
 from lab.night.parameters import notebooks_folder, title
-from lab.night.summary import record_of
 from lab.rows.store import JOBS_FOLDER, Row
 
 
@@ -19,7 +18,7 @@ def title_of(notebook: str) -> str:
 
 def pairs_measured(run_dir: Path, plan: dict[str, Any], rows: list[Row]) -> list[str]:
     """The pairs that jobs of the run worked on, by what was recorded: the night's own, and planted ones by geometry."""
-    records = [record_of(run_dir / JOBS_FOLDER / job["id"])[0] for job in plan["jobs"]]
+    records = [recorded(run_dir / JOBS_FOLDER / job["id"])[0] for job in plan["jobs"]]
     took_the_pair = any(set(PAIR_PARAMETERS) & set(record["parameters"]) for record in records if record)
     own = ", ".join(str(text) if key == "pair" else f"{key} {text}" for key, text in plan["pair"].items())
     planted = [row.parameters["geometry"] for row in rows if row.parameters.get("pair") == "planted"]

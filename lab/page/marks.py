@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from typing import Any
 
@@ -41,6 +42,19 @@ def mark(word: str) -> Markup:
     return Markup('<span class="word {}"><span class="sign" aria-hidden="true">{}</span> {}</span>').format(
         tone, sign, word
     )
+
+
+# Tags that act: they run, load, send, or lead away by themselves.
+_ACTS = re.compile(r"<(?=/?(?:script|meta|base|form|iframe|frame|object|embed|link|applet|portal)\b)", re.IGNORECASE)
+
+
+def still(html: str) -> Markup:
+    """What a run stored, to be shown and never to act: such tags become text.
+
+    A run may come from elsewhere. The page's own content policy forbids scripts, handlers, frames and anything from
+    outside as well; what it cannot forbid is a page that leads away (`<meta http-equiv="refresh">`).
+    """
+    return Markup(_ACTS.sub("&lt;", html))
 
 
 def moment(at: str | datetime) -> str:

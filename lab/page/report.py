@@ -20,7 +20,7 @@ from lab.figures import shown
 from lab.night.notices import notices_of
 from lab.night.progress import duration
 from lab.page import facts
-from lab.page.marks import MARKS, is_numeric, mark, moment, sparkline
+from lab.page.marks import MARKS, is_numeric, mark, moment, sparkline, still
 from lab.page.sections import NOTEBOOKS_FOLDER, Section, section_of
 from lab.rows.runs import left_out_words, read_environment, read_plan, read_summary, runs_under
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row, read_rows
@@ -130,6 +130,7 @@ def _page(template: str, **content: Any) -> str:
         "duration": duration,
         "moment": moment,
         "mark": mark,
+        "still": still,
         "sign": lambda word: MARKS.get(word, "·"),
         "percent": percent,
         "numeric": is_numeric,

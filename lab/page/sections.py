@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from lab.errors import LabError
 from lab.figures import Kept, shown
 from lab.night.experiment import FIGURES_FOLDER, SENTENCE
-from lab.night.jobs import PAIR_PARAMETERS
+from lab.night.jobs import PAIR_PARAMETERS, recorded
 from lab.night.notebook import EXECUTED_FILE, notebook_parts
-from lab.night.summary import job_word, record_of
+from lab.night.summary import job_word
 from lab.page import facts
 from lab.rows.environment import shown_path
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row
@@ -72,7 +72,7 @@ def section_of(
     """
     folder, faults = run_dir / JOBS_FOLDER / job["id"], list(faults)
     own = [row for row in rows if row.job == job["id"]]
-    content, why = record_of(folder)
+    content, why = recorded(folder)
     faults += [why] if why else []
     drawings = sorted((folder / FIGURES_FOLDER).glob("*.json"))
     kept = [figure for path in drawings if (figure := _read(path, _figure, faults)) is not None]

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from places import ROOT
 from small_notebooks import PASS, START, write_config, write_notebook
-from test_history import store
+from stored_runs import store
 
 from eagle3core.errors import ConfigError
 from lab import cli

@@ -8,6 +8,7 @@ from typing import Any
 
 from lab.rows.environment import Environment
 from lab.rows.runs import ENVIRONMENT_FILE
+from lab.rows.store import Row, RowWriter
 
 
 def plan(folder: Path, fingerprint: str = "m", **changes: Any) -> Path:
@@ -37,3 +38,30 @@ def add_rows(folder: Path, *facts: dict[str, Any]) -> None:
     base = {"run": folder.name, "job": "j", "notebook": "n", "environment": "m", "recorded_at": "2026"}
     with (folder / "jobs" / "j" / "rows.jsonl").open("a") as stream:
         stream.writelines(json.dumps({"schema_version": 1, **base, **fact}) + "\n" for fact in facts)
+
+
+def store(
+    reports: Path, name: str, *, fingerprint: str = "m", started: str = "2026-01-01", value: float = 10.0,
+    config: str = "c",
+) -> Path:  # fmt: skip
+    """A finished run with one row, as `compare` reads it."""
+    run = reports / name
+    summary = {
+        "started_at": started,
+        "fingerprint": fingerprint,
+        "config_hash": config,
+        "jobs": [{"id": "j", "status": "finished", "seconds": value}],
+    }
+    machine = dict.fromkeys(Environment.model_fields) | {
+        "cpu": "Fast", "n_cores": 2, "gpus": [], "fingerprint": fingerprint, "packages": {"torch": name}, "argv": [],
+    }  # fmt: skip
+    with RowWriter(run / "rows.jsonl") as writer:
+        writer.write(
+            Row(
+                run=name, job="j", notebook="30_decode", kind="decode", name="spec-3", environment="m",
+                recorded_at="2026-01-01T00:00:00+00:00", values={"tokens_per_s": value},
+            )
+        )  # fmt: skip
+    (run / "summary.json").write_text(json.dumps(summary))
+    (run / "environment.json").write_text(json.dumps(machine))
+    return run

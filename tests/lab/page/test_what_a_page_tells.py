@@ -46,7 +46,7 @@ def page_of(folder: Path, rows: list[Row], parameters: dict[str, dict[str, Any]]
                 if one.job == job:
                     writer.write(one)
         outcome = {"status": "finished", "seconds": 1.0, "passed": True, "error": None, "cell": None, "traceback": None}
-        content = {"id": job, "parameters": (parameters or {}).get(job, {}), "outcome": outcome}
+        content = {"id": job, "hash": "h", "parameters": (parameters or {}).get(job, {}), "outcome": outcome}
         (run / "jobs" / job / JOB_FILE).write_text(json.dumps(content), encoding="utf-8")
     plan = {
         "run": "r", "started_at": SHARED["recorded_at"], "argv": [], "config_hash": "c", "pair": {"pair": "shipped"},

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_runs import store
 
 from lab.errors import ExperimentError, NotComparable
 from lab.rows import runs
 from lab.rows.comparison import comparison
-from lab.rows.environment import Environment
 from lab.rows.history import (
     better_of,
     changes,
@@ -21,7 +21,7 @@ from lab.rows.history import (
     moved_environment,
 )
 from lab.rows.runs import comparable_runs, job_seconds, read_environment, read_plan, read_summary
-from lab.rows.store import Row, RowWriter
+from lab.rows.store import Row
 from lab.rows.throttle import held_back_in
 
 pytestmark = pytest.mark.reference
@@ -95,27 +95,6 @@ def test_enough_earlier_nights_narrow_the_verdict() -> None:
     (few,) = changes(nights[-1], [row(values={"time_us": 108.0})], nights[-1:])
     (many,) = changes(nights[-1], [row(values={"time_us": 108.0})], nights)
     assert (few.verdict.word, many.verdict.word) == ("unsure", "slower")
-
-
-def store(
-    reports: Path, name: str, *, fingerprint: str = "m", started: str = "2026-01-01", value: float = 10.0,
-    config: str = "c",
-) -> Path:  # fmt: skip
-    run = reports / name
-    summary = {
-        "started_at": started,
-        "fingerprint": fingerprint,
-        "config_hash": config,
-        "jobs": [{"id": "j", "status": "finished", "seconds": value}],
-    }
-    machine = dict.fromkeys(Environment.model_fields) | {
-        "cpu": "Fast", "n_cores": 2, "gpus": [], "fingerprint": fingerprint, "packages": {"torch": name}, "argv": [],
-    }  # fmt: skip
-    with RowWriter(run / "rows.jsonl") as writer:
-        writer.write(row(name, values={"tokens_per_s": value}))
-    (run / "summary.json").write_text(json.dumps(summary))
-    (run / "environment.json").write_text(json.dumps(machine))
-    return run
 
 
 def test_runs_of_unequal_machines_are_refused_with_both_named(tmp_path: Path) -> None:
