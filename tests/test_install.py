@@ -1,4 +1,4 @@
-"""What `make` asks of pip before it installs."""
+"""What `make` asks of pip before it installs, and what the fetching of wheels leaves alone."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import importlib.util
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from places import ROOT
 
 pytestmark = pytest.mark.reference
 
-spec = importlib.util.spec_from_file_location("install", ROOT / "tools" / "install.py")
-assert spec is not None
-assert spec.loader is not None
-install = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(install)
+
+def tool(name: str) -> Any:
+    """A script of `tools/` as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def folder_with_torch(folder: Path, needs: list[str]) -> list[str]:
@@ -40,4 +45,19 @@ def test_a_torch_that_brings_cuda_is_named_before_anything_is_fetched(
     tmp_path: Path, needs: list[str], named: list[str]
 ) -> None:
     pip = [sys.executable, "-m", "pip"]
-    assert install.cuda_packages(pip, folder_with_torch(tmp_path, needs)) == named
+    assert tool("install").cuda_packages(pip, folder_with_torch(tmp_path, needs)) == named
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "folder.whl/inside"])
+def test_a_folder_with_anything_but_wheels_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    kept = tmp_path / "mine" / name
+    kept.parent.mkdir(parents=True)
+    kept.write_text("mine")
+    (tmp_path / "mine" / "old.whl").write_text("")
+    monkeypatch.setattr(sys, "argv", ["fetch_wheels.py", "--out", str(tmp_path / "mine")])
+    assert tool("fetch_wheels").main() == 2
+    assert "allowed: a new folder" in capsys.readouterr().err
+    assert kept.read_text() == "mine"
+    assert (tmp_path / "mine" / "old.whl").exists()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,13 @@ PACKAGES = ("papermill", "ipykernel", "nbclient", "nbconvert", "nvtx", "pydantic
 GLIBC_MINORS = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)  # pip matches a manylinux tag exactly
 
 
+def others_in(folder: Path) -> list[str]:
+    """Names of what is in a folder and is no wheel; a file in its place counts as well."""
+    if folder.exists() and not folder.is_dir():
+        return ["a file of that name"]
+    return sorted(path.name for path in folder.glob("*") if path.suffix != ".whl" or not path.is_file())
+
+
 def main() -> int:
     """Download into the folder and print what came; pip's exit status on failure."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -29,7 +35,18 @@ def main() -> int:
     parser.add_argument("--skip", nargs="*", default=[], help="packages to leave out: the machine has them")
     options = parser.parse_args()
 
-    shutil.rmtree(options.out, ignore_errors=True)
+    foreign = others_in(options.out)
+    if foreign:
+        print(
+            f"--out {options.out.name!r} holds {foreign[0]}",
+            "  allowed: a new folder, or one with wheels alone, which are replaced",
+            "  do: name another folder",
+            sep="\n",
+            file=sys.stderr,
+        )
+        return 2
+    for wheel in options.out.glob("*.whl"):
+        wheel.unlink()
     platforms = [f"--platform=manylinux_2_{minor}_x86_64" for minor in GLIBC_MINORS]
     platforms += [f"--platform=manylinux{old}_x86_64" for old in ("2014", "2010", "1")]
     target = ["--only-binary=:all:", "--python-version", options.python, "--implementation", "cp", *platforms]
