@@ -10,8 +10,12 @@ from pathlib import Path
 
 from eagle3core.kernels import registry
 from lab.errors import RunFailed
-from lab.probes.kernels.rows import FILE
+from lab.probes.kernels.rows import FILE, KERNEL, PROOF
+from lab.rows.environment import UNKNOWN
+from lab.rows.maker import RowMaker
+from lab.rows.store import RowWriter, utc_now
 
+LEAST_S = 1.0  # that a benchmark accepts as its limit
 _PROOF_FAILED = 1  # the benchmark's exit code when rows were written and a proof failed
 
 
@@ -29,8 +33,19 @@ def measured(folder: Path, ops: Sequence[str], limit_s: float) -> Path:
     if others:
         _run(out, "bench", limit_s, "--ops", ",".join(others))
     if "attention" in wanted:
-        _run(out, "attention_bench", end - time.monotonic())
+        left_s = end - time.monotonic()
+        if left_s < LEAST_S:
+            _left_out(out, "attention", f"no second of the limit of {limit_s:.0f} s was left for its benchmark")
+        else:
+            _run(out, "attention_bench", left_s)
     return out
+
+
+def _left_out(out: Path, op: str, reason: str) -> None:
+    maker = RowMaker(f"kernels-{utc_now()}", "kernels", UNKNOWN)
+    with RowWriter(out) as writer:
+        for kind in (PROOF, KERNEL):
+            writer.write(maker.missing(kind, op, reason))
 
 
 def _run(out: Path, module: str, limit_s: float, *options: str) -> None:
