@@ -117,11 +117,11 @@ def scenario_of(options: AbOptions) -> Scenario:
 
 
 def conclude(changes: Sequence[Change], kernel: str) -> int:
-    """Prints the verdicts, worst first, and one JSON line."""
+    """Prints the verdicts, worst first, and one JSON line; 3 where nothing could be compared."""
     print("\n".join(listed(changes)))
     words = dict(Counter(change.verdict.word for change in changes))
     summary: dict[str, object] = {"command": NAME, "n": len(changes), "words": words}
-    if not changes:
+    if set(words) <= {"missing"}:  # also with no row at all
         print(json.dumps(summary))
         return EXIT_COULD_NOT_RUN
     if not kernel:
