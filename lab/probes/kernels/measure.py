@@ -9,14 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle3core.kernels import registry
-from lab.errors import RunFailed
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, RunFailed
 from lab.probes.kernels.rows import FILE, KERNEL, PROOF
 from lab.rows.environment import UNKNOWN
 from lab.rows.maker import RowMaker
 from lab.rows.store import RowWriter, utc_now
 
 LEAST_S = 1.0  # that a benchmark accepts as its limit
-_PROOF_FAILED = 1  # the benchmark's exit code when rows were written and a proof failed
+# The benchmark's exit codes when rows were written, also where a proof failed or the time was up before all were made.
+_WROTE_ROWS = (EXIT_PASSED, EXIT_GATE_FAILED, EXIT_COULD_NOT_RUN)
 
 
 def measured(folder: Path, ops: Sequence[str], limit_s: float) -> Path:
@@ -49,10 +50,12 @@ def _left_out(out: Path, op: str, reason: str) -> None:
 
 
 def _run(out: Path, module: str, limit_s: float, *options: str) -> None:
-    command = [sys.executable, "-m", f"lab.probes.kernels.{module}", "--out", str(out), "--limit-s", f"{limit_s:.0f}"]
+    program = f"lab.probes.kernels.{module}"
+    command = [sys.executable, "-m", program, "--out", str(out), "--limit-s", f"{limit_s:.0f}"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-    # Python ends a crash with the same code as a failed proof; only the crash leaves a traceback.
-    crashed = done.returncode not in (0, _PROOF_FAILED) or "Traceback" in done.stderr
+    # A crash and an error that was told end with these codes too; only they leave a traceback or the program's name.
+    said = "Traceback" in done.stderr or f"-m {program}: " in done.stderr
+    crashed = said or done.returncode not in _WROTE_ROWS
     if crashed or not out.exists() or not out.stat().st_size:
         words = done.stderr.strip().splitlines()
         raise RunFailed(

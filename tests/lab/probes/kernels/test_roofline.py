@@ -90,6 +90,7 @@ def test_a_ratio_needs_every_library_of_the_row_and_not_those_that_saw_no_mask()
     assert masked_advantage(replace(cell, quoted={"flashinfer, another run": 11.0})) == pytest.approx(1.1)
     assert masked_advantage(replace(cell, peers={**cell.peers, "flex": None})) is None
     assert sdpa_ratio(replace(cell, peers={"flex": 3.0})) is None
+    assert sdpa_ratio(replace(cell, is_complete=False)) is None, "another backend might have been faster"
 
 
 def test_a_shape_is_the_same_text_before_and_after_json() -> None:
