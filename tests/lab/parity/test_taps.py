@@ -118,6 +118,9 @@ def test_stages_a_recording_lacks_fail_unless_the_comparison_is_narrowed_to_othe
     narrowed = against(agreeing, tmp_path / "few.safetensors", stages=("draft.fc", "draft.head"))
     assert narrowed.passed, narrowed.verdict
     assert {cell.stage for cell in narrowed.cells} == {"draft.fc", "draft.head"}
+    with pytest.raises(ExperimentError, match=r"'draft\.fcc'") as refused:
+        against(agreeing, tmp_path / "few.safetensors", stages=("draft.fcc",))
+    assert "draft.fc," in refused.value.allowed
 
 
 def test_files_of_other_runs_are_refused(taps: Path, tmp_path: Path) -> None:
