@@ -161,3 +161,12 @@ def test_the_command_writes_a_file_for_a_pair_on_disk(
     assert load_file(out)["prompt0/step0/chain1/draft.fc"].dtype == torch.bfloat16
     with pytest.raises(ExperimentError, match=r"\.safetensors"):
         write_taps(*agreeing, tmp_path / "ours.bin", prompts=PROMPTS)
+
+
+@pytest.mark.parametrize("wrong", [{"prompts": "[[1, 2"}, {"k": "three"}, {"steps": "3.5"}])
+def test_metadata_that_cannot_be_read_is_refused_with_the_files_name(
+    taps: Path, tmp_path: Path, wrong: dict[str, str]
+) -> None:
+    save_file(load_file(taps), tmp_path / "odd.safetensors", metadata={**metadata_of(taps), **wrong})
+    with pytest.raises(ExperimentError, match=r"odd\.safetensors has metadata"):
+        read_taps(tmp_path / "odd.safetensors", PROMPTS, k=3, steps=3)
