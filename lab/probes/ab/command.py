@@ -68,8 +68,6 @@ def planted(options: AbOptions) -> list[Row]:
     rows = Rows(options.out.stem if options.out else NAME, environment.collect(), [], job=NAME)
     with torch.no_grad():
         found = slowed_engine(scenario, options.spec, options.plant, rows)
-        found.tokens = options.tokens
-        found.prepare()
         cycles = found.plant(options.slower_by)
         _tell(f"{options.plant}: every launch waits {cycles} cycles")
         made: list[Row] = []
