@@ -89,21 +89,21 @@ class DepthAcceptance:
     responses: tuple[Response, ...]
 
     @property
-    def by_position(self) -> tuple[float, ...]:
-        """Share of steps that accepted the draft at position i and all before it, i = 0..k-1."""
-        return tuple(sum(self.histogram[i + 1 :]) / max(self.n_steps, 1) for i in range(self.k))
+    def by_position(self) -> tuple[float | None, ...]:
+        """Share of steps that accepted the draft at position i and all before it, i = 0..k-1; None without a step."""
+        return tuple(self._a_step(sum(self.histogram[i + 1 :])) for i in range(self.k))
 
     @property
     def given_prefix(self) -> tuple[float | None, ...]:
         """Acceptance at position i among the steps that reached it; None where none did."""
         reached = (1.0, *self.by_position)
-        return tuple(p / r if r else None for p, r in zip(self.by_position, reached, strict=False))
+        return tuple(p / r if p is not None and r else None for p, r in zip(self.by_position, reached, strict=False))
 
     @property
-    def expected_if_independent(self) -> float:
+    def expected_if_independent(self) -> float | None:
         """Acceptance length if every position were as easy as the first: 1 + p + p^2 + ...; what chaining costs."""
         first = self.by_position[0]
-        return 1.0 + sum(first ** (i + 1) for i in range(self.k))
+        return None if first is None else 1.0 + sum(first ** (i + 1) for i in range(self.k))
 
     @property
     def loss_by_cause(self) -> dict[str, tuple[float, ...]]:
@@ -129,12 +129,15 @@ class DepthAcceptance:
         return {
             **self.length.values("acceptance_length"),
             **self.outside_loops.values("acceptance_length_outside_loops"),
-            "mean_accepted_draft_tokens": accepted / max(self.n_steps, 1),
-            "mean_acceptance_rate": accepted / max(self.n_steps * self.k, 1),
-            "acceptance_by_position": list(self.by_position),
+            "mean_accepted_draft_tokens": self._a_step(accepted),
+            "mean_acceptance_rate": self._a_step(accepted / self.k),
+            "acceptance_by_position": list(self.by_position) if self.n_steps else None,
             "accepted_histogram": list(self.histogram),
             "expected_if_independent": self.expected_if_independent,
-            **{f"lost to {cause}": sum(values) for cause, values in self.loss_by_cause.items()},
+            **{
+                f"lost to {cause}": sum(values) if self.n_steps else None
+                for cause, values in self.loss_by_cause.items()
+            },
             "looped_share": self.looped_share,
             "draft_vocabulary_coverage": self.coverage,
             "num_drafts": self.n_steps + self.n_cut,
@@ -142,6 +145,10 @@ class DepthAcceptance:
             "n_tokens": self.n_tokens,
             "why": self.why,
         }
+
+    def _a_step(self, count: float) -> float | None:
+        """`count` over the complete steps; None where there is none, since nothing was measured."""
+        return count / self.n_steps if self.n_steps else None
 
     @property
     def n_contradictions(self) -> int:

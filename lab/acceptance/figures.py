@@ -72,7 +72,7 @@ def positions(report: AcceptanceReport) -> tuple[Figure, pd.DataFrame]:
     rows = []
     for depth in report.depths:
         xs = range(1, depth.k + 1)
-        left.plot(xs, depth.by_position, label=f"spec-{depth.k}")
+        left.plot(xs, [_nan(value) for value in depth.by_position], label=f"spec-{depth.k}")
         right.plot(xs, [_nan(value) for value in depth.given_prefix], label=f"spec-{depth.k}")
         rows += [
             {"mode": f"spec-{depth.k}", "position": x, "accepted": a, "accepted_if_reached": g}

@@ -9,6 +9,7 @@ Source: docs/requirements.md R-140; 1.X-19 for the terms.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,9 +117,15 @@ def _accepted(document: Any, path: Path) -> list[Acceptance]:
     if not isinstance(document, Mapping):
         return []
     for reader in _READERS:
-        found = reader(document)
+        try:
+            found = reader(document)
+        except (TypeError, ValueError, OverflowError) as error:  # a position whose share or count is null or a word
+            raise ExperimentError(
+                f"{path.name} holds a value that is no number: {error}", FORMATS, "give the file as it was saved"
+            ) from error
         if found is not None:
-            if found.length < 1 or (found.rate is not None and not 0 <= found.rate <= 1):
+            # Not a number is not below 1 either, so what is allowed is asked for.
+            if not 1 <= found.length < math.inf or (found.rate is not None and not 0 <= found.rate <= 1):
                 raise ExperimentError(
                     f"{path.name}: {found.system} says {found.length} tokens a step at rate {found.rate}",
                     "at least 1 token a step, the bonus included, and a rate of 0 to 1",

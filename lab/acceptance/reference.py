@@ -105,7 +105,8 @@ class ReferenceReport:
         """One sentence."""
         if self.measured is None or self.expected is None:
             return f"Spec-{self.k}: no complete step, so nothing was compared."
-        word = "contradicts" if self.bugs else "agrees with"
+        word = "agrees with" if self.passed() else "has too many near-ties to agree with"
+        word = "contradicts" if self.bugs else word
         first = self.bugs[0] if self.bugs else None
         where = f", first at prompt {first.prompt}, step {first.step}, position {first.level}" if first else ""
         return (

@@ -102,10 +102,16 @@ def stage_table(report: StageReport) -> pd.DataFrame:
     return table
 
 
+def has_room(report: StageReport) -> bool:
+    """Whether any stage was judged by a tolerance; ids and positions have to be exact and have no room."""
+    return any(cell.tolerance for cell in report.cells)
+
+
 def room(report: StageReport) -> tuple[Figure, pd.DataFrame]:
     """By stage, the tolerance that would just have passed beside the one allowed; and its table.
 
-    The layers of the target are drawn as one row a part; the row shows its layer and pass with the least room.
+    Only of a report that `has_room`. The layers of the target are drawn as one row a part; the row shows its layer and
+    pass with the least room.
     """
     from matplotlib import pyplot as plt
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from lab.errors import ExperimentError
 from lab.pairs.named import NAMES, named_pair
+from lab.pairs.on_disk import pair_on_disk
 from lab.pairs.prompts import load_prompts, uneven_prompts
 from lab.pairs.random_ids import PromptIds, has_tokenizer, random_prompts, range_of_lengths
 
@@ -21,7 +22,7 @@ def chosen_pair(target: str, draft: str) -> tuple[Path, Path]:
     """The named directories; or a pair by its name, given as `target` alone; with both empty the shipped pair.
 
     Raises:
-        ExperimentError: only one was named, and it is no pair's name.
+        ExperimentError: only one was named, and it is no pair's name; or a folder is no checkpoint's.
     """
     if bool(target) != bool(draft) and target not in NAMES:
         given, absent = ("target", "draft") if target else ("draft", "target")
@@ -30,9 +31,7 @@ def chosen_pair(target: str, draft: str) -> tuple[Path, Path]:
             f"both, neither, or the name of a pair as target: {', '.join(NAMES)}",
             f"name {absent} as well",
         )
-    if draft:
-        return Path(target), Path(draft)
-    pair = named_pair(target or "shipped")
+    pair = pair_on_disk(target, draft) if draft else named_pair(target or "shipped")
     return pair.target, pair.draft
 
 

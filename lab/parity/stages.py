@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from lab.errors import ExperimentError
 from lab.parity.judge import Place, StageCell, Triple, judge_stage
 from lab.parity.names import is_integer_stage, split_name
 from lab.parity.recording import CHUNK, SLOTS, PairUnderTest, Recording, record
@@ -59,6 +60,8 @@ class StageReport:
     def table(self) -> pd.DataFrame:
         """One row a stage and kind of pass, in execution order: the worst over prompts and steps.
 
+        Every column is the worst for itself, but for an error and its tolerance: they are of the largest ratio's cell.
+
         Columns: kind, stage, cells, status, max_abs, mean_abs, cosine, relative, reference_max_abs, tolerance, ratio,
         top_k_overlap, argmax_agreement.
         """
@@ -67,8 +70,12 @@ class StageReport:
         grouped = cells.groupby(["kind", "stage"], sort=False)
         worst = {"max_abs": "max", "mean_abs": "max", "cosine": "min", "relative": "max", "ratio": "max"}
         others = {"reference_max_abs": "max", "tolerance": "min", "top_k_overlap": "min", "argmax_agreement": "min"}
-        table = grouped.agg({"order": "min", "prompt": "size", "bad": "max", **worst, **others}).reset_index()
-        table = table.rename(columns={"prompt": "cells"}).sort_values("order", kind="stable")
+        table = grouped.agg({"order": "min", "prompt": "size", "bad": "max", **worst, **others})
+        # An error stands beside the tolerance it was judged by: both are of the cell with the least room.
+        judged = cells[cells["ratio"].notna()]
+        least_room = judged.loc[judged.groupby(["kind", "stage"])["ratio"].idxmax()].set_index(["kind", "stage"])
+        table.update(least_room[["max_abs", "reference_max_abs", "tolerance"]])
+        table = table.reset_index().rename(columns={"prompt": "cells"}).sort_values("order", kind="stable")
         table.insert(3, "status", table.pop("bad").map({0: "pass", 1: "fail", 2: "missing"}))
         return table.drop(columns="order").reset_index(drop=True)
 
@@ -107,7 +114,7 @@ def run_stage_parity(
         capture_layers, capture_convention: explicit tap ids.
 
     Raises:
-        ExperimentError: an unusable prompt, dtype, fault or reference file.
+        ExperimentError: an unusable prompt, dtype, fault or reference file, or stages that no pass has.
     """
     from lab.parity.taps import read_taps
 
@@ -129,6 +136,9 @@ def report_of(
     """Recordings held against Hugging Face along the same tokens, or against `recorded` tensors.
 
     Args as `run_stage_parity`; `ours` may be of any engine that runs `pair`.
+
+    Raises:
+        ExperimentError: none of `stages` is a stage of any pass.
     """
     plain = replay_all(pair, ours, prompts, pair.torch_dtype)
     if pair.dtype == "float64":  # there is no higher precision to compare with, and the plain reference is exact
@@ -138,6 +148,13 @@ def report_of(
         reordered = replay_all(pair, ours, prompts, pair.torch_dtype, attention="sdpa")
         errors = plain_errors([*plain, *reordered], [*truth, *truth])
     compared = compare(ours, plain, truth, recorded, errors, dtype=pair.torch_dtype, stages=stages)
+    if stages is not None and not compared:
+        recordings = [*(one.tensors for one in ours), *(one.tensors for one in plain)]
+        known = dict.fromkeys(split_name(name)[-1] for tensors in recordings for name in tensors)
+        raise ExperimentError(
+            f"no pass has a stage {' or '.join(map(repr, stages)) or 'of no name'}", ", ".join(known),
+            "correct the names of stages, or leave them out to compare all",
+        )  # fmt: skip
     name = "the recorded reference" if recorded else "Hugging Face"
     return StageReport(compared, pair.dtype, name)
 

@@ -103,13 +103,21 @@ def read_taps(path: str | Path, prompts: Sequence[Sequence[int]], *, k: int, ste
     if metadata["schema"] not in (PLAIN_SCHEMA, SCHEMA):
         allowed = f"schema {PLAIN_SCHEMA!r} or {SCHEMA!r}"
         raise NotComparable(f"{file.name} has schema {metadata['schema']!r}", allowed, "record it with this version")
-    if json.loads(metadata["prompts"]) != [list(prompt) for prompt in prompts]:
+    try:
+        own_prompts, own_k, own_steps = json.loads(metadata["prompts"]), int(metadata["k"]), int(metadata["steps"])
+    except ValueError as error:
+        raise ExperimentError(
+            f"{file.name} has metadata that cannot be read: {error}",
+            "prompts as JSON lists of token ids, k and steps as whole numbers",
+            "record it again",
+        ) from error
+    if own_prompts != [list(prompt) for prompt in prompts]:
         raise NotComparable(
             f"{file.name} was recorded with other prompts", "the same token ids", "give the prompts it was made with"
         )
-    if int(metadata["k"]) != k or int(metadata["steps"]) < steps:
+    if own_k != k or own_steps < steps:
         raise NotComparable(
-            f"{file.name} holds {metadata['steps']} steps of {metadata['k']} drafts",
+            f"{file.name} holds {own_steps} steps of {own_k} drafts",
             f"at least {steps} steps of {k} drafts",
             "choose k and steps as recorded",
         )

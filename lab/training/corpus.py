@@ -149,12 +149,19 @@ def write_corpus(corpus: Corpus, path: str | Path) -> None:
 
 
 def _parse(text: str, path: Path) -> Corpus:
-    header, *rows = (json.loads(line) for line in text.splitlines())
-    documents = tuple(Document(row["name"], row["text"]) for row in rows)
-    corpus = Corpus(header["source"], header["python"], documents)
-    if corpus.sha256 != header["sha256"]:
+    try:
+        header, *rows = (json.loads(line) for line in text.splitlines())
+        documents = tuple(Document(row["name"], row["text"]) for row in rows)
+        corpus, sha256 = Corpus(header["source"], header["python"], documents), header["sha256"]
+    except (ValueError, KeyError, TypeError) as error:
         raise ExperimentError(
-            f"corpus file {path} does not match its own hash: {corpus.sha256} instead of {header['sha256']}",
+            f"corpus file {path} cannot be read: {type(error).__name__}: {error}",
+            "a whole file exactly as --write-corpus left it",
+            "copy it again, or write it again",
+        ) from error
+    if corpus.sha256 != sha256:
+        raise ExperimentError(
+            f"corpus file {path} does not match its own hash: {corpus.sha256} instead of {sha256}",
             "a file exactly as --write-corpus left it",
             "copy it again, or write it again",
         )

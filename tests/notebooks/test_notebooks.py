@@ -100,3 +100,8 @@ def test_the_listing_names_each_notebook_with_its_title_and_parameters() -> None
         assert f"{path.stem}: {title(path)}" in text
     assert "  largest_mib: int = " in text
     assert "run_dir" not in text
+
+
+def test_the_gates_of_speed_judge_every_point_and_not_only_those_that_are_drawn() -> None:
+    last = source_of(cells_of(notebooks_folder() / "40_speed.ipynb")[-1])
+    assert "write_gates(exp, speed.points if speed else []," in last

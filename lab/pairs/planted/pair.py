@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from eagle3core.checkpoint import DraftCheckpoint, TargetCheckpoint
+from eagle3core.checkpoint import TargetCheckpoint
 from eagle3core.config import EngineConfig, SpeculativeConfig
 from eagle3core.loading import packs_for
 from eagle3core.weights import PackedDraft, PackedTarget, pack_draft, pack_target
@@ -51,13 +51,6 @@ class PlantedPair:
         weights = dict(self.target_weights)
         self.draft_weights.share_table(weights["model.embed_tokens.weight"])
         return TargetCheckpoint(self.geometry.target, weights, self.dtype)
-
-    def draft_checkpoint(self) -> DraftCheckpoint:
-        """The whole draft, as a loader gives it."""
-        mapping = None
-        if self.geometry.draft.draft_vocab_size < self.geometry.target.vocab_size:
-            mapping = self.tokens.draft_to_target.to(self.device)
-        return DraftCheckpoint(self.geometry.draft, dict(self.draft_weights), mapping)
 
     def models(self) -> tuple[PackedTarget, PackedDraft]:
         """Both models as an engine takes them on the pair's device, made tensor by tensor; the target has the taps."""

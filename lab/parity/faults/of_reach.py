@@ -200,7 +200,7 @@ REACH_FAULTS = (
         needs=DEEP, change=_of_opened_step(_late_lengths),
     ),
     Fault(
-        "refilled_keys", "a slot keeps the keys and values of the request before", "draft.qkv", "prefill",
+        "refilled_keys", "a slot keeps the keys and values of its first request", "draft.qkv", "prefill",
         needs="more requests than slots", remember=_refilled_keys,
     ),
     Fault(

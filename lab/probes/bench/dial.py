@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.bench import PlantedOptions
 from lab.pairs.planted import PlantedPair, share_for_length
 from lab.pairs.planted.check import DialCheck, Margin, check_dial, measure_margin, tokens_for
@@ -26,23 +26,27 @@ DEFAULT_LENGTH = 3.0
 
 
 def run(options: PlantedOptions) -> int:
-    """Writes and checks a planted pair; 0, or 1 if it is not what its card says."""
+    """Writes and checks a planted pair; 0, 1 if it is not what its card says, 3 if nothing of it could be judged."""
     scenario = scenario_of(options)
     rows = Rows(options.out.stem if options.out else "planted", collect(), [])
-    passed = True
+    judged: list[bool] = []
     if options.write is not None:
         pair = _pair(scenario)
         write_pair(options.write, pair)
         print(f"{options.write.name}: {pair.card()}")
-    if not options.no_margin:
-        passed &= _check_margin(scenario, rows)
+    if not options.no_margin and (holds := _check_margin(scenario, rows)) is not None:
+        judged.append(holds)
     if options.steps:
-        passed &= _check_dial(scenario, options.steps, rows)
+        judged.append(_check_dial(scenario, options.steps, rows))
     if options.out is not None:
         with RowWriter(options.out) as writer:
             for row in rows.rows:
                 writer.write(row)
+    passed = all(judged) if judged else None
     print(json.dumps({"command": "planted", "n_rows": len(rows.rows), "passed": passed}))
+    if passed is None:
+        # A pair that is only written is not asked for its margin; else that was the one question, and it has no answer.
+        return EXIT_PASSED if options.write is not None or options.no_margin else EXIT_COULD_NOT_RUN
     return EXIT_PASSED if passed else EXIT_GATE_FAILED
 
 
@@ -52,7 +56,9 @@ def scenario_of(options: PlantedOptions) -> Scenario:
     Raises:
         ExperimentError: they name what is not there.
     """
-    length = options.acceptance_length if options.acceptance_length is not None else DEFAULT_LENGTH
+    length = options.acceptance_length
+    if length is None:
+        length = min(DEFAULT_LENGTH, options.spec + 1.0)  # one draft commits at most two tokens
     geometry = options.geometry or "nano"
     device = chosen_device(options.device, geometry)
     return Scenario(
@@ -75,11 +81,12 @@ def _pair(scenario: Scenario) -> PlantedPair:
     )  # fmt: skip
 
 
-def _check_margin(scenario: Scenario, rows: Rows) -> bool:
+def _check_margin(scenario: Scenario, rows: Rows) -> bool | None:
+    """Whether the margin holds; None where there is none to measure."""
     if scenario.dtype == "float32":
         rows.missing("margin", "a margin is against fp32, which is the dtype itself", {"geometry": scenario.geometry})
         print("margin: missing: a margin is against fp32, which is the dtype itself; use --dtype bfloat16")
-        return True
+        return None
     with torch.no_grad():
         found: Margin = measure_margin(_pair(scenario))
     gc.collect()

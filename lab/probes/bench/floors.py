@@ -35,11 +35,6 @@ class Floor:
         return sum(n for stage, n in self.stages.items() if stage.startswith("target."))
 
     @property
-    def draft_bytes(self) -> int:
-        """All draft passes; 0 without a draft."""
-        return self.step_bytes - self.base_bytes
-
-    @property
     def step_bytes(self) -> int:
         """A whole step."""
         return sum(self.stages.values())

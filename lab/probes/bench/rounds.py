@@ -32,13 +32,11 @@ class FullWindow:
     Attributes:
         seconds: wall time of its steps.
         n_steps, n_tokens: steps of the batch, and tokens they committed.
-        first_step: index of its first step; the steps before it are left out as warm-up.
     """
 
     seconds: float
     n_steps: int
     n_tokens: int
-    first_step: int
 
     @property
     def step_ms(self) -> float:
@@ -202,7 +200,7 @@ def full_window(responses: Sequence[Response], step_ends_s: Sequence[float], n_s
         return None
     seconds = step_ends_s[n_full - 1] - step_ends_s[WARM_STEPS - 1]
     n_tokens = sum(sum(counts[WARM_STEPS:n_full]) for counts in committed)
-    return FullWindow(seconds, n_full - WARM_STEPS, n_tokens, WARM_STEPS)
+    return FullWindow(seconds, n_full - WARM_STEPS, n_tokens)
 
 
 def committed_by_step(response: Response) -> list[int]:

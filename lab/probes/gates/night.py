@@ -6,6 +6,7 @@ micro runs of an earlier one, and the archive between parts carries it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -25,6 +26,8 @@ from lab.rows.gates import GateResult, gates_of
 from lab.rows.store import Row, read_rows
 
 STATE = "gates.jsonl"
+# The bounds of a threshold in words, "at least 1 and at most 2"; a bare number is the most that is allowed.
+BOUND = re.compile(r"(?:^|\b(least|most) )(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 SMALL = 8.5  # points, of names and numbers where there are many
 RATIOS = (0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12, 20, 50, 100)  # ticks of the scale
 
@@ -120,16 +123,19 @@ def gates_table(found: GateRuns) -> pd.DataFrame:
     """gate, verdict, value, threshold, room: value over a bound it must reach, or bound over value; 1 just holds."""
     lines = []
     for gate in found.results:
-        side, _, bound = str(gate.threshold).rpartition(" ")
         value = gate.value if isinstance(gate.value, (int, float)) else None
-        limit = float(bound) if bound else 0.0
-        room = None
-        if value and limit:
-            room = float(value) / limit if side.endswith("least") else limit / float(value)
+        ratio = _nearest_bound(value, "" if gate.threshold is None else str(gate.threshold))
         lines.append(
-            {"gate": gate.name, "verdict": gate.word, "value": value, "threshold": gate.threshold, "room": room}
+            {"gate": gate.name, "verdict": gate.word, "value": value, "threshold": gate.threshold, "room": ratio}
         )
     return pd.DataFrame(lines, columns=["gate", "verdict", "value", "threshold", "room"])
+
+
+def _nearest_bound(value: float | None, threshold: str) -> float | None:
+    """The room over the bound that is nearest, of "at least 1 and at most 2" the smaller; None where there is none."""
+    bounds = [(side, float(bound)) for side, bound in BOUND.findall(threshold)]
+    rooms = [value / bound if side == "least" else bound / value for side, bound in bounds if value and bound]
+    return min(rooms, default=None)
 
 
 def room(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:

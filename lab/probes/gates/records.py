@@ -43,7 +43,13 @@ def rows_of(baseline: Path, spec: Path, mode: Mode) -> list[Row]:
         _check_micro(rows[name], path)
         _check_length(rows[name], path)
     name = mode.point.name(mode.spec)
-    rows[name] = _compared(rows[name], rows[mode.point.name(0)])
+    try:
+        rows[name] = _compared(rows[name], rows[mode.point.name(0)])
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise ExperimentError(
+            f"{spec.name} or {baseline.name} holds a round that cannot be compared: {error}",
+            "rounds as numbers above 0", "make the records again, or leave the rounds out",
+        ) from error  # fmt: skip
     return list(rows.values())
 
 
@@ -111,7 +117,13 @@ def _rows(path: Path) -> Iterator[Row]:
             raise ExperimentError(
                 f"{path.name} holds something that is no record", "objects with a name and their blocks", "check it"
             )
-        yield _row(record)
+        try:
+            yield _row(record)
+        except (TypeError, ValueError) as error:
+            raise ExperimentError(
+                f"{path.name}: {record['name']} is no record: {'; '.join(str(error).splitlines()[:3])}",
+                "numbers, words and lists of them in blocks", "check it",
+            ) from error  # fmt: skip
 
 
 def _row(record: dict[str, Any]) -> Row:

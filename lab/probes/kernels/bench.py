@@ -15,15 +15,17 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eagle3core.kernels import Card, Case, Variant, case_id, cubins, launch, proof, registry
+from eagle3core.kernels import Card, Case, Variant, case_id, cubins, launch, proof
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.kernels import BenchOptions
 from lab.options.reader import run_program
+from lab.probes.kernels.cards import named
 from lab.probes.kernels.peers import peers_of
 from lab.probes.kernels.read_ceiling import read_variants as read_variants
 from lab.probes.kernels.rows import CEILING, KERNEL, PROOF, READ
@@ -36,24 +38,32 @@ from lab.rows.store import RowWriter, block, utc_now
 
 ROTATED_BYTES = 1_200_000_000  # a rotation's operands; 20 times an H200's L2 cache
 KNOWN_GB_PER_S = 4578.0  # best read-only reduction seen on an H200; source: docs/log.md
+PROVEN, FAILED, INCOMPLETE = "passed", "failed", "incomplete"  # verdicts of a card's proofs
 _MOST_COPIES = 64  # of an op of a few kilobytes, whose time is latency and not memory
 
 
 def main(options: BenchOptions) -> int:
-    """Proves and times; 0, or 1 if a proof failed."""
-    others = [name for name in registry() if name != "attention"]  # which `attention_bench` times
-    cards = [registry()[name] for name in options.ops or others]
+    """Proves and times; 0, 1 if a proof failed, or 3 if the time was up before all cases were proven."""
+    # Attention has a benchmark of its own.
+    cards = named(options.ops) if options.ops else [card for card in named(()) if card.name != "attention"]
     if options.build is not None:
         return _build(cards, options.arch, options.build)
     with RowWriter(options.out) as out:
         run = Run(out, launch.device_arch(), time.monotonic() + options.limit_s, options.only)
         torch.backends.cuda.matmul.allow_tf32 = False
         run.measure_ceiling()
-        failed = [card.name for card in cards if not run.prove(card)]
+        verdicts = {card.name: run.prove(card) for card in cards}
         for card in cards:
-            if card.name not in failed:
+            if verdicts[card.name] == PROVEN:
                 run.measure(card)
-    return 1 if failed else 0
+    return exit_code(verdicts.values())
+
+
+def exit_code(verdicts: Collection[str]) -> int:
+    """Of a run with these verdicts of its proofs."""
+    if FAILED in verdicts:
+        return EXIT_GATE_FAILED
+    return EXIT_PASSED if set(verdicts) <= {PROVEN} else EXIT_COULD_NOT_RUN
 
 
 def _build(cards: Sequence[Card], arch: str, out: Path) -> int:
@@ -119,19 +129,19 @@ class Run:
         self.gb_per_s = max(KNOWN_GB_PER_S, best)
         print(f"read ceiling of this run {best:.0f} GB/s; floors use {self.gb_per_s:.0f}", flush=True)
 
-    def prove(self, card: Card) -> bool:
-        """Whether every case of the card obeys the 2x rule and the bit rule on this device."""
+    def prove(self, card: Card) -> str:
+        """The verdict: does every case of the card obey the 2x rule and the bit rule on this device?"""
         found, proven_cases, cases = [], 0, proven(card)
         for seed, case in enumerate(cases):
             if self.is_over():
                 break
             found += prove_case(card, self.arch, case, self.device, seed)
             proven_cases += 1
-        verdict = "failed" if found else "passed" if proven_cases == len(cases) else "incomplete"
+        verdict = FAILED if found else PROVEN if proven_cases == len(cases) else INCOMPLETE
         values = {"verdict": verdict, "n_cases": proven_cases, "n_cases_wanted": len(cases), "faults": found}
         self.write(PROOF, card.name, values, {})
         print(f"{card.name}: {proven_cases} of {len(cases)} proofs, {len(found)} faults {found[:5]}", flush=True)
-        return verdict == "passed"
+        return verdict
 
     def measure(self, card: Card) -> None:
         """Times every shape and its peers, in the same kind of graph over the same rotation."""

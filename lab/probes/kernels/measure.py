@@ -9,10 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from eagle3core.kernels import registry
-from lab.errors import RunFailed
-from lab.probes.kernels.rows import FILE
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, RunFailed
+from lab.probes.kernels.rows import FILE, KERNEL, PROOF
+from lab.rows.environment import UNKNOWN
+from lab.rows.maker import RowMaker
+from lab.rows.store import RowWriter, utc_now
 
-_PROOF_FAILED = 1  # the benchmark's exit code when rows were written and a proof failed
+LEAST_S = 1.0  # that a benchmark accepts as its limit
+# The benchmark's exit codes when rows were written, also where a proof failed or the time was up before all were made.
+_WROTE_ROWS = (EXIT_PASSED, EXIT_GATE_FAILED, EXIT_COULD_NOT_RUN)
 
 
 def measured(folder: Path, ops: Sequence[str], limit_s: float) -> Path:
@@ -29,15 +34,28 @@ def measured(folder: Path, ops: Sequence[str], limit_s: float) -> Path:
     if others:
         _run(out, "bench", limit_s, "--ops", ",".join(others))
     if "attention" in wanted:
-        _run(out, "attention_bench", end - time.monotonic())
+        left_s = end - time.monotonic()
+        if left_s < LEAST_S:
+            _left_out(out, "attention", f"no second of the limit of {limit_s:.0f} s was left for its benchmark")
+        else:
+            _run(out, "attention_bench", left_s)
     return out
 
 
+def _left_out(out: Path, op: str, reason: str) -> None:
+    maker = RowMaker(f"kernels-{utc_now()}", "kernels", UNKNOWN)
+    with RowWriter(out) as writer:
+        for kind in (PROOF, KERNEL):
+            writer.write(maker.missing(kind, op, reason))
+
+
 def _run(out: Path, module: str, limit_s: float, *options: str) -> None:
-    command = [sys.executable, "-m", f"lab.probes.kernels.{module}", "--out", str(out), "--limit-s", f"{limit_s:.0f}"]
+    program = f"lab.probes.kernels.{module}"
+    command = [sys.executable, "-m", program, "--out", str(out), "--limit-s", f"{limit_s:.0f}"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
-    # Python ends a crash with the same code as a failed proof; only the crash leaves a traceback.
-    crashed = done.returncode not in (0, _PROOF_FAILED) or "Traceback" in done.stderr
+    # A crash and an error that was told end with these codes too; only they leave a traceback or the program's name.
+    said = "Traceback" in done.stderr or f"-m {program}: " in done.stderr
+    crashed = said or done.returncode not in _WROTE_ROWS
     if crashed or not out.exists() or not out.stat().st_size:
         words = done.stderr.strip().splitlines()
         raise RunFailed(

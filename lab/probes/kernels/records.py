@@ -22,13 +22,13 @@ def write_measured(exp: Experiment, cards: Sequence[Card], bench: Bench | None) 
     for card in cards:
         proof = bench.proof(card.name) if bench else None
         if bench is None or proof is None:
-            exp.missing(PROOF, card.name, "no proof row in the benchmark's file" if bench else NO_ROWS)
+            exp.missing(PROOF, card.name, _why(bench, PROOF, card.name, "no proof row in the benchmark's file"))
         else:
             values = {"passed": proof.passed, "n_cases": proof.n_cases, "detail": proof.reason}
             exp.write(PROOF, card.name, values, gpu=bench.gpu)
         cells = bench.of(card.name) if bench else []
         if bench is None or not cells:
-            exp.missing(KERNEL, card.name, "no timed shape in the benchmark's file" if bench else NO_ROWS)
+            exp.missing(KERNEL, card.name, _why(bench, KERNEL, card.name, "no timed shape in the benchmark's file"))
             continue
         for cell in cells:
             best = cell.best_peer
@@ -40,6 +40,10 @@ def write_measured(exp: Experiment, cards: Sequence[Card], bench: Bench | None) 
                 "source": bench.name, "commits": bench.commits,
             }  # fmt: skip
             exp.write(KERNEL, card.name, values, timer=cell.timer, shape=case_text(cell.shape), gpu=bench.gpu)
+
+
+def _why(bench: Bench | None, kind: str, op: str, otherwise: str) -> str:
+    return bench.missing.get((kind, op), otherwise) if bench else NO_ROWS
 
 
 def write_errors(exp: Experiment, cards: Sequence[Card], n_cases: int) -> list[EmulatedError]:

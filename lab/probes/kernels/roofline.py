@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -121,18 +121,6 @@ def geometric_mean(values: Iterable[float]) -> float | None:
     """The geometric mean of positive numbers; None of nothing."""
     found = list(values)
     return statistics.geometric_mean(found) if found else None
-
-
-def means_by_group(
-    cells: Iterable[Cell], group: Callable[[Cell], Hashable], value: Callable[[Cell], float | None]
-) -> dict[Hashable, tuple[float, int]]:
-    """Geometric mean and count of `value` by group, in order of appearance; cells without a value are left out."""
-    found: dict[Hashable, list[float]] = {}
-    for cell in cells:
-        one = value(cell)
-        if one is not None:
-            found.setdefault(group(cell), []).append(one)
-    return {name: (statistics.geometric_mean(values), len(values)) for name, values in found.items()}
 
 
 def is_unmasked(peer: str) -> bool:

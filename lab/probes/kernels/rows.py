@@ -32,6 +32,7 @@ class Bench:
         gb_per_s: read ceiling measured in the run; None when it was not.
         commits, drivers: of the rows, in order of appearance.
         notes: what was left out, and why.
+        missing: by (kind, op), why a run left it out.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Bench:
     commits: list[str] = field(default_factory=list)
     drivers: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    missing: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def of(self, op: str) -> list[Cell]:
         """The op's cells; of several with one shape the last."""
@@ -97,6 +99,8 @@ def read_bench(path: Path) -> Bench:
 def _take(bench: Bench, row: Row) -> None:
     if row.kind == "warning":
         bench.notes.append("the last line was cut short and is left out")
+    elif row.kind in (KERNEL, PROOF) and row.status == "missing":
+        bench.missing[row.kind, row.name] = row.reason or "missing in the benchmark's file"
     elif row.kind == CEILING and row.status == "measured":
         bench.gb_per_s = float(row.values["gb_per_s"])  # type: ignore[arg-type]
     elif row.kind == PROOF and row.status == "measured":

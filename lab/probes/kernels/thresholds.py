@@ -130,9 +130,9 @@ def _attention_cell(cells: Sequence[Cell], dim: int, batch: int, kv: int, tokens
 
 
 def sdpa_ratio(cell: Cell) -> float | None:
-    """Our time over the best of torch's SDPA backends; None when none was timed."""
+    """Our time over the best of torch's SDPA backends; None when none was timed, or a library was left out."""
     timed = [us for name, us in cell.peers.items() if us is not None and SDPA in name.lower()]
-    return cell.us / min(timed) if timed else None
+    return cell.us / min(timed) if timed and cell.is_complete else None
 
 
 def masked_advantage(cell: Cell) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,9 +62,10 @@ def read_chrome_trace(path: Path) -> Capture:
     try:
         text = gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text(encoding="utf-8")
         events: list[dict[str, Any]] = json.loads(text)["traceEvents"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError) as error:
         raise ExperimentError(
-            f"{path.name} is no trace: {type(error).__name__}", "JSON with traceEvents, as torch.profiler exports it",
+            f"{path.name} is no trace: {type(error).__name__}: {error}",
+            "JSON with traceEvents, as torch.profiler exports it",
             "name a file that `eagle3lab profile` wrote",
         ) from error  # fmt: skip
     return capture_of(events)

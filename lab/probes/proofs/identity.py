@@ -113,7 +113,7 @@ class Identity:
         n = self.plan.logit_tokens
         trace = LogitBits(self.subject.target.geometry.vocab_size)
         engine = self.subject.engine(Setting(k, slots, self.plan.session_len), trace=trace)
-        trace.state = engine.device_runner.state
+        trace.state = engine.runner.state
         engine.generate(prompts, GenerationConfig(n, ignore_eos=True))
         return [trace.bits(slot, n) for slot in range(len(prompts))]
 

@@ -1,7 +1,7 @@
 """Parity of the kernels' path with Hugging Face, stage by stage, by the 2x rule of `lab.parity`.
 
 The engine runs the kernels stage by stage and its tensors are put under the names of docs/engine.md; what a name means
-on this path where it differs (`kernel_taps.DERIVED`) is asked of the reference as well, so equals are compared.
+on this path where it differs (`lab.parity.derived.DERIVED`) is asked of the reference as well, so equals are compared.
 """
 
 from __future__ import annotations

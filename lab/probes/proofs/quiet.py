@@ -135,7 +135,7 @@ class Quiet:
         return self._engine
 
     def _finds(self, name: str) -> Verdict:
-        count, plant = plants_for(self.engine.device_runner.state)[name]
+        count, plant = plants_for(self.engine.runner.state)[name]
         steps = steps_of(self.profile(PLANT_STEPS, plant))
         found = self._found[name] = is_found(steps, count)
         words = "found" if found else "NOT found"
@@ -185,7 +185,7 @@ class Quiet:
         engine.generate([self.prompt], GenerationConfig(self.plan.n_tokens, ignore_eos=True))
         if self.subject.on_gpu:
             torch.cuda.synchronize()
-        steps = [t for t in timers[0].times if any(t.program is one for one in engine.device_runner.programs.values())]
+        steps = [t for t in timers[0].times if any(t.program is one for one in engine.runner.programs.values())]
         steps = steps[WARM_STEPS : WARM_STEPS + self.plan.n_steps]
         wall = steps[-1].after.since_us(steps[0].before)
         times = [step.took_us() for step in steps]

@@ -97,7 +97,7 @@ class FinishedSlots:
         def watch(watched: WatchedEngine) -> Iterator[None]:
             n_before = len(timers[0].times)
             yield
-            steps = watched.device_runner.programs.values()
+            steps = watched.runner.programs.values()
             for one in timers[0].times[n_before:]:
                 if any(one.program is program for program in steps):
                     counted = rows_of_step(watched, one.program)
@@ -126,7 +126,7 @@ class FinishedSlots:
 
 def rows_of_step(engine: WatchedEngine, program: Program) -> dict[str, int]:
     """What a step worked on, read from its launches and the operands they leave behind; waits for the device."""
-    live = int(engine.device_runner.state.step.count.item())
+    live = int(engine.runner.state.step.count.item())
     drafted = attended = launched = 0
     for stage in program:
         for found in (launch.operands for launch in stage.launches):

@@ -43,11 +43,6 @@ class WatchedEngine(Engine):
         with self.watch(self):
             super().step()
 
-    @property
-    def device_runner(self) -> DeviceRunner:
-        """The runner, which is the device's."""
-        return self.runner
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -114,7 +109,8 @@ class Subject:
             through: wraps the replayer, to see or time what is run.
 
         Raises:
-            ConfigError: the session does not fit in the target's positions or in memory.
+            ExperimentError: the session is longer than the target's positions.
+            ConfigError: it does not fit in memory.
         """
         config, path = self.config(setting), "kernels" if self.on_gpu else "torch"
         limit = self.target.geometry.max_position_embeddings

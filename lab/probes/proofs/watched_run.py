@@ -83,7 +83,7 @@ def stray(subject: Subject, plan: WatchedPlan) -> Watched:
 
 def _kernels(engine: WatchedEngine, plan: WatchedPlan) -> int:
     """Kernels of the prefills, and of one step: a lower bound of what the tool saw."""
-    runner = engine.device_runner
+    runner = engine.runner
     step, chunk = runner.programs[plan.slots], runner.chunks[runner.sizes.chunk]
     prefill = [*launches_of(chunk), *launches_of(runner.finish)]
     return len(launches_of(step)) + plan.n_prompts * len(prefill)

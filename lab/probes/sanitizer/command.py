@@ -29,7 +29,7 @@ from typing import TypeVar
 
 from eagle3core.errors import BackendUnavailable, InvariantViolated
 from eagle3core.kernels import Card, Variant, cubins, launch, registry, tool
-from lab.errors import EXIT_COULD_NOT_RUN
+from lab.errors import EXIT_COULD_NOT_RUN, ExperimentError
 from lab.options.kernels import SanitizeOptions
 from lab.options.reader import run_program
 from lab.probes.sanitizer.plants import PLANTS, WRITTEN, Pair, plants_of, written_on
@@ -44,7 +44,6 @@ SANITIZER = "compute-sanitizer"
 TOOLS = tuple(PLANTS)
 Item = TypeVar("Item")
 Made = TypeVar("Made")
-_MOST_JOBS = 12  # processes at once; each holds a CUDA context and a core or more
 
 
 def run(options: SanitizeOptions) -> int:
@@ -65,7 +64,11 @@ def _built(options: SanitizeOptions, out: Path) -> int:
 
 
 def _cards(options: SanitizeOptions) -> list[Card]:
-    return [registry()[name] for name in options.ops or registry()]
+    known = registry()
+    for name in options.ops:
+        if name not in known:
+            raise ExperimentError(f"no op card {name!r}", ", ".join(known), "correct the name")
+    return [known[name] for name in options.ops or known]
 
 
 def _wanted(cards: Sequence[Card], arch: str) -> list[Variant]:

@@ -79,8 +79,14 @@ def checks(point: PointSpeed, k: int) -> str:
     return "; ".join([*parts, *{f"kernels and gaps {stages.split}" for _, stages in shown if not stages.is_split}])
 
 
+def has_steps(point: PointSpeed, k: int) -> bool:
+    """Whether a step of plain decoding or of `k` drafts was taken apart at this point."""
+    return bool(_shown(point, k))
+
+
 def waterfall(point: PointSpeed, k: int) -> tuple[Figure, pd.DataFrame]:
-    """A step of plain decoding above, one of `k` drafts below, stage after stage on one scale."""
+    """A step of plain decoding above, one of `k` drafts below, stage after stage on one scale; of a point that
+    `has_steps`."""
     from matplotlib import pyplot as plt
 
     shown = _shown(point, k)

@@ -121,8 +121,11 @@ class MicroRuns:
             {rank: work.run for rank, work in works.items()}, rounds=self.scenario.rounds, warmup=self.scenario.warmup
         )
         for one in found:
+            cell = self._cell(point, one)
+            if self.writer.has(cell):  # of a run that was stopped; it took its turn beside the others once more
+                continue
             values = self._values(source, works[one.rank], measured[one.rank])
-            self.writer.write(self._cell(point, one), is_default=one.rank == 0, **values)
+            self.writer.write(cell, is_default=one.rank == 0, **values)
             rate, length = values["tokens_per_s"], values["acceptance_length"]
             self.tell(
                 f"{self.op} {point} {one.name}: {values['time_us'] / 1e3:.3f} ms a step, {rate:.1f} tokens/s, "

@@ -1,7 +1,8 @@
 """Orders of sums against the present one, over all regimes at once.
 
 Splits and streams set the order in which a row's sums are added, so an engine has one value of each for every launch
-(`attention_plan.order_of`). No tuned file can hold them: a better order is a change of the source, and of every bit.
+(`kernels.attention.plan.order_of`). No tuned file can hold them: a better order is a change of the source, and of every
+bit.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from lab.acceptance.counts import (
 )
 from lab.acceptance.loops import looped_tokens
 from lab.acceptance.measure import AcceptanceReport, measure_acceptance
-from lab.acceptance.reference import ReferenceReport, check_acceptance
+from lab.acceptance.reference import Decision, ReferenceReport, check_acceptance
 from lab.errors import ExperimentError
 from lab.pairs.prompts import Prompt, prompts_from_ids
 
@@ -156,6 +156,25 @@ def test_a_run_without_complete_steps_has_no_acceptance_length() -> None:
     depth = count_acceptance(2, [Prompt((1,), "")], [response([5, 6], [(2, 1, (0, 0))], k=2)], len)
     assert (depth.length.mean, depth.n_steps, depth.per_prompt) == (None, 0, (None,))
     assert depth.why == "At spec-2 no verify step was complete, so there is no acceptance length."
+    assert (depth.by_position, depth.given_prefix, depth.expected_if_independent) == ((None, None), (None, None), None)
+    values = depth.row_values()
+    unknown = [
+        "mean_accepted_draft_tokens",
+        "mean_acceptance_rate",
+        "acceptance_by_position",
+        "expected_if_independent",
+    ]
+    assert [values[name] for name in [*unknown, *(name for name in values if name.startswith("lost to"))]] == [None] * 8
+
+
+def test_too_many_near_ties_are_neither_called_an_agreement_nor_a_contradiction() -> None:
+    tie, equal, wrong = (Decision(0, 0, 0, True, 0, expected, gap) for expected, gap in ((1, 0.1), (0, 0.0), (1, 9.0)))
+    words = {
+        "agrees with": [equal], "has too many near-ties to agree with": [equal, tie], "contradicts": [tie, wrong]
+    }  # fmt: skip
+    for word, decisions in words.items():
+        report = ReferenceReport(1, tuple(decisions), 0.5, 1, 2.0, 2.0)
+        assert f"measured acceptance {word} the Hugging Face" in report.verdict
 
 
 def test_steps_without_ranks_are_refused() -> None:

@@ -100,3 +100,17 @@ def test_the_command_writes_rows_and_fails_where_acceptance_is_not_at_par(tmp_pa
     assert [row.name for row in read_rows(out)] == ["v/vllm"] * 2
     with pytest.raises(ExperimentError, match="no row 'spec-9'"):
         cli.run(["import", str(source), "--against", str(known), "--row", "spec-9"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"accept_length": NaN}',
+        '{"spec_decode_acceptance_length": 2.5, "spec_decode_per_position_acceptance_rates": [0.8, null]}',
+        '{"spec_decode_acceptance_length": 2.5, "spec_decode_num_drafts": Infinity}',
+    ],
+)
+def test_a_value_that_is_no_number_is_refused_with_the_files_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.json").write_text(text)
+    with pytest.raises(ExperimentError, match=r"run\.json"):
+        read_acceptance(tmp_path / "run.json")

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.errors import ExperimentError, RunFailed
+from lab.parity.figures import has_room
 from lab.parity.hf_target import tree_visibility
-from lab.parity.judge import Place, Triple, error_values, judge_stage
+from lab.parity.judge import Place, StageCell, Triple, error_values, judge_stage
 from lab.parity.names import kind_of, split_name, step_of
 from lab.parity.recording import PairUnderTest, Recording, check_prompts
 from lab.parity.replay import Replay, walk_tree
@@ -130,6 +131,24 @@ def test_a_report_of_nothing_does_not_pass() -> None:
     report = StageReport(cells, "float32", "Hugging Face")
     assert not report.passed
     assert report.verdict == "Nothing was compared, so nothing passed."
+
+
+def test_an_error_in_the_table_stands_beside_the_tolerance_it_was_judged_by() -> None:
+    def cell(prompt: int, error: float, plain: float, tolerance: float) -> StageCell:
+        return StageCell(
+            prompt, "prefill", "prefill", "a", 0, "pass", max_abs=error, reference_max_abs=plain, tolerance=tolerance,
+            ratio=error / tolerance,
+        )  # fmt: skip
+
+    ids = StageCell(0, "prefill", "prefill", "ids", 1, "missing")
+    cells = [cell(0, 0.9, 0.5, 10.0), cell(1, 0.3, 0.1, 0.5), ids]
+    report = StageReport(cells, "float32", "Hugging Face")
+    table = report.table().set_index("stage")
+    names = ["max_abs", "reference_max_abs", "tolerance", "ratio"]
+    assert table.loc["a", names].tolist() == [0.3, 0.1, 0.5, 0.6]
+    assert table.loc["ids", names].isna().all()
+    assert has_room(report)
+    assert not has_room(StageReport([ids], "float32", "Hugging Face"))
 
 
 def test_plain_torchs_error_is_pooled_over_steps_of_a_kind_of_pass_and_relatively_over_all_passes() -> None:

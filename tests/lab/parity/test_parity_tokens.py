@@ -78,6 +78,8 @@ def test_a_pair_is_named_whole_or_not_at_all(agreeing: Pair) -> None:
     assert inputs.chosen_pair(str(agreeing[0]), str(agreeing[1])) == agreeing
     with pytest.raises(ExperimentError, match="target was given without draft"):
         inputs.chosen_pair(str(agreeing[0]), "")
+    with pytest.raises(ExperimentError, match=r"target folder .* does not exist"):
+        inputs.chosen_pair(str(agreeing[0] / "absent"), str(agreeing[1]))
     with pytest.raises(ExperimentError, match="n_prompts is 0"):
         inputs.prompt_ids(agreeing[0], "", n_prompts=0, max_tokens=20)
 

@@ -118,6 +118,9 @@ def test_stages_a_recording_lacks_fail_unless_the_comparison_is_narrowed_to_othe
     narrowed = against(agreeing, tmp_path / "few.safetensors", stages=("draft.fc", "draft.head"))
     assert narrowed.passed, narrowed.verdict
     assert {cell.stage for cell in narrowed.cells} == {"draft.fc", "draft.head"}
+    with pytest.raises(ExperimentError, match=r"'draft\.fcc'") as refused:
+        against(agreeing, tmp_path / "few.safetensors", stages=("draft.fcc",))
+    assert "draft.fc," in refused.value.allowed
 
 
 def test_files_of_other_runs_are_refused(taps: Path, tmp_path: Path) -> None:
@@ -158,3 +161,12 @@ def test_the_command_writes_a_file_for_a_pair_on_disk(
     assert load_file(out)["prompt0/step0/chain1/draft.fc"].dtype == torch.bfloat16
     with pytest.raises(ExperimentError, match=r"\.safetensors"):
         write_taps(*agreeing, tmp_path / "ours.bin", prompts=PROMPTS)
+
+
+@pytest.mark.parametrize("wrong", [{"prompts": "[[1, 2"}, {"k": "three"}, {"steps": "3.5"}])
+def test_metadata_that_cannot_be_read_is_refused_with_the_files_name(
+    taps: Path, tmp_path: Path, wrong: dict[str, str]
+) -> None:
+    save_file(load_file(taps), tmp_path / "odd.safetensors", metadata={**metadata_of(taps), **wrong})
+    with pytest.raises(ExperimentError, match=r"odd\.safetensors has metadata"):
+        read_taps(tmp_path / "odd.safetensors", PROMPTS, k=3, steps=3)

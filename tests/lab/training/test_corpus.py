@@ -77,6 +77,18 @@ def test_a_written_corpus_that_was_changed_is_refused(stdlib: Corpus, tmp_path: 
         read_corpus(path)
 
 
+@pytest.mark.parametrize("kept", [0.3, 0.999])
+def test_a_corpus_that_was_copied_in_part_is_refused_in_three_parts(
+    stdlib: Corpus, tmp_path: Path, kept: float
+) -> None:
+    path = tmp_path / "corpus.jsonl"
+    write_corpus(stdlib, path)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text[: int(kept * len(text))], encoding="utf-8")
+    with pytest.raises(ExperimentError, match=r"corpus\.jsonl cannot be read: JSONDecodeError"):
+        read_corpus(path)
+
+
 def test_a_text_file_is_cut_at_line_starts_and_every_split_gets_a_part(prose: Path) -> None:
     read = read_corpus(prose)
     assert "".join(document.text for document in read.documents) == prose.read_text()

@@ -175,6 +175,11 @@ def test_stored_rows_are_judged_again_by_the_command(tmp_path: Path, capsys: pyt
     assert main(["--judge", str(tmp_path / "ab.jsonl"), "--plant", OWN]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["unexpected"] == []
     assert main(["--judge", str(tmp_path / "ab.jsonl")]) == 1, "something is slower"
+    with RowWriter(tmp_path / "one.jsonl") as writer:
+        for row in rounds():
+            if row.parameters["side"] == "A":
+                writer.write(row)
+    assert main(["--judge", str(tmp_path / "one.jsonl")]) == 3, "one side is lost, so nothing was compared"
 
 
 # ---- Commits and settings.

@@ -12,9 +12,10 @@ import torch
 
 from lab import cli
 from lab.errors import ExperimentError
+from lab.options.bench import PlantedOptions
 from lab.options.values import Point, read_depths, read_points
 from lab.pairs.planted import GEOMETRIES, PlantedPair, share_for_length
-from lab.probes.bench import memory
+from lab.probes.bench import dial, memory
 from lab.probes.bench import run as bench_run
 from lab.probes.bench.record import record_of
 from lab.probes.bench.results import agreement, line_of, wrong_tokens
@@ -226,3 +227,14 @@ def test_the_commands_write_rows_and_refuse_what_they_cannot_do(
     ):
         assert cli.main(arguments) == 2
         assert "\n  allowed: " in capsys.readouterr().err
+
+
+def test_a_planted_pair_of_one_draft_needs_no_length_and_one_that_nothing_was_asked_of_is_not_called_right(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dial.scenario_of(PlantedOptions(spec=1)).share == pytest.approx(1.0)
+    assert dial.scenario_of(PlantedOptions(spec=1, acceptance_length=1.5)).share == pytest.approx(0.5)
+    on_cpu = ["planted", "--steps", "0", "--device", "cpu", "--dtype", "float32"]
+    assert cli.main(on_cpu) == 3, "fp32 has no margin, so nothing was judged"
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["passed"] is None
+    assert cli.main([*on_cpu, "--write", str(tmp_path / "pair")]) == 0, "only writing was asked"

@@ -31,7 +31,7 @@ def test_floors_of_the_8b_geometry_are_those_counted_by_hand() -> None:
         assert floor.step_over_base == pytest.approx(ratio, abs=0.001)
         assert floor.largest_speedup(3.0) == pytest.approx(3 / ratio, abs=0.01)
     plain = step_floor(geometry.target, geometry.draft, k=0, batch=1, cached=512, itemsize=2)
-    assert plain.draft_bytes == 0
+    assert plain.step_bytes == plain.base_bytes
     assert plain.ms(4578.0) == pytest.approx(3.29, abs=0.01)
 
 
@@ -42,7 +42,7 @@ def test_a_tied_table_is_read_as_the_head_and_a_shared_head_by_the_draft() -> No
     tied = step_floor(replace(target, tie_word_embeddings=True), draft, k=2, batch=1, cached=10, itemsize=2)
     assert tied.base_bytes == floor.base_bytes
     shared = step_floor(target, replace(draft, has_head=False), k=2, batch=1, cached=10, itemsize=2)
-    assert shared.draft_bytes == floor.draft_bytes
+    assert shared.step_bytes == floor.step_bytes
 
 
 # -- rounds

@@ -7,7 +7,7 @@ from matplotlib import pyplot as plt
 from places import ROOT
 
 from lab.probes.gates.night import GateRuns, gates_table, room
-from lab.rows.gates import GateResult, gates_of
+from lab.rows.gates import GateResult, Word, gates_of
 from lab.rows.store import read_rows
 
 pytestmark = [pytest.mark.reference, pytest.mark.usefixtures("page_style")]
@@ -50,3 +50,19 @@ def test_a_gate_that_failed_looks_unlike_those_that_hold() -> None:
     assert marks[-1].get_marker() == "s"
     assert figure.axes[0].texts[-1].get_text() == "0.6 (at least 0.9), fail"
     plt.close(figure)
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "threshold", "expected"),
+    [
+        ("missing", None, None, None), ("fail", 0.5, "at least 1 and at most 2", 0.5),
+        ("fail", 4.0, "at least 1 and at most 2", 0.5), ("pass", 1.6, "at least 1 and at most 2", 1.25),
+        ("pass", 2.0, 4, 2.0), ("pass", 0, "at most 0", None),
+    ],
+)  # fmt: skip
+def test_the_room_of_a_gate_is_that_of_its_nearest_bound_and_a_missing_gate_has_none(
+    word: Word, value: float | None, threshold: str | None, expected: float | None
+) -> None:
+    table = gates_table(GateRuns(results=(GateResult("a gate", word, value, threshold, "", "job"),)))
+    assert table["verdict"].tolist() == [word]
+    assert [None if room != room else room for room in table["room"]] == [expected]

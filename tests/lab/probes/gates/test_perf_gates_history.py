@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from gate_rows import SMALL
+from places import ROOT
 
 from lab.errors import RunFailed
 from lab.probes.gates.config import load_gates
@@ -168,22 +169,25 @@ def test_a_file_that_cannot_be_read_or_written_is_refused(tmp_path: Path) -> Non
 
 
 def test_the_code_hash_is_of_what_a_number_depends_on(tmp_path: Path) -> None:
-    for folder in (*MEASURING, "lab/templates"):
-        (tmp_path / folder / "__pycache__").mkdir(parents=True)
-        (tmp_path / folder / "one.py").write_text("x = 1\n")
+    places = [place if place.endswith(".py") else f"{place}/one.py" for place in MEASURING]
+    for place in (*places, "lab/templates/one.py", "lab/rows/other.py", "eagle3core/__pycache__/one.py"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_text("x = 1\n")
     known = code_hash(tmp_path)
-    (tmp_path / "lab/templates/one.py").write_text("x = 2\n")
-    (tmp_path / "eagle3core/__pycache__/one.py").write_text("x = 2\n")
+    for place in ("lab/templates/one.py", "lab/rows/other.py", "eagle3core/__pycache__/one.py"):
+        (tmp_path / place).write_text("x = 2\n")
     (tmp_path / "eagle3core/notes.md").write_text("x\n")
     assert code_hash(tmp_path) == known
     hashes = {known}
-    for folder in MEASURING:
-        (tmp_path / folder / "one.py").write_text("x = 2\n")
+    for place in places:
+        (tmp_path / place).write_text("x = 2\n")
         hashes.add(code_hash(tmp_path))
     (tmp_path / "eagle3core/tuned.json").write_text("{}\n")
     hashes.add(code_hash(tmp_path))
     assert len(hashes) == len(MEASURING) + 2
     assert code_hash() == code_hash()
+    assert {"lab/probes/ceilings.py", "lab/rows/clock.py"} <= set(MEASURING), "a step's time and its floor need them"
+    assert all((ROOT / place).exists() for place in MEASURING)
 
 
 def test_a_key_names_the_gpu_for_gates_of_a_gpu_and_else_the_cpu() -> None:

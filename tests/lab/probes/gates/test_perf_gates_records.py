@@ -122,3 +122,14 @@ def test_files_that_hold_no_such_record_are_refused(tmp_path: Path) -> None:
             check((base, spec))
     with pytest.raises(ExperimentError, match="does not exist"):
         check((tmp_path / "absent.json", spec))
+
+
+def test_records_with_values_of_another_kind_are_refused_with_the_files_name(tmp_path: Path) -> None:
+    base, spec = write_records(tmp_path, rows())
+    record = json.loads(spec.read_text(encoding="utf-8"))
+    spec.write_text(json.dumps({**record, "step_ms_samples": [None] * 5}), encoding="utf-8")
+    with pytest.raises(ExperimentError, match=r"spec\.json"):
+        check((base, spec))
+    spec.write_text(json.dumps({**record, "parameters": 3}), encoding="utf-8")
+    with pytest.raises(ExperimentError, match=r"spec\.json"):
+        check((base, spec))

@@ -4,6 +4,7 @@ import pytest
 
 from eagle3core.kernels.attention.card import CARD
 from lab.probes.kernels import attention_bench, bench
+from lab.rows.clock import Timing
 
 pytestmark = pytest.mark.reference
 
@@ -22,3 +23,23 @@ def test_every_measured_shape_has_a_prediction_no_better_than_its_floor():
         predicted = attention_bench.PREDICTED_US[case["dim"], case["batch"]]
         us = predicted[attention_bench.TOKENS.index(case["tokens"])]
         assert us > CARD.cost(case).floor_us(bench.KNOWN_GB_PER_S)
+
+
+class Recorded(attention_bench.AttentionRun):
+    """Keeps what a row would say."""
+
+    def __init__(self):
+        self.written = []
+
+    def write_kernel(self, card, case, ours, peers, **more):
+        self.written.append(more)
+        return 1.0, None
+
+
+def test_a_row_is_whole_if_libraries_do_not_exist_for_it_but_not_if_one_was_left_out():
+    run, case = Recorded(), CARD.shapes[0]
+    ours = Timing((2.0,), "cuda_graph/1", 0)
+    for missing in ({}, {"flex": "FlexAttention at 1 tokens"}, {"flex": attention_bench.LEFT_OUT}):
+        run._row(CARD, case, ours, {"sdpa_cudnn": 3.0}, missing)
+    run._row(CARD, case, ours, {}, {})
+    assert [row["is_complete"] for row in run.written] == [True, True, False, False]

@@ -5,7 +5,10 @@ import torch
 
 from eagle3core.kernels import cubins, registry
 from eagle3core.kernels.card import case_id
+from lab.errors import ExperimentError
+from lab.options.kernels import BenchOptions, SanitizeOptions
 from lab.probes.kernels import bench
+from lab.probes.sanitizer.command import run as sanitize
 
 
 @pytest.mark.compiled
@@ -56,3 +59,18 @@ def test_a_graph_of_copies_is_timed_near_the_time_of_its_bytes(gpu):
     timing = bench.time_graph([lambda: b.copy_(a)] * 4)
     assert timing.p10_us <= timing.median_us <= timing.p90_us
     assert 2 * a.nbytes / timing.median_us / 1e3 < 10_000  # GB/s; no device copies faster
+
+
+@pytest.mark.reference
+def test_a_failed_proof_ends_with_1_and_an_incomplete_one_with_3():
+    assert bench.exit_code([bench.PROVEN, bench.PROVEN]) == 0
+    assert bench.exit_code([bench.PROVEN, bench.INCOMPLETE]) == 3
+    assert bench.exit_code([bench.INCOMPLETE, bench.FAILED]) == 1
+
+
+@pytest.mark.reference
+def test_a_mistyped_op_is_refused_with_the_names_there_are(tmp_path):
+    with pytest.raises(ExperimentError, match="'gem'"):
+        bench.main(BenchOptions(ops=("gem",), build=tmp_path))
+    with pytest.raises(ExperimentError, match="'gem'"):
+        sanitize(SanitizeOptions(ops=("gem",), build=tmp_path))

@@ -205,6 +205,26 @@ def test_a_benchmark_that_cannot_run_says_why(tmp_path: Path, monkeypatch: pytes
         measured(tmp_path, ["place_rows"], 1.0)
 
 
+def test_attention_without_a_second_left_is_missing_and_the_rows_before_it_are_kept(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def run(out: Path, module: str, *_: object) -> None:
+        ran.append(module)
+        out.write_text(stored.read_text(encoding="utf-8"), encoding="utf-8")
+
+    monkeypatch.setattr("lab.probes.kernels.measure._run", run)
+    bench = read_bench(measured(tmp_path, ["gemm", "attention"], 0.5))
+    assert ran == ["bench"]
+    assert bench.of("gemm")
+    exp = experiment.Experiment("22_kernels", "run", "job", tmp_path / "job", {}, environment.collect())
+    records.write_measured(exp, cards.named(["attention"]), bench)
+    rows = [row for row in read_rows(exp.out / ROWS_FILE) if row.name == "attention"]
+    assert [row.status for row in rows] == ["missing", "missing"]
+    assert all("limit of" in (row.reason or "") for row in rows)
+
+
 def test_pictures_come_with_tables_of_every_shape_and_a_missing_bar_has_no_ratio(stored: Path) -> None:
     bench = read_bench(stored)
     fig, table = pictures.roofline(bench)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -234,3 +236,13 @@ def test_the_notebook_keeps_the_trace_and_judges_the_audit(tmp_path: Path) -> No
     kinds = [(row.kind, row.status) for row in read_rows(exp.out / "rows.jsonl")]
     assert kinds.count(("profile", "measured")) == len(rows.ranges)
     assert kinds.count(("profile", "missing")) == len(rows.missing) + 2
+
+
+@pytest.mark.parametrize("damaged", [lambda whole: whole[:-12], lambda whole: whole[:20] + b"xxxxxxxx" + whole[28:]])
+def test_a_compressed_trace_that_was_cut_or_damaged_is_refused_with_the_reason(
+    tmp_path: Path, damaged: Callable[[bytes], bytes]
+) -> None:
+    text = json.dumps({"traceEvents": [{"name": f"event {number}"} for number in range(500)]})
+    (tmp_path / "cut.json.gz").write_bytes(damaged(gzip.compress(text.encode())))
+    with pytest.raises(ExperimentError, match=r"cut\.json\.gz is no trace: \w+: \w+"):
+        read_chrome_trace(tmp_path / "cut.json.gz")

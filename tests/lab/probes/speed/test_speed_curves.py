@@ -33,7 +33,7 @@ from lab.probes.speed.recommend import (
     predictions,
 )
 from lab.probes.speed.rows import Depth, PointSpeed, StageCost, Stages
-from lab.probes.speed.waterfall import above_floor, checks, parts_of, table_of, why
+from lab.probes.speed.waterfall import above_floor, checks, has_steps, parts_of, table_of, why
 from lab.rows.store import Row
 
 pytestmark = pytest.mark.reference
@@ -263,6 +263,9 @@ def test_of_a_step_that_was_not_split_no_floor_is_told() -> None:
     costs = StageCost("target.attn", 50.0, 0.1, None, None, None), StageCost("target.mlp", 150.0, 0.2, None, None, None)
     made.stages[0] = Stages(costs, 200.0, None, 1.0, "missing: no profile")
     assert why(made, 0) == "Plain decoding takes 0.200 ms, 100% of it in target.mlp 150 us, target.attn 50 us."
+    assert has_steps(made, 3), "plain decoding is drawn alone"
+    made.stages[5] = made.stages.pop(0)
+    assert not has_steps(made, 3)
 
 
 # -- pictures

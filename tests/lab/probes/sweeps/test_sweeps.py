@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +18,13 @@ from eagle3core.step.gemm_audit import Product, write_shapes
 from lab.cli import main, parsed
 from lab.errors import ExperimentError, NotComparable, RunFailed
 from lab.options.sweeps import read_orders
+from lab.options.values import read_points
+from lab.probes.bench.scenario import Scenario
+from lab.probes.sweeps import command as command_of_sweeps
 from lab.probes.sweeps import measure
 from lab.probes.sweeps.bake import bake, faults_of
 from lab.probes.sweeps.choose import choose_all
-from lab.probes.sweeps.confirm import contenders, named_file
+from lab.probes.sweeps.confirm import Contender, MicroRuns, contenders, named_file
 from lab.probes.sweeps.joint import joint_orders
 from lab.probes.sweeps.machines import TwinMachine, variants_of
 from lab.probes.sweeps.measure import Sweep
@@ -34,7 +38,7 @@ from lab.probes.sweeps.regimes import (
     load_shapes,
     nearest,
 )
-from lab.probes.sweeps.rows import SweepWriter, read_sweep, row_of
+from lab.probes.sweeps.rows import MICRO, SweepWriter, read_sweep, row_of
 from lab.rows.maker import RowMaker
 
 pytestmark = pytest.mark.reference
@@ -98,6 +102,33 @@ def test_one_command_sweeps_logged_shapes_bakes_entries_and_goes_on_where_it_sto
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["regimes"] == 1
     main(command)
     assert len(read_sweep(out).cells) == len(rows)
+
+
+def test_the_tuned_file_is_of_the_architecture_that_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_file: None
+) -> None:
+    write_shapes(tmp_path / "shapes.json", {HOT: 1})
+    out, baked = write_rows(tmp_path / "rows.jsonl", stored()), tmp_path / "tuned.json"
+    machine = SimpleNamespace(**ABOUT, arch="sm_80")
+    monkeypatch.setattr(command_of_sweeps, "machine_of", lambda device: machine)
+    monkeypatch.setattr(Sweep, "run", lambda self, regimes: True)
+    main(["sweep", "gemm", "--shapes", str(tmp_path / "shapes.json"), "--out", str(out), "--bake", str(baked)])
+    assert json.loads(baked.read_text())["arch"] == "sm_80"
+
+
+def test_a_resumed_run_writes_no_contender_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = SweepWriter(write_rows(tmp_path / "rows.jsonl", stored()), **ABOUT)
+    [at] = read_points("32x1")
+    runs = MicroRuns(writer, "gemm", "sm_80", Scenario("nano", "planted", (at,), (0, 3), 0.8), tell=lambda line: None)
+    values = {"time_us": 1.0, "tokens_per_s": 1.0, "acceptance_length": 1.0, "n_wrong": 0}
+    monkeypatch.setattr(MicroRuns, "_work", lambda *_: SimpleNamespace(run=None))
+    monkeypatch.setattr(MicroRuns, "_values", lambda *_: values)
+    monkeypatch.setattr("lab.probes.sweeps.confirm.interleave", lambda works, **_: works)
+    found = [Contender(rank, {}) for rank in range(3)]
+    writer.write(runs._cell(at, found[0]), is_default=True, **values)
+    runs._measure(None, at, found)  # type: ignore[arg-type]
+    ranks = [cell["setting"]["rank"] for cell in read_sweep(writer.path).cells if cell["phase"] == MICRO]
+    assert ranks == [0, 1, 2]
 
 
 def test_settings_with_other_bits_are_never_chosen_and_fail_the_sweep(
