@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from threading import Lock, get_ident
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig, GenerationConfig
 from eagle3core.errors import ConfigError, InvariantViolated
 from eagle3core.kernels.slots.slot_state import NO_ROOM
-from eagle3core.loading import Reading, SpeculationState, new_runner, read_models
+from eagle3core.loading import Reading, SpeculationState, check_fit, new_runner, read_models
 from eagle3core.memory import MemoryPlan, plan_loaded, plan_reading
 from eagle3core.metrics import StepRecord
 from eagle3core.performance import mode as performance_mode
@@ -71,13 +73,15 @@ class Engine:
         self.tokenizer = tokenizer
         self.backend = backend or Backend(target.device, "the device the target was given on")
         self.speculation = speculation or _speculation_from(config, draft)
-        _check_fit(target, draft, config)
+        check_fit(target, draft, config)
         self.memory_plan = memory_plan or plan_loaded(target, draft, config, self.backend)
         self.runner = runner or new_runner(target, draft, config)
         self.promises = performance_mode.Watch(config, self.backend, self.runner, self.speculation)
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}  # the book: by request id
         self._ids = count()
+        self._turn = Lock()
+        self._thread: int | None = None  # whose turn it is
         self._n_steps = 0
         log.info("[EAGLE] %s; %s", self.speculation.reason, self.memory_plan)
         if self.backend.device.type == "cuda":
@@ -117,8 +121,8 @@ class Engine:
         """Responses to `prompts` (token ids), in their order; slots are filled and emptied as requests end.
 
         Raises:
-            ConfigError: an empty prompt, one longer than the session, a token outside the vocabulary, or stop words
-                without a tokenizer. Nothing has been decoded then.
+            ConfigError: an empty prompt, one longer than the session, a token outside the vocabulary, stop words
+                without a tokenizer, or a call from within a call. Nothing has been decoded then.
             InvariantViolated: in performance mode, a promise of it that does not hold (docs/runbook.md).
         """
         settings = [generation] * len(prompts) if isinstance(generation, GenerationConfig) else list(generation)
@@ -136,17 +140,38 @@ class Engine:
             )
             for i, (prompt, limits) in enumerate(zip(prompts, settings, strict=True))
         ]  # fmt: skip
-        self.promises.begin(self.trace)
-        self._waiting.extend(requests)
-        try:
-            while self._waiting or self._running:
-                self.step()
-            self._collect(everything=True)  # of requests that ended meanwhile
-        except BaseException:
-            self._abandon()
-            raise
-        self.promises.end(self.target.embedding, prompts, [request.token_ids for request in requests])
-        return [request.response(self.tokenizer, self.runner.depth) for request in requests]
+        with self._alone():
+            self.promises.begin(self.trace)
+            self._waiting.extend(requests)
+            try:
+                while self._waiting or self._running:
+                    self.step()
+                self._collect(everything=True)  # of requests that ended meanwhile
+            except BaseException:
+                self._abandon()
+                raise
+            self.promises.end(self.target.embedding, prompts, [request.token_ids for request in requests])
+            return [request.response(self.tokenizer, self.runner.depth) for request in requests]
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One call at a time: another thread waits for its turn.
+
+        Raises:
+            ConfigError: the call comes from within a call, as from a trace, and would wait for itself.
+        """
+        if self._thread == get_ident():
+            raise ConfigError(
+                "generate was called from within a call of this engine's generate",
+                "one call after the other; other threads wait for their turn",
+                "collect what is to be decoded, and decode it after the call",
+            )
+        with self._turn:
+            self._thread = get_ident()
+            try:
+                yield
+            finally:
+                self._thread = None
 
     def step(self) -> None:
         """Admit what fits, decode one step, read what is known, retire what is finished."""
@@ -239,30 +264,6 @@ class Engine:
         self._running.clear()  # first: a runner that fails here must not leave requests in the book
         self._waiting.clear()
         self.runner.abandon()
-
-
-def _check_fit(target: PackedTarget, draft: PackedDraft | None, config: EngineConfig) -> None:
-    limit = target.geometry.max_position_embeddings
-    if config.session_len > limit:
-        raise ConfigError(
-            f"session_len is {config.session_len}", f"at most {limit}, the target's positions", f"set it to {limit}"
-        )
-    if draft is not None and target.taps != draft.geometry.taps:
-        raise ConfigError(
-            f"the target captures the inputs of layers {target.taps}, the draft reads {draft.geometry.taps}",
-            "the same layers",
-            f"read the target with taps={draft.geometry.taps}",
-        )
-    layers = [(f"layer {i} of the target", layer) for i, layer in enumerate(target.layers)]
-    layers += [("the draft", draft.layer)] if draft is not None else []
-    for whose, layer in layers if target.is_packed else ():
-        block = layer.qkv.epilogue.block
-        if block != config.block_size:  # its kernels would write keys and values to other blocks than attention reads
-            raise ConfigError(
-                f"{whose} is packed for cache blocks of {block} tokens with block_size {config.block_size}",
-                "one block size for weights and cache",
-                f"set block_size={block}, or pack the weights with block={config.block_size}",
-            )
 
 
 def _speculation_from(config: EngineConfig, draft: PackedDraft | None) -> SpeculationState:

@@ -18,7 +18,7 @@ from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.checkpoint.draft import DraftCheckpoint, draft_shapes
 from eagle3core.checkpoint.target import TargetCheckpoint, target_shapes
 from eagle3core.config import EngineConfig
-from eagle3core.errors import CheckpointError, KernelLimit
+from eagle3core.errors import CheckpointError, ConfigError, KernelLimit
 from eagle3core.geometry import DraftGeometry, TargetGeometry
 from eagle3core.kernels.card import DTYPES
 from eagle3core.kernels.launch import device_arch
@@ -158,3 +158,33 @@ def _read_draft(
         log.warning("[EAGLE] decoding without the draft, which could not be loaded: %s", error)
         return None, SpeculationState(False, f"the draft could not be loaded: {error.what}")
     return checkpoint, None
+
+
+def check_fit(target: PackedTarget, draft: PackedDraft | None, config: EngineConfig) -> None:
+    """Refuse models that do not fit each other or the configuration.
+
+    Raises:
+        ConfigError: a session beyond the target's positions, a draft that reads other layers than the target captures,
+            or weights packed for another block size.
+    """
+    limit = target.geometry.max_position_embeddings
+    if config.session_len > limit:
+        raise ConfigError(
+            f"session_len is {config.session_len}", f"at most {limit}, the target's positions", f"set it to {limit}"
+        )
+    if draft is not None and target.taps != draft.geometry.taps:
+        raise ConfigError(
+            f"the target captures the inputs of layers {target.taps}, the draft reads {draft.geometry.taps}",
+            "the same layers",
+            f"read the target with taps={draft.geometry.taps}",
+        )
+    layers = [(f"layer {i} of the target", layer) for i, layer in enumerate(target.layers)]
+    layers += [("the draft", draft.layer)] if draft is not None else []
+    for whose, layer in layers if target.is_packed else ():
+        block = layer.qkv.epilogue.block
+        if block != config.block_size:  # its kernels would write keys and values to other blocks than attention reads
+            raise ConfigError(
+                f"{whose} is packed for cache blocks of {block} tokens with block_size {config.block_size}",
+                "one block size for weights and cache",
+                f"set block_size={block}, or pack the weights with block={config.block_size}",
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +244,22 @@ def test_debug_flags_log_drafts_acceptances_and_counters_of_every_step(
     assert counters == [
         f"[EAGLE][Metrics] slot 0 drafted 3 accepted {step.n_accepted} committed {step.n_committed}" for step in steps
     ]
+
+
+def test_threads_on_one_engine_wait_for_their_turn_and_a_call_from_within_a_call_is_refused(pair: Pair) -> None:
+    engine = tiny_engine(pair, 2)
+    prompts = [random_prompts([4, 9, 2], seed=seed) for seed in range(6)]
+    expected = [tokens_of(engine.generate(several, new_tokens(12))) for several in prompts]
+    with ThreadPoolExecutor(6) as threads:
+        found = list(threads.map(lambda several: tokens_of(engine.generate(several, new_tokens(12))), prompts))
+    assert found == expected
+
+    class Nested(Trace):
+        def tap(self, name: str, value: torch.Tensor, valid: torch.Tensor | None = None) -> None:
+            engine.generate(GOOD, new_tokens(1))
+
+    engine.trace = Nested()
+    with pytest.raises(ConfigError, match="from within a call"):
+        engine.generate(GOOD, new_tokens(4))
+    engine.trace = Trace()
+    assert tokens_of(engine.generate(prompts[0], new_tokens(12))) == expected[0]
