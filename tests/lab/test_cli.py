@@ -154,6 +154,7 @@ def test_notebooks_are_listed_with_their_parameters(capsys: pytest.CaptureFixtur
 HANG = "import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(300)"
 
 
+@pytest.mark.slow
 def test_a_night_told_to_stop_ends_its_kernel_and_exits_three(tmp_path: Path) -> None:
     source = write_notebook(tmp_path / "hanging.ipynb", START, HANG, PASS)
     night = subprocess.Popen(

@@ -56,7 +56,7 @@ def test_a_disk_that_was_full_for_one_job_is_no_end_of_the_night(
     assert run_night(NightOptions(config=config, out=out)) == 0, "with room, the same command goes on"
 
 
-@pytest.mark.parametrize(("cell", "code"), [(PASS, 3), (FAIL, 1)])
+@pytest.mark.parametrize(("cell", "code"), [(PASS, 3), pytest.param(FAIL, 1, marks=pytest.mark.slow)])
 def test_a_page_that_cannot_be_written_leaves_the_verdict_on_the_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cell: str, code: int
 ) -> None:

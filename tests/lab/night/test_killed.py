@@ -79,6 +79,7 @@ def test_whoever_is_killed_nothing_keeps_running_and_the_night_goes_on(victim: s
     assert "before the end" in (earlier / "rows.jsonl").read_text(), "which are kept beside"
 
 
+@pytest.mark.slow
 def test_a_process_of_a_killed_attempt_writes_into_that_attempt(tmp_path: Path) -> None:
     marker, out = tmp_path / "marker", tmp_path / "reports" / "night"
     hanging = write_notebook(tmp_path / "hanging.ipynb", START, HANG_ONCE.format(marker=str(marker)), PASS)

@@ -101,6 +101,7 @@ def test_the_time_limit_ends_the_whole_tree_and_keeps_what_was_printed(
     assert "so far" in (folder / "executed.ipynb").read_text()
 
 
+@pytest.mark.slow
 def test_leaving_early_or_without_an_outcome_is_not_finishing(run_dir: Path) -> None:
     left = execute(run_dir, "leaving", START, "import sys\nsys.exit(0)", PASS)
     assert left.status in ("raised", "died")

@@ -78,7 +78,7 @@ def test_what_the_benchmark_of_kernels_writes_is_what_is_read(tmp_path: Path, a_
         attention = attention_bench.AttentionRun(out, "sm_90a", deadline=0.0, only="")
         case = attention_bench.CARD.shapes[0]
         attention._row(attention_bench.CARD, case, TIMING, {"sdpa_cudnn": 38.0}, {"flex": "no compiler"})
-        assert attention.prove(attention_bench.CARD) is False, "no time is left for a proof"
+        assert attention.prove(attention_bench.CARD) == "incomplete", "no time is left for a proof"
     found = read_bench(path)
     [cell], [other] = found.of("gemm"), found.of("attention")
     assert (cell.shape, cell.us, cell.best_peer) == (bench.plain_shape(gemm.shapes[0]), 34.0, "cutlass")

@@ -48,6 +48,7 @@ def pair(text: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainedPair:
     return train(_options(text, tmp_path_factory.mktemp("run") / "pair"))
 
 
+@pytest.mark.slow
 def test_hugging_face_loads_the_target_and_the_tokenizer(pair: TrainedPair) -> None:
     tokenizer = AutoTokenizer.from_pretrained(pair.target)
     source = "def f(x):\n    return 'ünï' + x\n"
@@ -64,6 +65,7 @@ def test_hugging_face_loads_the_target_and_the_tokenizer(pair: TrainedPair) -> N
         torch.testing.assert_close(model(torch.tensor([ids])).logits, ours(torch.tensor([ids])).logits)
 
 
+@pytest.mark.slow
 def test_the_target_is_stored_in_bf16_with_both_spellings_of_its_settings(pair: TrainedPair) -> None:
     config = json.loads((pair.target / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
@@ -75,6 +77,7 @@ def test_the_target_is_stored_in_bf16_with_both_spellings_of_its_settings(pair: 
     assert "lm_head.weight" not in weights  # tied
 
 
+@pytest.mark.slow
 def test_the_draft_is_stored_in_the_published_layout(pair: TrainedPair) -> None:
     size = SIZES["tiny"]
     weights = load_file(pair.draft / "model.safetensors")
@@ -103,6 +106,7 @@ def test_the_draft_is_stored_in_the_published_layout(pair: TrainedPair) -> None:
     assert torch.equal(ids, weights["t2d"].nonzero()[:, 0])  # ascending, and the mask says the same
 
 
+@pytest.mark.slow
 def test_the_drafts_tap_ids_are_layer_outputs_and_say_so(pair: TrainedPair) -> None:
     config = json.loads((pair.draft / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
@@ -112,6 +116,7 @@ def test_the_drafts_tap_ids_are_layer_outputs_and_say_so(pair: TrainedPair) -> N
     assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 10000.0
 
 
+@pytest.mark.slow
 def test_the_card_holds_data_losses_and_acceptance_and_the_curves_are_kept(pair: TrainedPair) -> None:
     card = pair.card
     assert len(card["data"]["sha256"]) == 64
@@ -128,6 +133,7 @@ def test_the_card_holds_data_losses_and_acceptance_and_the_curves_are_kept(pair:
     assert not (pair.target.parent / "work").exists()
 
 
+@pytest.mark.slow
 def test_prompts_are_held_out_stretches_of_the_right_length(text: Path, pair: TrainedPair) -> None:
     tokenizer = AutoTokenizer.from_pretrained(pair.target)
     whole = "".join((text / f"{name}.py").read_text() for name in MODULES)
@@ -158,6 +164,7 @@ def test_a_run_stopped_in_both_stages_and_resumed_gives_the_same_bits(
     assert (out / "losses.jsonl").read_bytes() == (pair.target.parent / "losses.jsonl").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_returned_without_training_again(text: Path, pair: TrainedPair) -> None:
     before = (pair.target / "model.safetensors").stat().st_mtime_ns
     assert train(_options(text, pair.target.parent)) == pair
@@ -184,6 +191,7 @@ def test_an_option_that_cannot_be_used_is_named(
     assert not (tmp_path / "pair").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_holds_another_run_or_something_else_is_left_alone(
     text: Path, pair: TrainedPair, tmp_path: Path
 ) -> None:

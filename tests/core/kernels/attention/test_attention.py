@@ -258,7 +258,8 @@ def test_later_tokens_do_not_change_a_bit_of_earlier_rows():
         assert proof.differing(out, whole[:, :kept]) == 0
 
 
-@pytest.mark.parametrize("tokens", [3, pytest.param(17, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", [3, 17])
 def test_splits_of_a_bundle_give_the_same_bits_whoever_joins_them(tokens):
     """One split a block, pairs, whole bundles, all of them; by streams side by side and one after the other."""
     case = {**BUNDLES, "tokens": tokens}

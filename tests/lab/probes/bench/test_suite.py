@@ -72,6 +72,7 @@ def test_suites_of_the_environment_run_on_a_cpu_and_write_rows_and_records(
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["missing"] == []
 
 
+@pytest.mark.slow
 def test_a_stopped_run_keeps_its_points_and_goes_on_with_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -269,6 +269,7 @@ def test_the_notebooks_rows_say_measured_or_missing_for_every_card(stored: Path,
     exp.finish()
 
 
+@pytest.mark.slow
 def test_the_notebook_draws_stored_rows_with_no_gpu_and_judges_them(stored: Path, tmp_path: Path) -> None:
     settings = [f"rows={stored}", "arches=[]", "emulated_cases=0", 'ops=["gemm", "rope", "argmax"]']
     options = [word for setting in settings for word in ("-p", setting)]
