@@ -35,10 +35,8 @@ def ended(run: Callable[[], int], program: str = "eagle3lab") -> int:
     except OSError as error:
         return _told(program, str(_of_the_system(error)), EXIT_COULD_NOT_RUN)
     except MemoryError:
-        text = (
-            "the memory is used up\n  allowed: what fits\n  do: give a smaller size, or free memory, and run it again"
-        )
-        return _told(program, text, EXIT_COULD_NOT_RUN)
+        full = RunFailed("the memory is used up", "what fits", "give a smaller size, or free memory, and run it again")
+        return _told(program, str(full), EXIT_COULD_NOT_RUN)
     except Exception as error:
         known = {base.__name__ for base in type(error).__mro__ if base.__module__ == "eagle3core.errors"}
         if known:

@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lab.errors import ExperimentError, LabError, NotComparable
+from lab.errors import ExperimentError, LabError
 from lab.rows.environment import Environment
 from lab.rows.store import Row, read_run
-from lab.rows.values import number_of
+from lab.rows.values import number_of, refuse_newer
 
 RUN_FILE = "run.json"
 SUMMARY_FILE = "summary.json"
@@ -58,13 +58,7 @@ def read_summary(run_dir: Path) -> dict[str, Any]:
     """
     remedy = f"give the folder under reports/ that has a {SUMMARY_FILE}"
     summary = _content(run_dir / SUMMARY_FILE, "holds no finished run", remedy)
-    version = summary.get("schema_version")
-    if isinstance(version, int) and version > SUMMARY_SCHEMA:
-        raise NotComparable(
-            f"{SUMMARY_FILE} of {run_dir.name!r} has schema {version}",
-            f"schema {SUMMARY_SCHEMA} or older",
-            "read it with the version of eagle3lab that wrote it, or a newer one",
-        )
+    refuse_newer(f"{SUMMARY_FILE} of {run_dir.name!r}", summary, SUMMARY_SCHEMA)
     lacking = [key for key in _IDENTITY if not isinstance(summary.get(key), str)]
     if lacking:
         raise _unusable(run_dir / SUMMARY_FILE, "holds no finished run", f"no {', '.join(lacking)}", remedy)

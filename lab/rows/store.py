@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
-from lab.errors import NotComparable, RunFailed
+from lab.errors import RunFailed
 from lab.rows.appending import end_of, open_alone
-from lab.rows.values import number_of, restored
+from lab.rows.values import number_of, refuse_newer, restored
 
 SCHEMA = 2
 ROWS_FILE = "rows.jsonl"
@@ -261,13 +261,7 @@ def _parse(line: bytes, path: Path, number: int) -> Row | Damaged:
         data = json.loads(line)
         if not isinstance(data, dict):
             raise ValueError("not a JSON object")
-        version = data.get("schema_version")
-        if isinstance(version, int) and version > SCHEMA:
-            raise NotComparable(
-                f"line {number} of {path.name} has row schema {version}",
-                f"schema {SCHEMA} or older",
-                "read it with the version of eagle3lab that wrote it, or a newer one",
-            )
+        refuse_newer(f"line {number} of {path.name}", data, SCHEMA, "row schema")
         return Row.model_validate(of_today(data))
     except (ValueError, RecursionError) as error:  # of pydantic as well
         first = str(error).splitlines()

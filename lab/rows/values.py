@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
+
+from lab.errors import NotComparable
 
 # JSON has no word for these three; pydantic writes them as strings, and reading turns them back into floats.
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -23,3 +27,18 @@ def restored(value: object) -> object:
 def percent(ratio: float | None) -> str:
     """A ratio as a signed change: 1.034 is `+3.4%`; nothing for None."""
     return "" if ratio is None else f"{(ratio - 1) * 100:+.1f}%"
+
+
+def refuse_newer(what: str, stored: Mapping[str, Any], known: int, form: str = "schema") -> None:
+    """Stored content of this schema or an older one is read.
+
+    Raises:
+        NotComparable: a newer version of the lab wrote it.
+    """
+    version = stored.get("schema_version")
+    if isinstance(version, int) and version > known:
+        raise NotComparable(
+            f"{what} has {form} {version}",
+            f"schema {known} or older",
+            "read it with the version of eagle3lab that wrote it, or a newer one",
+        )
