@@ -52,8 +52,6 @@ def why_plain_torch(
             _check_block(block, config, dtype)
     except KernelLimit as limit:
         return f"{limit.what}; the kernels take {limit.allowed}"
-    if draft is not None and config.speculative_config is not None and config.speculative_config.tree_kind != "chain":
-        return "the kernels that grow a tree have been proven in the emulator, on no GPU yet"
     return None
 
 

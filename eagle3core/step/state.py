@@ -17,7 +17,7 @@ from eagle3core.geometry import BlockGeometry, DraftGeometry
 from eagle3core.kernels.slots.open_chunk import ChunkRows, new_chunk_rows
 from eagle3core.kernels.slots.slot_state import LIMIT, MOST_ENDS, N_FIELDS, N_REQUEST, RESULT_BLOCKS, result_width
 from eagle3core.kernels.tree.mask_words import pack_words
-from eagle3core.step.buffers import Activations, HeadRows, Sizes, new_activations, new_head_rows
+from eagle3core.step.buffers import Activations, HeadRows, Sizes, new_activations, new_head_rows, rows_of
 from eagle3core.step.draw import DrawSettings, new_draw_settings
 from eagle3core.step.sizes import DeviceSizes, StateShape, blocks_for
 from eagle3core.step.tree import FlatTree
@@ -113,6 +113,10 @@ class DeviceState:
         """Rows of the newest result block, after waiting for the device; dead rows are older ones' or start with -1."""
         rows: list[list[int]] = self.results[int(self.turn)].tolist()
         return rows
+
+    def last_paths(self, batch: int) -> Tensor:
+        """`[batch, path_len]` int32: nodes of the accepted paths of the newest step, root first; dead ends -1."""
+        return rows_of(self.step.accepted["path"], batch, self.sizes.path_len)
 
 
 def state_bytes(arch: str | None, shape: StateShape, sizes: DeviceSizes) -> tuple[int, int]:

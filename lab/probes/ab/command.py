@@ -18,8 +18,8 @@ from lab.probes.bench.command import chosen_device, chosen_dtype
 from lab.probes.bench.record import Rows
 from lab.probes.bench.scenario import Scenario
 from lab.probes.bench.source import HEADROOM, open_pair
+from lab.probes.proofs.steps import tokens_for
 from lab.probes.speed.command import dial
-from lab.probes.speed.steps import tokens_for
 from lab.rows import environment
 from lab.rows.comparison import listed
 from lab.rows.history import Change

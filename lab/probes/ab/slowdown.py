@@ -1,7 +1,7 @@
 """A slowdown of a known size planted in one kernel of a captured step, to see that its row is called slower.
 
 Before every launch of the kernel the graph waits: a spin of so many clock cycles, in the same stage, whose time belongs
-to the kernel it holds up (`lab.probes.speed.steps.merged`). Both sides are the same engine on the same buffers
+to the kernel it holds up (`lab.probes.proofs.steps.merged`). Both sides are the same engine on the same buffers
 and the same graph, one with spins of a single cycle, so that nothing but their length differs: launches more would be
 felt by the kernels beside them as well. How long to spin is found by measuring.
 """
@@ -24,8 +24,8 @@ from lab.probes.ab.judging import RESOLUTION, tagged
 from lab.probes.bench.clocks import bar_of
 from lab.probes.bench.record import Rows
 from lab.probes.bench.rounds import Work
+from lab.probes.proofs.steps import OWN_RESOLUTION_US, StepProfile, kernel_name, profile_steps
 from lab.probes.speed.stages import KERNEL, STAGE
-from lab.probes.speed.steps import OWN_RESOLUTION_US, StepProfile, kernel_name, profile_steps
 from lab.rows.history import Change
 from lab.rows.store import Row
 from lab.rows.throttle import VALUE, held_back

@@ -21,8 +21,8 @@ from lab.probes.profiles.ncu import NcuKernel, is_raw_page, read_ncu
 from lab.probes.profiles.nsys import RangeSum, is_range_sums, read_range_sums, read_sqlite
 from lab.probes.profiles.ranges import of_counters, of_sums, summed, values_of
 from lab.probes.profiles.rows import FILE, TRACE, Told, lines_of, missing_row, rows_of
+from lab.probes.proofs.steps import WARM_STEPS
 from lab.probes.speed.command import dial
-from lab.probes.speed.steps import WARM_STEPS
 from lab.rows.environment import collect
 from lab.rows.store import Row, RowWriter
 

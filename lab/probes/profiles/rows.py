@@ -12,7 +12,7 @@ from lab.errors import ExperimentError, NotComparable
 from lab.probes.bench.scenario import Point
 from lab.probes.profiles.ranges import Profile
 from lab.probes.profiles.run import Watched
-from lab.probes.speed.steps import WARM_STEPS
+from lab.probes.proofs.steps import WARM_STEPS
 from lab.rows.committed import newest_committed
 from lab.rows.environment import Environment
 from lab.rows.maker import RowMaker

@@ -26,7 +26,7 @@ from lab.probes.bench.source import HEADROOM, open_pair
 from lab.probes.profiles.capture import Capture, read_chrome_trace
 from lab.probes.profiles.costs import declared_bytes
 from lab.probes.proofs.gpu_trace import WINDOW
-from lab.probes.speed.steps import WARM_STEPS, tokens_for
+from lab.probes.proofs.steps import WARM_STEPS, tokens_for
 
 EXPORT = "torch_trace.json.gz"
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from eagle3core.config import GenerationConfig
 from lab.probes.proofs.check import Check, Verdict
 from lab.probes.proofs.logit_bits import LogitBits
-from lab.probes.proofs.subject import Setting, Subject
+from lab.probes.proofs.subject import Setting, Subject, tree_setting
 
 PART = "identity"
 SHUFFLE_SEED = 7
@@ -33,6 +33,7 @@ class IdentityPlan:
         session_len: of the engines.
         shuffled: a company whose requests come in another order, or 0 for none.
         logit_slots: companies whose logits are compared, a prompt a slot. logit_tokens: of each of them.
+        trees: names of shapes. tree_slots: companies of these; the largest is the one that comes in another order.
     """
 
     ks: tuple[int, ...]
@@ -42,11 +43,37 @@ class IdentityPlan:
     shuffled: int = 0
     logit_slots: tuple[int, ...] = ()
     logit_tokens: int = 0
+    trees: tuple[str, ...] = ()
+    tree_slots: tuple[int, ...] = ()
+
+    @property
+    def baseline(self) -> Setting:
+        """Plain decoding of one request at a time."""
+        return Setting(0, 1, self.session_len)
 
     def settings(self) -> list[Setting]:
         """Every engine that is made."""
-        companies = sorted({1, *self.slots, *self.logit_slots, *((self.shuffled,) if self.shuffled else ())})
-        return [Setting(k, batch, self.session_len) for batch in companies for k in sorted({0, *self.ks})]
+        return list(dict.fromkeys([self.baseline, *self.by_tokens(), *self.reordered(), *self.by_logits()]))
+
+    def by_tokens(self) -> list[Setting]:
+        """Those whose tokens are compared with the baseline's."""
+        return self._chains(self.slots) + self._trees(self.tree_slots)
+
+    def reordered(self) -> list[Setting]:
+        """Those whose requests also come in another order."""
+        chains = self._chains((self.shuffled,) if self.shuffled else ())
+        return chains + self._trees(self.tree_slots[-1:])
+
+    def by_logits(self) -> list[Setting]:
+        """Those whose logits are compared with the baseline's."""
+        return self._chains(self.logit_slots) + self._trees(self.logit_slots)
+
+    def _chains(self, slots: tuple[int, ...]) -> list[Setting]:
+        made = [Setting(k, batch, self.session_len) for batch in slots for k in self.ks]
+        return [setting for setting in made if setting != self.baseline]
+
+    def _trees(self, slots: tuple[int, ...]) -> list[Setting]:
+        return [tree_setting(tree, batch, self.session_len) for tree in self.trees for batch in slots]
 
 
 class Identity:
@@ -59,35 +86,31 @@ class Identity:
         """All of them, the planted map first, the largest companies last."""
         plan, made = self.plan, []
         if self.subject.tokens is not None:
-            made.append(self._check("the map", 0, 1, self._follows_map))
-        for slots in plan.slots:
-            for k in plan.ks:
-                if (k, slots) != (0, 1):  # that one is the baseline itself
-                    made.append(self._check(f"spec-{k} x {slots}", k, slots, partial(self._tokens_equal, k, slots)))
-        for k in plan.ks if plan.shuffled else ():
-            name = f"spec-{k} x {plan.shuffled} shuffled"
-            made.append(self._check(name, k, plan.shuffled, partial(self._tokens_equal, k, plan.shuffled, True)))
-        for slots in plan.logit_slots:
-            for k in plan.ks:
-                if (k, slots) != (0, 1):
-                    name = f"logits spec-{k} x {slots}"
-                    made.append(self._check(name, k, slots, partial(self._logits_equal, k, slots)))
+            made.append(self._check("the map", plan.baseline, self._follows_map))
+        for setting in plan.by_tokens():
+            made.append(self._check(name_of(setting), setting, partial(self._tokens_equal, setting)))
+        for setting in plan.reordered():
+            judge = partial(self._tokens_equal, setting, shuffled=True)
+            made.append(self._check(f"{name_of(setting)} shuffled", setting, judge))
+        for setting in plan.by_logits():
+            made.append(self._check(f"logits {name_of(setting)}", setting, partial(self._logits_equal, setting)))
         return made
 
-    def _check(self, name: str, k: int, slots: int, judge: object) -> Check:
+    def _check(self, name: str, setting: Setting, judge: object) -> Check:
         parameters = {
-            "pair": self.subject.name, "spec_k": k, "slots": slots, "n_prompts": len(self.prompts),
+            "pair": self.subject.name, "spec_k": setting.k, "slots": setting.batch, "n_prompts": len(self.prompts),
             "context": max(map(len, self.prompts)), "n_tokens": self.plan.n_tokens,
+            **({"tree": setting.tree} if setting.tree else {}),
         }  # fmt: skip
         return Check(PART, f"{self.subject.name} {name}", parameters, judge)  # type: ignore[arg-type]
 
     @cached_property
     def baseline(self) -> Tokens:
         """Tokens of plain decoding, one request at a time."""
-        return self._decode(0, 1, self.prompts)
+        return self._decode(self.plan.baseline, self.prompts)
 
-    def _decode(self, k: int, slots: int, prompts: Tokens) -> Tokens:
-        engine = self.subject.engine(Setting(k, slots, self.plan.session_len))
+    def _decode(self, setting: Setting, prompts: Tokens) -> Tokens:
+        engine = self.subject.engine(setting)
         responses = engine.generate(prompts, GenerationConfig(self.plan.n_tokens, ignore_eos=True))
         return [list(response.token_ids) for response in responses]
 
@@ -97,32 +120,37 @@ class Identity:
         wanted = [tokens.follow(prompt[-1], self.plan.n_tokens) for prompt in self.prompts]
         return compare_tokens(self.baseline, wanted)
 
-    def _tokens_equal(self, k: int, slots: int, shuffled: bool = False) -> Verdict:
+    def _tokens_equal(self, setting: Setting, shuffled: bool = False) -> Verdict:
         order = list(range(len(self.prompts)))
         if shuffled:
             random.Random(SHUFFLE_SEED).shuffle(order)
-        got = self._decode(k, slots, [self.prompts[i] for i in order])
+        got = self._decode(setting, [self.prompts[i] for i in order])
         return compare_tokens(got, [self.baseline[i] for i in order])
 
     @cached_property
     def _baseline_bits(self) -> dict[int, Tensor]:
         return {}
 
-    def _bits(self, k: int, slots: int, prompts: Tokens) -> list[Tensor]:
+    def _bits(self, setting: Setting, prompts: Tokens) -> list[Tensor]:
         """Bits of the logits of each prompt, a prompt a slot."""
         n = self.plan.logit_tokens
         trace = LogitBits(self.subject.target.geometry.vocab_size)
-        engine = self.subject.engine(Setting(k, slots, self.plan.session_len), trace=trace)
+        engine = self.subject.engine(setting, trace=trace)
         trace.state = engine.runner.state
         engine.generate(prompts, GenerationConfig(n, ignore_eos=True))
         return [trace.bits(slot, n) for slot in range(len(prompts))]
 
-    def _logits_equal(self, k: int, slots: int) -> Verdict:
-        prompts = self.prompts[:slots]
+    def _logits_equal(self, setting: Setting) -> Verdict:
+        prompts = self.prompts[: setting.batch]
         for i, prompt in enumerate(prompts):
             if i not in self._baseline_bits:
-                [self._baseline_bits[i]] = self._bits(0, 1, [prompt])
-        return compare_bits(self._bits(k, slots, prompts), [self._baseline_bits[i] for i in range(len(prompts))])
+                [self._baseline_bits[i]] = self._bits(self.plan.baseline, [prompt])
+        return compare_bits(self._bits(setting, prompts), [self._baseline_bits[i] for i in range(len(prompts))])
+
+
+def name_of(setting: Setting) -> str:
+    """What is drafted, and in which company."""
+    return f"{setting.drafts} x {setting.batch}"
 
 
 def compare_tokens(got: Tokens, wanted: Tokens) -> Verdict:

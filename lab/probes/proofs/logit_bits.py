@@ -37,11 +37,12 @@ class LogitBits(Trace):
         if name == "prefill" and len(self._last):  # none where steps follow before the prompt's end
             self._keep(int(self._state.request[0]), self._last[:1])
         elif name.startswith("step"):
-            nodes = self._state.sizes.nodes
-            by_row = self._last.view(-1, nodes, self._last.shape[1])
-            for logits, (slot, n_accepted, *_) in zip(by_row, self._state.last_results(), strict=False):
+            sizes = self._state.sizes
+            by_row = self._last.view(-1, sizes.nodes, self._last.shape[1])
+            paths = self._state.last_paths(len(by_row)).long()
+            for logits, path, (slot, n_accepted, *_) in zip(by_row, paths, self._state.last_results(), strict=False):
                 if slot >= 0:
-                    self._keep(slot, logits[: n_accepted + 1])
+                    self._keep(slot, logits[path[: n_accepted + 1]])
 
     def tap(self, name: str, value: Tensor, valid: Tensor | None = None) -> None:
         if name == "target.head":

@@ -32,13 +32,15 @@ from lab.probes.proofs.memory_access import MemoryAccess
 from lab.probes.proofs.quiet import Quiet, QuietPlan
 from lab.probes.proofs.slots import FinishedSlots, SlotsPlan
 from lab.probes.proofs.subject import Setting, Subject, open_subject
+from lab.probes.proofs.tree_cost import H200_TREES, TreeCostPlan, TreeCosts
 from lab.probes.proofs.watched_run import WatchedPlan
 
 PARTS: tuple[str, ...] = get_args(PartName)
 SHIPPED = "shipped"
 SHIPPED_IDENTITY = IdentityPlan(
-    tuple(range(8)), (1, 3, 8, 64), 256, 768, shuffled=8, logit_slots=(1, 3), logit_tokens=48
-)
+    tuple(range(8)), (1, 3, 8, 64), 256, 768, shuffled=8, logit_slots=(1, 3), logit_tokens=48,
+    trees=("dynamic-8/3/4", "dynamic-24/5/6", "mc_sim_7b_63", "dynamic-60/7/10"), tree_slots=(1, 3, 8),
+)  # fmt: skip
 PLANTED_IDENTITY = IdentityPlan(tuple(range(8)), (1,), 512, 32768 + 512 + 8)
 PLANTED_COMPANY = IdentityPlan((0, 3, 7), (3,), 128, 4096 + 128 + 8, logit_slots=(1,), logit_tokens=32)
 LAYERS = 2  # of the wide random target: its widths are what a stage's error depends on
@@ -68,6 +70,7 @@ class Plans:
     quiet: QuietPlan = field(default_factory=QuietPlan)
     slots: SlotsPlan = field(default_factory=SlotsPlan)
     long: LongPlan = field(default_factory=LongPlan)
+    trees: TreeCostPlan = field(default_factory=lambda: H200_TREES)
 
     def settings(self, part: str) -> dict[str, list[Setting]]:
         """Engines that a part makes, by pair: "shipped", or the geometry's name."""
@@ -82,6 +85,7 @@ class Plans:
             "slots": {self.geometry: [self.slots.setting()]},
             "long": {self.geometry: self.long.settings()},
             "memory": {SHIPPED: WatchedPlan().settings()},
+            "trees": {self.geometry: self.trees.settings()},
         }[part]
 
 
@@ -102,7 +106,7 @@ class Proofs:
         """Checks of a part, in the order to run them."""
         yield from {
             "identity": self._identity, "parity": self._parity, "quiet": self._quiet, "slots": self._slots,
-            "long": self._long, "memory": self._memory,
+            "long": self._long, "memory": self._memory, "trees": self._trees,
         }[part]()  # fmt: skip
 
     def close(self) -> None:
@@ -153,6 +157,10 @@ class Proofs:
 
     def _memory(self) -> Iterator[Check]:
         yield from MemoryAccess().checks()
+
+    def _trees(self) -> Iterator[Check]:
+        subject = self.pair(self.plans.geometry)
+        yield from TreeCosts(subject, lambda n: self._planted_prompts(1, n)[0], self.plans.trees).checks()
 
     def _trained_prompts(self, n: int, most: int) -> list[list[int]]:
         return [list(prompt.ids) for prompt in prompts_for(shipped_pair().target, limit=n, max_tokens=most)[0]]

@@ -17,6 +17,7 @@ from eagle3core.speculative import SpeculativeConfig
 from eagle3core.step import DeviceRunner, GraphReplayer, Replayer
 from eagle3core.trace import Trace
 from eagle3core.weights import PackedDraft, PackedTarget
+from lab.acceptance.shapes import shape_named
 from lab.errors import ExperimentError
 from lab.pairs.planted import TokenMap, share_for_length
 from lab.probes.bench.scenario import Point, Scenario
@@ -46,11 +47,36 @@ class WatchedEngine(Engine):
 
 @dataclass(frozen=True)
 class Setting:
-    """What an engine is made for: drafts a step, slots, tokens of a session."""
+    """What an engine is made for.
+
+    Attributes:
+        k: drafts of a chain; of a tree the most on a path.
+        batch: slots. session_len: tokens of a session.
+        tree: name of a tree's shape (`lab.acceptance.shapes`), or None for a chain.
+    """
 
     k: int
     batch: int
     session_len: int
+    tree: str | None = None
+
+    @property
+    def drafts(self) -> str:
+        """What a step drafts, in a word or two."""
+        return self.tree or f"spec-{self.k}"
+
+    def speculation(self, model: str) -> SpeculativeConfig | None:
+        """The draft settings; None for plain decoding."""
+        if self.tree is not None:
+            return SpeculativeConfig(model=model, **shape_named(self.tree).settings)
+        return SpeculativeConfig(model=model, num_speculative_tokens=self.k) if self.k else None
+
+
+def tree_setting(tree: str, batch: int, session_len: int) -> Setting:
+    """The setting of a tree's shape by its name."""
+    spec = Setting(0, batch, session_len, tree).speculation(tree)
+    assert spec is not None, "a tree drafts"
+    return Setting(spec.depth, batch, session_len, tree)
 
 
 @dataclass(frozen=True)
@@ -82,11 +108,10 @@ class Subject:
 
     def config(self, setting: Setting) -> EngineConfig:
         """The configuration of an engine."""
-        spec = SpeculativeConfig(model=self.name, num_speculative_tokens=setting.k) if setting.k else None
         return EngineConfig(**{
             "session_len": setting.session_len, "max_batch_size": setting.batch, "cache_max_entry_count": 0.95,
             "dtype": str(self.target.dtype).removeprefix("torch."), "device": self.target.device.type, **self.settings,
-        }, speculative_config=spec)  # fmt: skip
+        }, speculative_config=setting.speculation(self.name))  # fmt: skip
 
     def runner(self, setting: Setting, through: Callable[[Replayer], Replayer] | None = None) -> DeviceRunner:
         """A runner for a setting; a plain one captures no taps, as a plain engine's target does not."""

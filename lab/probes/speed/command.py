@@ -17,10 +17,10 @@ from lab.probes.bench.run import Tell
 from lab.probes.bench.scenario import Scenario
 from lab.probes.bench.source import HEADROOM
 from lab.probes.proofs.plans import Plans, build
+from lab.probes.proofs.steps import tokens_for
 from lab.probes.proofs.subject import Setting
 from lab.probes.speed.measure import PROFILED_STEPS, Speed
 from lab.probes.speed.rows import FILE
-from lab.probes.speed.steps import tokens_for
 from lab.rows.store import Row, RowWriter
 
 DEFAULT_LENGTH = 3.0

@@ -22,8 +22,8 @@ from lab.probes.bench.record import Rows
 from lab.probes.bench.run import Bench, Tell, about, free, read_ceiling
 from lab.probes.bench.scenario import Point, Scenario
 from lab.probes.bench.source import HEADROOM, PairSource, open_pair
+from lab.probes.proofs.steps import profile_steps, tokens_for
 from lab.probes.speed.stages import KERNEL, STAGE, kernel_values, profiled_values, spanned_values
-from lab.probes.speed.steps import profile_steps, tokens_for
 from lab.rows.environment import collect
 from lab.rows.store import Row
 

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from lab.probes.bench.floors import Floor
-from lab.probes.speed.steps import BETWEEN_STEPS, StepProfile
+from lab.probes.proofs.steps import BETWEEN_STEPS, StepProfile
 
 STAGE = "stage"
 KERNEL = "kernel"

@@ -26,8 +26,8 @@ from lab.probes.ab.slowdown import (
     with_waits,
 )
 from lab.probes.bench.record import Rows
+from lab.probes.proofs import steps
 from lab.probes.proofs.gpu_trace import Span
-from lab.probes.speed import steps
 from lab.rows import environment
 
 pytestmark = pytest.mark.reference

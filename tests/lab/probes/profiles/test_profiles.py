@@ -26,8 +26,8 @@ from lab.probes.profiles.ranges import OUTSIDE, STEP, summed, union_us, values_o
 from lab.probes.profiles.rows import FILE, TRACE, WATCHED, read_profile
 from lab.probes.profiles.run import WatchedStages
 from lab.probes.proofs.gpu_trace import WINDOW, GpuTrace, Span
+from lab.probes.proofs.steps import WARM_STEPS
 from lab.probes.proofs.subject import Setting
-from lab.probes.speed.steps import WARM_STEPS
 from lab.rows.environment import collect
 from lab.rows.store import read_rows
 

@@ -16,9 +16,9 @@ from eagle3core.kernels.card import Call
 from eagle3core.step.program import launches_of
 from eagle3core.step.replay import EagerReplayer, compute
 from lab.errors import RunFailed
+from lab.probes.proofs import steps
 from lab.probes.proofs.gpu_trace import Span
-from lab.probes.speed import steps
-from lab.probes.speed.steps import BETWEEN_STEPS, EDGE_STEPS, WARM_STEPS, profile_steps
+from lab.probes.proofs.steps import BETWEEN_STEPS, EDGE_STEPS, WARM_STEPS, profile_steps
 
 pytestmark = pytest.mark.reference
 

@@ -13,8 +13,8 @@ from lab.errors import RunFailed
 from lab.pairs.planted import GEOMETRIES
 from lab.probes.bench.floors import step_floor, token_bytes, weight_bytes
 from lab.probes.proofs.gpu_trace import Span
+from lab.probes.proofs.steps import BETWEEN_STEPS, EDGE_STEPS, StepProfile, taken_apart
 from lab.probes.speed.stages import profiled_values
-from lab.probes.speed.steps import BETWEEN_STEPS, EDGE_STEPS, StepProfile, taken_apart
 
 pytestmark = pytest.mark.reference
 

@@ -17,7 +17,7 @@ from statistics import median
 
 import torch
 
-from eagle3core import Engine
+from eagle3core import Engine, Response
 from eagle3core.config import GenerationConfig
 from eagle3core.kernels import Launch
 from eagle3core.request import without_errors
@@ -60,12 +60,14 @@ class StepProfile:
         kernels: the same by stage and kernel, without the time between two steps.
         step_us: from a step's first kernel to the next one's.
         cached: tokens a sequence in the cache, on average over the steps.
+        responses: of the run.
     """
 
     stages: tuple[StageTime, ...]
     step_us: tuple[float, ...]
     cached: float
     kernels: tuple[StageTime, ...] = ()
+    responses: tuple[Response, ...] = ()
 
     @property
     def sum_over_step(self) -> float:
@@ -133,7 +135,8 @@ def profile_steps(engine: Engine, prompts: Sequence[Sequence[int]], n_steps: int
     middle = WARM_STEPS + EDGE_STEPS + n_steps // 2
     committed = sum(sum(committed_by_step(response)[:middle]) for response in responses)
     cached = sum(map(len, prompts)) + committed
-    return taken_apart(merged(trace.kernels()), runner.programs[runner.n_slots], total, cached / len(prompts))
+    profile = taken_apart(merged(trace.kernels()), runner.programs[runner.n_slots], total, cached / len(prompts))
+    return replace(profile, responses=tuple(responses))
 
 
 def merged(kernels: Sequence[Span]) -> list[Span]:
