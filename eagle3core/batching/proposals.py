@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from eagle3core.lookup import LOOKUPS, Lookup
 from eagle3core.request import Request
 from eagle3core.speculative import SpeculativeConfig
-from eagle3core.step.given import NO_TOKEN
+from eagle3core.step.results import NO_TOKEN
 from eagle3core.step.run import DeviceRunner
 
 

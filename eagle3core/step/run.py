@@ -28,12 +28,11 @@ from eagle3core.step.admission import Reading, SlotRequest
 from eagle3core.step.build import step_program
 from eagle3core.step.draw import set_draws
 from eagle3core.step.gemm_audit import audit
-from eagle3core.step.given import GivenDrafts
 from eagle3core.step.passes import Emitter
 from eagle3core.step.prefill import chunk_program, finish_program
 from eagle3core.step.program import Program
 from eagle3core.step.replay import Enqueue, Replayer, Staged
-from eagle3core.step.results import ResultQueue, Sent
+from eagle3core.step.results import GivenDrafts, ResultQueue, Sent
 from eagle3core.step.sizes import DeviceSizes, StateShape, buckets, chunk_rows
 from eagle3core.step.state import DeviceState, new_device_state
 from eagle3core.trace import Trace
