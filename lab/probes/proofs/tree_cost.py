@@ -112,6 +112,7 @@ def judge_cost(right: Verdict, profile: StepProfile, plain: StepProfile, bound: 
     values = {
         **right.values,
         **{f"stage_us.{name}": us for name, us in parts.items() if name != BETWEEN_STEPS},
+        **{f"kernel_us.{one.stage}": median(one.own_us) for one in profile.kernels if one.stage.startswith("target.")},
         "step_us": step_us,
         "plain_step_us": plain_us,
         "target_us": target_us,
