@@ -79,10 +79,9 @@ def choose_plan(
 
     Variables of `overrides` replace parts of either. With `paths` it is the rule's: sweeps know none.
     """
-    if paths:
-        return ruled_plan(arch, shape, tokens, batch, n_kv_heads, paths=True)
-    setting = tuned.find(arch, "attention", plan_key(shape, tokens, batch, n_kv_heads, keys))
-    plan = Plan(**setting) if setting else ruled_plan(arch, shape, tokens, batch, n_kv_heads)
+    key = plan_key(shape, tokens, batch, n_kv_heads, keys)
+    setting = None if paths else tuned.find(arch, "attention", key)
+    plan = Plan(**setting) if setting else ruled_plan(arch, shape, tokens, batch, n_kv_heads, paths=paths)
     return replace(plan, **overrides(shape, plan.row_warps))
 
 
