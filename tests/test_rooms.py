@@ -77,6 +77,7 @@ ORDER = (
     "lab.probes.sanitizer",
     "lab.probes.kernels",
     "lab.probes.bench",
+    "lab.probes.bits",
     "lab.probes.proofs",
     "lab.probes.speed",
     "lab.probes.profiles",

@@ -15,6 +15,8 @@ from eagle3core.trace import RecordingTrace, Trace
 from lab.acceptance.shapes import shape_named
 from lab.pairs import shipped_folder, shipped_pair
 from lab.pairs.prompts import prompts_for
+from lab.probes.bits.compare import sentences, strips_of
+from lab.probes.bits.hashes import record_hashes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -153,3 +155,11 @@ def test_requests_that_arrive_and_leave_at_any_step_get_what_they_get_alone(
         assert handle.token_ids == alone[which][: len(handle.token_ids)], handle
         assert handle.finish_reason in ("length", "cancelled")
     assert is_empty(made)
+
+
+@pytest.mark.parametrize("spec", [chain(3), chain(7), *map(tree, TREES)], ids=["chain-3", "chain-7", *TREES])
+def test_no_bit_of_any_stage_differs_from_plain_decoding(prompts: list[list[int]], spec: SpeculativeConfig) -> None:
+    plain = record_hashes(engine(None, max_batch_size=1), prompts[:4], 32)
+    strips = strips_of(plain, record_hashes(engine(spec, max_batch_size=4), prompts[:4], 32))
+    assert sentences(strips, "plain", "drafts")[1] == "no bit of any stage differs"
+    assert min(strip.n_compared for strip in strips) > 500
