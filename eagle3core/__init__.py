@@ -6,7 +6,7 @@ Engine.stream, Pipeline.stream, AsyncEngine(engine).stream -> tokens or text as 
 """
 
 from eagle3core.alignment import check_engine_spec_alignment, to_engine_spec_dict, validate_eagle_runtime_config
-from eagle3core.async_engine import AsyncEngine
+from eagle3core.async_engine import AsyncEngine, AsyncTextStream
 from eagle3core.batching import TextStream, TokenStream
 from eagle3core.config import EngineConfig, GenerationConfig
 from eagle3core.engine import Engine
@@ -27,6 +27,7 @@ from eagle3core.speculative import SpeculativeConfig
 
 __all__ = [
     "AsyncEngine",
+    "AsyncTextStream",
     "BackendUnavailable",
     "CheckpointError",
     "ConfigError",

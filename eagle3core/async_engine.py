@@ -14,10 +14,11 @@ from threading import Lock, Thread
 from types import TracebackType
 from typing import Self
 
+from eagle3core.batching import TextPieces
 from eagle3core.config import GenerationConfig
 from eagle3core.engine import Engine
 from eagle3core.errors import ConfigError
-from eagle3core.request import RequestHandle, Response
+from eagle3core.request import RequestHandle, Response, detokenize
 
 THREAD_NAME = "eagle3core rounds"
 
@@ -98,6 +99,26 @@ class AsyncTokenStream(AsyncIterator[int]):
             self._has_ended, self._outcome = True, news
         raise self._outcome or StopAsyncIteration
 
+    async def next_tokens(self) -> list[int]:
+        """All tokens that are there, at least one.
+
+        Raises:
+            StopAsyncIteration: there are none left. Others: as `__anext__`.
+        """
+        tokens, arrived = [await anext(self)], self._order.arrived
+        while not (self._has_ended or arrived.empty()):
+            news = arrived.get_nowait()
+            if isinstance(news, int):
+                tokens.append(news)
+            else:
+                self._has_ended, self._outcome = True, news
+        return tokens
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the request has ended with all of its tokens taken, and without an error."""
+        return self._has_ended and self._outcome is None and not self._order.is_left
+
     @property
     def response(self) -> Response:
         """The whole, once the request has ended.
@@ -126,6 +147,54 @@ class AsyncTokenStream(AsyncIterator[int]):
             self._orders.put(self._order)  # which a destructor may do at any time
 
 
+class AsyncTextStream(AsyncIterator[str]):
+    """Text of a request in pieces, which together are the text of its response, as `AsyncEngine.stream_text` gives it.
+
+    Args:
+        tokens: the request's tokens. pieces: makes text of them.
+
+    Attributes:
+        tokens: likewise; closing it, or this, cancels the request.
+        token_ids: tokens whose text has been given, or is held back because later ones may change it.
+    """
+
+    def __init__(self, tokens: AsyncTokenStream, pieces: TextPieces) -> None:
+        self.tokens, self._pieces = tokens, pieces
+        self.token_ids: list[int] = []
+        self._is_done = False
+
+    async def __anext__(self) -> str:
+        """The next piece, not empty.
+
+        Raises:
+            ConfigError, DecodeError: as `AsyncTokenStream.__anext__`.
+        """
+        while not self._is_done:
+            try:
+                self.token_ids += await self.tokens.next_tokens()
+            except StopAsyncIteration:
+                self._is_done = True
+            # Of a request that has ended it is known what may be shown: the text of its response.
+            if self.tokens.is_whole:
+                self._is_done = True
+                piece = self._pieces.rest(self.response.text)
+            else:
+                piece = "" if self._is_done else self._pieces.more(self.token_ids)
+            if piece:
+                return piece
+        raise StopAsyncIteration
+
+    @property
+    def response(self) -> Response:
+        """As `AsyncTokenStream.response`."""
+        return self.tokens.response
+
+    async def aclose(self) -> None:
+        """As `AsyncTokenStream.aclose`."""
+        self._is_done = True
+        await self.tokens.aclose()
+
+
 class AsyncEngine:
     """An engine that a background thread makes rounds of, for coroutines of any event loops.
 
@@ -152,6 +221,16 @@ class AsyncEngine:
                 raise _closed("stream was called")
             self._orders.put(order)
         return AsyncTokenStream(order, self._orders)
+
+    def stream_text(self, prompt: Sequence[int], generation: GenerationConfig | None = None) -> AsyncTextStream:
+        """As `stream`, in pieces of text; empty for an engine without a tokenizer.
+
+        Raises:
+            ConfigError: as `stream`.
+        """
+        tokenizer, words = self.engine.tokenizer, generation.stop_words if generation is not None else ()
+        pieces = TextPieces(lambda ids: detokenize(tokenizer, ids), words)
+        return AsyncTextStream(self.stream(prompt, generation), pieces)
 
     async def generate(self, prompt: Sequence[int], generation: GenerationConfig | None = None) -> Response:
         """The response to one prompt.

@@ -164,6 +164,15 @@ class Engine(Closing):
         self._add([request], "add_request")
         return RequestHandle(request, self.tokenizer, self.runner.depth)
 
+    def check_request(self, prompt: Sequence[int], generation: GenerationConfig) -> None:
+        """Refuse what `add_request` would refuse of a prompt and its settings; nothing is added, no turn waited for.
+
+        Raises:
+            ConfigError: as `generate`.
+        """
+        [limits] = settings_for([prompt], generation)
+        self._request(0, prompt, limits)
+
     def stream(self, prompt: Sequence[int], generation: GenerationConfig | None = None) -> TokenStream:
         """Tokens of a request as they come. Whoever iterates makes the rounds; other requests go on in them.
 

@@ -25,6 +25,7 @@ EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "misc"
 
 PUBLIC = {
     "AsyncEngine",
+    "AsyncTextStream",
     "BackendUnavailable",
     "CheckpointError",
     "ConfigError",

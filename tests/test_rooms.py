@@ -72,6 +72,7 @@ ORDER = (
     "lab.page",
     "lab.parity",
     "lab.acceptance",
+    "lab.serve",
     "lab.training",
     "lab.probes.ceilings",
     "lab.probes.sanitizer",
