@@ -215,10 +215,11 @@ def read_body(body: type[Body], raw: bytes) -> Body:
         raise Refused(400, f"the body is no JSON: {error}", "a JSON object", "correct the body") from error
     if not isinstance(values, dict):
         raise Refused(400, f"the body is {shown(values, 100)}", "a JSON object", "correct the body")
+    given = {name: value for name, value in values.items() if value is not None}
     try:
-        asked = body.model_validate({name: value for name, value in values.items() if value is not None})
+        asked = body.model_validate(given)
     except ValidationError as error:
-        raise _refusal(body, values, error) from error
+        raise _refusal(body, given, error) from error
     for name, value in (asked.model_extra or {}).items():
         if name in NEUTRAL and value not in NEUTRAL[name]:
             neutral = ", ".join(json.dumps(each) for each in NEUTRAL[name])

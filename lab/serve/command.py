@@ -60,12 +60,15 @@ def bound(host: str, port: int) -> socket.socket:
     Raises:
         RunFailed: no such address here, or it is taken.
     """
+    taken = None
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         taken = socket.socket(family, kind, protocol)
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(address)
     except (OSError, UnicodeError) as error:
+        if taken is not None:
+            taken.close()
         raise RunFailed(
             f"{host} port {port} cannot be listened at: {getattr(error, 'strerror', None) or error}",
             "an address of this machine, and a port that is free",

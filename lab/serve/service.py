@@ -100,6 +100,8 @@ class Service:
         """Token ids of a text, of a chat, or of what is token ids already."""
         if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
             return prompt
+        if self.is_closing:  # and the thread is gone
+            raise closing()
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, self.pipe.encode, prompt)
 
     def begin(self, jobs: Sequence[Job]) -> Work:
