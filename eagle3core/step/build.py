@@ -81,7 +81,7 @@ class StepBuilder:
         self.shape = self._shape()
         self.verified = Rows(
             self.shape.positions.view(-1), self.opened.slots.view(-1), self.opened.lengths, self.opened.tables,
-            self.shape.masks,
+            self.shape.masks, path_len=0 if self.sizes.is_chain else path,
         )  # fmt: skip
         self.accepted = Commit(
             *(rows_of(self.step.accepted[name], batch, *((path,) if name in ("path", "tokens") else ()))

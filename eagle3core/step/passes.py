@@ -38,6 +38,8 @@ class Rows:
             everything; if not, attention itself has to wait.
         earlier: rows of earlier passes whose keys lie between those of `prefix` and this pass's own, in every sequence;
             the masks' first bits are theirs.
+        path_len: tokens of the longest path of a tree, the root included, whose rows' bits are to be those of plain
+            decoding; 0 for a chain or a chunk, which have them anyway, and where nobody asks.
     """
 
     positions: Tensor
@@ -47,6 +49,7 @@ class Rows:
     masks: Tensor
     keys_are_old: bool = True
     earlier: int = 0
+    path_len: int = 0
 
     @property
     def batch(self) -> int:
@@ -105,6 +108,7 @@ class Emitter:
             self.arch, q=rows_of(act.q, *shape), k_blocks=pages[0], v_blocks=pages[1], block_tables=rows.tables,
             prefix_lens=rows.prefix, masks=rows.masks, out=rows_of(act.mixed, *shape),
             scratch=(act.partial, act.tops), order=self.order, earlier=rows.earlier,
+            path_len=rows.path_len,
         )  # fmt: skip
         return [call] if rows.keys_are_old else after_all([call])
 
