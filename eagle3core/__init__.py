@@ -24,6 +24,7 @@ from eagle3core.metrics import EagleMetricsSummary, RequestMetrics, SpecInfo, Sp
 from eagle3core.pipeline import Pipeline, pipeline
 from eagle3core.request import RequestHandle, Response
 from eagle3core.speculative import SpeculativeConfig
+from eagle3core.step.outcome import TokenLogprob
 
 __all__ = [
     "AsyncEngine",
@@ -49,6 +50,7 @@ __all__ = [
     "SpeculativeDecodingStats",
     "StepRecord",
     "TextStream",
+    "TokenLogprob",
     "TokenStream",
     "check_engine_spec_alignment",
     "pipeline",

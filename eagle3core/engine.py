@@ -254,6 +254,12 @@ class Engine(Closing):
                 "0: what performance mode promises is of greedy decoding",
                 f"leave temperature out, or unset {performance_mode.VARIABLE}",
             )
+        if generation.n_top is not None and performance_mode.is_on():
+            raise ConfigError(
+                f"logprobs is {generation.logprobs} in performance mode",
+                "False: they are copied to the host in every step, which performance mode promises not to do",
+                f"leave logprobs out, or unset {performance_mode.VARIABLE}",
+            )
         return new_request(
             index, list(prompt), generation, next(self._ids) % _MOST_IDS, target=geometry, session_len=length,
             tokenizer=self.tokenizer,

@@ -47,6 +47,7 @@ PUBLIC = {
     "SpeculativeDecodingStats",
     "StepRecord",
     "TextStream",
+    "TokenLogprob",
     "TokenStream",
     "check_engine_spec_alignment",
     "pipeline",
