@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from eagle3core import GenerationConfig
+from eagle3core.config import MOST_LOGPROBS
 from eagle3core.errors import shown
 from lab.serve.refusals import Refused
 
@@ -125,8 +126,14 @@ class Asked(BaseModel):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             stop_words=self.stops,
             temperature=temperature,
+            logprobs=self.kept_logprobs,
             **(self._draws() if temperature else {}),
         )
+
+    @property
+    def kept_logprobs(self) -> bool | int:
+        """Log-probabilities that are asked for, as the engine counts them."""
+        return False
 
     def _draws(self) -> dict[str, Any]:
         """Settings of drawn tokens; greedy decoding, of which OpenAI's clients send them too, has no use for them."""
@@ -143,6 +150,12 @@ class CompletionAsked(Asked):
     """The body of /v1/completions."""
 
     prompt: str | list[Id] | list[str] | list[list[Id]] = _field(..., "a text, token ids, or a list of either")
+    logprobs: int | None = _field(None, f"a whole number of 0 to {MOST_LOGPROBS}", ge=0, le=MOST_LOGPROBS)
+
+    @property
+    def kept_logprobs(self) -> bool | int:
+        """Those of the tokens, and of as many likeliest ones as `logprobs` says."""
+        return False if self.logprobs is None else self.logprobs or True
 
     @property
     def usual_tokens(self) -> int | None:
@@ -169,6 +182,22 @@ class ChatAsked(Asked):
 
     messages: list[dict[str, Any]] = _field(..., "a list of messages, each with role and content")
     max_completion_tokens: int | None = _field(None, "a whole number of at least 1", ge=1)
+    logprobs: bool | None = _field(None, "true or false")
+    top_logprobs: int | None = _field(None, f"a whole number of 0 to {MOST_LOGPROBS}", ge=0, le=MOST_LOGPROBS)
+
+    @property
+    def kept_logprobs(self) -> bool | int:
+        """Those of the tokens, and of as many likeliest ones as `top_logprobs` says.
+
+        Raises:
+            Refused: `top_logprobs` without `logprobs`.
+        """
+        if self.top_logprobs and not self.logprobs:
+            raise Refused(
+                400, f"top_logprobs is {self.top_logprobs} without logprobs", "logprobs true beside it",
+                "set logprobs to true, or leave top_logprobs out", param="top_logprobs",
+            )  # fmt: skip
+        return (self.top_logprobs or True) if self.logprobs else False
 
     @property
     def most_tokens(self) -> int | None:

@@ -41,12 +41,12 @@ def application(service: Service, most_bytes: int) -> Starlette:
 
     async def completions(request: Request) -> Response:
         asked = read_body(CompletionAsked, await _body(request, most_bytes))
-        form = forms.CompletionForm(service.name, includes_usage=asked.includes_usage)
+        form = forms.CompletionForm(service.name, service.token_text, includes_usage=asked.includes_usage)
         return await _answer(request, form, service.begin(await service.jobs(asked)), bool(asked.stream))
 
     async def chats(request: Request) -> Response:
         asked = read_body(ChatAsked, await _body(request, most_bytes))
-        form = forms.ChatForm(service.name, includes_usage=asked.includes_usage)
+        form = forms.ChatForm(service.name, service.token_text, includes_usage=asked.includes_usage)
         return await _answer(request, form, service.begin(await service.jobs(asked)), bool(asked.stream))
 
     async def models(request: Request) -> Response:
@@ -101,13 +101,14 @@ class Events(StreamingResponse):  # type: ignore[misc]  # starlette's types are 
 
 async def _events(form: forms.Form, work: Work) -> AsyncIterator[bytes]:
     """Pieces, the end of each answer, what it took if asked for; an error in the place of what it kept from coming."""
-    begun: set[int] = set()
+    n_letters: dict[int, int] = {}  # of the tokens told of, by prompt
     ended = []
     try:
         async for piece in work.pieces():
             reason = None if piece.response is None else piece.response.finish_reason
-            yield form.piece(piece.place, piece.text, is_first=piece.place not in begun, reason=reason)
-            begun.add(piece.place)
+            is_first, before = piece.place not in n_letters, n_letters.get(piece.place, 0)
+            yield form.piece(piece.place, piece.text, piece.logprobs, before, is_first=is_first, reason=reason)
+            n_letters[piece.place] = before + form.letters_of(piece.logprobs)
             ended += [] if piece.response is None else [piece.response]
         if form.includes_usage:
             yield form.usage(ended)

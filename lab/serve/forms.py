@@ -9,10 +9,11 @@ import json
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
-from eagle3core import Response
+from eagle3core import Response, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
 # An answer that an end token ended and one that a stop text ended are one to OpenAI's clients.
@@ -23,34 +24,59 @@ class Form(ABC):
     """How one request is answered.
 
     Args:
-        model: the name that is served. includes_usage: a stream ends with its tokens.
+        model: the name that is served. token_text: of one token by itself. includes_usage: a stream ends with what it
+            took.
     """
 
     prefix: str
     whole_object: str
     piece_object: str
 
-    def __init__(self, model: str, *, includes_usage: bool = False) -> None:
+    def __init__(self, model: str, token_text: Callable[[int], str], *, includes_usage: bool = False) -> None:
+        self.token_text = token_text
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self.includes_usage = includes_usage
 
     def whole(self, responses: Sequence[Response]) -> dict[str, Any]:
         """The answer to one request, a choice a prompt."""
-        choices = [self.choice(i, response) for i, response in enumerate(responses)]
+        choices = [
+            {"index": i, **self.choice(response), "finish_reason": REASONS[response.finish_reason],
+             "logprobs": None if response.logprobs is None else self.logprobs(response.logprobs, 0)}
+            for i, response in enumerate(responses)
+        ]  # fmt: skip
         return {**self._head, "object": self.whole_object, "choices": choices, "usage": usage_of(responses)}
 
     @abstractmethod
-    def choice(self, index: int, response: Response) -> dict[str, Any]:
-        """A whole answer to prompt number `index`."""
+    def choice(self, response: Response) -> dict[str, Any]:
+        """What is a whole answer's own."""
 
     @abstractmethod
-    def delta(self, index: int, text: str, *, is_first: bool, reason: str | None) -> dict[str, Any]:
-        """A piece of it; `is_first`: none of it has come before. reason: why it ended, with the last piece."""
+    def delta(self, text: str, *, is_first: bool) -> dict[str, Any]:
+        """What is new of an answer; `is_first`: none of it has come before."""
 
-    def piece(self, index: int, text: str, *, is_first: bool, reason: str | None = None) -> bytes:
-        """The event of a piece."""
+    @abstractmethod
+    def logprobs(self, tokens: Sequence[TokenLogprob], n_letters: int) -> dict[str, Any]:
+        """Log-probabilities of tokens, whose text follows `n_letters` of the tokens before."""
+
+    def piece(
+        self,
+        index: int,
+        text: str,
+        tokens: Sequence[TokenLogprob],
+        n_letters: int,
+        *,
+        is_first: bool,
+        reason: str | None,
+    ) -> bytes:
+        """The event of a piece of the answer to prompt number `index`; reason: why it ended, with the last one."""
+        told = self.logprobs(tokens, n_letters) if tokens else None
         finish = None if reason is None else REASONS[reason]
-        return self._event([self.delta(index, text, is_first=is_first, reason=finish)], {"usage": None})
+        choice = {"index": index, **self.delta(text, is_first=is_first), "logprobs": told, "finish_reason": finish}
+        return self._event([choice], {"usage": None})
+
+    def letters_of(self, tokens: Sequence[TokenLogprob]) -> int:
+        """Letters of tokens, each by itself."""
+        return sum(len(self.token_text(token.token_id)) for token in tokens)
 
     def usage(self, responses: Sequence[Response]) -> bytes:
         """The event with the tokens of all pieces."""
@@ -66,13 +92,21 @@ class CompletionForm(Form):
 
     prefix, whole_object, piece_object = "cmpl", "text_completion", "text_completion"
 
-    def choice(self, index: int, response: Response) -> dict[str, Any]:
+    def choice(self, response: Response) -> dict[str, Any]:
         """The text."""
-        return _choice(index, REASONS[response.finish_reason], text=response.text)
+        return {"text": response.text}
 
-    def delta(self, index: int, text: str, *, is_first: bool, reason: str | None) -> dict[str, Any]:
+    def delta(self, text: str, *, is_first: bool) -> dict[str, Any]:
         """The text that is new."""
-        return _choice(index, reason, text=text)
+        return {"text": text}
+
+    def logprobs(self, tokens: Sequence[TokenLogprob], n_letters: int) -> dict[str, Any]:
+        """Lists of equal length, an entry a token; likeliest tokens by their text."""
+        texts = [self.token_text(token.token_id) for token in tokens]
+        starts = accumulate(map(len, texts[:-1]), initial=n_letters)
+        top = [{self.token_text(i): value for i, value in reversed(token.top)} for token in tokens]
+        values = [token.logprob for token in tokens]
+        return {"tokens": texts, "token_logprobs": values, "top_logprobs": top, "text_offset": list(starts)}
 
 
 class ChatForm(Form):
@@ -80,16 +114,27 @@ class ChatForm(Form):
 
     prefix, whole_object, piece_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def choice(self, index: int, response: Response) -> dict[str, Any]:
+    def choice(self, response: Response) -> dict[str, Any]:
         """The assistant's message."""
-        message = {"role": "assistant", "content": response.text}
-        return _choice(index, REASONS[response.finish_reason], message=message)
+        return {"message": {"role": "assistant", "content": response.text}}
 
-    def delta(self, index: int, text: str, *, is_first: bool, reason: str | None) -> dict[str, Any]:
+    def delta(self, text: str, *, is_first: bool) -> dict[str, Any]:
         """What is new of it; the role comes with the first piece, and the last is empty."""
         role = {"role": "assistant"} if is_first else {}
         content = {"content": text} if text or is_first else {}
-        return _choice(index, reason, delta={**role, **content})
+        return {"delta": {**role, **content}}
+
+    def logprobs(self, tokens: Sequence[TokenLogprob], n_letters: int) -> dict[str, Any]:
+        """An entry a token, with its likeliest ones in it."""
+        entries = [
+            {**self._entry(token.token_id, token.logprob), "top_logprobs": [self._entry(*one) for one in token.top]}
+            for token in tokens
+        ]
+        return {"content": entries}
+
+    def _entry(self, token_id: int, value: float) -> dict[str, Any]:
+        text = self.token_text(token_id)
+        return {"token": text, "logprob": value, "bytes": list(text.encode())}
 
 
 def event(value: dict[str, Any]) -> bytes:
@@ -108,7 +153,3 @@ def models(name: str, session_len: int, created: int) -> dict[str, Any]:
     """The list of models, which has one entry."""
     model = {"id": name, "object": "model", "created": created, "owned_by": "eagle3lab", "max_model_len": session_len}
     return {"object": "list", "data": [model]}
-
-
-def _choice(index: int, reason: str | None, **what: Any) -> dict[str, Any]:
-    return {"index": index, **what, "logprobs": None, "finish_reason": reason}

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from eagle3core import AsyncEngine, AsyncTextStream, ConfigError, GenerationConfig, Pipeline, Response
+from eagle3core import AsyncEngine, AsyncTextStream, ConfigError, GenerationConfig, Pipeline, Response, TokenLogprob
 from lab.serve.asked import Asked, ChatAsked, CompletionAsked
 from lab.serve.counts import Counts
 from lab.serve.refusals import OVERLOADED, Refused, closing
@@ -26,10 +26,12 @@ class Job(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What is new of the answer to prompt number `place`; with its last piece, the whole."""
+    """What is new of the answer to prompt number `place`: text, and the log-probabilities of the tokens that came with
+    it, if asked for; with its last piece, the whole."""
 
     place: int
     text: str
+    logprobs: Sequence[TokenLogprob] = ()
     response: Response | None = None
 
 
@@ -95,6 +97,10 @@ class Service:
         for job in jobs:
             self.pipe.engine.check_request(job.ids, job.generation)
         return jobs
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token by itself, special ones too."""
+        return str(self.pipe.tokenizer.decode([token_id]))
 
     async def _ids_of(self, prompt: Any) -> list[int]:
         """Token ids of a text, of a chat, or of what is token ids already."""
@@ -184,9 +190,12 @@ class Work:
 
 
 async def _pieces_of(index: int, stream: AsyncTextStream) -> AsyncIterator[Piece]:
+    n_told = 0
     async for text in stream:
-        yield Piece(index, text)
-    yield Piece(index, "", stream.response)
+        n_taken = len(stream.token_ids)
+        yield Piece(index, text, stream.tokens.logprobs[n_told:n_taken])
+        n_told = n_taken
+    yield Piece(index, "", stream.tokens.logprobs[n_told:], stream.response)
 
 
 async def _read(index: int, stream: AsyncTextStream, arrived: asyncio.Queue[Piece | BaseException]) -> None:

@@ -109,6 +109,49 @@ def test_a_completion_without_a_limit_has_16_tokens_and_a_chat_all_there_is_room
     assert chat.json()["usage"]["total_tokens"] == 64, "the whole session"
 
 
+def test_log_probabilities_are_those_of_the_engine_whole_and_streamed(letters: Pair) -> None:
+    with letter_pipe(letters, None) as pipe:
+        [expected] = pipe.engine.generate([[0, 1, 2]], new_tokens(11, logprobs=3))
+    assert expected.logprobs is not None
+    asked = {**GREEDY, "prompt": "abc", "logprobs": 3}
+    whole, stream, own = answered(
+        letters, (COMPLETION, asked), (COMPLETION, {**asked, "stream": True}), (COMPLETION, {**asked, "logprobs": 0})
+    )
+    told = whole.json()["choices"][0]["logprobs"]
+    texts = [LETTERS[one.token_id] for one in expected.logprobs]
+    assert (told["tokens"], told["text_offset"]) == (texts, list(range(11)))
+    assert told["token_logprobs"] == pytest.approx([one.logprob for one in expected.logprobs], abs=1e-9)
+    for found, one in zip(told["top_logprobs"], expected.logprobs, strict=True):
+        assert found == pytest.approx({LETTERS[i]: value for i, value in one.top}, abs=1e-9)
+    pieces = [one["logprobs"] for event in events_of(stream.text) for one in event["choices"] if one["logprobs"]]
+    joined = {key: [each for piece in pieces for each in piece[key]] for key in told}
+    assert (joined["tokens"], joined["text_offset"]) == (texts, list(range(11)))
+    assert joined["token_logprobs"] == pytest.approx(told["token_logprobs"], abs=1e-9)
+    assert len(pieces) > 1
+    assert own.json()["choices"][0]["logprobs"]["top_logprobs"] == [{}] * 11
+
+
+def test_a_chat_tells_its_log_probabilities_token_by_token(letters: Pair) -> None:
+    chat = {"messages": [{"role": "user", "content": "c"}], "max_tokens": 11, "temperature": 0, "logprobs": True}
+    whole, stream, bare, same = answered(
+        letters,
+        (CHAT, {**chat, "top_logprobs": 2}),
+        (CHAT, {**chat, "top_logprobs": 2, "stream": True}),
+        (CHAT, chat),
+        (COMPLETION, {**GREEDY, "prompt": "cab", "logprobs": 2}),  # what the template makes of c
+    )
+    told = same.json()["choices"][0]["logprobs"]
+    entries = whole.json()["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in entries] == told["tokens"]
+    assert [entry["logprob"] for entry in entries] == pytest.approx(told["token_logprobs"], abs=1e-9)
+    for entry, top in zip(entries, told["top_logprobs"], strict=True):
+        assert entry["bytes"] == [ord(entry["token"])]
+        assert {one["token"]: one["logprob"] for one in entry["top_logprobs"]} == pytest.approx(top, abs=1e-9)
+    parts = [one["logprobs"] for event in events_of(stream.text) for one in event["choices"] if one["logprobs"]]
+    assert [entry["token"] for part in parts for entry in part["content"]] == told["tokens"]
+    assert [entry["top_logprobs"] for entry in bare.json()["choices"][0]["logprobs"]["content"]] == [[]] * 11
+
+
 def test_one_request_that_cannot_go_on_gets_an_error_and_the_others_their_answers(letters: Pair) -> None:
     good, broken = {**GREEDY, "prompt": "dd"}, {**GREEDY, "prompt": "pd"}
     [expected] = offline(letters, {**good, "prompt": ["dd"]})
