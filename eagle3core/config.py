@@ -160,6 +160,12 @@ def validate_engine_config(config: EngineConfig) -> None:
             "session_len >= max_decoding_tokens",
             "raise session_len or lower num_speculative_tokens",
         )
+    if spec is not None and spec.is_lookup and config.collect_draft_ranks:
+        raise ConfigError(
+            f"collect_draft_ranks is on with method {spec.method!r}",
+            "ranks of a draft model: a look-up ranks nothing",
+            "leave collect_draft_ranks out",
+        )
 
 
 def _require_share(name: str, value: object, usual: float) -> None:

@@ -43,11 +43,11 @@ _MOST_IDS = 1 << 31  # ids travel as int32
 
 
 class Engine(Closing):
-    """Greedy decoding of many requests, with or without an EAGLE-3 draft.
+    """Decoding of many requests, with or without drafts.
 
     Args:
         target: the model whose output is reproduced.
-        draft: the head that proposes; left alone when the configuration asks for no speculation.
+        draft: the head that proposes; left alone when the configuration asks for none.
         config: sizes and modes; nothing else changes the mode (docs/requirements.md R-03).
         trace: receives spans and taps; may be replaced between calls.
         tokenizer: for texts and stop words.
@@ -76,7 +76,8 @@ class Engine(Closing):
         memory_plan: MemoryPlan | None = None,
         runner: DeviceRunner | None = None,
     ) -> None:
-        draft = draft if config.speculative_config is not None else None
+        spec = config.speculative_config
+        draft = draft if spec is not None and not spec.is_lookup else None
         self.target, self.draft, self.config = target, draft, config
         self.trace = trace or Trace()
         self.tokenizer = tokenizer

@@ -72,6 +72,12 @@ class Reading:
         return self.dtype.itemsize * sum(torch.Size(shape).numel() for shape in shapes)
 
 
+def steps_draft(config: EngineConfig, draft: object | None) -> bool:
+    """Whether steps draft: with a draft model if the settings ask for one, without where they look drafts up."""
+    spec = config.speculative_config
+    return spec is not None and (spec.is_lookup or draft is not None)
+
+
 def device_sizes(config: EngineConfig, *, drafts: bool, kernels: bool) -> DeviceSizes:
     """What the state is made for; `kernels` read a chunk in spans, plain torch as a whole."""
     spec = config.speculative_config if drafts else None
@@ -97,11 +103,13 @@ def tree_of(spec: SpeculativeConfig) -> FlatTree | GrownTree:
 
 def new_runner(target: PackedTarget, draft: PackedDraft | None, config: EngineConfig) -> DeviceRunner:
     """The runner of models on their device: captured graphs of kernels for packed ones, plain torch for others."""
-    sizes = device_sizes(config, drafts=draft is not None, kernels=target.is_packed)
+    sizes = device_sizes(config, drafts=steps_draft(config, draft), kernels=target.is_packed)
+    spec = config.speculative_config
+    n_behind = 0 if spec is not None and spec.is_lookup else None  # what is looked up begins with the newest tokens
     if not target.is_packed:
-        return DeviceRunner(target, draft, sizes, arch=None, replayer=EagerReplayer())
-    device = target.device
-    runner = DeviceRunner(target, draft, sizes, arch=device_arch(device), replayer=GraphReplayer(device))
+        return DeviceRunner(target, draft, sizes, arch=None, replayer=EagerReplayer(), n_behind=n_behind)
+    arch, replayer = device_arch(target.device), GraphReplayer(target.device)
+    runner = DeviceRunner(target, draft, sizes, arch=arch, replayer=replayer, n_behind=n_behind)
     runner.prepare()
     return runner
 
@@ -172,7 +180,7 @@ def _read_draft(
 ) -> tuple[DraftCheckpoint | None, SpeculationState | None]:
     """The draft that the configuration names; when it cannot be loaded and the baseline may take over, the reason."""
     spec = config.speculative_config
-    if spec is None:
+    if spec is None or spec.is_lookup:
         return None, None
     try:
         checkpoint = load_draft(
@@ -236,7 +244,7 @@ def speculation_from(config: EngineConfig, draft: PackedDraft | None) -> Specula
     spec = config.speculative_config
     if spec is None:
         return SpeculationState(False, "no speculative_config was given")
-    if draft is None:
+    if draft is None and not spec.is_lookup:
         raise ConfigError(
             "speculative_config was given without a draft model",
             "both, or neither",

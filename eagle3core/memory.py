@@ -16,7 +16,7 @@ from eagle3core.errors import ConfigError
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.launcher import workspace_bytes
 from eagle3core.kernels.launch import device_arch
-from eagle3core.loading import Reading, device_sizes
+from eagle3core.loading import Reading, device_sizes, steps_draft
 from eagle3core.step.sizes import StateShape, blocks_for
 from eagle3core.step.state import state_bytes
 from eagle3core.weights.packed import PackedDraft, PackedTarget
@@ -101,7 +101,7 @@ def _scratch_bytes(
 ) -> int:
     """What the state takes beside the caches, and for kernels the workspace of their GEMMs."""
     kernels = backend.path == "kernels"
-    sizes = device_sizes(config, drafts=draft is not None, kernels=kernels)
+    sizes = device_sizes(config, drafts=steps_draft(config, draft), kernels=kernels)
     arch = device_arch(backend.device) if kernels else None
     shape = StateShape(target, draft, dtype, backend.device)
     return state_bytes(arch, shape, sizes)[1] + (workspace_bytes(sizes.most_rows, shape.most_columns) if kernels else 0)
@@ -129,7 +129,7 @@ def plan_memory(
         ConfigError: the weights and scratch exceed free memory, or the caches their share of what is left; names the
             largest batch that fits.
     """
-    spec = config.speculative_config if draft is not None else None
+    spec = config.speculative_config if steps_draft(config, draft) else None
     blocks = blocks_for(config.session_len + (spec.tokens_in_flight if spec else 1), config.block_size)
 
     def slot_bytes(geometry: BlockGeometry, n_layers: int) -> int:

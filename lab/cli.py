@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from lab.ending import ended
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions
+from lab.options.bits import InspectBitsOptions
 from lab.options.exchange import ImportOptions, TapsOptions, UpgradeOptions
 from lab.options.fields import Options
 from lab.options.fuzz import FuzzOptions
@@ -78,6 +79,7 @@ COMMANDS = (
     Command("planted", "check a planted pair, or write it to disk", PlantedOptions, "probes.bench.dial:run"),
     Command("train", "train a small (target, draft) pair from scratch", TrainOptions, "training.command:run"),
     Command("inspect tree", "show a draft tree and its buffers", InspectTreeOptions, "acceptance.inspected_tree:run"),
+    Command("inspect bits", "say where the bits of two runs part", InspectBitsOptions, "probes.bits.command:run"),
     Command("rows upgrade", "carry stored rows over to today's form", UpgradeOptions, "rows.upgrade:run"),
     Command("serve", "answer OpenAI's completions and chats over HTTP", ServeOptions, "serve.command:run"),
     Command("taps", "write the engine's recorded stages to a file", TapsOptions, "parity.taps:run"),
@@ -85,7 +87,7 @@ COMMANDS = (
 GROUPS = {
     "sweep": "time order-neutral settings of the kernels and keep the best",
     "rows": "look after stored rows",
-    "inspect": "show what settings mean before anything runs",
+    "inspect": "show what settings mean, and where two runs differ",
     "gates": "judge speed: micro runs, and full ones after three green",
 }
 

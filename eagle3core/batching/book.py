@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from eagle3core.batching import step_log
+from eagle3core.batching.proposals import Proposals
 from eagle3core.batching.share import ReadingShare
 from eagle3core.config import EngineConfig
 from eagle3core.errors import InvariantViolated
@@ -47,6 +48,7 @@ class Book:
         self.running: dict[int, Request] = {}
         self._progress: Reading | None = None  # of the prompt under reading
         self._share = ReadingShare(config.prefill_share)
+        self._proposals = Proposals(config.speculative_config)
         self._n_steps = 0
         self._is_counting = False  # a run, from the first request in an empty book to an empty book, is open
 
@@ -97,6 +99,7 @@ class Book:
 
     def settle(self) -> None:
         """With an empty book: read what is still under way, of requests that ended meanwhile, and end the run."""
+        self._proposals.forget()
         self.runner.collect(everything=True)
         if self._is_counting:
             self._is_counting = False
@@ -115,6 +118,7 @@ class Book:
             self.waiting.remove(request)
         request.cancel()
         if self.is_empty:
+            self._proposals.forget()
             self.runner.collect(everything=True)
         return True
 
@@ -127,6 +131,7 @@ class Book:
         self.reading = self._progress = None
         self._is_counting = False
         self._share.forget()
+        self._proposals.forget()
         self.runner.abandon()
 
     @property
@@ -174,6 +179,7 @@ class Book:
         draws = any(request.sampling is not None for request in self.running.values())
         logprobs = any(request.n_top is not None for request in self.running.values())
         self.runner.ready(n_running, trace, draws=draws, logprobs=logprobs)
+        self._proposals.write(self.runner, self.running)
         with trace.scope(f"step{number}"), self.promises.step(n_running):
             self.runner.enqueue(n_running, number, trace, draws=draws, logprobs=logprobs)
         self._n_steps += 1
@@ -209,12 +215,13 @@ class Book:
         ranks = None if row.ranks is None else row.ranks[:n_committed]
         cut = n_committed < row.n_accepted + 1
         tree = None if row.parents is None else self._tree_of(row, row.parents)
-        step = StepRecord(start, self.runner.n_drafts, row.n_accepted, n_committed, cut, ranks, tree)
-        has_draft = self.runner.draft is not None
-        if self.config.enable_metrics and has_draft:
+        drafts = self._proposals.made_of(row.drafts)
+        step = StepRecord(start, len(drafts), row.n_accepted, n_committed, cut, ranks, tree)
+        has_drafts = self.runner.n_drafts > 0
+        if self.config.enable_metrics and has_drafts:
             request.steps.append(step)
-        made = (row.slot, number, step, row.drafts, request.token_ids[start:])
-        if self.config.speculative_config is not None and has_draft:
+        made = (row.slot, number, step, drafts, request.token_ids[start:])
+        if self.config.speculative_config is not None and has_drafts:
             step_log.log_flags(self.config.speculative_config, *made)
         if asked:
             step_log.log_families(asked, *made, n_prompt=len(request.prompt))

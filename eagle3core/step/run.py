@@ -8,7 +8,7 @@ knows whose it is; the runner keeps no book of requests. Source: docs/requiremen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -32,7 +32,7 @@ from eagle3core.step.passes import Emitter
 from eagle3core.step.prefill import chunk_program, finish_program
 from eagle3core.step.program import Program
 from eagle3core.step.replay import Enqueue, Replayer, Staged
-from eagle3core.step.results import ResultQueue, Sent
+from eagle3core.step.results import GivenDrafts, ResultQueue, Sent
 from eagle3core.step.sizes import DeviceSizes, StateShape, buckets, chunk_rows
 from eagle3core.step.state import DeviceState, new_device_state
 from eagle3core.trace import Trace
@@ -83,6 +83,7 @@ class DeviceRunner:
         self._whole: dict[int, Enqueue] = {}
         self._staged: dict[int, Staged] = {}
         self._results = ResultQueue(self.state.results, target.device)
+        self._given = GivenDrafts(self.state.step.drafted, sizes.nodes, self._results)
 
     @property
     def has_kernels(self) -> bool:
@@ -167,6 +168,10 @@ class DeviceRunner:
             self._staged_of(program)
         else:
             self._enqueue_of(program)
+
+    def write_drafts(self, drafts: Mapping[int, Sequence[int]]) -> None:
+        """Drafts of the next step by slot, of every slot that runs; for a runner without a draft model."""
+        self._given.write(drafts, self._batch_of(len(drafts)))
 
     def enqueue(self, n_running: int, step: int, trace: Trace, *, draws: bool = False, logprobs: bool = False) -> None:
         """Advance every running slot by a step, of which there are at most `n_running`; `draws`: some draw tokens,

@@ -87,7 +87,7 @@ def opened(options: ServeOptions) -> tuple[Pipeline, str]:
     else:
         pair = pair_on_disk(options.target, options.draft) if options.target else shipped_pair()
         target, draft = pair.target, pair.draft
-    speculative = None if draft is None else speculative_config(options, draft)
+    speculative = speculative_config(options, draft)
     return pipeline(target, engine_config=engine_config(options, speculative)), target.resolve().name
 
 
@@ -100,10 +100,16 @@ def engine_config(options: ServeOptions, speculative: SpeculativeConfig | None) 
     return EngineConfig(speculative_config=speculative, **{name: getattr(options, name) for name in names})
 
 
-def speculative_config(options: ServeOptions, draft: Path) -> SpeculativeConfig | None:
-    """How it drafts: a chain, or one of the trees; None for plain decoding."""
+def speculative_config(options: ServeOptions, draft: Path | None) -> SpeculativeConfig | None:
+    """How it drafts: a chain, one of the trees, or a look-up; None for plain decoding."""
     from eagle3core import SpeculativeConfig
 
+    if options.method != "eagle3":
+        return (
+            SpeculativeConfig(method=options.method, num_speculative_tokens=options.spec_k) if options.spec_k else None
+        )
+    if draft is None:
+        return None
     how: dict[str, Any] = {"num_speculative_tokens": options.spec_k}
     if options.choices:
         how = {"choices": options.choices}

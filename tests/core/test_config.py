@@ -66,6 +66,45 @@ def test_a_draft_directory_is_required(model: str | None) -> None:
     assert refusal(lambda: SpeculativeConfig(model=model)).what == f"model is {model!r} with method 'eagle3'"
 
 
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_a_look_up_needs_no_model_and_drafts_a_chain(method: str) -> None:
+    config = SpeculativeConfig(method=method, num_speculative_tokens=5)
+    assert config.is_lookup
+    assert (config.model, config.n_nodes, config.depth, config.tree_kind) == (None, 6, 5, "chain")
+    assert not spec().is_lookup
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"model": "draft"}, "model 'draft'"),
+        ({"choices": [[0], [1]]}, "choices ((0,), (1,))"),
+        ({"use_dynamic_tree": True}, "use_dynamic_tree True"),
+        (
+            {"capture_layers": (1, 2), "capture_convention": "input"},
+            "capture_layers (1, 2) and capture_convention 'input'",
+        ),
+    ],
+)
+def test_a_look_up_is_refused_what_belongs_to_a_draft_model(method: str, given: dict[str, Any], what: str) -> None:
+    error = refusal(lambda: SpeculativeConfig(method=method, **given))
+    assert error.what == f"method is {method!r} with {what}"
+    assert "without a draft model" in error.allowed
+
+
+@pytest.mark.parametrize("k", [0, 9, True])
+def test_a_look_up_drafts_one_to_eight_tokens(k: Any) -> None:
+    error = refusal(lambda: SpeculativeConfig(method="ngram", num_speculative_tokens=k))
+    assert error.allowed == "an integer from 1 to 8"
+
+
+def test_a_look_up_ranks_nothing() -> None:
+    config = SpeculativeConfig(method="suffix")
+    error = refusal(lambda: EngineConfig(speculative_config=config, collect_draft_ranks=True))
+    assert error.what == "collect_draft_ranks is on with method 'suffix'"
+
+
 @pytest.mark.parametrize("k", [0, -1, 9, 2.0, True, "3", None])
 def test_the_depth_is_an_integer_from_1_to_8(k: Any) -> None:
     error = refusal(lambda: spec(num_speculative_tokens=k))

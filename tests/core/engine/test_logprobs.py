@@ -31,14 +31,16 @@ pytestmark = pytest.mark.reference
 
 LENGTHS = [3, 9, 1, 17]
 N_NEW = 14
-TREES = {
+WAYS = {
+    "ngram": {"method": "ngram", "num_speculative_tokens": 4},
     "fixed tree": {"choices": [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]},
     "dynamic tree": {"use_dynamic_tree": True, "dynamic_tree_max_top_k": 3, "max_decoding_tokens": 10},
 }
 
 
-def tree_engine(pair: Pair, tree: str, **changes: Any) -> Engine:
-    spec = SpeculativeConfig(model=str(pair[1]), **TREES[tree])
+def named_engine(pair: Pair, way: str, **changes: Any) -> Engine:
+    model = {} if way == "ngram" else {"model": str(pair[1])}
+    spec = SpeculativeConfig(**model, **WAYS[way])
     return Engine.from_pretrained(pair[0], engine_config(pair, None, speculative_config=spec, **changes))
 
 
@@ -57,10 +59,10 @@ def assert_the_oracles(pair: Pair, prompts: list[list[int]], responses: list[Res
             assert [value for _, value in each.top] == pytest.approx(best.values[:n].tolist(), abs=1e-9)
 
 
-@pytest.mark.parametrize("way", [None, 1, 2, 3, 5, 7, *TREES])
+@pytest.mark.parametrize("way", [None, 1, 2, 3, 5, 7, *WAYS])
 def test_every_committed_token_has_the_oracles(pair: Pair, way: int | str | None) -> None:
     prompts = random_prompts(LENGTHS)
-    engine = tree_engine(pair, way) if isinstance(way, str) else tiny_engine(pair, way)
+    engine = named_engine(pair, way) if isinstance(way, str) else tiny_engine(pair, way)
     expected = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(N_NEW)))
     responses = engine.generate(prompts, new_tokens(N_NEW, logprobs=3))
     assert tokens_of(responses) == expected
@@ -72,7 +74,7 @@ def test_every_committed_token_has_the_oracles(pair: Pair, way: int | str | None
 @settings(max_examples=6)
 @given(
     st.lists(st.tuples(st.sampled_from([False, True, 1, 4, 20]), st.sampled_from([0.0, 1.2])), min_size=4, max_size=4),
-    st.sampled_from([None, 2, *TREES]),
+    st.sampled_from([None, 2, *WAYS]),
     st.integers(1, 3),
 )
 def test_who_asks_for_what_changes_no_token_and_nobody_elses_answer(
@@ -82,7 +84,7 @@ def test_who_asks_for_what_changes_no_token_and_nobody_elses_answer(
     draws = [{"temperature": heat, "seed": i} if heat else {} for i, (_, heat) in enumerate(asked)]
     limits = [new_tokens(9 + i, logprobs=n, **draws[i]) for i, (n, _) in enumerate(asked)]
     changes = {"max_batch_size": n_slots}
-    engine = tree_engine(pair, way, **changes) if isinstance(way, str) else tiny_engine(pair, way, **changes)
+    engine = named_engine(pair, way, **changes) if isinstance(way, str) else tiny_engine(pair, way, **changes)
     responses = engine.generate(prompts, limits)
     silent = [new_tokens(9 + i, **draws[i]) for i in range(4)]
     assert tokens_of(responses) == tokens_of(tiny_engine(pair, None).generate(prompts, silent))

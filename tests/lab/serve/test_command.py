@@ -59,6 +59,8 @@ def test_options_have_the_names_and_defaults_of_the_engine() -> None:
         (["--spec-k", "5"], "chain", 6),
         (["--choices", "mc_sim_7b_63"], "static", 64),
         (["--dynamic", "60/7/10"], "dynamic", 60),
+        (["--method", "ngram"], "chain", 4),
+        (["--method", "suffix", "--spec-k", "6"], "chain", 7),
     ],
 )
 def test_each_way_of_drafting_can_be_typed(words: list[str], kind: str, n_nodes: int) -> None:
@@ -66,6 +68,7 @@ def test_each_way_of_drafting_can_be_typed(words: list[str], kind: str, n_nodes:
     assert spec is not None
     assert (spec.tree_kind, spec.n_nodes) == (kind, n_nodes)
     assert speculative_config(options("--spec-k", "0"), Path("draft")) is None
+    assert speculative_config(options(), None) is None, "a target alone"
 
 
 @pytest.mark.parametrize(
@@ -75,6 +78,7 @@ def test_each_way_of_drafting_can_be_typed(words: list[str], kind: str, n_nodes:
         (["--draft", "x"], "--draft without --target"),
         (["--target", "x", "--dynamic", "60/7/10"], "a tree without --draft"),
         (["--choices", "mc_sim_7b_63", "--dynamic", "60/7/10"], "both --choices and --dynamic"),
+        (["--method", "ngram", "--dynamic", "60/7/10"], "--method ngram with a draft or a tree"),
         (["--prefill-share", "0"], "--prefill-share is 0"),
     ],
 )
