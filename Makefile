@@ -21,7 +21,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 install: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml constraints.txt hashes.txt tools/install.py
-	$(INSTALL) --extras dev,compile -- $(PIP_ARGS)
+	$(INSTALL) --extras dev,compile,serve -- $(PIP_ARGS)
 	touch $@
 
 lab: install
@@ -43,7 +43,7 @@ test-gpu: install
 
 # Copies, in a folder that git ignores: JupyterLab writes outputs into what it opens.
 jupyter: install
-	$(INSTALL) --extras dev,compile,jupyter -- $(PIP_ARGS)
+	$(INSTALL) --extras dev,compile,serve,jupyter -- $(PIP_ARGS)
 	$(BIN)/eagle3lab notebooks --copy $(NOTEBOOKS)
 	$(BIN)/jupyter lab $(NOTEBOOKS)
 

@@ -166,6 +166,15 @@ class Engine(Closing):
         self._add([request], "add_request")
         return RequestHandle(request, self.tokenizer, self.runner.depth)
 
+    def check_request(self, prompt: Sequence[int], generation: GenerationConfig) -> None:
+        """Refuse what `add_request` would refuse of a prompt and its settings; nothing is added, no turn waited for.
+
+        Raises:
+            ConfigError: as `generate`.
+        """
+        [limits] = settings_for([prompt], generation)
+        self._request(0, prompt, limits)
+
     def stream(self, prompt: Sequence[int], generation: GenerationConfig | None = None) -> TokenStream:
         """Tokens of a request as they come. Whoever iterates makes the rounds; other requests go on in them.
 
@@ -246,6 +255,12 @@ class Engine(Closing):
                 f"temperature is {generation.temperature} in performance mode",
                 "0: what performance mode promises is of greedy decoding",
                 f"leave temperature out, or unset {performance_mode.VARIABLE}",
+            )
+        if generation.n_top is not None and performance_mode.is_on():
+            raise ConfigError(
+                f"logprobs is {generation.logprobs} in performance mode",
+                "False: they are copied to the host in every step, which performance mode promises not to do",
+                f"leave logprobs out, or unset {performance_mode.VARIABLE}",
             )
         return new_request(
             index, list(prompt), generation, next(self._ids) % _MOST_IDS, target=geometry, session_len=length,

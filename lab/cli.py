@@ -25,6 +25,7 @@ from lab.options.kernels import KernelsOptions
 from lab.options.night import CompareOptions, NightOptions, NoOptions, NotebooksOptions, ReportOptions, RunOptions
 from lab.options.proofs import GatesCheckOptions, GatesRunOptions, ProveOptions
 from lab.options.reader import Parser, add_options, described, read_values
+from lab.options.serve import ServeOptions
 from lab.options.speed import AbOptions, ProfileOptions, SpeedOptions
 from lab.options.sweeps import FmhaOptions, GemmOptions, ShapesOptions
 from lab.options.training import TrainOptions
@@ -80,6 +81,7 @@ COMMANDS = (
     Command("inspect tree", "show a draft tree and its buffers", InspectTreeOptions, "acceptance.inspected_tree:run"),
     Command("inspect bits", "say where the bits of two runs part", InspectBitsOptions, "probes.bits.command:run"),
     Command("rows upgrade", "carry stored rows over to today's form", UpgradeOptions, "rows.upgrade:run"),
+    Command("serve", "answer OpenAI's completions and chats over HTTP", ServeOptions, "serve.command:run"),
     Command("taps", "write the engine's recorded stages to a file", TapsOptions, "parity.taps:run"),
 )  # fmt: skip
 GROUPS = {

@@ -72,6 +72,7 @@ ORDER = (
     "lab.page",
     "lab.parity",
     "lab.acceptance",
+    "lab.serve",
     "lab.training",
     "lab.probes.ceilings",
     "lab.probes.sanitizer",
@@ -151,7 +152,7 @@ def names_at_the_top(path: Path, *, imported: bool) -> set[str]:
     """Names that a file defines or assigns, and with `imported` those that it imports."""
     names = set[str]()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]

@@ -23,7 +23,8 @@ from eagle3core.metrics import StepRecord
 from eagle3core.performance import mode as performance_mode
 from eagle3core.request import Request
 from eagle3core.step.admission import Reading, SlotRequest
-from eagle3core.step.run import DeviceRunner, RowOutcome
+from eagle3core.step.outcome import RowOutcome
+from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import Trace
 from eagle3core.trees import StepTree
 
@@ -166,17 +167,21 @@ class Book:
         self.waiting.popleft()
         request.slot = min(set(range(self.runner.n_slots)) - {other.slot for other in self.running.values()})
         trace.tap("prompt_ids", torch.tensor([request.prompt]))
-        wanted = SlotRequest(request.id, request.prompt, request.stop.limit, request.stop.end_tokens, request.sampling)
+        wanted = SlotRequest(
+            request.id, request.prompt, request.stop.limit, request.stop.end_tokens, request.sampling,
+            logprobs=request.n_top is not None,
+        )  # fmt: skip
         self._progress = self.runner.begin(request.slot, wanted)
 
     def _decode(self, trace: Trace) -> None:
         number, n_running = self._n_steps, len(self.running)
         step_log.log_active(number, [request.slot for request in self.running.values()], self.runner.n_slots)
         draws = any(request.sampling is not None for request in self.running.values())
-        self.runner.ready(n_running, trace, draws=draws)
+        logprobs = any(request.n_top is not None for request in self.running.values())
+        self.runner.ready(n_running, trace, draws=draws, logprobs=logprobs)
         self._proposals.write(self.runner, self.running)
         with trace.scope(f"step{number}"), self.promises.step(n_running):
-            self.runner.enqueue(n_running, number, trace, draws=draws)
+            self.runner.enqueue(n_running, number, trace, draws=draws, logprobs=logprobs)
         self._n_steps += 1
         self._share.stepped(self.runner.rows_of_step(n_running))
         self._collect(trace)
@@ -190,7 +195,7 @@ class Book:
                 if request is None:
                     continue  # made before the host knew: text that does not exist
                 if outcome.step is None:
-                    request.take(row.tokens)
+                    request.take(row.tokens, row.logprobs)
                     trace.tap("first_token", torch.tensor([row.tokens]))
                 else:
                     self._read(request, row, outcome.step, asked)
@@ -205,7 +210,7 @@ class Book:
         elif not row.is_broken:
             self.promises.row(row)
         start = len(request.token_ids)
-        n_committed = request.take(row.tokens)
+        n_committed = request.take(row.tokens, row.logprobs)
         # Positions past a stop were drafted for text that does not exist, so they have no rank.
         ranks = None if row.ranks is None else row.ranks[:n_committed]
         cut = n_committed < row.n_accepted + 1

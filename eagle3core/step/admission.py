@@ -15,6 +15,7 @@ class SlotRequest:
     Attributes:
         id: whose rows these will be, 0..2^31 - 1. prompt: its tokens. budget: tokens it may get.
         ends: tokens that end it. sampling: how its tokens are drawn; None for a greedy one.
+        logprobs: log-probabilities of its tokens are kept.
     """
 
     id: int
@@ -22,17 +23,19 @@ class SlotRequest:
     budget: int
     ends: tuple[int, ...]
     sampling: Sampling | None = None
+    logprobs: bool = False
 
 
 @dataclass
 class Reading:
     """How far the prompt under reading has been read: `n_read` of `n_chunks` chunks, of `n_prompt` tokens; and whether
-    its request `draws` its tokens."""
+    its request `draws` its tokens, and asks for their `logprobs`."""
 
     n_chunks: int
     n_prompt: int
     n_read: int = 0
     draws: bool = False
+    logprobs: bool = False
 
     @property
     def is_done(self) -> bool:

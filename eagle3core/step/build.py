@@ -23,6 +23,7 @@ from eagle3core.kernels.tree.accept import ACCEPT, Commit
 from eagle3core.step.buffers import rows_of
 from eagle3core.step.draw import draw
 from eagle3core.step.grow import propose_tree
+from eagle3core.step.outcome import KeptLogprobs, keep_logprobs
 from eagle3core.step.passes import TREE, Emitter, Rows, TargetPass, target_stages
 from eagle3core.step.program import Program, Stage, Tap, after_all
 from eagle3core.step.propose import ModelProposal, propose_chain
@@ -60,6 +61,7 @@ class StepBuilder:
         target, draft: weights; without a draft only the root is verified, unless the tree has more nodes: then their
             tokens are what the caller wrote to `state.step.drafted` (`[N, B]`, row 0 is overwritten by the roots).
         draws: some rows may draw their tokens; greedy ones choose as without.
+        logprobs: where log-probabilities of the committed tokens are kept; None: nowhere.
     """
 
     def __init__(
@@ -70,9 +72,10 @@ class StepBuilder:
         state: DeviceState,
         batch: int,
         draws: bool,
+        logprobs: KeptLogprobs | None,
     ) -> None:
         self.emit, self.target, self.draft, self.state, self.batch = emit, target, draft, state, batch
-        self.sizes, self.step, self.draws = state.sizes, state.step, draws
+        self.sizes, self.step, self.draws, self.logprobs = state.sizes, state.step, draws, logprobs
         nodes, path = self.sizes.nodes, self.sizes.path_len
         self.opened = self._opened()
         self.drafted = rows_of(self.step.drafted, nodes, batch)
@@ -194,6 +197,10 @@ class StepBuilder:
         committed = Committed(state.state, state.pending_tokens, state.pending_rows, kept, state.turn, state.results)
         if isinstance(self.draft, PackedDraft) and state.ranks is not None and not self.sizes.grown:
             stages.append(Stage("accept.ranks", (self._ranks(self.draft, state.ranks),), ("EAGLE_ACCEPT",)))
+        if self.logprobs is not None:
+            logits = rows_of(state.head.logits, len(chosen), state.head.logits.shape[1])
+            kept_of_path = keep_logprobs(logits, self.choices, got.path, state.turn, self.logprobs)
+            stages.append(Stage("accept.logprobs", (kept_of_path,), ("EAGLE_ACCEPT",)))
         stages.append(Stage("commit", (COMMIT.call(arch, decided, committed),), ("EAGLE_TAIL_COMMIT",)))
         moves: list[Call] = []
         if not self.sizes.is_chain:  # a chain's path lies where it belongs: taking back its rest is a shorter length
@@ -211,9 +218,10 @@ def step_program(
     batch: int,
     *,
     draws: bool = False,
+    logprobs: KeptLogprobs | None = None,
 ) -> Program:
-    """The step for `batch` rows; `draws`: some of them may draw their tokens."""
-    return StepBuilder(emit, target, draft, state, batch, draws).program()
+    """The step for `batch` rows; `draws`: some of them may draw their tokens, `logprobs`: where those are kept."""
+    return StepBuilder(emit, target, draft, state, batch, draws, logprobs).program()
 
 
 def _present(tensors: T | None) -> T:

@@ -16,6 +16,7 @@ from eagle3core.kernels.slots.open_chunk import OPEN_CHUNK, ChunkRows
 from eagle3core.kernels.tree.mask_words import pack_words
 from eagle3core.step.buffers import columns_of, rows_of
 from eagle3core.step.draw import draw
+from eagle3core.step.outcome import KeptLogprobs, keep_logprobs
 from eagle3core.step.passes import DRAFT, DraftPass, Emitter, Rows, TargetPass, draft_keys, target_stages
 from eagle3core.step.program import Program, Stage, Tap, after_all
 from eagle3core.step.state import DeviceState
@@ -62,9 +63,16 @@ def _first_rows(chunk: ChunkRows, n: int, spans: int) -> ChunkRows:
 
 
 def finish_program(
-    emit: Emitter, target: PackedTarget, draft: Drafter | None, state: DeviceState, *, draws: bool = False
+    emit: Emitter,
+    target: PackedTarget,
+    draft: Drafter | None,
+    state: DeviceState,
+    *,
+    draws: bool = False,
+    logprobs: KeptLogprobs | None = None,
 ) -> Program:
-    """Sample the first token from the last row of the chunk just read, and let the slot run."""
+    """Sample the first token from the last row of the chunk just read, and let the slot run; `logprobs`: where its
+    log-probability is kept."""
     n, act, chunk = state.sizes.chunk, state.act, state.chunk
     scaled, sums = (rows_of(t, n, t.shape[1]) for t in (act.scaled, act.sums))
     last = TAKE_ROWS.call(emit.arch, (scaled, sums), chunk.last, (state.last_scaled, state.last_sums))
@@ -85,4 +93,7 @@ def finish_program(
     changed = Admitted(state.state, state.ends, state.pending_tokens, state.pending_rows, state.turn, state.results)
     unread = 0 if isinstance(draft, PackedTarget) else 1
     seed.append(ADMIT.call(emit.arch, state.request, state.first, changed, state.sizes.seed_row, unread))
+    if logprobs is not None:  # after ADMIT, which turns to the block that it writes
+        first = state.first.view(1, 1)
+        seed.append(keep_logprobs(logits, first, torch.zeros_like(first), state.turn, logprobs))
     return (*stages, Stage("commit", tuple(seed), ("EAGLE_TAIL_COMMIT",)))

@@ -21,11 +21,13 @@ NO_TOKEN = -1  # of a node without a draft: its row embeds as zeros, and the tar
 
 
 class Sent(NamedTuple):
-    """A block under way: what filled it (an admission, or the step of that number), its turn, and its rows."""
+    """A block under way: what filled it (an admission, or the step of that number), its turn and rows, and whether
+    log-probabilities lie beside it."""
 
     step: int | None
     turn: int
     n_rows: int
+    logprobs: bool = False
 
 
 class ResultQueue:
@@ -47,7 +49,7 @@ class ResultQueue:
     def __len__(self) -> int:
         return len(self._sent)
 
-    def send(self, n_rows: int, step: int | None) -> None:
+    def send(self, n_rows: int, step: int | None, *, logprobs: bool = False) -> None:
         """Note that the program just enqueued, an admission or a step, writes `n_rows` rows of the next block.
 
         Raises:
@@ -60,7 +62,7 @@ class ResultQueue:
         self._turn = (self._turn + 1) % len(self._blocks)
         if self._events:
             self._events[self._turn].record(torch.cuda.current_stream(self._device))
-        self._sent.append(Sent(step, self._turn, n_rows))
+        self._sent.append(Sent(step, self._turn, n_rows, logprobs))
 
     def receive(self) -> tuple[Sent, list[list[int]]]:
         """Wait for the oldest block: what it was sent as, and its rows."""

@@ -223,7 +223,7 @@ def test_the_mode_follows_from_the_configuration_and_nothing_else(monkeypatch: p
 def test_no_request_can_switch_the_mode() -> None:
     names = {field.name for field in dataclasses.fields(GenerationConfig)}
     draws = {"temperature", "top_k", "top_p", "min_p", "posterior_threshold", "seed"}
-    assert names == {"max_new_tokens", "ignore_eos", "stop_token_ids", "stop_words", *draws}
+    assert names == {"max_new_tokens", "ignore_eos", "stop_token_ids", "stop_words", "logprobs", *draws}
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.0, None])
