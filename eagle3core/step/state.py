@@ -172,6 +172,11 @@ def new_device_state(
     def rows(n: int, width: int) -> Tensor:
         return torch.zeros(n, width, dtype=dtype, device=device)
 
+    def steps(end: int, step: int) -> Tensor:
+        # Its size alone where nothing is allocated: torch computes this on the meta device by Python it imports first.
+        n = len(range(0, end, step))
+        return integers(n) if device.type == "meta" else torch.arange(0, end, step, dtype=torch.int32, device=device)
+
     n_blocks = slots * sizes.entries
     k, v = (_pages(target.block, target.n_layers, n_blocks, sizes.block, dtype, device) for _ in "kv")
     state = integers(N_FIELDS, slots)
@@ -182,7 +187,7 @@ def new_device_state(
         ends=integers(slots, MOST_ENDS, fill=-1),
         pending_tokens=integers(slots, pending),
         pending_rows=integers(slots, pending),
-        tables=torch.arange(n_blocks, dtype=torch.int32, device=device).view(slots, sizes.entries),
+        tables=steps(n_blocks, 1).view(slots, sizes.entries),
         k=k,
         v=v,
         captured=tuple(rows(sizes.step_rows + slots, hidden) for _ in range(shape.n_taps)),
@@ -199,7 +204,7 @@ def new_device_state(
         request=integers(N_REQUEST + MOST_ENDS, fill=-1),
         prompt=integers(blocks_for(sizes.session_len + 1, sizes.chunk) * sizes.chunk),
         start=integers(1),
-        starts=torch.arange(0, sizes.session_len + sizes.chunk, sizes.chunk, dtype=torch.int32, device=device),
+        starts=steps(sizes.session_len + sizes.chunk, sizes.chunk),
         chunk=new_chunk_rows(sizes.chunk, spans, sizes.entries, device),
         first=integers(1),
         turn=integers(1),
