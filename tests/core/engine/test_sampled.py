@@ -53,7 +53,7 @@ def test_drafts_and_company_change_no_drawn_token(pair: Pair, settings: tuple[An
 
 
 @pytest.mark.slow
-@settings(max_examples=16)
+@settings(max_examples=10)
 @given(ANY_DRAW)
 def test_drafts_and_company_change_no_drawn_token_at_further_settings(pair: Pair, settings: tuple[Any, ...]) -> None:
     check_drawn_tokens(pair, *settings)
