@@ -16,7 +16,7 @@ INSTALL = $(PYTHON) tools/install.py --venv $(VENV) --hashes $(HASHES) $(if $(AL
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install lab test test-slow test-gpu lint jupyter clean
+.PHONY: install lab test test-slow test-exhaustive test-gpu lint jupyter clean
 
 install: $(VENV)/installed
 
@@ -36,7 +36,10 @@ test: lint
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=15 -m "not slow and not gpu"
 
 test-slow: install
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 -m "slow and not gpu"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 -m "slow and not exhaustive and not gpu"
+
+test-exhaustive: install
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 -m "exhaustive and not gpu"
 
 test-gpu: install
 	$(BIN)/pytest -m gpu

@@ -160,10 +160,10 @@ def validate_engine_config(config: EngineConfig) -> None:
             "session_len >= max_decoding_tokens",
             "raise session_len or lower num_speculative_tokens",
         )
-    if spec is not None and spec.is_lookup and config.collect_draft_ranks:
+    if spec is not None and spec.method != "eagle3" and config.collect_draft_ranks:
         raise ConfigError(
             f"collect_draft_ranks is on with method {spec.method!r}",
-            "ranks of a draft model: a look-up ranks nothing",
+            "ranks in the order of an EAGLE-3 head, method 'eagle3'",
             "leave collect_draft_ranks out",
         )
 

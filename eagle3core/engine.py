@@ -35,7 +35,7 @@ from eagle3core.performance import mode as performance_mode
 from eagle3core.request import Request, RequestHandle, Response, Tokenizer, new_request, settings_for
 from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import Trace
-from eagle3core.weights.packed import PackedDraft, PackedTarget
+from eagle3core.weights.packed import Drafter, PackedDraft, PackedTarget
 
 log = logging.getLogger("eagle3core")
 
@@ -47,7 +47,7 @@ class Engine(Closing):
 
     Args:
         target: the model whose output is reproduced.
-        draft: the head that proposes; left alone when the configuration asks for none.
+        draft: the head that proposes, or a small model; left alone when the configuration asks for none.
         config: sizes and modes; nothing else changes the mode (docs/requirements.md R-03).
         trace: receives spans and taps; may be replaced between calls.
         tokenizer: for texts and stop words.
@@ -66,7 +66,7 @@ class Engine(Closing):
     def __init__(
         self,
         target: PackedTarget,
-        draft: PackedDraft | None,
+        draft: Drafter | None,
         config: EngineConfig,
         *,
         trace: Trace | None = None,
@@ -78,7 +78,8 @@ class Engine(Closing):
     ) -> None:
         spec = config.speculative_config
         draft = draft if spec is not None and not spec.is_lookup else None
-        self.target, self.draft, self.config = target, draft, config
+        self.target, self.config = target, config
+        self.draft = draft if isinstance(draft, PackedDraft) else None
         self.trace = trace or Trace()
         self.tokenizer = tokenizer
         self.backend = backend or backend_of(target, runner)

@@ -13,13 +13,13 @@ import torch
 from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig
 from eagle3core.errors import ConfigError
-from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
+from eagle3core.geometry import BlockGeometry, DrafterGeometry, TargetGeometry
 from eagle3core.kernels.gemm.launcher import workspace_bytes
 from eagle3core.kernels.launch import device_arch
 from eagle3core.loading import Reading, device_sizes, steps_draft
 from eagle3core.step.sizes import StateShape, blocks_for
 from eagle3core.step.state import state_bytes
-from eagle3core.weights.packed import PackedDraft, PackedTarget
+from eagle3core.weights.packed import Drafter, PackedTarget
 
 GRAPH_BYTES = 80 << 20  # 76 MiB seen on an H200 for a first engine, up to 4 MiB for each further one (docs/log.md)
 
@@ -81,7 +81,7 @@ def plan_reading(reading: Reading, config: EngineConfig) -> MemoryPlan:
     )
 
 
-def plan_loaded(target: PackedTarget, draft: PackedDraft | None, config: EngineConfig, backend: Backend) -> MemoryPlan:
+def plan_loaded(target: PackedTarget, draft: Drafter | None, config: EngineConfig, backend: Backend) -> MemoryPlan:
     """The plan for models that are on the device already.
 
     Raises:
@@ -97,7 +97,7 @@ def plan_loaded(target: PackedTarget, draft: PackedDraft | None, config: EngineC
 
 
 def _scratch_bytes(
-    target: TargetGeometry, draft: DraftGeometry | None, config: EngineConfig, dtype: torch.dtype, backend: Backend
+    target: TargetGeometry, draft: DrafterGeometry | None, config: EngineConfig, dtype: torch.dtype, backend: Backend
 ) -> int:
     """What the state takes beside the caches, and for kernels the workspace of their GEMMs."""
     kernels = backend.path == "kernels"
@@ -109,7 +109,7 @@ def _scratch_bytes(
 
 def plan_memory(
     target: TargetGeometry,
-    draft: DraftGeometry | None,
+    draft: DrafterGeometry | None,
     config: EngineConfig,
     backend: Backend,
     *,
@@ -137,7 +137,8 @@ def plan_memory(
         return 2 * n_layers * rows * dtype.itemsize
 
     target_slot = slot_bytes(target.block, target.n_layers)
-    draft_slot = slot_bytes(draft.block, 1) if draft else 0
+    n_drafting = draft.n_layers if isinstance(draft, TargetGeometry) else 1
+    draft_slot = slot_bytes(draft.block, n_drafting) if draft else 0
     slots = config.max_batch_size
     graphs = GRAPH_BYTES if backend.path == "kernels" else 0
     free = backend.free_bytes if free_bytes is None else free_bytes

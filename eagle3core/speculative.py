@@ -18,9 +18,9 @@ from eagle3core.trees import MAX_DEPTH, MAX_TOP_K, StaticTree, most_dynamic_node
 from eagle3core.trees.choices import Choices
 from eagle3core.trees.tensorrt_llm import settings_of
 
-METHODS = ("eagle3", *LOOKUPS)
-LEGACY_METHODS = ("eagle", "draft_target", "deepseek_mtp")
-OF_A_HEAD = ("model", "choices", "use_dynamic_tree", "capture_layers", "capture_convention")  # settings
+METHODS = ("eagle3", DRAFT_TARGET := "draft_target", *LOOKUPS)
+LEGACY_METHODS = ("eagle", "deepseek_mtp")
+OF_A_HEAD = ("choices", "use_dynamic_tree", "capture_layers", "capture_convention")  # settings
 MAX_SPECULATIVE_TOKENS = MAX_DEPTH
 DYNAMIC_NODES = 60  # as the official code's default, where the levels score as many
 TreeKind = Literal["chain", "static", "dynamic"]
@@ -38,9 +38,9 @@ class SpeculativeConfig:
     """How drafts are made (docs/requirements.md R-01, R-07).
 
     Attributes:
-        method: "eagle3", a trained head; or a look-up in the request's own text, which needs no model: "ngram", by the
-            newest tokens, or "suffix", by as many of them as stood there before (`lookup`).
-        model: directory of the draft checkpoint; left out for a look-up.
+        method: "eagle3", a trained head; "draft_target", a small model of the same vocabulary; or a look-up in the
+            request's own text (`lookup`): "ngram", by the newest tokens, or "suffix", by all that stood there before.
+        model: directory of the draft checkpoint, or of the small model; left out for a look-up.
         num_speculative_tokens: depth of the draft, 1..8: the longest path in drafts. Left out it is 3, with choices
             their depth; given beside choices it has to be their depth.
         max_path_len: longest root-to-leaf path, root included; default max(5, num_speculative_tokens + 1), of trees
@@ -205,13 +205,13 @@ def _check_method(spec: SpeculativeConfig) -> None:
         raise ConfigError(
             f"method is {spec.method!r}, a legacy method that this engine does not build",
             f"one of {METHODS}",
-            "use an EAGLE-3 draft checkpoint and method='eagle3', or look drafts up by 'ngram' or 'suffix'",
+            "use an EAGLE-3 draft checkpoint and method='eagle3', or one of the others",
         )
     if spec.method not in METHODS:
         raise ConfigError(f"method is {spec.method!r}", f"one of {METHODS}", "set method='eagle3'")
-    if spec.is_lookup:
-        _check_lookup(spec)
-    elif not spec.model or not isinstance(spec.model, str | PathLike):
+    if spec.method != "eagle3":
+        _check_chain_alone(spec)
+    if not spec.is_lookup and not (spec.model and isinstance(spec.model, str | PathLike)):
         raise ConfigError(
             f"model is {shown(spec.model)} with method {spec.method!r}",
             "a draft checkpoint directory",
@@ -219,12 +219,13 @@ def _check_method(spec: SpeculativeConfig) -> None:
         )
 
 
-def _check_lookup(spec: SpeculativeConfig) -> None:
-    given = [f"{name} {shown(getattr(spec, name))}" for name in OF_A_HEAD if getattr(spec, name)]
+def _check_chain_alone(spec: SpeculativeConfig) -> None:
+    names = ("model", *OF_A_HEAD) if spec.is_lookup else OF_A_HEAD
+    given = [f"{name} {shown(getattr(spec, name))}" for name in names if getattr(spec, name)]
     if given:
         raise ConfigError(
             f"method is {spec.method!r} with {' and '.join(given)}",
-            "a chain that is looked up, num_speculative_tokens long, without a draft model",
+            "a chain of num_speculative_tokens" + (", and no draft model" if spec.is_lookup else ""),
             "leave that out, or set method='eagle3'",
         )
 

@@ -26,11 +26,11 @@ from eagle3core.step.grow import propose_tree
 from eagle3core.step.outcome import KeptLogprobs, keep_logprobs
 from eagle3core.step.passes import TREE, Emitter, Rows, TargetPass, target_stages
 from eagle3core.step.program import Program, Stage, Tap, after_all
-from eagle3core.step.propose import propose_chain
+from eagle3core.step.propose import ModelProposal, propose_chain
 from eagle3core.step.ranks import count_ranks, inverse_map
 from eagle3core.step.state import DeviceState, tree_words
 from eagle3core.step.tree import FlatTree
-from eagle3core.weights.packed import PackedDraft, PackedTarget
+from eagle3core.weights.packed import Drafter, PackedDraft, PackedTarget
 
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ class StepBuilder:
         self,
         emit: Emitter,
         target: PackedTarget,
-        draft: PackedDraft | None,
+        draft: Drafter | None,
         state: DeviceState,
         batch: int,
         draws: bool,
@@ -109,10 +109,16 @@ class StepBuilder:
         """All stages."""
         stages = [self._open()]
         if self.draft is not None:
-            work = (self.emit, self.target.geometry, self.draft, self.state, self.opened, self.batch)
-            stages += propose_tree(*work) if self.sizes.grown else propose_chain(*work)
+            stages += self._propose(self.draft)
         stages += self._verify(first_waits=self.draft is None)
         return (*stages, *self._accept())
+
+    def _propose(self, draft: Drafter) -> list[Stage]:
+        """The drafts of a head or of a small model."""
+        if isinstance(draft, PackedTarget):
+            return ModelProposal(self.emit, draft, self.state, self.opened, self.batch).stages()
+        work = (self.emit, self.target.geometry, draft, self.state, self.opened, self.batch)
+        return propose_tree(*work) if self.sizes.grown else propose_chain(*work)
 
     def _opened(self) -> OpenRows:
         sizes, batch = self.sizes, self.batch
@@ -189,7 +195,7 @@ class StepBuilder:
             self.step.active, got.n_accepted, got.path, got.tokens, self.choices, tokens, self.opened.slots, state.ends
         )
         committed = Committed(state.state, state.pending_tokens, state.pending_rows, kept, state.turn, state.results)
-        if self.draft is not None and state.ranks is not None and not self.sizes.grown:
+        if isinstance(self.draft, PackedDraft) and state.ranks is not None and not self.sizes.grown:
             stages.append(Stage("accept.ranks", (self._ranks(self.draft, state.ranks),), ("EAGLE_ACCEPT",)))
         if self.logprobs is not None:
             logits = rows_of(state.head.logits, len(chosen), state.head.logits.shape[1])
@@ -207,7 +213,7 @@ class StepBuilder:
 def step_program(
     emit: Emitter,
     target: PackedTarget,
-    draft: PackedDraft | None,
+    draft: Drafter | None,
     state: DeviceState,
     batch: int,
     *,

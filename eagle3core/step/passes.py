@@ -159,11 +159,15 @@ class TargetPass:
     captured: tuple[Tensor, ...]
 
 
-def target_stages(emit: Emitter, over: TargetPass, rows: Rows, scope: str, *, first_waits: bool) -> list[Stage]:
+def target_stages(
+    emit: Emitter, over: TargetPass, rows: Rows, scope: str, *, first_waits: bool, role: str = "target"
+) -> list[Stage]:
     """Embedding and layers. What the head reads, the scaled stream and its sums, is left in the activations.
 
-    `first_waits`: the pass follows a kernel that wrote its lengths or tables.
+    `first_waits`: the pass follows a kernel that wrote its lengths or tables. `role`: of the model,
+    "target" or "draft".
     """
+    ranges = DRAFT if role == "draft" else TARGET
     model, act, n = over.model, over.act, rows.n
     block, width = model.geometry.block, model.geometry.block.hidden_size
     scaled, sums = (rows_of(t, n, t.shape[1]) for t in (act.scaled, act.sums))
@@ -182,7 +186,7 @@ def target_stages(emit: Emitter, over: TargetPass, rows: Rows, scope: str, *, fi
         sums=sums,
     )  # fmt: skip
     embed = after_all([gather]) if first_waits else [gather]
-    stages = [Stage("target.embed", tuple(embed), TARGET, {"target.embed": tap(stream_of(0))})]
+    stages = [Stage(f"{role}.embed", tuple(embed), ranges, {f"{role}.embed": tap(stream_of(0))})]
     for i, layer in enumerate(model.layers):
         gain = model.layers[i + 1].attn_gain if i + 1 < len(model.layers) else model.final_gain
         pages = (over.k[i], over.v[i])
@@ -191,10 +195,10 @@ def target_stages(emit: Emitter, over: TargetPass, rows: Rows, scope: str, *, fi
             *emit.attend(act, rows, pages, block),
             *emit.project(layer, act, n, stream_of(i), block),
         ]
-        middle, name = rows_of(act.middle, n, width), f"target.{i}"
-        stages.append(Stage(f"{name}.attn", tuple(attend), TARGET, {f"{name}.attn": tap(middle)}))
+        middle, name = rows_of(act.middle, n, width), f"{role}.{i}"
+        stages.append(Stage(f"{name}.attn", tuple(attend), ranges, {f"{name}.attn": tap(middle)}))
         forward = emit.mlp(layer, act, n, stream_of(i + 1), gain, block)
-        stages.append(Stage(f"{name}.mlp", tuple(forward), TARGET, {f"{name}.mlp": tap(stream_of(i + 1))}))
+        stages.append(Stage(f"{name}.mlp", tuple(forward), ranges, {f"{name}.mlp": tap(stream_of(i + 1))}))
     return stages
 
 

@@ -36,7 +36,7 @@ from eagle3core.step.results import GivenDrafts, ResultQueue, Sent
 from eagle3core.step.sizes import DeviceSizes, StateShape, buckets, chunk_rows
 from eagle3core.step.state import DeviceState, new_device_state
 from eagle3core.trace import Trace
-from eagle3core.weights.packed import PackedDraft, PackedTarget
+from eagle3core.weights.packed import Drafter, PackedTarget
 
 
 class DeviceRunner:
@@ -57,7 +57,7 @@ class DeviceRunner:
     def __init__(
         self,
         target: PackedTarget,
-        draft: PackedDraft | None,
+        draft: Drafter | None,
         sizes: DeviceSizes,
         *,
         arch: str | None,
@@ -202,6 +202,7 @@ class DeviceRunner:
         """Zero a slot's cache: attention gives hidden rows weight 0, and 0 times an infinity left there is not 0."""
         state, entries = self.state, self.sizes.entries
         pages = [(state.k, 1), (state.v, 1), *(((state.draft.k, 0), (state.draft.v, 0)) if state.draft else ())]
+        pages += [(state.small.k, 1), (state.small.v, 1)] if state.small else []
         for cache, axis in pages:
             cache.narrow(axis, slot * entries, entries).zero_()
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 import torch
 from torch import Tensor
 
-from eagle3core.geometry import BlockGeometry, DraftGeometry
+from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.slots.open_chunk import ChunkRows, new_chunk_rows
 from eagle3core.kernels.slots.slot_state import LIMIT, MOST_ENDS, N_FIELDS, N_REQUEST, RESULT_BLOCKS, result_width
 from eagle3core.kernels.tree.mask_words import pack_words
@@ -62,6 +62,19 @@ class DraftTensors:
 
 
 @dataclass(frozen=True)
+class SmallTensors:
+    """Scratch of a small model's passes; `k, v: [L, n_blocks, K, block, D]`, scaled and sums of one row a slot."""
+
+    act: Activations
+    head: HeadRows
+    k: Tensor
+    v: Tensor
+    ids: Tensor
+    scaled: Tensor
+    sums: Tensor
+
+
+@dataclass(frozen=True)
 class DeviceState:
     """Everything a program reads and writes.
 
@@ -70,7 +83,8 @@ class DeviceState:
         k, v: `[L, n_blocks, K, block, D]`.
         captured: a `[step_rows + n_slots, E]` for each tap: a step's rows, then the seeds.
         chunk_captured: a `[chunk, E]` for each tap.
-        act, head: of the target. step, draft: scratch. draws: how each slot's tokens are drawn.
+        act, head: of the target. step, draft, small: scratch, the last two of a head or a small model.
+        draws: how each slot's tokens are drawn.
         request, prompt, start, starts: what prefill works on; `starts` holds every chunk's first token.
         chunk: rows of the chunk in work.
         first: `[1]` first token.
@@ -95,6 +109,7 @@ class DeviceState:
     head: HeadRows
     step: StepTensors
     draft: DraftTensors | None
+    small: SmallTensors | None
     tree: TreeTensors | None
     draws: DrawSettings
     request: Tensor
@@ -122,7 +137,7 @@ class DeviceState:
 def state_bytes(arch: str | None, shape: StateShape, sizes: DeviceSizes) -> tuple[int, int]:
     """(bytes of both caches, bytes of everything else) of a state, counted without allocating it."""
     state = new_device_state(arch, replace(shape, device=torch.device("meta")), sizes)
-    caches = [state.k, state.v, *((state.draft.k, state.draft.v) if state.draft else ())]
+    caches = [state.k, state.v, *((own.k, own.v) if (own := state.draft or state.small) else ())]
     cached = sum(tensor.nbytes for tensor in caches)
     return cached, sum(tensor.nbytes for tensor in _tensors(state)) - cached
 
@@ -157,6 +172,11 @@ def new_device_state(
     def rows(n: int, width: int) -> Tensor:
         return torch.zeros(n, width, dtype=dtype, device=device)
 
+    def steps(end: int, step: int) -> Tensor:
+        # Its size alone where nothing is allocated: torch computes this on the meta device by Python it imports first.
+        n = len(range(0, end, step))
+        return integers(n) if device.type == "meta" else torch.arange(0, end, step, dtype=torch.int32, device=device)
+
     n_blocks = slots * sizes.entries
     k, v = (_pages(target.block, target.n_layers, n_blocks, sizes.block, dtype, device) for _ in "kv")
     state = integers(N_FIELDS, slots)
@@ -167,7 +187,7 @@ def new_device_state(
         ends=integers(slots, MOST_ENDS, fill=-1),
         pending_tokens=integers(slots, pending),
         pending_rows=integers(slots, pending),
-        tables=torch.arange(n_blocks, dtype=torch.int32, device=device).view(slots, sizes.entries),
+        tables=steps(n_blocks, 1).view(slots, sizes.entries),
         k=k,
         v=v,
         captured=tuple(rows(sizes.step_rows + slots, hidden) for _ in range(shape.n_taps)),
@@ -175,15 +195,16 @@ def new_device_state(
         act=act,
         head=new_head_rows(sizes.step_rows, _padded(target.vocab_size), dtype, device),
         step=_step_tensors(sizes, pending, integers),
-        draft=_draft_tensors(arch, draft, shape, sizes, order) if draft else None,
+        draft=_draft_tensors(arch, draft, shape, sizes, order) if isinstance(draft, DraftGeometry) else None,
+        small=_small_tensors(arch, draft, shape, sizes, order) if isinstance(draft, TargetGeometry) else None,
         tree=new_tree_tensors(sizes.grown, slots, _padded(draft.draft_vocab_size), device)
-        if draft and sizes.grown
+        if isinstance(draft, DraftGeometry) and sizes.grown
         else None,
         draws=new_draw_settings(slots, device),
         request=integers(N_REQUEST + MOST_ENDS, fill=-1),
         prompt=integers(blocks_for(sizes.session_len + 1, sizes.chunk) * sizes.chunk),
         start=integers(1),
-        starts=torch.arange(0, sizes.session_len + sizes.chunk, sizes.chunk, dtype=torch.int32, device=device),
+        starts=steps(sizes.session_len + sizes.chunk, sizes.chunk),
         chunk=new_chunk_rows(sizes.chunk, spans, sizes.entries, device),
         first=integers(1),
         turn=integers(1),
@@ -254,6 +275,22 @@ def _draft_tensors(
         scaled=rows(slots, width),
         sums=torch.zeros(slots, act.sums.shape[1], dtype=act.sums.dtype, device=device),
         level_logits=rows(levels * slots, vocabulary).view(levels, slots, vocabulary) if keeps_logits else None,
+    )  # fmt: skip
+
+
+def _small_tensors(
+    arch: str | None, model: TargetGeometry, shape: StateShape, sizes: DeviceSizes, order: tuple[int, int] | None
+) -> SmallTensors:
+    block, dtype, device, slots = model.block, shape.dtype, shape.device, sizes.n_slots
+    n, spans = max(slots * sizes.path_len, sizes.chunk), sizes.chunk // sizes.span
+    sides = Sizes(n, ((spans, sizes.span), (slots, sizes.path_len)), sizes.entries * sizes.block + 64)
+    act = new_activations(arch, block, sides, dtype, device, order)
+    k, v = (_pages(block, model.n_layers, slots * sizes.entries, sizes.block, dtype, device) for _ in "kv")
+    return SmallTensors(
+        act=act, head=new_head_rows(slots, _padded(model.vocab_size), dtype, device), k=k, v=v,
+        ids=torch.zeros(n, dtype=torch.int32, device=device),
+        scaled=torch.zeros(slots, block.hidden_size, dtype=dtype, device=device),
+        sums=torch.zeros(slots, act.sums.shape[1], dtype=act.sums.dtype, device=device),
     )  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def test_a_look_up_needs_no_model_and_drafts_a_chain(method: str) -> None:
 def test_a_look_up_is_refused_what_belongs_to_a_draft_model(method: str, given: dict[str, Any], what: str) -> None:
     error = refusal(lambda: SpeculativeConfig(method=method, **given))
     assert error.what == f"method is {method!r} with {what}"
-    assert "without a draft model" in error.allowed
+    assert error.allowed == "a chain of num_speculative_tokens, and no draft model"
 
 
 @pytest.mark.parametrize("k", [0, 9, True])
@@ -99,10 +99,20 @@ def test_a_look_up_drafts_one_to_eight_tokens(k: Any) -> None:
     assert error.allowed == "an integer from 1 to 8"
 
 
-def test_a_look_up_ranks_nothing() -> None:
-    config = SpeculativeConfig(method="suffix")
+@pytest.mark.parametrize("given", [{"method": "suffix"}, {"method": "draft_target", "model": "small"}])
+def test_ranks_are_those_of_a_head_alone(given: dict[str, Any]) -> None:
+    config = SpeculativeConfig(**given)
     error = refusal(lambda: EngineConfig(speculative_config=config, collect_draft_ranks=True))
-    assert error.what == "collect_draft_ranks is on with method 'suffix'"
+    assert error.what == f"collect_draft_ranks is on with method {given['method']!r}"
+
+
+def test_a_small_model_drafts_a_chain_and_needs_its_directory() -> None:
+    config = SpeculativeConfig(method="draft_target", model="small", num_speculative_tokens=4)
+    assert (config.n_nodes, config.tree_kind, config.is_lookup) == (5, "chain", False)
+    error = refusal(lambda: SpeculativeConfig(method="draft_target"))
+    assert error.what == "model is None with method 'draft_target'"
+    error = refusal(lambda: SpeculativeConfig(method="draft_target", model="small", use_dynamic_tree=True))
+    assert error.what == "method is 'draft_target' with use_dynamic_tree True"
 
 
 @pytest.mark.parametrize("k", [0, -1, 9, 2.0, True, "3", None])

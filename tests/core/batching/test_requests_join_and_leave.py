@@ -65,12 +65,13 @@ def test_requests_that_arrive_at_any_step_get_what_they_get_alone(
     assert is_empty(engine)
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix"])
-def test_requests_whose_drafts_are_looked_up_get_what_they_get_alone(
-    letters: Pair, alone: list[list[int]], method: str
+@pytest.mark.parametrize(("method", "n_behind"), [("ngram", 0), ("suffix", 0), ("draft_target", 1)])
+def test_requests_drafted_without_a_head_get_what_they_get_alone(
+    letters: Pair, alone: list[list[int]], method: str, n_behind: int
 ) -> None:
-    spec = SpeculativeConfig(method=method, num_speculative_tokens=3)
-    engine = lettered_engine(letters, None, 3, 0, speculative_config=spec)
+    model = str(letters[0]) if method == "draft_target" else None
+    spec = SpeculativeConfig(method=method, model=model, num_speculative_tokens=3)
+    engine = lettered_engine(letters, None, 3, n_behind, speculative_config=spec)
     asked = run_arrivals(engine, alone, 24, seed=2)
     assert {"stop", "length"} <= set(assert_each_has_its_own(asked, alone))
     assert any(step.n_accepted for handle, _, _ in asked for step in handle.response().req_metrics.steps)

@@ -46,6 +46,11 @@ def looked_up(method: str) -> SpeculativeConfig:
     return SpeculativeConfig(method=method, num_speculative_tokens=4)
 
 
+def small_model(k: int) -> SpeculativeConfig:
+    """The shipped target, drafting for itself."""
+    return SpeculativeConfig(method="draft_target", model=str(shipped_pair().target), num_speculative_tokens=k)
+
+
 def tree(name: str) -> SpeculativeConfig:
     return SpeculativeConfig(model=str(shipped_pair().draft), **shape_named(name).settings)
 
@@ -78,6 +83,17 @@ def test_looked_up_drafts_give_the_tokens_of_plain_decoding(
     responses = made.generate(prompts, new_tokens(N_TOKENS, ignore_eos=True))
     assert tokens_of(responses) == alone
     assert accepted_counts(responses) >= {0, 1, 2}, "nearly nothing is accepted: the drafts do not reach their nodes"
+
+
+@pytest.mark.parametrize("n_slots", [1, 3, 8])
+def test_a_target_that_drafts_for_itself_is_right_and_gives_its_own_tokens(
+    prompts: list[list[int]], alone: list[list[int]], n_slots: int
+) -> None:
+    made = engine(small_model(3), max_batch_size=n_slots)
+    responses = made.generate(prompts, new_tokens(N_TOKENS, ignore_eos=True))
+    assert tokens_of(responses) == alone
+    # A row of work gives the same bits in a draft's pass and in verification, so no draft is ever wrong.
+    assert {step.n_accepted for r in responses for step in r.req_metrics.steps if not step.cut} == {3}
 
 
 def accepted_logits(spec: SpeculativeConfig | None, prompt: list[int], n: int) -> Tensor:
