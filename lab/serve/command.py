@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.errors import EXIT_PASSED, RunFailed
-from lab.options.serve import ServeOptions
+from lab.options.serve import LOOKUP_NAMES, ServeOptions
 
 if TYPE_CHECKING:
     from eagle3core import EngineConfig, Pipeline, SpeculativeConfig
@@ -106,7 +106,7 @@ def speculative_config(options: ServeOptions, draft: Path | None) -> Speculative
 
     if options.spec_k == 0 and not options.choices and options.dynamic is None:
         return None
-    if options.method != "eagle3":
+    if options.method in LOOKUP_NAMES:
         return SpeculativeConfig(method=options.method, num_speculative_tokens=options.spec_k)
     if draft is None:
         return None
@@ -117,7 +117,7 @@ def speculative_config(options: ServeOptions, draft: Path | None) -> Speculative
         size = options.dynamic
         how = {"use_dynamic_tree": True, "num_speculative_tokens": size.levels, "dynamic_tree_max_top_k": size.top_k,
                "max_decoding_tokens": size.nodes}  # fmt: skip
-    return SpeculativeConfig(model=str(draft), **how)
+    return SpeculativeConfig(method=options.method, model=str(draft), **how)
 
 
 async def serve(service: Service, listening: socket.socket, most_bytes: int) -> None:
