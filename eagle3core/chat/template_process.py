@@ -94,6 +94,7 @@ def _limit_memory(most_bytes: int) -> None:
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + most_bytes, used + most_bytes))
+    sys.dont_write_bytecode = True  # of what is imported late an empty file would stay, which no process can read
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -152,6 +152,7 @@ def _limit(input_bytes: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     seconds = int(used.ru_utime + used.ru_stime) + MOST_CPU_S
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 2))
+    sys.dont_write_bytecode = True  # what is imported late would be cut at the limit, and stay so for all processes
     resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_FILE_BYTES, _MOST_FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

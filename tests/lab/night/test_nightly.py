@@ -24,7 +24,8 @@ from lab.rows.store import read_rows, read_run
 pytestmark = pytest.mark.reference
 
 FILL_THE_DISK = """\
-import resource, signal
+import resource, signal, sys
+sys.dont_write_bytecode = True  # bytecode of what is imported late would be cut too, and stay so for other tests
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write then fails with an OSError, as on a full disk
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
 for number in range(100):

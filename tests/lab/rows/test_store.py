@@ -231,6 +231,7 @@ sys.path[:0] = sys.argv[2:]
 from test_store import row
 from lab.errors import LabError
 from lab.rows.store import RowWriter
+sys.dont_write_bytecode = True
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # the write then fails with an OSError, as on a full disk
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 writer = RowWriter(Path(sys.argv[1]))
