@@ -78,6 +78,15 @@ def new_tokens(n: int, **changes: Any) -> GenerationConfig:
     return GenerationConfig(max_new_tokens=n, **changes)
 
 
+def drawn_alone(
+    pair: Pair, prompts: list[list[int]], n_new: int, temperature: float, seed: int
+) -> tuple[list[GenerationConfig], list[list[int]]]:
+    """Limits of each prompt, greedy at temperature 0, and what plain decoding gives it alone."""
+    draws = [{"temperature": temperature, "seed": seed + i} if temperature else {} for i in range(len(prompts))]
+    limits, alone = [new_tokens(n_new, **each) for each in draws], tiny_engine(pair, None, max_batch_size=1)
+    return limits, [tokens_of(alone.generate([p], each))[0] for p, each in zip(prompts, limits, strict=True)]
+
+
 def tokens_of(responses: list[Response]) -> list[list[int]]:
     """Generated tokens of every response."""
     return [response.token_ids for response in responses]

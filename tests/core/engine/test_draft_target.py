@@ -15,6 +15,7 @@ from random_pairs import rewrite_config
 from tiny_engines import (
     Pair,
     accepted_counts,
+    drawn_alone,
     engine_config,
     is_empty,
     new_tokens,
@@ -59,10 +60,7 @@ def test_any_batch_gives_plain_decodings_tokens(
     pair: Pair, small: Path, k: int, lengths: list[int], n_slots: int, n_new: int, temperature: float, seed: int
 ) -> None:
     prompts = random_prompts(lengths, seed=seed)
-    draws = [{"temperature": temperature, "seed": seed + i} if temperature else {} for i in range(len(prompts))]
-    limits = [new_tokens(n_new, **each) for each in draws]
-    alone = tiny_engine(pair, None, max_batch_size=1)
-    expected = [tokens_of(alone.generate([prompt], each))[0] for prompt, each in zip(prompts, limits, strict=True)]
+    limits, expected = drawn_alone(pair, prompts, n_new, temperature, seed)
     engine = small_engine(pair[0], small, k, max_batch_size=n_slots)
     assert tokens_of(engine.generate(prompts, limits)) == expected
     assert is_empty(engine)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tiny_engines import (
     Pair,
     accepted_counts,
+    drawn_alone,
     engine_config,
     is_empty,
     new_tokens,
@@ -60,10 +61,7 @@ def test_any_batch_gives_plain_decodings_tokens_and_counts_what_was_proposed(
     pair: Pair, method: str, k: int, lengths: list[int], n_slots: int, n_new: int, temperature: float, seed: int
 ) -> None:
     prompts = random_prompts(lengths, seed=seed)
-    draws = [{"temperature": temperature, "seed": seed + i} if temperature else {} for i in range(len(prompts))]
-    limits = [new_tokens(n_new, **each) for each in draws]
-    alone = tiny_engine(pair, None, max_batch_size=1)
-    expected = [tokens_of(alone.generate([prompt], each))[0] for prompt, each in zip(prompts, limits, strict=True)]
+    limits, expected = drawn_alone(pair, prompts, n_new, temperature, seed)
     engine = lookup_engine(pair, method, k, max_batch_size=n_slots)
     responses = engine.generate(prompts, limits)
     assert tokens_of(responses) == expected
