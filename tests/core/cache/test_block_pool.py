@@ -121,7 +121,7 @@ def run_operations(n: int, seed: int, n_blocks: int) -> None:
     for i in range(n):
         operation, holders = draw.random(), list(ledger.holders)
         if operation < 0.25 or not holders:
-            ledger.take(draw.randint(0, n_blocks // 3))
+            ledger.take(draw.randint(0, max(1, n_blocks // 3)))
         elif operation < 0.45:
             ledger.grow(draw.choice(holders), draw.randint(1, 2))
         elif operation < 0.6:
