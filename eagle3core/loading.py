@@ -72,8 +72,12 @@ class Reading:
         return self.dtype.itemsize * sum(torch.Size(shape).numel() for shape in shapes)
 
 
-def device_sizes(config: EngineConfig, *, drafts: bool, kernels: bool) -> DeviceSizes:
-    """What the state is made for; `kernels` read a chunk in spans, plain torch as a whole."""
+def device_sizes(config: EngineConfig, *, drafts: bool, kernels: bool, n_blocks: int | None = None) -> DeviceSizes:
+    """What the state is made for; `kernels` read a chunk in spans, plain torch as a whole.
+
+    Args:
+        n_blocks: of the cache, as planned; None: every slot's longest session.
+    """
     spec = config.speculative_config if drafts else None
     return DeviceSizes(
         n_slots=config.max_batch_size,
@@ -84,6 +88,7 @@ def device_sizes(config: EngineConfig, *, drafts: bool, kernels: bool) -> Device
         span=SPAN if kernels else config.prefill_chunk,
         block=config.block_size,
         keeps_ranks=config.collect_draft_ranks and drafts,
+        pool=n_blocks,
     )
 
 
@@ -95,9 +100,15 @@ def tree_of(spec: SpeculativeConfig) -> FlatTree | GrownTree:
     return GrownTree(spec.top_k, spec.depth, spec.n_nodes, scores)
 
 
-def new_runner(target: PackedTarget, draft: PackedDraft | None, config: EngineConfig) -> DeviceRunner:
-    """The runner of models on their device: captured graphs of kernels for packed ones, plain torch for others."""
-    sizes = device_sizes(config, drafts=draft is not None, kernels=target.is_packed)
+def new_runner(
+    target: PackedTarget, draft: PackedDraft | None, config: EngineConfig, n_blocks: int | None = None
+) -> DeviceRunner:
+    """The runner of models on their device: captured graphs of kernels for packed ones, plain torch for others.
+
+    Args:
+        n_blocks: as in `device_sizes`.
+    """
+    sizes = device_sizes(config, drafts=draft is not None, kernels=target.is_packed, n_blocks=n_blocks)
     if not target.is_packed:
         return DeviceRunner(target, draft, sizes, arch=None, replayer=EagerReplayer())
     device = target.device

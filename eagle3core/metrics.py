@@ -135,10 +135,12 @@ class RequestMetrics:
     Attributes:
         spec_info: counters; None without a speculative step, never made up (docs/requirements.md R-122).
         steps: every verify step in order; empty when metrics are off.
+        num_put_back: how often the request had to wait again, since blocks of the cache ran out.
     """
 
     spec_info: SpecInfo | None = None
     steps: tuple[StepRecord, ...] = ()
+    num_put_back: int = 0
 
 
 class HasMetrics(Protocol):

@@ -67,7 +67,7 @@ def without_errors(responses: Sequence[Response]) -> list[Response]:
 @dataclass(eq=False)
 class Request:
     """A prompt, what it has generated so far, and the steps that did it; `slot` is where it lies while it runs, and
-    `sampling` how its tokens are drawn, None for a greedy one."""
+    `sampling` how its tokens are drawn, None for a greedy one; `n_put_back` counts how often it had to wait again."""
 
     id: int
     prompt: list[int]
@@ -78,6 +78,7 @@ class Request:
     error: DecodeError | None = None
     slot: int = -1
     sampling: Sampling | None = None
+    n_put_back: int = 0
 
     def take(self, tokens: Sequence[int]) -> int:
         """Add `tokens` up to the one that ends the request; how many were added."""
@@ -122,7 +123,7 @@ class Request:
             token_ids=self.token_ids,
             n_prompt_tokens=len(self.prompt),
             finish_reason=self.finish_reason,
-            req_metrics=RequestMetrics(spec_info_from_steps(self.steps, depth), tuple(self.steps)),
+            req_metrics=RequestMetrics(spec_info_from_steps(self.steps, depth), tuple(self.steps), self.n_put_back),
             error=self.error,
             seed=self.sampling.seed if self.sampling is not None else None,
         )

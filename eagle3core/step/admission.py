@@ -15,6 +15,9 @@ class SlotRequest:
     Attributes:
         id: whose rows these will be, 0..2^31 - 1. prompt: its tokens. budget: tokens it may get.
         ends: tokens that end it. sampling: how its tokens are drawn; None for a greedy one.
+        blocks: where the rows of prompt and first step go, in order; None: the slot's own (`tables.own_blocks`).
+        n_cached: tokens of the prompt whose rows lie in the first of `blocks` already: whole blocks, and not the last
+            token.
     """
 
     id: int
@@ -22,15 +25,18 @@ class SlotRequest:
     budget: int
     ends: tuple[int, ...]
     sampling: Sampling | None = None
+    blocks: Sequence[int] | None = None
+    n_cached: int = 0
 
 
 @dataclass
 class Reading:
-    """How far the prompt under reading has been read: `n_read` of `n_chunks` chunks, of `n_prompt` tokens; and whether
-    its request `draws` its tokens."""
+    """How far the prompt under reading has been read: `n_read` of `n_chunks` chunks, of `n_prompt` tokens without the
+    `n_cached` first; and whether its request `draws` its tokens."""
 
     n_chunks: int
     n_prompt: int
+    n_cached: int = 0
     n_read: int = 0
     draws: bool = False
 

@@ -35,6 +35,7 @@ from eagle3core.step.replay import Enqueue, Replayer, Staged
 from eagle3core.step.results import ResultQueue, Sent
 from eagle3core.step.sizes import DeviceSizes, StateShape, buckets, chunk_rows
 from eagle3core.step.state import DeviceState, new_device_state
+from eagle3core.step.tables import BlockTables
 from eagle3core.trace import Trace
 from eagle3core.weights.packed import PackedDraft, PackedTarget
 
@@ -88,6 +89,7 @@ class DeviceRunner:
         n_slots: sequences at once. depth: drafts on the longest path. n_drafts: drafts of a step.
         chunks: programs that read a chunk of a prompt, by its rows; largest last.
         gemms: the matrix products of all programs; none where no kernels run.
+        tables: which blocks the slots' rows lie in.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class DeviceRunner:
         self.n_behind = n_behind if n_behind is not None else int(target.device.type == "cuda")
         shape = StateShape(target.geometry, draft.geometry if draft else None, target.dtype, target.device)
         self.state: DeviceState = new_device_state(arch, shape, sizes, order)
+        self.tables = BlockTables(self.state)
         n_bytes = workspace_bytes(sizes.most_rows, shape.most_columns)
         self.emit = Emitter(arch, order, workspace(target.device, n_bytes) if arch is not None else None)
         self.programs = {batch: step_program(self.emit, target, draft, self.state, batch) for batch in buckets(sizes)}
@@ -128,6 +131,11 @@ class DeviceRunner:
     def all_programs(self) -> tuple[Program, ...]:
         """Every program: chunks of a prompt, its end, steps."""
         return (*self.chunks.values(), self.finish, *self.programs.values())
+
+    @property
+    def n_under_way(self) -> int:
+        """Results of admissions and steps that have not been collected."""
+        return len(self._results)
 
     def prepare(self) -> None:
         """Capture every program now, so that no step has to."""
@@ -157,12 +165,14 @@ class DeviceRunner:
         state, n_prompt = self.state, len(request.prompt)
         numbers = [slot, n_prompt, request.budget, 0, request.id, *request.ends[:MOST_ENDS]]
         numbers += [-1] * (N_REQUEST + MOST_ENDS - len(numbers))
-        self._clear(slot)
+        blocks = self.tables.own_blocks(slot) if request.blocks is None else request.blocks
+        self.tables.assign(slot, blocks, request.n_cached // self.sizes.block)
         state.request.copy_(torch.tensor(numbers, dtype=torch.int32))
         state.prompt[:n_prompt].copy_(torch.tensor(list(request.prompt), dtype=torch.int32))
         set_draws(state.draws, slot, request.sampling)
         draws = request.sampling is not None
-        return Reading(n_chunks=-(-n_prompt // self.sizes.chunk), n_prompt=n_prompt, draws=draws)
+        n_chunks = -(-(n_prompt - request.n_cached) // self.sizes.chunk)
+        return Reading(n_chunks, n_prompt, request.n_cached, draws=draws)
 
     def read_on(self, reading: Reading, trace: Trace) -> int:
         """Read the next chunk; with the last one sample the first token, and the slot takes part from the next step on.
@@ -172,9 +182,10 @@ class DeviceRunner:
         Returns:
             rows of the chunk, padding included.
         """
-        state, chunk, i = self.state, self.sizes.chunk, reading.n_read
-        state.start.copy_(state.starts[i : i + 1])
-        left = reading.n_prompt - i * chunk
+        chunk = self.sizes.chunk
+        start = reading.n_cached + reading.n_read * chunk
+        self.state.start.fill_(start)
+        left = reading.n_prompt - start
         rows = min((rows for rows in self.chunks if rows >= left), default=chunk)
         self._run(self.chunks[rows], trace)
         reading.n_read += 1
@@ -226,13 +237,6 @@ class DeviceRunner:
         self._results.forget()
         self.state.state[RUNNING].zero_()
         self.state.turn.zero_()  # where the host's count begins again; half a step may have moved it
-
-    def _clear(self, slot: int) -> None:
-        """Zero a slot's cache: attention gives hidden rows weight 0, and 0 times an infinity left there is not 0."""
-        state, entries = self.state, self.sizes.entries
-        pages = [(state.k, 1), (state.v, 1), *(((state.draft.k, 0), (state.draft.v, 0)) if state.draft else ())]
-        for cache, axis in pages:
-            cache.narrow(axis, slot * entries, entries).zero_()
 
     def _batch_of(self, n_running: int) -> int:
         return next(n for n in self.programs if n >= n_running)

@@ -1,8 +1,8 @@
 """State of running sequences on the device: one set of tensors with fixed addresses, allocated once.
 
-Integers are int32, a slot's numbers in the table of `kernels.slots.slot_state`. Blocks of
-the pool are assigned to slots once and for all (the pool holds every slot's most, docs/requirements.md R-64), so one
-table serves target and draft, and a rewind is a shorter length. Source: docs/requirements.md R-25, R-47..R-49, R-53.
+Integers are int32, a slot's numbers in the table of `kernels.slots.slot_state`. A block of the cache has rows of the
+target and rows of the draft, so one table serves both; which blocks a slot has, `step.tables` writes. A rewind is a
+shorter length. Source: docs/requirements.md R-25, R-47..R-49, R-53.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class DeviceState:
         captured: a `[step_rows + n_slots, E]` for each tap: a step's rows, then the seeds.
         chunk_captured: a `[chunk, E]` for each tap.
         act, head: of the target. step, draft: scratch. draws: how each slot's tokens are drawn.
-        request, prompt, start, starts: what prefill works on; `starts` holds every chunk's first token.
+        request, prompt, start: what prefill works on; `start` is the chunk's first token.
         chunk: rows of the chunk in work.
         first: `[1]` first token.
         turn: `[1]` newest of `results: [RESULT_BLOCKS, S, W]`, for kernels in the host's memory: see `ResultQueue`.
@@ -100,7 +100,6 @@ class DeviceState:
     request: Tensor
     prompt: Tensor
     start: Tensor
-    starts: Tensor
     chunk: ChunkRows
     first: Tensor
     turn: Tensor
@@ -157,8 +156,7 @@ def new_device_state(
     def rows(n: int, width: int) -> Tensor:
         return torch.zeros(n, width, dtype=dtype, device=device)
 
-    n_blocks = slots * sizes.entries
-    k, v = (_pages(target.block, target.n_layers, n_blocks, sizes.block, dtype, device) for _ in "kv")
+    k, v = (_pages(target.block, target.n_layers, sizes.n_blocks, sizes.block, dtype, device) for _ in "kv")
     state = integers(N_FIELDS, slots)
     state[LIMIT] = sizes.entries * sizes.block
     return DeviceState(
@@ -167,7 +165,7 @@ def new_device_state(
         ends=integers(slots, MOST_ENDS, fill=-1),
         pending_tokens=integers(slots, pending),
         pending_rows=integers(slots, pending),
-        tables=torch.arange(n_blocks, dtype=torch.int32, device=device).view(slots, sizes.entries),
+        tables=integers(slots, sizes.entries, fill=-1),
         k=k,
         v=v,
         captured=tuple(rows(sizes.step_rows + slots, hidden) for _ in range(shape.n_taps)),
@@ -183,7 +181,6 @@ def new_device_state(
         request=integers(N_REQUEST + MOST_ENDS, fill=-1),
         prompt=integers(blocks_for(sizes.session_len + 1, sizes.chunk) * sizes.chunk),
         start=integers(1),
-        starts=torch.arange(0, sizes.session_len + sizes.chunk, sizes.chunk, dtype=torch.int32, device=device),
         chunk=new_chunk_rows(sizes.chunk, spans, sizes.entries, device),
         first=integers(1),
         turn=integers(1),
@@ -246,7 +243,7 @@ def _draft_tensors(
 
     vocabulary, levels = _padded(draft.draft_vocab_size), sizes.path_len - 1
     keeps_logits = sizes.keeps_ranks and sizes.grown is None
-    k, v = (_pages(block, 1, slots * sizes.entries, sizes.block, dtype, device)[0] for _ in "kv")
+    k, v = (_pages(block, 1, sizes.n_blocks, sizes.block, dtype, device)[0] for _ in "kv")
     return DraftTensors(
         act=act, head=new_head_rows(slots * sizes.beam, vocabulary, dtype, device), k=k, v=v,
         taps=rows(n, shape.n_taps * draft.target_hidden_size), hidden=rows(n, width),

@@ -82,6 +82,18 @@ def device_engine(
     return Engine(runner.target, runner.draft, config, trace=trace, runner=runner, tokenizer=tokenizer)
 
 
+def without_blocks(runner: DeviceRunner, slot: int, at: int) -> None:
+    """Let whatever is read into `slot` lose its cache blocks from number `at` on."""
+    assign = runner.tables.assign
+
+    def assigned(to: int, *given: Any) -> None:
+        assign(to, *given)
+        if to == slot:
+            runner.state.tables[slot, at:] = -1
+
+    runner.tables.assign = assigned  # type: ignore[method-assign]
+
+
 def engine_by_meaning(pair: Pair, k: int | None, **changes: Any) -> Engine:
     """An engine for sessions of 256 tokens, every launch computed by its reference."""
     return device_engine(pair, k, BY_MEANING, **{"session_len": 256, **changes})
