@@ -66,8 +66,13 @@ def without_errors(responses: Sequence[Response]) -> list[Response]:
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, what it has generated so far, and the steps that did it; `slot` is where it lies while it runs, and
-    `sampling` how its tokens are drawn, None for a greedy one; `n_put_back` counts how often it had to wait again."""
+    """A prompt, what it has generated so far, and the steps that did it.
+
+    Attributes:
+        slot: where it lies while it runs. sampling: how its tokens are drawn; None for a greedy one.
+        n_put_back: how often it had to wait again. n_cached: tokens of its prompt that had been read for others.
+        names: of its full cache blocks (`cache.names`).
+    """
 
     id: int
     prompt: list[int]
@@ -79,6 +84,8 @@ class Request:
     slot: int = -1
     sampling: Sampling | None = None
     n_put_back: int = 0
+    n_cached: int = 0
+    names: list[bytes] = field(default_factory=list)
 
     def take(self, tokens: Sequence[int]) -> int:
         """Add `tokens` up to the one that ends the request; how many were added."""
@@ -123,7 +130,9 @@ class Request:
             token_ids=self.token_ids,
             n_prompt_tokens=len(self.prompt),
             finish_reason=self.finish_reason,
-            req_metrics=RequestMetrics(spec_info_from_steps(self.steps, depth), tuple(self.steps), self.n_put_back),
+            req_metrics=RequestMetrics(
+                spec_info_from_steps(self.steps, depth), tuple(self.steps), self.n_put_back, self.n_cached
+            ),
             error=self.error,
             seed=self.sampling.seed if self.sampling is not None else None,
         )

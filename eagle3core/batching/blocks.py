@@ -3,7 +3,11 @@
 A request gets blocks for its prompt and a step's rows as its prompt is begun, more as it grows, and gives them back at
 its end, or when it is put back because they ran out. On a GPU the host knows lengths a step late, so it counts with the
 longest that the steps under way can make them; what they did not is given back where blocks are short.
-Source: Kwon et al., arXiv 2309.06180, section 4.5; docs/requirements.md R-64, R-65, R-67, R-68.
+
+With a prefix cache a request begins with the blocks of others whose text its own begins with, and only reads them:
+whatever is written for it lies at or behind the last token of what it reads, and a block is shared only where that
+token is not in it. A block is named, for others to find, once both models' rows in it are final.
+Source: Kwon et al., arXiv 2309.06180, sections 4.4 and 4.5; docs/requirements.md R-64, R-65, R-67..R-69.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from eagle3core.batching import step_log
-from eagle3core.cache import BlockPool
+from eagle3core.cache import BlockPool, extend_names
 from eagle3core.errors import ConfigError, InvariantViolated
 from eagle3core.request import Request
 from eagle3core.step.run import DeviceRunner
@@ -25,13 +29,19 @@ class Holding:
 
     Attributes:
         n_known: tokens in the target's cache before the step number `as_of`; later steps may have added to them.
+        n_final: tokens of these whose rows no step writes any more, of the draft neither.
+        is_sound: no step has reported a fault.
         blocks: in the order of its tokens. n_room: most tokens in the cache before a step whose rows they hold.
+        n_named: of the blocks, the first that were named or found by name.
     """
 
     n_known: int
     as_of: int = 0
+    n_final: int = 0
+    is_sound: bool = True
     blocks: list[int] = field(default_factory=list)
     n_room: int = 0
+    n_named: int = 0
 
 
 @dataclass
@@ -42,28 +52,31 @@ class CacheCounts:
         n_taken, n_given_back: blocks that requests took and gave back.
         n_rewound: of those given back, the ones held for drafts that were not accepted.
         n_put_back: requests that were put back because blocks ran out.
+        n_found_tokens: tokens that were not read, since their blocks were found.
     """
 
     n_taken: int = 0
     n_given_back: int = 0
     n_rewound: int = 0
     n_put_back: int = 0
+    n_found_tokens: int = 0
 
 
 class CacheBlocks:
     """The account of blocks by request id.
 
     Args:
-        runner: whose tables are written.
+        runner: whose tables are written. keeps: whether full blocks are kept for others to find.
 
     Attributes:
         pool: who holds which block. counts: what happened so far.
     """
 
-    def __init__(self, runner: DeviceRunner) -> None:
+    def __init__(self, runner: DeviceRunner, *, keeps: bool) -> None:
         self._tables, self._sizes = runner.tables, runner.sizes
         self.pool, self.counts = BlockPool(runner.sizes.n_blocks), CacheCounts()
-        self._path_len = runner.sizes.path_len
+        self._path_len, self._keeps = runner.sizes.path_len, keeps
+        self._ahead = int(runner.draft is not None)  # a draft's row is made of the next token as well
         self._held: dict[int, Holding] = {}
 
     def check_fits(self, index: int, request: Request) -> None:
@@ -87,8 +100,9 @@ class CacheBlocks:
         Raises:
             InvariantViolated: it may not, and there is nobody to wait for.
         """
-        n_wanted = self._blocks_for(self._first_rows(request))
-        if n_wanted + n_running <= self.pool.n_available:
+        found = self._found(request)
+        n_wanted = self._blocks_for(self._first_rows(request)) - len(found)
+        if n_wanted + n_running <= self.pool.n_takeable(found):
             return True
         if not self._held:
             raise InvariantViolated(
@@ -98,23 +112,38 @@ class CacheBlocks:
             )
         return False
 
-    def begin(self, request: Request) -> list[int]:
-        """Blocks for the request's tokens so far and a step; there is room for them."""
-        taken = self._take(request, self._blocks_for(self._first_rows(request)))
+    def begin(self, request: Request) -> tuple[list[int], int]:
+        """Blocks for the request's tokens so far and a step, and how many of these tokens need not be read.
+
+        There is room for them.
+        """
+        found = self._found(request)
+        self.pool.share(found)
+        taken = self._take(request, self._blocks_for(self._first_rows(request)) - len(found))
         assert taken is not None, "a request is begun only where there is room"
-        self._held[request.id] = held = Holding(_n_tokens(request))
-        self._hold(held, taken)
-        return taken
+        self._held[request.id] = held = Holding(_n_tokens(request), n_named=len(found))
+        self._hold(held, [*found, *taken])
+        n_cached = len(found) * self._sizes.block
+        self.counts.n_taken += len(found)
+        self.counts.n_found_tokens += n_cached
+        if not request.n_put_back:
+            request.n_cached = n_cached
+        return held.blocks, n_cached
 
     def runs(self, request: Request, step: int) -> None:
-        """Note that the request takes part in steps from the number `step` on."""
-        self._held[request.id].as_of = step
-
-    def committed(self, request: Request, step: int, n: int) -> None:
-        """Note that the step of that number added `n` tokens to the request's cache."""
+        """Note that all tokens of the request have been read, and that it takes part in steps from that number on."""
         held = self._held[request.id]
+        held.as_of, held.n_final = step, held.n_known - 1  # the draft's row of the last token is yet to come
+        self._name(request, held)
+
+    def committed(self, request: Request, step: int, n: int, *, is_sound: bool) -> None:
+        """Note that the step of that number added `n` tokens to the request's cache, with a fault or without."""
+        held = self._held[request.id]
+        # The step's first pass gave the draft its rows of what was there; those of the new tokens come with the next.
+        held.n_final = held.n_known
         held.n_known += n
         held.as_of = step + 1
+        held.is_sound &= is_sound
 
     def grow(self, request: Request, step: int) -> bool:
         """Hold what the step of that number may write; False, and nothing changed, where there are too few blocks."""
@@ -145,12 +174,37 @@ class CacheBlocks:
 
     def release(self, request: Request) -> None:
         """Give back all that a request holds; its slot takes part in nothing that is enqueued from now on."""
-        self._give_back(request, self._held.pop(request.id).blocks)
+        held = self._held.pop(request.id)
+        if held.is_sound and request.error is None:
+            self._name(request, held)
+        self._give_back(request, held.blocks)
 
     def forget(self) -> None:
         """Nobody holds anything, and what is in the blocks means nothing."""
         self._held.clear()
         self.pool = BlockPool(self.pool.n_blocks)
+
+    def _found(self, request: Request) -> list[int]:
+        """Blocks that hold what the request begins with, without its last token, which is read in any case."""
+        if not self._keeps:
+            return []
+        return self.pool.find(self._names_of(request)[: (_n_tokens(request) - 1) // self._sizes.block])
+
+    def _name(self, request: Request, held: Holding) -> None:
+        """Name the request's blocks whose rows are final."""
+        if not self._keeps:
+            return
+        n_final = held.n_final // self._sizes.block
+        for i in range(held.n_named, n_final):
+            self.pool.name(held.blocks[i], self._names_of(request)[i])
+        held.n_named = max(held.n_named, n_final)
+
+    def _names_of(self, request: Request) -> list[bytes]:
+        """Names of all blocks that the request's tokens so far complete."""
+        block = self._sizes.block
+        if len(request.names) < (_n_tokens(request) - self._ahead) // block:
+            extend_names(request.names, [*request.prompt, *request.token_ids], block, self._ahead)
+        return request.names
 
     def _hold(self, held: Holding, blocks: list[int]) -> None:
         held.blocks, held.n_room = blocks, len(blocks) * self._sizes.block - self._sizes.in_flight

@@ -45,7 +45,7 @@ class Book:
 
     def __init__(self, runner: DeviceRunner, promises: performance_mode.Watch, config: EngineConfig) -> None:
         self.runner, self.promises, self.config = runner, promises, config
-        self.blocks = CacheBlocks(runner)
+        self.blocks = CacheBlocks(runner, keeps=config.prefix_cache)
         self.waiting: deque[Request] = deque()
         self.reading: Request | None = None
         self.running: dict[int, Request] = {}
@@ -174,8 +174,8 @@ class Book:
         request.slot = min(set(range(self.runner.n_slots)) - {other.slot for other in self.running.values()})
         tokens, stop = [*request.prompt, *request.token_ids], request.stop
         trace.tap("prompt_ids", torch.tensor([tokens]))
-        left, blocks = stop.limit - len(request.token_ids), self.blocks.begin(request)
-        wanted = SlotRequest(request.id, tokens, left, stop.end_tokens, request.sampling, blocks)
+        left, (blocks, n_cached) = stop.limit - len(request.token_ids), self.blocks.begin(request)
+        wanted = SlotRequest(request.id, tokens, left, stop.end_tokens, request.sampling, blocks, n_cached)
         self._progress = self.runner.begin(request.slot, wanted)
 
     def _decode(self, trace: Trace) -> None:
@@ -249,7 +249,7 @@ class Book:
             self.promises.row(row)
         start = len(request.token_ids)
         n_committed = request.take(row.tokens)
-        self.blocks.committed(request, number, n_committed)
+        self.blocks.committed(request, number, n_committed, is_sound=not row.fault)
         # Positions past a stop were drafted for text that does not exist, so they have no rank.
         ranks = None if row.ranks is None else row.ranks[:n_committed]
         cut = n_committed < row.n_accepted + 1
