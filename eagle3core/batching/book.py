@@ -3,8 +3,7 @@
 Result rows carry a request's id, and a row whose request has left the book was made before the host knew, so it is
 thrown away. A slot is where a request lies. One prompt is under reading at a time, first come first served; while
 others run it is read chunk by chunk, steps in between. What waits when nothing runs is read before the first step.
-Where blocks of the cache run out, the youngest request is put back to the front of the waiting line; its prompt and its
-tokens so far are read again later, and it goes on where it was.
+Where cache blocks run out, the youngest request waits again, before all others, and is read again with its tokens.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ class Book:
         return True
 
     def settle(self) -> None:
-        """With an empty book: read what is still under way, of requests that ended meanwhile, and end the run."""
+        """With an empty book: read what is under way, of requests that ended meanwhile, and end the run."""
         self.runner.collect(everything=True)
         if self._is_counting:
             self._is_counting = False
@@ -199,7 +198,8 @@ class Book:
             while request.id in self.running and not self.blocks.grow(request, number):
                 if self.runner.n_under_way:  # known lengths may be less than the longest, and some may have ended
                     self._collect(trace, everything=True)
-                    self.blocks.rewind(self.running.values(), number)
+                    with trace.span("EAGLE::KVCacheRewind"):
+                        self.blocks.rewind(self.running.values(), number)
                 else:
                     self._put_back(self.reading or next(reversed(self.running.values())))
 

@@ -15,7 +15,7 @@ class SlotRequest:
     Attributes:
         id: whose rows these will be, 0..2^31 - 1. prompt: its tokens. budget: tokens it may get.
         ends: tokens that end it. sampling: how its tokens are drawn; None for a greedy one.
-        blocks: where the rows of prompt and first step go, in order; None: the slot's own (`tables.own_blocks`).
+        blocks: where the rows of prompt and first step go, in order; None: the slot's own (`BlockTables.own_blocks`).
         n_cached: tokens of the prompt whose rows lie in the first of `blocks` already: whole blocks, and not the last
             token.
     """

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eagle3core.cache import BlockTables
 from eagle3core.kernels.gemm.launcher import workspace, workspace_bytes
 from eagle3core.kernels.slots.slot_state import (
     GOES_ON,
@@ -35,7 +36,6 @@ from eagle3core.step.replay import Enqueue, Replayer, Staged
 from eagle3core.step.results import ResultQueue, Sent
 from eagle3core.step.sizes import DeviceSizes, StateShape, buckets, chunk_rows
 from eagle3core.step.state import DeviceState, new_device_state
-from eagle3core.step.tables import BlockTables
 from eagle3core.trace import Trace
 from eagle3core.weights.packed import PackedDraft, PackedTarget
 
@@ -108,7 +108,7 @@ class DeviceRunner:
         self.n_behind = n_behind if n_behind is not None else int(target.device.type == "cuda")
         shape = StateShape(target.geometry, draft.geometry if draft else None, target.dtype, target.device)
         self.state: DeviceState = new_device_state(arch, shape, sizes, order)
-        self.tables = BlockTables(self.state)
+        self.tables = BlockTables(self.state.tables, self.state.pages)
         n_bytes = workspace_bytes(sizes.most_rows, shape.most_columns)
         self.emit = Emitter(arch, order, workspace(target.device, n_bytes) if arch is not None else None)
         self.programs = {batch: step_program(self.emit, target, draft, self.state, batch) for batch in buckets(sizes)}

@@ -1,7 +1,7 @@
 """State of running sequences on the device: one set of tensors with fixed addresses, allocated once.
 
 Integers are int32, a slot's numbers in the table of `kernels.slots.slot_state`. A block of the cache has rows of the
-target and rows of the draft, so one table serves both; which blocks a slot has, `step.tables` writes. A rewind is a
+target and rows of the draft, so one table serves both; which blocks a slot has, `cache.tables` writes. A rewind is a
 shorter length. Source: docs/requirements.md R-25, R-47..R-49, R-53.
 """
 
@@ -108,6 +108,11 @@ class DeviceState:
     last_sums: Tensor
     ranks: Tensor | None
 
+    @property
+    def pages(self) -> tuple[Tensor, ...]:
+        """Keys and values of the target, and of the draft where there is one."""
+        return (self.k, self.v, *((self.draft.k, self.draft.v) if self.draft else ()))
+
     def last_results(self) -> list[list[int]]:
         """Rows of the newest result block, after waiting for the device; dead rows are older ones' or start with -1."""
         rows: list[list[int]] = self.results[int(self.turn)].tolist()
@@ -121,8 +126,7 @@ class DeviceState:
 def state_bytes(arch: str | None, shape: StateShape, sizes: DeviceSizes) -> tuple[int, int]:
     """(bytes of both caches, bytes of everything else) of a state, counted without allocating it."""
     state = new_device_state(arch, replace(shape, device=torch.device("meta")), sizes)
-    caches = [state.k, state.v, *((state.draft.k, state.draft.v) if state.draft else ())]
-    cached = sum(tensor.nbytes for tensor in caches)
+    cached = sum(tensor.nbytes for tensor in state.pages)
     return cached, sum(tensor.nbytes for tensor in _tensors(state)) - cached
 
 

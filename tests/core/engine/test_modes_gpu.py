@@ -150,18 +150,19 @@ def test_requests_that_arrive_and_leave_at_any_step_get_what_they_get_alone(
 def test_requests_that_share_beginnings_in_a_small_cache_get_what_they_get_alone(
     prompts: list[list[int]], spec: SpeculativeConfig | None
 ) -> None:
-    """Texts of up to 400 tokens in blocks of 64, of which two and a half longest fit; the first has 128 in common."""
+    """Texts of up to 400 tokens in blocks of 64, of which two of the longest do not fit; all begin alike."""
+    limits = new_tokens(120, ignore_eos=True)
     common = [token for prompt in prompts for token in prompt][:128]
     texts = [[*common, *prompt] for prompt in prompts]
     plain = engine(None, max_batch_size=1)
-    expected = tokens_of(plain.generate(texts, new_tokens(N_TOKENS, ignore_eos=True)))
-    made, draw = engine(spec, prefix_cache=True, cache_blocks=18), random.Random(4)
+    expected = tokens_of(plain.generate(texts, limits))
+    made, draw = engine(spec, prefix_cache=True, cache_blocks=14), random.Random(4)
     asked: list[tuple[RequestHandle, int]] = []
     is_busy = True
     while is_busy or len(asked) < 80:
         for _ in range(min(draw.choice([0, 0, 1, 3]), 80 - len(asked))):
             which = draw.randrange(len(texts))
-            asked.append((made.add_request(texts[which], new_tokens(N_TOKENS, ignore_eos=True)), which))
+            asked.append((made.add_request(texts[which], limits), which))
         if asked and draw.random() < 0.02:
             made.cancel(draw.choice(asked[-8:])[0].id)
         is_busy = made.step()
@@ -181,7 +182,7 @@ def test_a_cached_beginning_changes_no_bit_of_the_logits(prompts: list[list[int]
 
 
 def test_growing_into_blocks_allocates_nothing_on_the_device(prompts: list[list[int]]) -> None:
-    made = engine(chain(3), prefix_cache=True, cache_blocks=18)
+    made = engine(chain(3), prefix_cache=True, cache_blocks=14)
     made.generate(prompts, new_tokens(N_TOKENS, ignore_eos=True))
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     made.generate([prompt[:40] for prompt in prompts[:2]], new_tokens(150, ignore_eos=True))

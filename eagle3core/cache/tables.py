@@ -11,22 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import torch
-
-from eagle3core.step.state import DeviceState
+from torch import Tensor
 
 
 class BlockTables:
-    """The tables of a state, and what is in its blocks as they are handed out.
+    """The tables of all slots, and what is in the blocks as they are handed out.
+
+    Args:
+        tables: `[S, M]` int32 block ids, -1 where a slot holds none.
+        pages: caches `[..., n_blocks, K, block, D]` of keys and of values, each of a model.
 
     Attributes:
-        n_blocks: of the cache. entries: most blocks of a slot.
+        n_blocks: of each cache. entries: most blocks of a slot.
     """
 
-    def __init__(self, state: DeviceState) -> None:
-        self.n_blocks, self.entries = state.sizes.n_blocks, state.sizes.entries
-        self._rows = state.tables.unbind(0)
-        self._pages = [(state.k, 1), (state.v, 1)]
-        self._pages += [(state.draft.k, 0), (state.draft.v, 0)] if state.draft else []
+    def __init__(self, tables: Tensor, pages: Sequence[Tensor]) -> None:
+        self.n_blocks, self.entries = pages[0].shape[-4], tables.shape[1]
+        self._rows, self._pages = tables.unbind(0), pages
         self._is_used = bytearray(self.n_blocks)  # those that were ever handed out: the others are zeros still
 
     def own_blocks(self, slot: int) -> range:
@@ -60,8 +61,8 @@ class BlockTables:
         0."""
         used = sorted(block for block in blocks if self._is_used[block])
         for first, n in _runs(used):
-            for cache, axis in self._pages:
-                cache.narrow(axis, first, n).zero_()
+            for cache in self._pages:
+                cache.narrow(-4, first, n).zero_()
         for block in blocks:
             self._is_used[block] = 1
 
