@@ -28,7 +28,6 @@ class BlockTables:
     def __init__(self, tables: Tensor, pages: Sequence[Tensor]) -> None:
         self.n_blocks, self.entries = pages[0].shape[-4], tables.shape[1]
         self._rows, self._pages = tables.unbind(0), pages
-        self._is_used = bytearray(self.n_blocks)  # those that were ever handed out: the others are zeros still
 
     def own_blocks(self, slot: int) -> range:
         """Blocks of a slot in a cache that has enough for every slot's longest session, shared with nobody."""
@@ -59,12 +58,9 @@ class BlockTables:
     def _clear(self, blocks: Sequence[int]) -> None:
         """Zeros where others' rows may lie: attention gives hidden rows weight 0, and 0 times their infinity is not
         0."""
-        used = sorted(block for block in blocks if self._is_used[block])
-        for first, n in _runs(used):
+        for first, n in _runs(sorted(blocks)):
             for cache in self._pages:
                 cache.narrow(-4, first, n).zero_()
-        for block in blocks:
-            self._is_used[block] = 1
 
 
 def _runs(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:

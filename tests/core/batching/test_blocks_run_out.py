@@ -148,11 +148,9 @@ def test_infinities_that_others_left_in_the_cache_reach_nobody(letters: Pair, al
     state, pool = engine.runner.state, engine.book.blocks.pool
     assert state.draft is not None
     handles = [engine.add_request(prompt, new_tokens(MOST_NEW)) for prompt in lettered_prompts()]
-    engine.generate([[1, 2, 3]] * 3, new_tokens(9))
     is_busy, draw = True, random.Random(0)
     while is_busy:
-        free = [block for block in range(pool.n_blocks) if not pool.n_holders(block)]
-        spoilt = torch.tensor([block for block in free if engine.runner.tables._is_used[block]], dtype=torch.int64)
+        spoilt = torch.tensor([block for block in range(pool.n_blocks) if not pool.n_holders(block)], dtype=torch.int64)
         value = draw.choice([torch.nan, torch.inf])
         for cache, axis in ((state.k, 1), (state.v, 1), (state.draft.k, 0), (state.draft.v, 0)):
             cache.index_fill_(axis, spoilt, value)
