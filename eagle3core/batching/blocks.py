@@ -32,7 +32,7 @@ class Holding:
         n_final: tokens of these whose rows no step writes any more, of the draft neither.
         is_sound: no step has reported a fault.
         blocks: in the order of its tokens. n_room: most tokens in the cache before a step whose rows they hold.
-        n_named: of the blocks, the first that were named or found by name.
+        n_named: of the blocks, the first that were named or found by name. n_most: blocks that it may come to hold.
     """
 
     n_known: int
@@ -42,6 +42,7 @@ class Holding:
     blocks: list[int] = field(default_factory=list)
     n_room: int = 0
     n_named: int = 0
+    n_most: int = 0
 
 
 @dataclass
@@ -94,15 +95,16 @@ class CacheBlocks:
                 "lower max_new_tokens, shorten the prompt, or raise cache_blocks or cache_max_entry_count",
             )
 
-    def has_room(self, request: Request, n_running: int) -> bool:
-        """Whether a request that waits may be begun beside `n_running` others, each of which may then grow by a block.
+    def has_room(self, request: Request) -> bool:
+        """Whether a request that waits may be begun, and each of the others that may need a block more could take it.
 
         Raises:
             InvariantViolated: it may not, and there is nobody to wait for.
         """
         found = self._found(request)
         n_wanted = self._blocks_for(self._first_rows(request)) - len(found)
-        if n_wanted + n_running <= self.pool.n_takeable(found):
+        n_growing = sum(len(held.blocks) < held.n_most for held in self._held.values())
+        if n_wanted + n_growing <= self.pool.n_takeable(found):
             return True
         if not self._held:
             raise InvariantViolated(
@@ -121,7 +123,9 @@ class CacheBlocks:
         self.pool.share(found)
         taken = self._take(request, self._blocks_for(self._first_rows(request)) - len(found))
         assert taken is not None, "a request is begun only where there is room"
-        self._held[request.id] = held = Holding(_n_tokens(request), n_named=len(found))
+        self._held[request.id] = held = Holding(
+            _n_tokens(request), n_named=len(found), n_most=self._blocks_for(self._most_rows(request))
+        )
         self._hold(held, [*found, *taken])
         n_cached = len(found) * self._sizes.block
         self.counts.n_taken += len(found)

@@ -141,9 +141,8 @@ class Book:
 
     @property
     def _may_begin(self) -> bool:
-        n_running = len(self.running)
-        has_slot = bool(self.waiting) and n_running < self.runner.n_slots
-        return has_slot and self.blocks.has_room(self.waiting[0], n_running)
+        has_slot = bool(self.waiting) and len(self.running) < self.runner.n_slots
+        return has_slot and self.blocks.has_room(self.waiting[0])
 
     def _read_prompt(self, trace: Trace, pauses: Callable[[], bool]) -> None:
         if not self.running:

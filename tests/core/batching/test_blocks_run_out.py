@@ -80,6 +80,24 @@ def test_four_hundred_requests_through_a_small_cache_get_what_they_get_alone(
     assert engine.book.blocks.counts.n_put_back > 20
 
 
+@pytest.mark.parametrize("block", [4, 64])
+def test_a_cache_of_every_slots_longest_session_keeps_nobody_waiting(
+    letters: Pair, alone: list[list[int]], block: int
+) -> None:
+    engine = lettered_engine(letters, 3, 4, 1, block_size=block, prefill_chunk=64)
+    steps = engine.runner.enqueue
+    n_running: list[int] = []
+
+    def noted(n: int, *args: Any, **options: Any) -> None:
+        n_running.append(n)
+        steps(n, *args, **options)
+
+    engine.runner.enqueue = noted  # type: ignore[method-assign]
+    assert tokens_of(engine.generate(lettered_prompts(), new_tokens(MOST_NEW))) == alone
+    assert n_running[0] == 4, "all slots at once"
+    assert engine.book.blocks.counts.n_put_back == engine.book.blocks.counts.n_rewound == 0
+
+
 def test_the_youngest_waits_again_and_goes_on_before_those_that_came_later(pair: Pair) -> None:
     """Three requests that grow to 12 blocks each through a cache of 22."""
     prompts = random_prompts([5, 5, 5])
