@@ -16,12 +16,12 @@ INSTALL = $(PYTHON) tools/install.py --venv $(VENV) --hashes $(HASHES) $(if $(AL
 export OMP_NUM_THREADS := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install lab test test-slow test-gpu lint jupyter clean
+.PHONY: install lab test test-slow test-exhaustive test-gpu lint jupyter clean
 
 install: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml constraints.txt hashes.txt tools/install.py
-	$(INSTALL) --extras dev,compile -- $(PIP_ARGS)
+	$(INSTALL) --extras dev,compile,serve -- $(PIP_ARGS)
 	touch $@
 
 lab: install
@@ -36,14 +36,17 @@ test: lint
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=15 -m "not slow and not gpu"
 
 test-slow: install
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 -m "slow and not gpu"
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 -m "slow and not exhaustive and not gpu"
+
+test-exhaustive: install
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 -m "exhaustive and not gpu"
 
 test-gpu: install
 	$(BIN)/pytest -m gpu
 
 # Copies, in a folder that git ignores: JupyterLab writes outputs into what it opens.
 jupyter: install
-	$(INSTALL) --extras dev,compile,jupyter -- $(PIP_ARGS)
+	$(INSTALL) --extras dev,compile,serve,jupyter -- $(PIP_ARGS)
 	$(BIN)/eagle3lab notebooks --copy $(NOTEBOOKS)
 	$(BIN)/jupyter lab $(NOTEBOOKS)
 

@@ -6,7 +6,7 @@ Engine.stream, Pipeline.stream, AsyncEngine(engine).stream -> tokens or text as 
 """
 
 from eagle3core.alignment import check_engine_spec_alignment, to_engine_spec_dict, validate_eagle_runtime_config
-from eagle3core.async_engine import AsyncEngine
+from eagle3core.async_engine import AsyncEngine, AsyncTextStream
 from eagle3core.batching import TextStream, TokenStream
 from eagle3core.config import EngineConfig, GenerationConfig
 from eagle3core.engine import Engine
@@ -24,9 +24,11 @@ from eagle3core.metrics import EagleMetricsSummary, RequestMetrics, SpecInfo, Sp
 from eagle3core.pipeline import Pipeline, pipeline
 from eagle3core.request import RequestHandle, Response
 from eagle3core.speculative import SpeculativeConfig
+from eagle3core.step.outcome import TokenLogprob
 
 __all__ = [
     "AsyncEngine",
+    "AsyncTextStream",
     "BackendUnavailable",
     "CheckpointError",
     "ConfigError",
@@ -48,6 +50,7 @@ __all__ = [
     "SpeculativeDecodingStats",
     "StepRecord",
     "TextStream",
+    "TokenLogprob",
     "TokenStream",
     "check_engine_spec_alignment",
     "pipeline",

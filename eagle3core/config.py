@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from eagle3core.checks import require_choice, require_count, require_flag, require_ids
+from eagle3core.checks import is_count, require_choice, require_count, require_flag, require_ids
 from eagle3core.errors import ConfigError, shown
 from eagle3core.sampling import Sampling, check_sampling, sampling_of
 from eagle3core.speculative import SpeculativeConfig
 
+MOST_LOGPROBS = 20  # likeliest tokens of a place that may be asked for, as OpenAI has it
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 Mode = Literal["off", "single-token", "multi-token"]
 
@@ -85,6 +86,8 @@ class GenerationConfig:
             settings below say from what part of it (`sampling.Sampling`).
         top_k, top_p, min_p, posterior_threshold: tokens that are left out; by default none.
         seed: of the draws; None takes one by chance, which the response then names.
+        logprobs: True keeps every token's log-probability under the target, before temperature; a number also those of
+            so many likeliest tokens of its place (`Response.logprobs`).
     """
 
     max_new_tokens: int = 128
@@ -97,6 +100,7 @@ class GenerationConfig:
     min_p: float = 0.0
     posterior_threshold: float = 0.0
     seed: int | None = None
+    logprobs: bool | int = False
 
     def __post_init__(self) -> None:
         for name in ("stop_token_ids", "stop_words"):
@@ -107,6 +111,9 @@ class GenerationConfig:
         require_ids("stop_token_ids", self.stop_token_ids, "token ids")
         require_count("max_new_tokens", self.max_new_tokens)
         require_flag("ignore_eos", self.ignore_eos)
+        if not isinstance(self.logprobs, bool) and not (is_count(self.logprobs) and self.logprobs <= MOST_LOGPROBS):
+            allowed = f"True, False or an integer from 1 to {MOST_LOGPROBS}"
+            raise ConfigError(f"logprobs is {shown(self.logprobs)}", allowed, "set logprobs to one of them")
         check_sampling(*self._draws)
         for word in self.stop_words:
             if not isinstance(word, str) or not word:
@@ -115,6 +122,11 @@ class GenerationConfig:
     @property
     def _draws(self) -> tuple[float, int, float, float, float, int | None]:
         return self.temperature, self.top_k, self.top_p, self.min_p, self.posterior_threshold, self.seed
+
+    @property
+    def n_top(self) -> int | None:
+        """Likeliest tokens that are kept beside each token's log-probability; None where none of it is asked for."""
+        return None if self.logprobs is False else 0 if self.logprobs is True else self.logprobs
 
     def sampling(self) -> Sampling | None:
         """How a request draws its tokens, each call with a seed of its own where none is set; None for a greedy one."""
@@ -156,6 +168,12 @@ def validate_engine_config(config: EngineConfig) -> None:
             f"session_len is {config.session_len} with max_decoding_tokens {spec.decoding_tokens}",
             "session_len >= max_decoding_tokens",
             "raise session_len or lower num_speculative_tokens",
+        )
+    if spec is not None and spec.method != "eagle3" and config.collect_draft_ranks:
+        raise ConfigError(
+            f"collect_draft_ranks is on with method {spec.method!r}",
+            "ranks in the order of an EAGLE-3 head, method 'eagle3'",
+            "leave collect_draft_ranks out",
         )
 
 

@@ -35,7 +35,7 @@ from eagle3core.performance import mode as performance_mode
 from eagle3core.request import Request, RequestHandle, Response, Tokenizer, new_request, settings_for
 from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import Trace
-from eagle3core.weights.packed import PackedDraft, PackedTarget
+from eagle3core.weights.packed import Drafter, PackedDraft, PackedTarget
 
 log = logging.getLogger("eagle3core")
 
@@ -43,11 +43,11 @@ _MOST_IDS = 1 << 31  # ids travel as int32
 
 
 class Engine(Closing):
-    """Greedy decoding of many requests, with or without an EAGLE-3 draft.
+    """Decoding of many requests, with or without drafts.
 
     Args:
         target: the model whose output is reproduced.
-        draft: the head that proposes; left alone when the configuration asks for no speculation.
+        draft: the head that proposes, or a small model; left alone when the configuration asks for none.
         config: sizes and modes; nothing else changes the mode (docs/requirements.md R-03).
         trace: receives spans and taps; may be replaced between calls.
         tokenizer: for texts and stop words.
@@ -66,7 +66,7 @@ class Engine(Closing):
     def __init__(
         self,
         target: PackedTarget,
-        draft: PackedDraft | None,
+        draft: Drafter | None,
         config: EngineConfig,
         *,
         trace: Trace | None = None,
@@ -76,8 +76,10 @@ class Engine(Closing):
         memory_plan: MemoryPlan | None = None,
         runner: DeviceRunner | None = None,
     ) -> None:
-        draft = draft if config.speculative_config is not None else None
-        self.target, self.draft, self.config = target, draft, config
+        spec = config.speculative_config
+        draft = draft if spec is not None and not spec.is_lookup else None
+        self.target, self.config = target, config
+        self.draft = draft if isinstance(draft, PackedDraft) else None
         self.trace = trace or Trace()
         self.tokenizer = tokenizer
         self.backend = backend or backend_of(target, runner)
@@ -164,6 +166,15 @@ class Engine(Closing):
         self._add([request], "add_request")
         return RequestHandle(request, self.tokenizer, self.runner.depth)
 
+    def check_request(self, prompt: Sequence[int], generation: GenerationConfig) -> None:
+        """Refuse what `add_request` would refuse of a prompt and its settings; nothing is added, no turn waited for.
+
+        Raises:
+            ConfigError: as `generate`.
+        """
+        [limits] = settings_for([prompt], generation)
+        self._request(0, prompt, limits)
+
     def stream(self, prompt: Sequence[int], generation: GenerationConfig | None = None) -> TokenStream:
         """Tokens of a request as they come. Whoever iterates makes the rounds; other requests go on in them.
 
@@ -244,6 +255,12 @@ class Engine(Closing):
                 f"temperature is {generation.temperature} in performance mode",
                 "0: what performance mode promises is of greedy decoding",
                 f"leave temperature out, or unset {performance_mode.VARIABLE}",
+            )
+        if generation.n_top is not None and performance_mode.is_on():
+            raise ConfigError(
+                f"logprobs is {generation.logprobs} in performance mode",
+                "False: they are copied to the host in every step, which performance mode promises not to do",
+                f"leave logprobs out, or unset {performance_mode.VARIABLE}",
             )
         request = new_request(
             index, list(prompt), generation, next(self._ids) % _MOST_IDS, target=geometry, session_len=length,

@@ -93,3 +93,6 @@ class DraftGeometry:
     taps: tuple[int, ...]
     has_embedding: bool
     has_head: bool
+
+
+DrafterGeometry = DraftGeometry | TargetGeometry  # of a head, or of a small model that drafts

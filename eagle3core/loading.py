@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,21 +21,21 @@ from eagle3core.checkpoint.draft import DraftCheckpoint, draft_shapes
 from eagle3core.checkpoint.target import TargetCheckpoint, target_shapes
 from eagle3core.config import EngineConfig
 from eagle3core.errors import CheckpointError, ConfigError, KernelLimit
-from eagle3core.geometry import DraftGeometry, TargetGeometry
+from eagle3core.geometry import DrafterGeometry, TargetGeometry
 from eagle3core.kernels.card import DTYPES
 from eagle3core.kernels.launch import device_arch
-from eagle3core.speculative import SpeculativeConfig
+from eagle3core.speculative import DRAFT_TARGET, SpeculativeConfig
 from eagle3core.step.kernel_limits import why_plain_torch
 from eagle3core.step.replay import EagerReplayer, GraphReplayer
 from eagle3core.step.run import DeviceRunner
 from eagle3core.step.sizes import SPAN, DeviceSizes
 from eagle3core.step.tree import FlatTree, GrownTree, chain_tree
 from eagle3core.trees import beam_scores
-from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_checkpoints
+from eagle3core.weights.packed import Drafter, PackedDraft, PackedTarget, pack_checkpoints
 
 log = logging.getLogger("eagle3core")
 
-Models = tuple[PackedTarget, PackedDraft | None]
+Models = tuple[PackedTarget, Drafter | None]
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Reading:
     """
 
     target: TargetGeometry
-    draft: DraftGeometry | None
+    draft: DrafterGeometry | None
     dtype: torch.dtype
     backend: Backend
     build: Callable[[], Models]
@@ -67,9 +68,17 @@ class Reading:
     def weight_bytes(self) -> int:
         """Bytes of all weights on the device."""
         shapes = [shape for _, shape in target_shapes(self.target)]
-        if self.draft is not None:
+        if isinstance(self.draft, TargetGeometry):
+            shapes += [shape for _, shape in target_shapes(self.draft)]
+        elif self.draft is not None:
             shapes += [shape for _, shape in draft_shapes(self.draft)]
         return self.dtype.itemsize * sum(torch.Size(shape).numel() for shape in shapes)
+
+
+def steps_draft(config: EngineConfig, draft: object | None) -> bool:
+    """Whether steps draft: with a draft model if the settings ask for one, without where they look drafts up."""
+    spec = config.speculative_config
+    return spec is not None and (spec.is_lookup or draft is not None)
 
 
 def device_sizes(config: EngineConfig, *, drafts: bool, kernels: bool, n_blocks: int | None = None) -> DeviceSizes:
@@ -101,24 +110,23 @@ def tree_of(spec: SpeculativeConfig) -> FlatTree | GrownTree:
 
 
 def new_runner(
-    target: PackedTarget, draft: PackedDraft | None, config: EngineConfig, n_blocks: int | None = None
+    target: PackedTarget, draft: Drafter | None, config: EngineConfig, n_blocks: int | None = None
 ) -> DeviceRunner:
-    """The runner of models on their device: captured graphs of kernels for packed ones, plain torch for others.
-
-    Args:
-        n_blocks: as in `device_sizes`.
-    """
-    sizes = device_sizes(config, drafts=draft is not None, kernels=target.is_packed, n_blocks=n_blocks)
+    """The runner of models on their device, with `n_blocks` as in `device_sizes`: captured graphs of kernels for packed
+    ones, plain torch for others."""
+    sizes = device_sizes(config, drafts=steps_draft(config, draft), kernels=target.is_packed, n_blocks=n_blocks)
+    spec = config.speculative_config
+    n_behind = 0 if spec is not None and spec.is_lookup else None  # what is looked up begins with the newest tokens
     if not target.is_packed:
-        return DeviceRunner(target, draft, sizes, arch=None, replayer=EagerReplayer())
-    device = target.device
-    runner = DeviceRunner(target, draft, sizes, arch=device_arch(device), replayer=GraphReplayer(device))
+        return DeviceRunner(target, draft, sizes, arch=None, replayer=EagerReplayer(), n_behind=n_behind)
+    arch, replayer = device_arch(target.device), GraphReplayer(target.device)
+    runner = DeviceRunner(target, draft, sizes, arch=arch, replayer=replayer, n_behind=n_behind)
     runner.prepare()
     return runner
 
 
 def choose_path(
-    backend: Backend, target: TargetGeometry, draft: DraftGeometry | None, config: EngineConfig, dtype: torch.dtype
+    backend: Backend, target: TargetGeometry, draft: DrafterGeometry | None, config: EngineConfig, dtype: torch.dtype
 ) -> Backend:
     """The backend with what computes on it: the kernels wherever they can, else plain torch, and why."""
     if backend.device.type != "cuda":
@@ -173,19 +181,24 @@ def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
 
     def build() -> Models:
         packs = backend.path == "kernels"
-        return pack_checkpoints(target, draft, device=backend.device, block=config.block_size, packs=packs)
+        pack = partial(pack_checkpoints, device=backend.device, block=config.block_size, packs=packs)
+        if isinstance(draft, TargetCheckpoint):
+            return pack(target, None)[0], pack(draft, None)[0]
+        return pack(target, draft)
 
     return Reading(target.geometry, geometry, target.dtype, backend, build, speculation, free)
 
 
 def _read_draft(
     target: TargetCheckpoint, config: EngineConfig
-) -> tuple[DraftCheckpoint | None, SpeculationState | None]:
+) -> tuple[DraftCheckpoint | TargetCheckpoint | None, SpeculationState | None]:
     """The draft that the configuration names; when it cannot be loaded and the baseline may take over, the reason."""
     spec = config.speculative_config
-    if spec is None:
+    if spec is None or spec.is_lookup:
         return None, None
     try:
+        if spec.method == DRAFT_TARGET:
+            return load_target(str(spec.model), dtype=target.dtype), None
         checkpoint = load_draft(
             str(spec.model),
             target.geometry,
@@ -201,33 +214,37 @@ def _read_draft(
     return checkpoint, None
 
 
-def check_fit(target: PackedTarget, draft: PackedDraft | None, config: EngineConfig) -> None:
+def check_fit(target: PackedTarget, draft: Drafter | None, config: EngineConfig) -> None:
     """Refuse models that do not fit each other or the configuration.
 
     Raises:
         ConfigError: a session beyond the target's positions, a draft that reads other layers than the target captures
-            or has too few tokens for its tree, or weights packed for another block size.
+            or has too few tokens for its tree, a small model of another vocabulary or fewer positions, or weights
+            packed for another block size.
     """
+    if isinstance(draft, PackedTarget):
+        _check_small_fit(target, draft, config)
     limit = target.geometry.max_position_embeddings
     if config.session_len > limit:
         raise ConfigError(
             f"session_len is {config.session_len}", f"at most {limit}, the target's positions", f"set it to {limit}"
         )
-    if draft is not None and target.taps != draft.geometry.taps:
+    if isinstance(draft, PackedDraft) and target.taps != draft.geometry.taps:
         raise ConfigError(
             f"the target captures the inputs of layers {target.taps}, the draft reads {draft.geometry.taps}",
             "the same layers",
             f"read the target with taps={draft.geometry.taps}",
         )
     spec = config.speculative_config
-    if draft is not None and spec is not None and spec.top_k > draft.geometry.draft_vocab_size:
+    if isinstance(draft, PackedDraft) and spec is not None and spec.top_k > draft.geometry.draft_vocab_size:
         raise ConfigError(
             f"the tree takes {spec.top_k} candidates a node, the draft has {draft.geometry.draft_vocab_size} tokens",
             "as many candidates as the draft has tokens, or fewer",
             "lower dynamic_tree_max_top_k, or the ranks of the choices",
         )
     layers = [(f"layer {i} of the target", layer) for i, layer in enumerate(target.layers)]
-    layers += [("the draft", draft.layer)] if draft is not None else []
+    layers += [("the draft", draft.layer)] if isinstance(draft, PackedDraft) else []
+    layers += [("the draft", layer) for layer in draft.layers] if isinstance(draft, PackedTarget) else []
     for whose, layer in layers if target.is_packed else ():
         block = layer.qkv.epilogue.block
         if block != config.block_size:  # its kernels would write keys and values to other blocks than attention reads
@@ -238,7 +255,23 @@ def check_fit(target: PackedTarget, draft: PackedDraft | None, config: EngineCon
             )
 
 
-def speculation_from(config: EngineConfig, draft: PackedDraft | None) -> SpeculationState:
+def _check_small_fit(target: PackedTarget, small: PackedTarget, config: EngineConfig) -> None:
+    own, its = target.geometry, small.geometry
+    if its.vocab_size != own.vocab_size:
+        raise ConfigError(
+            f"the model that drafts has {its.vocab_size} tokens, the target {own.vocab_size}",
+            "one vocabulary, id by id",
+            "draft with a model of the target's own family, or by method='eagle3'",
+        )
+    if config.session_len > its.max_position_embeddings:
+        raise ConfigError(
+            f"session_len is {config.session_len}",
+            f"at most {its.max_position_embeddings}, the positions of the model that drafts",
+            f"set it to {its.max_position_embeddings}",
+        )
+
+
+def speculation_from(config: EngineConfig, draft: Drafter | None) -> SpeculationState:
     """What an engine over models that are given says of its drafts.
 
     Raises:
@@ -247,11 +280,17 @@ def speculation_from(config: EngineConfig, draft: PackedDraft | None) -> Specula
     spec = config.speculative_config
     if spec is None:
         return SpeculationState(False, "no speculative_config was given")
-    if draft is None:
+    if draft is None and not spec.is_lookup:
         raise ConfigError(
             "speculative_config was given without a draft model",
             "both, or neither",
             "use Engine.from_pretrained, or pass the draft",
+        )
+    if draft is not None and isinstance(draft, PackedTarget) != (spec.method == DRAFT_TARGET):
+        raise ConfigError(
+            f"method is {spec.method!r} with a {type(draft).__name__}",
+            f"a PackedDraft for 'eagle3', a PackedTarget for {DRAFT_TARGET!r}",
+            "set the method that the model is for",
         )
     what = f"{spec.depth} drafted tokens a step"
     if spec.tree_kind != "chain":

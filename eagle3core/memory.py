@@ -13,13 +13,13 @@ import torch
 from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig
 from eagle3core.errors import ConfigError
-from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
+from eagle3core.geometry import BlockGeometry, DrafterGeometry, TargetGeometry
 from eagle3core.kernels.gemm.launcher import workspace_bytes
 from eagle3core.kernels.launch import device_arch
-from eagle3core.loading import Reading, device_sizes
+from eagle3core.loading import Reading, device_sizes, steps_draft
 from eagle3core.step.sizes import StateShape, blocks_for
 from eagle3core.step.state import state_bytes
-from eagle3core.weights.packed import PackedDraft, PackedTarget
+from eagle3core.weights.packed import Drafter, PackedTarget
 
 GRAPH_BYTES = 80 << 20  # 76 MiB seen on an H200 for a first engine, up to 4 MiB for each further one (docs/log.md)
 
@@ -84,7 +84,7 @@ def plan_reading(reading: Reading, config: EngineConfig) -> MemoryPlan:
     )
 
 
-def plan_loaded(target: PackedTarget, draft: PackedDraft | None, config: EngineConfig, backend: Backend) -> MemoryPlan:
+def plan_loaded(target: PackedTarget, draft: Drafter | None, config: EngineConfig, backend: Backend) -> MemoryPlan:
     """The plan for models that are on the device already.
 
     Raises:
@@ -100,11 +100,11 @@ def plan_loaded(target: PackedTarget, draft: PackedDraft | None, config: EngineC
 
 
 def _scratch_bytes(
-    target: TargetGeometry, draft: DraftGeometry | None, config: EngineConfig, dtype: torch.dtype, backend: Backend
+    target: TargetGeometry, draft: DrafterGeometry | None, config: EngineConfig, dtype: torch.dtype, backend: Backend
 ) -> int:
     """What the state takes beside the caches, and for kernels the workspace of their GEMMs."""
     kernels = backend.path == "kernels"
-    sizes = device_sizes(config, drafts=draft is not None, kernels=kernels)
+    sizes = device_sizes(config, drafts=steps_draft(config, draft), kernels=kernels)
     arch = device_arch(backend.device) if kernels else None
     shape = StateShape(target, draft, dtype, backend.device)
     return state_bytes(arch, shape, sizes)[1] + (workspace_bytes(sizes.most_rows, shape.most_columns) if kernels else 0)
@@ -112,7 +112,7 @@ def _scratch_bytes(
 
 def plan_memory(
     target: TargetGeometry,
-    draft: DraftGeometry | None,
+    draft: DrafterGeometry | None,
     config: EngineConfig,
     backend: Backend,
     *,
@@ -142,10 +142,11 @@ def plan_memory(
             "use a smaller model, a smaller max_batch_size or prefill_chunk, or a device with more memory",
         )
     allowed = int(left * config.cache_max_entry_count)
-    spec = config.speculative_config if draft is not None else None
+    spec = config.speculative_config if steps_draft(config, draft) else None
     a_sequence = blocks_for(config.session_len + (spec.tokens_in_flight if spec else 1), config.block_size)
     target_block = _block_bytes(target.block, target.n_layers, config.block_size, dtype)
-    draft_block = _block_bytes(draft.block, 1, config.block_size, dtype) if draft else 0
+    n_drafting = draft.n_layers if isinstance(draft, TargetGeometry) else 1
+    draft_block = _block_bytes(draft.block, n_drafting, config.block_size, dtype) if draft else 0
     n_blocks = _pool_size(config, a_sequence, target_block + draft_block, allowed)
     return MemoryPlan(
         weight_bytes, n_blocks * target_block, n_blocks * draft_block, a_sequence, allowed, scratch_bytes, graphs,

@@ -13,6 +13,7 @@ from eagle3core.errors import ConfigError, DecodeError, shown
 from eagle3core.geometry import TargetGeometry
 from eagle3core.metrics import RequestMetrics, StepRecord, spec_info_from_steps
 from eagle3core.sampling import Sampling
+from eagle3core.step.outcome import TokenLogprob
 from eagle3core.stop import FinishReason, StopCriteria
 
 
@@ -37,6 +38,7 @@ class Response:
         error: why a request could not go on; `token_ids` are right up to there. None for every other end.
         seed: of a request whose tokens were drawn; with it the same request gives the same tokens. None for a greedy
             one.
+        logprobs: of every token, if asked for (`GenerationConfig.logprobs`).
     """
 
     text: str
@@ -46,6 +48,7 @@ class Response:
     req_metrics: RequestMetrics
     error: DecodeError | None = None
     seed: int | None = None
+    logprobs: list[TokenLogprob] | None = None
 
     def __repr__(self) -> str:
         """In a line: the beginning of the text, how many tokens, and why it ended."""
@@ -70,6 +73,7 @@ class Request:
 
     Attributes:
         slot: where it lies while it runs. sampling: how its tokens are drawn; None for a greedy one.
+        logprobs: of its tokens. n_top: likeliest tokens that it tells of each; None: it stays empty.
         n_put_back: how often it had to wait again. n_cached: tokens of its prompt that had been read for others.
         names: of its full cache blocks (`cache.names`).
     """
@@ -83,13 +87,17 @@ class Request:
     error: DecodeError | None = None
     slot: int = -1
     sampling: Sampling | None = None
+    n_top: int | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     n_put_back: int = 0
     n_cached: int = 0
     names: list[bytes] = field(default_factory=list)
 
-    def take(self, tokens: Sequence[int]) -> int:
-        """Add `tokens` up to the one that ends the request; how many were added."""
+    def take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> int:
+        """Add `tokens` up to the one that ends the request, and what is known of them; how many were added."""
         for n_taken, token in enumerate(tokens, start=1):
+            if self.n_top is not None and logprobs is not None:  # before its token: a reader sees tokens first
+                self.logprobs.append(logprobs[n_taken - 1].with_top(self.n_top))
             self.token_ids.append(token)
             self.finish_reason = self.stop.check(self.token_ids)
             if self.finish_reason is not None:
@@ -135,6 +143,7 @@ class Request:
             ),
             error=self.error,
             seed=self.sampling.seed if self.sampling is not None else None,
+            logprobs=self.logprobs if self.n_top is not None else None,
         )
 
 
@@ -163,6 +172,11 @@ class RequestHandle:
     def token_ids(self) -> list[int]:
         """Tokens so far."""
         return list(self.request.token_ids)
+
+    @property
+    def logprobs(self) -> list[TokenLogprob] | None:
+        """Log-probabilities so far, of these tokens and perhaps of one more; None where they were not asked for."""
+        return None if self.request.n_top is None else list(self.request.logprobs)
 
     @property
     def finish_reason(self) -> FinishReason | None:
@@ -247,7 +261,8 @@ def new_request(
     stop = StopCriteria(
         generation, target.eos_token_ids, session_len - len(prompt), lambda ids: detokenize(tokenizer, ids)
     )
-    return Request(request_id, [index_of(token) for token in prompt], stop, sampling=generation.sampling())
+    tokens = [index_of(token) for token in prompt]
+    return Request(request_id, tokens, stop, sampling=generation.sampling(), n_top=generation.n_top)
 
 
 def _is_token(token: object, n_vocab: int) -> bool:

@@ -13,12 +13,14 @@ from typing import Any, Literal
 
 from eagle3core.checks import is_count, require_count, require_flag, require_ids
 from eagle3core.errors import ConfigError, shown
+from eagle3core.lookup import LOOKUPS
 from eagle3core.trees import MAX_DEPTH, MAX_TOP_K, StaticTree, most_dynamic_nodes, read_choices
 from eagle3core.trees.choices import Choices
 from eagle3core.trees.tensorrt_llm import settings_of
 
-METHODS = ("eagle3",)
-LEGACY_METHODS = ("eagle", "draft_target", "ngram", "deepseek_mtp")
+METHODS = ("eagle3", DRAFT_TARGET := "draft_target", *LOOKUPS)
+LEGACY_METHODS = ("eagle", "deepseek_mtp")
+OF_A_HEAD = ("choices", "use_dynamic_tree", "capture_layers", "capture_convention")  # settings
 MAX_SPECULATIVE_TOKENS = MAX_DEPTH
 DYNAMIC_NODES = 60  # as the official code's default, where the levels score as many
 TreeKind = Literal["chain", "static", "dynamic"]
@@ -36,8 +38,9 @@ class SpeculativeConfig:
     """How drafts are made (docs/requirements.md R-01, R-07).
 
     Attributes:
-        method: drafting method; only "eagle3" is built.
-        model: directory of the draft checkpoint.
+        method: "eagle3", a trained head; "draft_target", a small model of the same vocabulary; or a look-up in the
+            request's own text (`lookup`): "ngram", by the newest tokens, or "suffix", by all that stood there before.
+        model: directory of the draft checkpoint, or of the small model; left out for a look-up.
         num_speculative_tokens: depth of the draft, 1..8: the longest path in drafts. Left out it is 3, with choices
             their depth; given beside choices it has to be their depth.
         max_path_len: longest root-to-leaf path, root included; default max(5, num_speculative_tokens + 1), of trees
@@ -121,6 +124,11 @@ class SpeculativeConfig:
         return self.num_speculative_tokens + 1 if self.static_tree is None else self.static_tree.n_nodes
 
     @property
+    def is_lookup(self) -> bool:
+        """Whether drafts are looked up on the host, and no draft model is read."""
+        return self.method in LOOKUPS
+
+    @property
     def tokens_in_flight(self) -> int:
         """Cache rows of a sequence beyond the committed ones: of the nodes, and of the draft's passes over beams."""
         return max(self.decoding_tokens, (self.depth - 1) * self.top_k)
@@ -197,15 +205,28 @@ def _check_method(spec: SpeculativeConfig) -> None:
         raise ConfigError(
             f"method is {spec.method!r}, a legacy method that this engine does not build",
             f"one of {METHODS}",
-            "use an EAGLE-3 draft checkpoint and method='eagle3'",
+            "use an EAGLE-3 draft checkpoint and method='eagle3', or one of the others",
         )
     if spec.method not in METHODS:
         raise ConfigError(f"method is {spec.method!r}", f"one of {METHODS}", "set method='eagle3'")
-    if not spec.model or not isinstance(spec.model, str | PathLike):
+    if spec.method != "eagle3":
+        _check_chain_alone(spec)
+    if not spec.is_lookup and not (spec.model and isinstance(spec.model, str | PathLike)):
         raise ConfigError(
             f"model is {shown(spec.model)} with method {spec.method!r}",
             "a draft checkpoint directory",
             "set SpeculativeConfig(model=DIR)",
+        )
+
+
+def _check_chain_alone(spec: SpeculativeConfig) -> None:
+    names = ("model", *OF_A_HEAD) if spec.is_lookup else OF_A_HEAD
+    given = [f"{name} {shown(getattr(spec, name))}" for name in names if getattr(spec, name)]
+    if given:
+        raise ConfigError(
+            f"method is {spec.method!r} with {' and '.join(given)}",
+            "a chain of num_speculative_tokens" + (", and no draft model" if spec.is_lookup else ""),
+            "leave that out, or set method='eagle3'",
         )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from lab.ending import ended
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions
+from lab.options.bits import InspectBitsOptions
 from lab.options.exchange import ImportOptions, TapsOptions, UpgradeOptions
 from lab.options.fields import Options
 from lab.options.fuzz import FuzzOptions
@@ -24,6 +25,7 @@ from lab.options.kernels import KernelsOptions
 from lab.options.night import CompareOptions, NightOptions, NoOptions, NotebooksOptions, ReportOptions, RunOptions
 from lab.options.proofs import GatesCheckOptions, GatesRunOptions, ProveOptions
 from lab.options.reader import Parser, add_options, described, read_values
+from lab.options.serve import ServeOptions
 from lab.options.speed import AbOptions, ProfileOptions, SpeedOptions
 from lab.options.sweeps import FmhaOptions, GemmOptions, ShapesOptions
 from lab.options.training import TrainOptions
@@ -77,13 +79,15 @@ COMMANDS = (
     Command("planted", "check a planted pair, or write it to disk", PlantedOptions, "probes.bench.dial:run"),
     Command("train", "train a small (target, draft) pair from scratch", TrainOptions, "training.command:run"),
     Command("inspect tree", "show a draft tree and its buffers", InspectTreeOptions, "acceptance.inspected_tree:run"),
+    Command("inspect bits", "say where the bits of two runs part", InspectBitsOptions, "probes.bits.command:run"),
     Command("rows upgrade", "carry stored rows over to today's form", UpgradeOptions, "rows.upgrade:run"),
+    Command("serve", "answer OpenAI's completions and chats over HTTP", ServeOptions, "serve.command:run"),
     Command("taps", "write the engine's recorded stages to a file", TapsOptions, "parity.taps:run"),
 )  # fmt: skip
 GROUPS = {
     "sweep": "time order-neutral settings of the kernels and keep the best",
     "rows": "look after stored rows",
-    "inspect": "show what settings mean before anything runs",
+    "inspect": "show what settings mean, and where two runs differ",
     "gates": "judge speed: micro runs, and full ones after three green",
 }
 

@@ -25,6 +25,7 @@ EMPTY_NAMES = {"utils", "util", "common", "helpers", "helper", "manager", "misc"
 
 PUBLIC = {
     "AsyncEngine",
+    "AsyncTextStream",
     "BackendUnavailable",
     "CheckpointError",
     "ConfigError",
@@ -46,6 +47,7 @@ PUBLIC = {
     "SpeculativeDecodingStats",
     "StepRecord",
     "TextStream",
+    "TokenLogprob",
     "TokenStream",
     "check_engine_spec_alignment",
     "pipeline",

@@ -25,6 +25,7 @@ ORDER = (
     "eagle3core.cache",
     "eagle3core.sampling",
     "eagle3core.trees",
+    "eagle3core.lookup",
     "eagle3core.speculative",
     "eagle3core.config",
     "eagle3core.arguments",
@@ -56,7 +57,6 @@ ORDER = (
     "eagle3core.loading",
     "eagle3core.performance",
     "eagle3core.memory",
-    "eagle3core.lookup",
     "eagle3core.batching",
     "eagle3core.engine",
     "eagle3core.async_engine",
@@ -73,11 +73,13 @@ ORDER = (
     "lab.page",
     "lab.parity",
     "lab.acceptance",
+    "lab.serve",
     "lab.training",
     "lab.probes.ceilings",
     "lab.probes.sanitizer",
     "lab.probes.kernels",
     "lab.probes.bench",
+    "lab.probes.bits",
     "lab.probes.proofs",
     "lab.probes.speed",
     "lab.probes.profiles",
@@ -100,6 +102,7 @@ DOORS = (
     "eagle3core.errors",
     "eagle3core.config",
     "eagle3core.speculative",
+    "eagle3core.lookup",
     "eagle3core.trees",
     "eagle3core.geometry",
     "eagle3core.trace",
@@ -150,7 +153,7 @@ def names_at_the_top(path: Path, *, imported: bool) -> set[str]:
     """Names that a file defines or assigns, and with `imported` those that it imports."""
     names = set[str]()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]

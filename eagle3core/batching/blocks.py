@@ -21,6 +21,7 @@ from eagle3core.errors import ConfigError, InvariantViolated
 from eagle3core.request import Request
 from eagle3core.step.run import DeviceRunner
 from eagle3core.step.sizes import blocks_for
+from eagle3core.weights.packed import PackedDraft
 
 
 @dataclass
@@ -77,7 +78,7 @@ class CacheBlocks:
         self._tables, self._sizes = runner.tables, runner.sizes
         self.pool, self.counts = BlockPool(runner.sizes.n_blocks), CacheCounts()
         self._path_len, self._keeps = runner.sizes.path_len, keeps
-        self._ahead = int(runner.draft is not None)  # a draft's row is made of the next token as well
+        self._ahead = int(isinstance(runner.draft, PackedDraft))  # a head's row is made of the next token as well
         self._held: dict[int, Holding] = {}
 
     def check_fits(self, index: int, request: Request) -> None:

@@ -16,17 +16,18 @@ import torch
 
 from eagle3core.batching import step_log
 from eagle3core.batching.blocks import CacheBlocks
+from eagle3core.batching.proposals import Proposals
 from eagle3core.batching.share import ReadingShare
+from eagle3core.batching.step_record import record_of
 from eagle3core.config import EngineConfig
 from eagle3core.errors import InvariantViolated
 from eagle3core.kernels.slots.slot_state import NO_ROOM, NOT_FINITE
-from eagle3core.metrics import StepRecord
 from eagle3core.performance import mode as performance_mode
 from eagle3core.request import Request
 from eagle3core.step.admission import Reading, SlotRequest
-from eagle3core.step.run import DeviceRunner, RowOutcome
+from eagle3core.step.outcome import RowOutcome
+from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import Trace
-from eagle3core.trees import StepTree
 
 log = logging.getLogger("eagle3core")
 
@@ -50,6 +51,7 @@ class Book:
         self.running: dict[int, Request] = {}
         self._progress: Reading | None = None  # of the prompt under reading
         self._share = ReadingShare(config.prefill_share)
+        self._proposals = Proposals(config.speculative_config)
         self._n_steps = 0
         self._is_counting = False  # a run, from the first request in an empty book to an empty book, is open
 
@@ -100,6 +102,7 @@ class Book:
 
     def settle(self) -> None:
         """With an empty book: read what is under way, of requests that ended meanwhile, and end the run."""
+        self._proposals.forget()
         self.runner.collect(everything=True)
         if self._is_counting:
             self._is_counting = False
@@ -117,6 +120,7 @@ class Book:
             self.waiting.remove(request)
         request.cancel()
         if self.is_empty:
+            self._proposals.forget()
             self.runner.collect(everything=True)
         return True
 
@@ -130,6 +134,7 @@ class Book:
         self._is_counting = False
         self._share.forget()
         self.blocks.forget()
+        self._proposals.forget()
         self.runner.abandon()
 
     @property
@@ -173,7 +178,10 @@ class Book:
         tokens, stop = [*request.prompt, *request.token_ids], request.stop
         trace.tap("prompt_ids", torch.tensor([tokens]))
         left, (blocks, n_cached) = stop.limit - len(request.token_ids), self.blocks.begin(request)
-        wanted = SlotRequest(request.id, tokens, left, stop.end_tokens, request.sampling, blocks, n_cached)
+        wanted = SlotRequest(
+            request.id, tokens, left, stop.end_tokens, request.sampling, logprobs=request.n_top is not None,
+            blocks=blocks, n_cached=n_cached,
+        )  # fmt: skip
         self._progress = self.runner.begin(request.slot, wanted)
 
     def _decode(self, trace: Trace) -> None:
@@ -183,9 +191,11 @@ class Book:
             return  # making room has read results, and all had ended
         step_log.log_active(number, [request.slot for request in self.running.values()], self.runner.n_slots)
         draws = any(request.sampling is not None for request in self.running.values())
-        self.runner.ready(n_running, trace, draws=draws)
+        logprobs = any(request.n_top is not None for request in self.running.values())
+        self.runner.ready(n_running, trace, draws=draws, logprobs=logprobs)
+        self._proposals.write(self.runner, self.running)
         with trace.scope(f"step{number}"), self.promises.step(n_running):
-            self.runner.enqueue(n_running, number, trace, draws=draws)
+            self.runner.enqueue(n_running, number, trace, draws=draws, logprobs=logprobs)
         self._n_steps += 1
         self._share.stepped(self.runner.rows_of_step(n_running))
         self._collect(trace)
@@ -232,7 +242,7 @@ class Book:
                 if request is None:
                     continue  # made before the host knew: text that does not exist
                 if outcome.step is None:
-                    request.take(row.tokens)
+                    request.take(row.tokens, row.logprobs)
                     trace.tap("first_token", torch.tensor([row.tokens]))
                 else:
                     self._read(request, row, outcome.step, asked)
@@ -247,27 +257,18 @@ class Book:
         elif not row.is_broken:
             self.promises.row(row)
         start = len(request.token_ids)
-        n_committed = request.take(row.tokens)
+        n_committed = request.take(row.tokens, row.logprobs)
         self.blocks.committed(request, number, n_committed, is_sound=not row.fault)
-        # Positions past a stop were drafted for text that does not exist, so they have no rank.
-        ranks = None if row.ranks is None else row.ranks[:n_committed]
-        cut = n_committed < row.n_accepted + 1
-        tree = None if row.parents is None else self._tree_of(row, row.parents)
-        step = StepRecord(start, self.runner.n_drafts, row.n_accepted, n_committed, cut, ranks, tree)
-        has_draft = self.runner.draft is not None
-        if self.config.enable_metrics and has_draft:
+        drafts = self._proposals.made_of(row.drafts)
+        step = record_of(row, start, n_committed, drafts, self.config.speculative_config)
+        has_drafts = self.runner.n_drafts > 0
+        if self.config.enable_metrics and has_drafts:
             request.steps.append(step)
-        made = (row.slot, number, step, row.drafts, request.token_ids[start:])
-        if self.config.speculative_config is not None and has_draft:
+        made = (row.slot, number, step, drafts, request.token_ids[start:])
+        if self.config.speculative_config is not None and has_drafts:
             step_log.log_flags(self.config.speculative_config, *made)
         if asked:
             step_log.log_families(asked, *made, n_prompt=len(request.prompt))
-
-    def _tree_of(self, row: RowOutcome, parents: tuple[int, ...]) -> StepTree:
-        spec = self.config.speculative_config
-        static = spec.static_tree if spec is not None else None
-        accepted = row.tokens[: row.n_accepted]
-        return StepTree.of(row.drafts, parents, accepted, static.ranks if static is not None else None)
 
     def _report(self, row: RowOutcome, number: int) -> None:
         """Say that an invariant broke: the slot goes on as the baseline would, or nothing can go on.

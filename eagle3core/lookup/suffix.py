@@ -1,7 +1,8 @@
 """Look-up by the longest suffix of any length: a suffix automaton over prompt and output, grown token by token.
 
 A state stands for the substrings that end at the same places; the link of the state that the whole text ends in is that
-of the longest suffix which also ends earlier, and every state keeps the newest place at which its substrings ended.
+of the longest suffix which also ends earlier, and every state keeps the newest place at which its substrings ended: of
+many suffixes that all occur earlier, as in a run of one token, the longest `MOST_NESTED` are kept up to date.
 Source: Blumer et al., The smallest automaton recognizing the subwords of a text, 1985; SuffixDecoding,
 arXiv 2411.04975; docs/requirements.md R-02.
 """
@@ -10,6 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+# Chosen here. Without a bound a run of n equal tokens costs n * n / 2 updates; past it an older place is given.
+MOST_NESTED = 64
 
 
 @dataclass
@@ -45,7 +49,9 @@ class SuffixLookup:
         for token in tokens:
             # Substrings that ended here until now end earlier than the text from now on.
             at, end = self._last, len(self._text)
-            while at > 0:
+            for _ in range(MOST_NESTED):
+                if at <= 0:
+                    break
                 self._states[at].end = end
                 at = self._states[at].link
             self._add(token)

@@ -26,7 +26,8 @@ from eagle3core.loading import SpeculationState
 from eagle3core.performance.active_counts import ActiveCounts
 from eagle3core.performance.invariants import violated
 from eagle3core.step.gemm_audit import GemmAudit
-from eagle3core.step.run import DeviceRunner, RowOutcome
+from eagle3core.step.outcome import RowOutcome
+from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import RecordingTrace, Trace
 
 log = logging.getLogger("eagle3core")

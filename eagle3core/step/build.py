@@ -23,13 +23,14 @@ from eagle3core.kernels.tree.accept import ACCEPT, Commit
 from eagle3core.step.buffers import rows_of
 from eagle3core.step.draw import draw
 from eagle3core.step.grow import propose_tree
+from eagle3core.step.outcome import KeptLogprobs, keep_logprobs
 from eagle3core.step.passes import TREE, Emitter, Rows, TargetPass, target_stages
 from eagle3core.step.program import Program, Stage, Tap, after_all
-from eagle3core.step.propose import propose_chain
+from eagle3core.step.propose import ModelProposal, propose_chain
 from eagle3core.step.ranks import count_ranks, inverse_map
 from eagle3core.step.state import DeviceState, tree_words
 from eagle3core.step.tree import FlatTree
-from eagle3core.weights.packed import PackedDraft, PackedTarget
+from eagle3core.weights.packed import Drafter, PackedDraft, PackedTarget
 
 T = TypeVar("T")
 
@@ -60,19 +61,21 @@ class StepBuilder:
         target, draft: weights; without a draft only the root is verified, unless the tree has more nodes: then their
             tokens are what the caller wrote to `state.step.drafted` (`[N, B]`, row 0 is overwritten by the roots).
         draws: some rows may draw their tokens; greedy ones choose as without.
+        logprobs: where log-probabilities of the committed tokens are kept; None: nowhere.
     """
 
     def __init__(
         self,
         emit: Emitter,
         target: PackedTarget,
-        draft: PackedDraft | None,
+        draft: Drafter | None,
         state: DeviceState,
         batch: int,
         draws: bool,
+        logprobs: KeptLogprobs | None,
     ) -> None:
         self.emit, self.target, self.draft, self.state, self.batch = emit, target, draft, state, batch
-        self.sizes, self.step, self.draws = state.sizes, state.step, draws
+        self.sizes, self.step, self.draws, self.logprobs = state.sizes, state.step, draws, logprobs
         nodes, path = self.sizes.nodes, self.sizes.path_len
         self.opened = self._opened()
         self.drafted = rows_of(self.step.drafted, nodes, batch)
@@ -81,7 +84,7 @@ class StepBuilder:
         self.shape = self._shape()
         self.verified = Rows(
             self.shape.positions.view(-1), self.opened.slots.view(-1), self.opened.lengths, self.opened.tables,
-            self.shape.masks,
+            self.shape.masks, path_len=0 if self.sizes.is_chain else path,
         )  # fmt: skip
         self.accepted = Commit(
             *(rows_of(self.step.accepted[name], batch, *((path,) if name in ("path", "tokens") else ()))
@@ -106,10 +109,16 @@ class StepBuilder:
         """All stages."""
         stages = [self._open()]
         if self.draft is not None:
-            work = (self.emit, self.target.geometry, self.draft, self.state, self.opened, self.batch)
-            stages += propose_tree(*work) if self.sizes.grown else propose_chain(*work)
+            stages += self._propose(self.draft)
         stages += self._verify(first_waits=self.draft is None)
         return (*stages, *self._accept())
+
+    def _propose(self, draft: Drafter) -> list[Stage]:
+        """The drafts of a head or of a small model."""
+        if isinstance(draft, PackedTarget):
+            return ModelProposal(self.emit, draft, self.state, self.opened, self.batch).stages()
+        work = (self.emit, self.target.geometry, draft, self.state, self.opened, self.batch)
+        return propose_tree(*work) if self.sizes.grown else propose_chain(*work)
 
     def _opened(self) -> OpenRows:
         sizes, batch = self.sizes, self.batch
@@ -186,8 +195,12 @@ class StepBuilder:
             self.step.active, got.n_accepted, got.path, got.tokens, self.choices, tokens, self.opened.slots, state.ends
         )
         committed = Committed(state.state, state.pending_tokens, state.pending_rows, kept, state.turn, state.results)
-        if self.draft is not None and state.ranks is not None and not self.sizes.grown:
+        if isinstance(self.draft, PackedDraft) and state.ranks is not None and not self.sizes.grown:
             stages.append(Stage("accept.ranks", (self._ranks(self.draft, state.ranks),), ("EAGLE_ACCEPT",)))
+        if self.logprobs is not None:
+            logits = rows_of(state.head.logits, len(chosen), state.head.logits.shape[1])
+            kept_of_path = keep_logprobs(logits, self.choices, got.path, state.turn, self.logprobs)
+            stages.append(Stage("accept.logprobs", (kept_of_path,), ("EAGLE_ACCEPT",)))
         stages.append(Stage("commit", (COMMIT.call(arch, decided, committed),), ("EAGLE_TAIL_COMMIT",)))
         moves: list[Call] = []
         if not self.sizes.is_chain:  # a chain's path lies where it belongs: taking back its rest is a shorter length
@@ -200,14 +213,15 @@ class StepBuilder:
 def step_program(
     emit: Emitter,
     target: PackedTarget,
-    draft: PackedDraft | None,
+    draft: Drafter | None,
     state: DeviceState,
     batch: int,
     *,
     draws: bool = False,
+    logprobs: KeptLogprobs | None = None,
 ) -> Program:
-    """The step for `batch` rows; `draws`: some of them may draw their tokens."""
-    return StepBuilder(emit, target, draft, state, batch, draws).program()
+    """The step for `batch` rows; `draws`: some of them may draw their tokens, `logprobs`: where those are kept."""
+    return StepBuilder(emit, target, draft, state, batch, draws, logprobs).program()
 
 
 def _present(tensors: T | None) -> T:

@@ -10,7 +10,7 @@ import torch
 
 from eagle3core.config import EngineConfig
 from eagle3core.errors import KernelLimit
-from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
+from eagle3core.geometry import BlockGeometry, DrafterGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.attention.launcher import check_limits
 from eagle3core.kernels.card import ARCHES, DTYPES, PLAIN_TORCH
 from eagle3core.kernels.choice.argmax import MOST_PARTIALS
@@ -28,7 +28,7 @@ MOST_TOKENS = 16 * MOST_PARTIALS  # of a vocabulary: a head's epilogue gives the
 
 
 def why_plain_torch(
-    target: TargetGeometry, draft: DraftGeometry | None, config: EngineConfig, dtype: torch.dtype
+    target: TargetGeometry, draft: DrafterGeometry | None, config: EngineConfig, dtype: torch.dtype
 ) -> str | None:
     """What the kernels are not made for, or None if they can run the configuration."""
     if dtype not in DTYPES:
@@ -38,7 +38,9 @@ def why_plain_torch(
     if config.max_batch_size > MOST_SLOTS:
         return f"max_batch_size is {config.max_batch_size}, the kernels handle {MOST_SLOTS}"
     blocks, vocabularies = [target.block], [target.vocab_size]
-    if draft is not None:
+    if isinstance(draft, TargetGeometry):
+        blocks.append(draft.block)
+    elif draft is not None:
         vocabularies.append(draft.draft_vocab_size)
         if len(draft.taps) > MOST_SOURCES:
             return f"the draft reads {len(draft.taps)} taps, the kernels gather {MOST_SOURCES}"
@@ -46,7 +48,7 @@ def why_plain_torch(
     if max(vocabularies) > MOST_TOKENS:
         return f"a vocabulary has {max(vocabularies)} tokens, the kernels choose among {MOST_TOKENS}"
     try:
-        if draft is not None and config.speculative_config is not None:
+        if isinstance(draft, DraftGeometry) and config.speculative_config is not None:
             _check_tree(config.speculative_config, draft.draft_vocab_size)
         for block in blocks:
             _check_block(block, config, dtype)

@@ -38,6 +38,8 @@ class Rows:
             everything; if not, attention itself has to wait.
         earlier: rows of earlier passes whose keys lie between those of `prefix` and this pass's own, in every sequence;
             the masks' first bits are theirs.
+        path_len: tokens of the longest path of a tree, the root included, whose rows' bits are to be those of plain
+            decoding; 0 for a chain or a chunk, which have them anyway, and where nobody asks.
     """
 
     positions: Tensor
@@ -47,6 +49,7 @@ class Rows:
     masks: Tensor
     keys_are_old: bool = True
     earlier: int = 0
+    path_len: int = 0
 
     @property
     def batch(self) -> int:
@@ -105,6 +108,7 @@ class Emitter:
             self.arch, q=rows_of(act.q, *shape), k_blocks=pages[0], v_blocks=pages[1], block_tables=rows.tables,
             prefix_lens=rows.prefix, masks=rows.masks, out=rows_of(act.mixed, *shape),
             scratch=(act.partial, act.tops), order=self.order, earlier=rows.earlier,
+            path_len=rows.path_len,
         )  # fmt: skip
         return [call] if rows.keys_are_old else after_all([call])
 
@@ -155,11 +159,15 @@ class TargetPass:
     captured: tuple[Tensor, ...]
 
 
-def target_stages(emit: Emitter, over: TargetPass, rows: Rows, scope: str, *, first_waits: bool) -> list[Stage]:
+def target_stages(
+    emit: Emitter, over: TargetPass, rows: Rows, scope: str, *, first_waits: bool, role: str = "target"
+) -> list[Stage]:
     """Embedding and layers. What the head reads, the scaled stream and its sums, is left in the activations.
 
-    `first_waits`: the pass follows a kernel that wrote its lengths or tables.
+    `first_waits`: the pass follows a kernel that wrote its lengths or tables. `role`: of the model,
+    "target" or "draft".
     """
+    ranges = DRAFT if role == "draft" else TARGET
     model, act, n = over.model, over.act, rows.n
     block, width = model.geometry.block, model.geometry.block.hidden_size
     scaled, sums = (rows_of(t, n, t.shape[1]) for t in (act.scaled, act.sums))
@@ -178,7 +186,7 @@ def target_stages(emit: Emitter, over: TargetPass, rows: Rows, scope: str, *, fi
         sums=sums,
     )  # fmt: skip
     embed = after_all([gather]) if first_waits else [gather]
-    stages = [Stage("target.embed", tuple(embed), TARGET, {"target.embed": tap(stream_of(0))})]
+    stages = [Stage(f"{role}.embed", tuple(embed), ranges, {f"{role}.embed": tap(stream_of(0))})]
     for i, layer in enumerate(model.layers):
         gain = model.layers[i + 1].attn_gain if i + 1 < len(model.layers) else model.final_gain
         pages = (over.k[i], over.v[i])
@@ -187,10 +195,10 @@ def target_stages(emit: Emitter, over: TargetPass, rows: Rows, scope: str, *, fi
             *emit.attend(act, rows, pages, block),
             *emit.project(layer, act, n, stream_of(i), block),
         ]
-        middle, name = rows_of(act.middle, n, width), f"target.{i}"
-        stages.append(Stage(f"{name}.attn", tuple(attend), TARGET, {f"{name}.attn": tap(middle)}))
+        middle, name = rows_of(act.middle, n, width), f"{role}.{i}"
+        stages.append(Stage(f"{name}.attn", tuple(attend), ranges, {f"{name}.attn": tap(middle)}))
         forward = emit.mlp(layer, act, n, stream_of(i + 1), gain, block)
-        stages.append(Stage(f"{name}.mlp", tuple(forward), TARGET, {f"{name}.mlp": tap(stream_of(i + 1))}))
+        stages.append(Stage(f"{name}.mlp", tuple(forward), ranges, {f"{name}.mlp": tap(stream_of(i + 1))}))
     return stages
 
 

@@ -16,15 +16,14 @@ from eagle3core.kernels.slots.open_chunk import OPEN_CHUNK, ChunkRows
 from eagle3core.kernels.tree.mask_words import pack_words
 from eagle3core.step.buffers import columns_of, rows_of
 from eagle3core.step.draw import draw
+from eagle3core.step.outcome import KeptLogprobs, keep_logprobs
 from eagle3core.step.passes import DRAFT, DraftPass, Emitter, Rows, TargetPass, draft_keys, target_stages
 from eagle3core.step.program import Program, Stage, Tap, after_all
 from eagle3core.step.state import DeviceState
-from eagle3core.weights.packed import PackedDraft, PackedTarget
+from eagle3core.weights.packed import Drafter, PackedDraft, PackedTarget
 
 
-def chunk_program(
-    emit: Emitter, target: PackedTarget, draft: PackedDraft | None, state: DeviceState, n: int
-) -> Program:
+def chunk_program(emit: Emitter, target: PackedTarget, draft: Drafter | None, state: DeviceState, n: int) -> Program:
     """Read the chunk of `n` rows that begins at `state.start` of `state.prompt` into the slot of `state.request`."""
     sizes, span = state.sizes, min(state.sizes.span, n)
     chunk = _first_rows(state.chunk, n, n // span)
@@ -39,7 +38,11 @@ def chunk_program(
     captured = tuple(rows_of(rows, n, rows.shape[1]) for rows in state.chunk_captured)
     over = TargetPass(target, state.act, chunk.tokens, rows_of(state.step.ids, n), state.k, state.v, captured)
     stages += target_stages(emit, over, rows, "", first_waits=True)
-    if draft is None or state.draft is None:
+    if isinstance(draft, PackedTarget) and state.small is not None:
+        small = state.small  # reads the same tokens into its own cache, at the same places
+        over = TargetPass(draft, small.act, chunk.tokens, rows_of(small.ids, n), small.k, small.v, ())
+        return (*stages, *target_stages(emit, over, rows, "", first_waits=True, role="draft"))
+    if not isinstance(draft, PackedDraft) or state.draft is None:
         return tuple(stages)
     own = state.draft
     taps, hidden, x = (rows_of(t, n, t.shape[1]) for t in (own.taps, own.hidden, own.x))
@@ -60,9 +63,16 @@ def _first_rows(chunk: ChunkRows, n: int, spans: int) -> ChunkRows:
 
 
 def finish_program(
-    emit: Emitter, target: PackedTarget, draft: PackedDraft | None, state: DeviceState, *, draws: bool = False
+    emit: Emitter,
+    target: PackedTarget,
+    draft: Drafter | None,
+    state: DeviceState,
+    *,
+    draws: bool = False,
+    logprobs: KeptLogprobs | None = None,
 ) -> Program:
-    """Sample the first token from the last row of the chunk just read, and let the slot run."""
+    """Sample the first token from the last row of the chunk just read, and let the slot run; `logprobs`: where its
+    log-probability is kept."""
     n, act, chunk = state.sizes.chunk, state.act, state.chunk
     scaled, sums = (rows_of(t, n, t.shape[1]) for t in (act.scaled, act.sums))
     last = TAKE_ROWS.call(emit.arch, (scaled, sums), chunk.last, (state.last_scaled, state.last_sums))
@@ -78,8 +88,12 @@ def finish_program(
         Stage("accept", tuple(choose), ("EAGLE_ACCEPT",)),
     ]
     seed: list[Call] = []
-    if draft is not None:
+    if isinstance(draft, PackedDraft):
         seed.append(TAKE_ROWS.call(emit.arch, state.chunk_captured, chunk.last, state.captured, into=chunk.seed))
     changed = Admitted(state.state, state.ends, state.pending_tokens, state.pending_rows, state.turn, state.results)
-    seed.append(ADMIT.call(emit.arch, state.request, state.first, changed, state.sizes.seed_row))
+    unread = 0 if isinstance(draft, PackedTarget) else 1
+    seed.append(ADMIT.call(emit.arch, state.request, state.first, changed, state.sizes.seed_row, unread))
+    if logprobs is not None:  # after ADMIT, which turns to the block that it writes
+        first = state.first.view(1, 1)
+        seed.append(keep_logprobs(logits, first, torch.zeros_like(first), state.turn, logprobs))
     return (*stages, Stage("commit", tuple(seed), ("EAGLE_TAIL_COMMIT",)))

@@ -1,7 +1,8 @@
-"""What the draft does in a step: a first pass over what was committed last, then a pass a level.
+"""What a draft model does in a step: a first pass over what was committed last, then a pass a level.
 
 The first pass reads the target's true taps of the committed tokens, and leaves nothing of the drafts before in the
-cache. Each level of a chain feeds the last row's output back. Source: EAGLE-3, arXiv 2503.01840, section 3.
+cache. Each level of a chain feeds the last row's output back. A small model reads tokens alone, in as many passes.
+Source: EAGLE-3, arXiv 2503.01840, section 3; of the small model Leviathan et al., arXiv 2211.17192, and R-02.
 """
 
 from __future__ import annotations
@@ -15,15 +16,34 @@ from eagle3core.kernels.layer.take_rows import TAKE_ROWS
 from eagle3core.kernels.slots.open_step import OpenRows
 from eagle3core.kernels.tree.mask_words import pack_words
 from eagle3core.step.buffers import columns_of, rows_of
-from eagle3core.step.passes import DRAFT, TREE, DraftPass, Emitter, Rows, draft_stages
+from eagle3core.step.passes import DRAFT, TREE, DraftPass, Emitter, Rows, TargetPass, draft_stages, target_stages
 from eagle3core.step.program import Stage, Tap, after_all
 from eagle3core.step.ranks import keep_logits
 from eagle3core.step.state import DeviceState
-from eagle3core.weights.packed import PackedDraft
+from eagle3core.weights.packed import PackedDraft, PackedTarget
+
+
+def triangle(opened: OpenRows, batch: int, tokens: int) -> Tensor:
+    """`[B, T, W]` triangular mask words."""
+    mask = torch.ones(tokens, tokens, dtype=torch.bool, device=opened.lengths.device).tril()
+    return pack_words(mask).expand(batch, -1, -1).contiguous()
+
+
+def level_rows(opened: OpenRows, batch: int, level: int) -> Rows:
+    """Where a chained pass has its one row a sequence; level 1 is the first."""
+    at = level - 1
+    lengths, mask = opened.chain_lengths[at], triangle(opened, batch, 1)
+    return Rows(opened.chain_positions[at], opened.chain_slots[at], lengths, opened.tables, mask)
+
+
+def head_stage(calls: list[Call], logits: Tensor, rows: Tensor, scope: str) -> Stage:
+    """The head as a stage; `rows` is negative for padding."""
+    taps = {"draft.head": Tap(logits, rows, scope)}
+    return Stage("draft.head", tuple(calls), (*DRAFT, "EAGLE_DRAFT_LM_HEAD"), taps)
 
 
 class Proposal:
-    """The draft's passes for `batch` sequences, of whatever shape the drafts are."""
+    """A head's passes for `batch` sequences, of whatever shape the drafts are."""
 
     def __init__(
         self, emit: Emitter, target: TargetGeometry, draft: PackedDraft, state: DeviceState, opened: OpenRows,
@@ -74,14 +94,9 @@ class Proposal:
 
     def causal(self, tokens: int) -> Tensor:
         """`[B, T, W]` triangular mask words."""
-        mask = torch.ones(tokens, tokens, dtype=torch.bool, device=self.opened.lengths.device).tril()
-        return pack_words(mask).expand(self.batch, -1, -1).contiguous()
+        return triangle(self.opened, self.batch, tokens)
 
-    @staticmethod
-    def head_stage(calls: list[Call], logits: Tensor, rows: Tensor, scope: str) -> Stage:
-        """The head as a stage; `rows` is negative for padding."""
-        taps = {"draft.head": Tap(logits, rows, scope)}
-        return Stage("draft.head", tuple(calls), (*DRAFT, "EAGLE_DRAFT_LM_HEAD"), taps)
+    head_stage = staticmethod(head_stage)
 
 
 class ChainProposal(Proposal):
@@ -96,10 +111,7 @@ class ChainProposal(Proposal):
         stages += self._choose(take, scaled, sums, drafted, 0)
         feedback, spare = own.feedback, own.next_feedback
         for level in range(1, self.sizes.path_len - 1):
-            rows = Rows(
-                opened.chain_positions[level - 1], opened.chain_slots[level - 1], opened.chain_lengths[level - 1],
-                opened.tables, self.causal(1),
-            )  # fmt: skip
+            rows = level_rows(opened, batch, level)
             over = self.over(rows_of(feedback, batch, feedback.shape[1]), drafted[level], batch, spare)
             # The pass before wrote keys that this one's attention reads early.
             stages += draft_stages(self.emit, over, rows, f"chain{level}", first_waits=True)
@@ -124,3 +136,48 @@ def propose_chain(
 ) -> list[Stage]:
     """The stages that draft a chain for `batch` sequences."""
     return ChainProposal(emit, target, draft, state, opened, batch).stages()
+
+
+class ModelProposal:
+    """A chain of a small model's likeliest tokens; its cache holds every committed token at the token's own place."""
+
+    def __init__(self, emit: Emitter, model: PackedTarget, state: DeviceState, opened: OpenRows, batch: int) -> None:
+        assert state.small is not None, "a state made with a small model has its tensors"
+        self.emit, self.model, self.own, self.opened, self.batch = emit, model, state.small, opened, batch
+        self.drafted = rows_of(state.step.drafted, state.sizes.nodes, batch)
+        self.pending = state.sizes.path_len
+
+    def stages(self) -> list[Stage]:
+        """A pass over the tokens committed last, the root behind them, then a pass a level."""
+        own, opened, batch = self.own, self.opened, self.batch
+        rows = Rows(
+            opened.entry_positions.view(-1), opened.entry_slots.view(-1), opened.entry_lengths, opened.tables,
+            triangle(opened, batch, self.pending),
+        )  # fmt: skip
+        stages, every = self._read(opened.entry_tokens.view(-1), rows, "extend")
+        last = [rows_of(t, batch, t.shape[1]) for t in (own.scaled, own.sums)]
+        take = TAKE_ROWS.call(self.emit.arch, every, opened.last_rows, last)
+        stages += self._choose([take], last[0], last[1], 0)
+        for level in range(1, self.pending - 1):
+            more, (scaled, sums) = self._read(self.drafted[level], level_rows(opened, batch, level), f"chain{level}")
+            stages += [*more, *self._choose([], scaled, sums, level)]
+        return stages
+
+    def _read(self, tokens: Tensor, rows: Rows, scope: str) -> tuple[list[Stage], tuple[Tensor, Tensor]]:
+        """A pass, and what the head reads of its rows."""
+        own, n = self.own, rows.n
+        over = TargetPass(self.model, own.act, tokens, rows_of(own.ids, n), own.k, own.v, ())
+        # The rows were placed, and the keys before them written, by kernels of this very program.
+        stages = target_stages(self.emit, over, rows, scope, first_waits=True, role="draft")
+        return stages, (
+            rows_of(own.act.scaled, n, own.act.scaled.shape[1]),
+            rows_of(own.act.sums, n, own.act.sums.shape[1]),
+        )
+
+    def _choose(self, calls: list[Call], scaled: Tensor, sums: Tensor, level: int) -> list[Stage]:
+        """The level's token of every sequence."""
+        out, emit = self.own.head, self.emit
+        calls = calls + emit.head(self.model.head, scaled, sums, out, self.model.geometry.block)
+        logits, scope = rows_of(out.logits, len(scaled), out.logits.shape[1]), f"chain{level}" if level else "extend"
+        choose = emit.choose(out, self.batch, self.drafted[level + 1])
+        return [head_stage(calls, logits, self.opened.lengths, scope), Stage("tree.grow", tuple(choose), TREE)]

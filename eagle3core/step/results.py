@@ -1,26 +1,33 @@
-"""Result blocks on their way from the device to the host, read one step behind (docs/requirements.md R-90).
+"""What passes between host and device beside a step: result blocks on their way to the host, and drafts that it gives.
 
-The device writes them straight to the host's pinned memory, blocks in turn: a copy between two steps would keep the GPU
-waiting for several microseconds. An event behind each says when it is there.
+The device writes results straight to the host's pinned memory, blocks in turn: a copy between two steps would keep the
+GPU waiting for several microseconds. An event behind each says when it is there; they are read one step behind, or at
+once where the host makes the drafts, which begin with the newest tokens. Source: docs/requirements.md R-02, R-90.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from eagle3core.errors import InvariantViolated
+from eagle3core.step.buffers import rows_of
+
+NO_TOKEN = -1  # of a node without a draft: its row embeds as zeros, and the target never chooses it
 
 
 class Sent(NamedTuple):
-    """A block under way: what filled it (an admission, or the step of that number), its turn, and its rows."""
+    """A block under way: what filled it (an admission, or the step of that number), its turn and rows, and whether
+    log-probabilities lie beside it."""
 
     step: int | None
     turn: int
     n_rows: int
+    logprobs: bool = False
 
 
 class ResultQueue:
@@ -42,7 +49,7 @@ class ResultQueue:
     def __len__(self) -> int:
         return len(self._sent)
 
-    def send(self, n_rows: int, step: int | None) -> None:
+    def send(self, n_rows: int, step: int | None, *, logprobs: bool = False) -> None:
         """Note that the program just enqueued, an admission or a step, writes `n_rows` rows of the next block.
 
         Raises:
@@ -55,7 +62,7 @@ class ResultQueue:
         self._turn = (self._turn + 1) % len(self._blocks)
         if self._events:
             self._events[self._turn].record(torch.cuda.current_stream(self._device))
-        self._sent.append(Sent(step, self._turn, n_rows))
+        self._sent.append(Sent(step, self._turn, n_rows, logprobs))
 
     def receive(self) -> tuple[Sent, list[list[int]]]:
         """Wait for the oldest block: what it was sent as, and its rows."""
@@ -69,3 +76,39 @@ class ResultQueue:
         """Drop what is under way and begin as a new queue does; the device has to begin at block 0 as well."""
         self._sent.clear()
         self._turn = 0
+
+
+class GivenDrafts:
+    """Tokens of the nodes behind the root, written where a step's program looks for them, before it runs.
+
+    The copy is enqueued in the order of the stream, so it comes after the step before and before the one it is for. Its
+    source is written again only when the results of that step have been read, hence after the copy.
+
+    Args:
+        drafted: `[n_nodes * S]` int32 on the device, of which a step of B rows reads `[n_nodes, B]`, the roots first.
+        n_nodes: of the tree, the root included. results: of the steps.
+    """
+
+    def __init__(self, drafted: Tensor, n_nodes: int, results: ResultQueue) -> None:
+        self._drafted, self._n_nodes, self._results = drafted, n_nodes, results
+        self._host = torch.empty(drafted.shape, dtype=torch.int32, pin_memory=drafted.device.type == "cuda")
+
+    def write(self, drafts: Mapping[int, Sequence[int]], batch: int) -> None:
+        """Drafts by slot for a step of `batch` rows; nodes that get none, and rows past the slots', hold no token.
+
+        Raises:
+            InvariantViolated: results are under way, so that the newest tokens are not known, nor the last copy's end.
+        """
+        if self._results:
+            raise InvariantViolated(
+                f"drafts were given with {len(self._results)} results under way",
+                "drafts that follow the newest tokens",
+                "make the runner with n_behind=0, and collect after every step",
+            )
+        n = self._n_nodes - 1
+        rows = [drafts[slot] for slot in sorted(drafts)]  # as a step orders its slots
+        host = rows_of(self._host, n, batch)
+        padded = [[*row[:n], *[NO_TOKEN] * (n - len(row))] for row in rows]
+        padded += [[NO_TOKEN] * n] * (batch - len(rows))
+        host.copy_(torch.tensor(padded, dtype=torch.int32).T)
+        rows_of(self._drafted, n + 1, batch)[1:].copy_(host, non_blocking=True)

@@ -8,8 +8,8 @@ knows whose it is; the runner keeps no book of requests. Source: docs/requiremen
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -21,7 +21,6 @@ from eagle3core.kernels.slots.slot_state import (
     N_REQUEST,
     N_RESULT,
     NO_CHOICE_LEFT,
-    NO_FAULT,
     NOT_FINITE,
     RUNNING,
 )
@@ -29,51 +28,16 @@ from eagle3core.step.admission import Reading, SlotRequest
 from eagle3core.step.build import step_program
 from eagle3core.step.draw import set_draws
 from eagle3core.step.gemm_audit import audit
+from eagle3core.step.outcome import KeptLogprobs, Outcome, RowOutcome, new_kept_logprobs
 from eagle3core.step.passes import Emitter
 from eagle3core.step.prefill import chunk_program, finish_program
 from eagle3core.step.program import Program
 from eagle3core.step.replay import Enqueue, Replayer, Staged
-from eagle3core.step.results import ResultQueue, Sent
+from eagle3core.step.results import GivenDrafts, ResultQueue, Sent
 from eagle3core.step.sizes import DeviceSizes, StateShape, buckets, chunk_rows
 from eagle3core.step.state import DeviceState, new_device_state
 from eagle3core.trace import Trace
-from eagle3core.weights.packed import PackedDraft, PackedTarget
-
-
-@dataclass(frozen=True)
-class RowOutcome:
-    """What one sequence got.
-
-    Attributes:
-        request_id: whose. slot: where it lay.
-        tokens: accepted drafts, then the target's own; of an admission the first token.
-        drafts: what was drafted, -1 where the draft's logits were not finite. n_accepted: how many of them the target
-            agreed with.
-        is_finished: the slot has stopped by itself: an end token, the budget, no room, or `is_broken`.
-        is_broken: after `tokens` the target's logits are not finite, with drafts and without: there is no next token.
-        fault: 0, or the broken invariants (`kernels.slots.slot_state`), after which a slot goes on without its drafts.
-        ranks: the draft's rank of the target's token at each level of a chain, if asked for.
-        parents: of the nodes of a grown tree, the root's -1 first, if asked for.
-    """
-
-    request_id: int
-    slot: int
-    tokens: list[int]
-    drafts: list[int]
-    n_accepted: int
-    is_finished: bool = False
-    is_broken: bool = False
-    fault: int = NO_FAULT
-    ranks: tuple[int, ...] | None = None
-    parents: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Results of one admission (`step` is None) or of the step of that number: a row a sequence that took part."""
-
-    step: int | None
-    rows: list[RowOutcome]
+from eagle3core.weights.packed import Drafter, PackedTarget
 
 
 class DeviceRunner:
@@ -95,7 +59,7 @@ class DeviceRunner:
     def __init__(
         self,
         target: PackedTarget,
-        draft: PackedDraft | None,
+        draft: Drafter | None,
         sizes: DeviceSizes,
         *,
         arch: str | None,
@@ -116,11 +80,13 @@ class DeviceRunner:
         self.chunks = {n: chunk_program(self.emit, target, draft, self.state, n) for n in rows}
         self.finish = finish_program(self.emit, target, draft, self.state)
         self.gemms = audit(arch, self.all_programs)
-        self._drawing: dict[int | None, Program] = {}
+        self._asked: dict[tuple[int | None, bool, bool], Program] = {}  # by batch, None for `finish`; draws; logprobs
+        self._logprobs: KeptLogprobs | None = None
         self._change: Callable[[Program], Program] | None = None
         self._whole: dict[int, Enqueue] = {}
         self._staged: dict[int, Staged] = {}
         self._results = ResultQueue(self.state.results, target.device)
+        self._given = GivenDrafts(self.state.step.drafted, sizes.nodes, self._results)
 
     @property
     def has_kernels(self) -> bool:
@@ -153,7 +119,7 @@ class DeviceRunner:
         self.chunks = {rows: change(program) for rows, program in self.chunks.items()}
         self.finish = change(self.finish)
         self.programs = {batch: change(program) for batch, program in self.programs.items()}
-        self._drawing.clear()
+        self._asked.clear()
         self._change = change
         self.replay_by(self.replayer)
 
@@ -170,9 +136,9 @@ class DeviceRunner:
         state.request.copy_(torch.tensor(numbers, dtype=torch.int32))
         state.prompt[:n_prompt].copy_(torch.tensor(list(request.prompt), dtype=torch.int32))
         set_draws(state.draws, slot, request.sampling)
-        draws = request.sampling is not None
         n_chunks = -(-(n_prompt - request.n_cached) // self.sizes.chunk)
-        return Reading(n_chunks, n_prompt, request.n_cached, draws=draws)
+        asks = {"draws": request.sampling is not None, "logprobs": request.logprobs}
+        return Reading(n_chunks, n_prompt, request.n_cached, **asks)
 
     def read_on(self, reading: Reading, trace: Trace) -> int:
         """Read the next chunk; with the last one sample the first token, and the slot takes part from the next step on.
@@ -191,8 +157,8 @@ class DeviceRunner:
         reading.n_read += 1
         if reading.is_done:
             # The end reads buffers that a step would overwrite, so it follows its chunk at once.
-            self._run(self._drawing_finish() if reading.draws else self.finish, trace)
-            self._results.send(1, None)
+            self._run(self._finish_of(reading.draws, reading.logprobs), trace)
+            self._results.send(1, None, logprobs=reading.logprobs)
         return rows
 
     def admit(self, slot: int, request: SlotRequest, trace: Trace) -> None:
@@ -206,18 +172,23 @@ class DeviceRunner:
         """Rows that the target verifies in a step of `n_running` slots, those of the program's padding included."""
         return self._batch_of(n_running) * self.sizes.nodes
 
-    def ready(self, n_running: int, trace: Trace, *, draws: bool = False) -> None:
+    def ready(self, n_running: int, trace: Trace, *, draws: bool = False, logprobs: bool = False) -> None:
         """Capture what `enqueue` will run, unless it is: a clock around the step is not to see that."""
-        program = self._step_of(n_running, draws)
+        program = self._step_of(n_running, draws, logprobs)
         if trace.is_detailed:
             self._staged_of(program)
         else:
             self._enqueue_of(program)
 
-    def enqueue(self, n_running: int, step: int, trace: Trace, *, draws: bool = False) -> None:
-        """Advance every running slot by a step, of which there are at most `n_running`; `draws`: some draw tokens."""
-        self._run(self._step_of(n_running, draws), trace)
-        self._results.send(self._batch_of(n_running), step)
+    def write_drafts(self, drafts: Mapping[int, Sequence[int]]) -> None:
+        """Drafts of the next step by slot, of every slot that runs; for a runner without a draft model."""
+        self._given.write(drafts, self._batch_of(len(drafts)))
+
+    def enqueue(self, n_running: int, step: int, trace: Trace, *, draws: bool = False, logprobs: bool = False) -> None:
+        """Advance every running slot by a step, of which there are at most `n_running`; `draws`: some draw tokens,
+        `logprobs`: some ask for those."""
+        self._run(self._step_of(n_running, draws, logprobs), trace)
+        self._results.send(self._batch_of(n_running), step, logprobs=logprobs)
 
     def collect(self, *, everything: bool) -> list[Outcome]:
         """Outcomes in the order of the work. Without `everything`, only those that need no waiting for the newest."""
@@ -241,23 +212,29 @@ class DeviceRunner:
     def _batch_of(self, n_running: int) -> int:
         return next(n for n in self.programs if n >= n_running)
 
-    def _drawing_finish(self) -> Program:
-        """`finish` for a request that draws its first token; made when the first one comes."""
-        return self._made(None, lambda: finish_program(self.emit, self.target, self.draft, self.state, draws=True))
+    def _finish_of(self, draws: bool, logprobs: bool) -> Program:
+        """`finish`; one for a request that asks for more than a greedy token is made when the first such comes."""
+        if not (draws or logprobs):
+            return self.finish
+        models = (self.emit, self.target, self.draft, self.state)
+        return self._made((None, draws, logprobs), lambda kept: finish_program(*models, draws=draws, logprobs=kept))
 
-    def _step_of(self, n_running: int, draws: bool) -> Program:
-        """The step; one whose requests may draw is made when the first such comes."""
+    def _step_of(self, n_running: int, draws: bool, logprobs: bool) -> Program:
+        """The step; one whose requests ask for more than greedy tokens is made when the first such comes."""
         batch = self._batch_of(n_running)
-        if not draws:
+        if not (draws or logprobs):
             return self.programs[batch]
-        models = (self.target, self.draft, self.state, batch)
-        return self._made(batch, lambda: step_program(self.emit, *models, draws=True))
+        models = (self.emit, self.target, self.draft, self.state, batch)
+        return self._made((batch, draws, logprobs), lambda kept: step_program(*models, draws=draws, logprobs=kept))
 
-    def _made(self, key: int | None, make: Callable[[], Program]) -> Program:
-        if key not in self._drawing:
-            program = make()
-            self._drawing[key] = program if self._change is None else self._change(program)
-        return self._drawing[key]
+    def _made(self, key: tuple[int | None, bool, bool], make: Callable[[KeptLogprobs | None], Program]) -> Program:
+        if key not in self._asked:
+            if key[2] and self._logprobs is None:
+                columns, device = self.state.head.logits.shape[1], self.target.device
+                self._logprobs = new_kept_logprobs(self.n_slots, self.sizes.path_len, columns, device)
+            program = make(self._logprobs if key[2] else None)
+            self._asked[key] = program if self._change is None else self._change(program)
+        return self._asked[key]
 
     def _run(self, program: Program, trace: Trace) -> None:
         if trace.is_detailed:
@@ -283,6 +260,11 @@ class DeviceRunner:
             self._row(numbers, None if ranks is None else tuple(ranks[b]))
             for b, numbers in enumerate(block) if numbers[0] >= 0
         ]  # fmt: skip
+        if sent.logprobs and self._logprobs is not None:
+            live = [b for b, numbers in enumerate(block) if numbers[0] >= 0]
+            tokens = {b: row.tokens for b, row in zip(live, rows, strict=True)}
+            found = self._logprobs.of(sent.turn, [tokens.get(b, []) for b in range(len(block))])
+            rows = [replace(row, logprobs=found[b]) for b, row in zip(live, rows, strict=True)]
         return Outcome(sent.step, rows)
 
     def _row(self, numbers: list[int], kept: tuple[int, ...] | None) -> RowOutcome:

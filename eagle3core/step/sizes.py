@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from eagle3core.geometry import DraftGeometry, TargetGeometry
+from eagle3core.geometry import DrafterGeometry, DraftGeometry, TargetGeometry
 from eagle3core.step.tree import FlatTree, GrownTree
 
 _SMALL_BATCH = 4
@@ -107,20 +107,20 @@ class StateShape:
     """What a state's size depends on beside `DeviceSizes`: both models' geometries, and where it lives."""
 
     target: TargetGeometry
-    draft: DraftGeometry | None
+    draft: DrafterGeometry | None
     dtype: torch.dtype
     device: torch.device
 
     @property
     def n_taps(self) -> int:
-        return len(self.draft.taps) if self.draft else 0
+        return len(self.draft.taps) if isinstance(self.draft, DraftGeometry) else 0
 
     @property
     def most_columns(self) -> int:
         """Columns of the widest matrix: what a row of its input has."""
         blocks = [self.target.block, *([self.draft.block] if self.draft else [])]
         widths = [max(b.hidden_size, b.intermediate_size, b.n_heads * b.head_dim) for b in blocks]
-        if self.draft is not None:  # its q, k, v read two rows side by side, its fc all taps
+        if isinstance(self.draft, DraftGeometry):  # its q, k, v read two rows side by side, its fc all taps
             widths += [2 * self.draft.block.hidden_size, self.n_taps * self.draft.target_hidden_size]
         return max(widths)
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 import torch
 from torch import Tensor
 
-from eagle3core.geometry import BlockGeometry, DraftGeometry
+from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.slots.open_chunk import ChunkRows, new_chunk_rows
 from eagle3core.kernels.slots.slot_state import LIMIT, MOST_ENDS, N_FIELDS, N_REQUEST, RESULT_BLOCKS, result_width
 from eagle3core.kernels.tree.mask_words import pack_words
@@ -62,6 +62,19 @@ class DraftTensors:
 
 
 @dataclass(frozen=True)
+class SmallTensors:
+    """Scratch of a small model's passes; `k, v: [L, n_blocks, K, block, D]`, scaled and sums of one row a slot."""
+
+    act: Activations
+    head: HeadRows
+    k: Tensor
+    v: Tensor
+    ids: Tensor
+    scaled: Tensor
+    sums: Tensor
+
+
+@dataclass(frozen=True)
 class DeviceState:
     """Everything a program reads and writes.
 
@@ -70,7 +83,8 @@ class DeviceState:
         k, v: `[L, n_blocks, K, block, D]`.
         captured: a `[step_rows + n_slots, E]` for each tap: a step's rows, then the seeds.
         chunk_captured: a `[chunk, E]` for each tap.
-        act, head: of the target. step, draft: scratch. draws: how each slot's tokens are drawn.
+        act, head: of the target. step, draft, small: scratch, the last two of a head or a small model.
+        draws: how each slot's tokens are drawn.
         request, prompt, start: what prefill works on; `start` is the chunk's first token.
         chunk: rows of the chunk in work.
         first: `[1]` first token.
@@ -95,6 +109,7 @@ class DeviceState:
     head: HeadRows
     step: StepTensors
     draft: DraftTensors | None
+    small: SmallTensors | None
     tree: TreeTensors | None
     draws: DrawSettings
     request: Tensor
@@ -110,8 +125,8 @@ class DeviceState:
 
     @property
     def pages(self) -> tuple[Tensor, ...]:
-        """Keys and values of the target, and of the draft where there is one."""
-        return (self.k, self.v, *((self.draft.k, self.draft.v) if self.draft else ()))
+        """Keys and values of the target, and of a head or a small model where there is one."""
+        return (self.k, self.v, *((own.k, own.v) if (own := self.draft or self.small) else ()))
 
     def last_results(self) -> list[list[int]]:
         """Rows of the newest result block, after waiting for the device; dead rows are older ones' or start with -1."""
@@ -177,9 +192,10 @@ def new_device_state(
         act=act,
         head=new_head_rows(sizes.step_rows, _padded(target.vocab_size), dtype, device),
         step=_step_tensors(sizes, pending, integers),
-        draft=_draft_tensors(arch, draft, shape, sizes, order) if draft else None,
+        draft=_draft_tensors(arch, draft, shape, sizes, order) if isinstance(draft, DraftGeometry) else None,
+        small=_small_tensors(arch, draft, shape, sizes, order) if isinstance(draft, TargetGeometry) else None,
         tree=new_tree_tensors(sizes.grown, slots, _padded(draft.draft_vocab_size), device)
-        if draft and sizes.grown
+        if isinstance(draft, DraftGeometry) and sizes.grown
         else None,
         draws=new_draw_settings(slots, device),
         request=integers(N_REQUEST + MOST_ENDS, fill=-1),
@@ -255,6 +271,22 @@ def _draft_tensors(
         scaled=rows(slots, width),
         sums=torch.zeros(slots, act.sums.shape[1], dtype=act.sums.dtype, device=device),
         level_logits=rows(levels * slots, vocabulary).view(levels, slots, vocabulary) if keeps_logits else None,
+    )  # fmt: skip
+
+
+def _small_tensors(
+    arch: str | None, model: TargetGeometry, shape: StateShape, sizes: DeviceSizes, order: tuple[int, int] | None
+) -> SmallTensors:
+    block, dtype, device, slots = model.block, shape.dtype, shape.device, sizes.n_slots
+    n, spans = max(slots * sizes.path_len, sizes.chunk), sizes.chunk // sizes.span
+    sides = Sizes(n, ((spans, sizes.span), (slots, sizes.path_len)), sizes.entries * sizes.block + 64)
+    act = new_activations(arch, block, sides, dtype, device, order)
+    k, v = (_pages(block, model.n_layers, sizes.n_blocks, sizes.block, dtype, device) for _ in "kv")
+    return SmallTensors(
+        act=act, head=new_head_rows(slots, _padded(model.vocab_size), dtype, device), k=k, v=v,
+        ids=torch.zeros(n, dtype=torch.int32, device=device),
+        scaled=torch.zeros(slots, block.hidden_size, dtype=dtype, device=device),
+        sums=torch.zeros(slots, act.sums.shape[1], dtype=act.sums.dtype, device=device),
     )  # fmt: skip
 
 

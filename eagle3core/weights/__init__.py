@@ -4,6 +4,7 @@ Imports kernels (for the order of packing) and checkpoints; a new weight format 
 """
 
 from eagle3core.weights.packed import (
+    Drafter,
     PackedDraft,
     PackedLinear,
     PackedTarget,
@@ -15,6 +16,7 @@ from eagle3core.weights.packed import (
 from eagle3core.weights.rope import rope_frequencies
 
 __all__ = [
+    "Drafter",
     "PackedDraft",
     "PackedLinear",
     "PackedTarget",

@@ -130,6 +130,9 @@ class PackedDraft:
         return tensors + ([] if self.draft_to_target is None else [self.draft_to_target])
 
 
+Drafter = PackedDraft | PackedTarget  # a head, or a small model of the same vocabulary
+
+
 class Packer:
     """Takes named tensors to a device and packs them.
 

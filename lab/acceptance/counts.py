@@ -184,10 +184,6 @@ def count_acceptance(
     """
     complete = [[step for step in r.req_metrics.steps if not step.cut] for r in responses]
     loops = [looped_tokens(p.ids, r.token_ids) for p, r in zip(prompts, responses, strict=True)]
-    plain = [
-        [s for s in steps if not any(loop[s.start : s.start + s.n_committed])]
-        for steps, loop in zip(complete, loops, strict=True)
-    ]
     n_tokens = sum(len(r.token_ids) for r in responses)
     histogram = Counter(step.n_accepted for steps in complete for step in steps)
     by_category = {c: [i for i, p in enumerate(prompts) if p.category == c] for c in {p.category for p in prompts}}
@@ -198,7 +194,7 @@ def count_acceptance(
         n_steps=sum(map(len, complete)),
         n_cut=sum(step.cut for r in responses for step in r.req_metrics.steps),
         length=acceptance_interval(complete),
-        outside_loops=acceptance_interval(plain),
+        outside_loops=acceptance_interval(outside_loops(complete, loops)),
         looped_share=sum(map(sum, loops)) / n_tokens,
         coverage=sum(n_covered(r.token_ids) for r in responses) / n_tokens,
         histogram=tuple(histogram[a] for a in range(k + 1)),
@@ -207,6 +203,14 @@ def count_acceptance(
         per_prompt=tuple(_mean_committed(steps) for steps in complete),
         responses=tuple(responses),
     )
+
+
+def outside_loops(steps: Sequence[Sequence[StepRecord]], loops: Sequence[Sequence[bool]]) -> list[list[StepRecord]]:
+    """Of each prompt the steps none of whose committed tokens is looped."""
+    return [
+        [step for step in own if not any(loop[step.start : step.start + step.n_committed])]
+        for own, loop in zip(steps, loops, strict=True)
+    ]
 
 
 def acceptance_interval(steps: Sequence[Sequence[StepRecord]], level: float = 0.95) -> Interval:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from lab.options.fields import Options, option
-from lab.options.values import ArchName, ExistingFile, Names, Seconds
+from lab.options.values import ArchName, ExistingFile, Names, Seconds, ShareSlice
 
 MOST_JOBS = 12  # processes at once under the sanitizer; each holds a CUDA context and a core or more
 
@@ -33,6 +33,7 @@ class BenchOptions(Options):
     limit_s: Seconds = option(480.0, "start no measurement after this many seconds", metavar="S")
     build: Path | None = option(None, "compile for --arch into this folder and stop; no GPU needed", metavar="DIR")
     arch: ArchName = option("sm_90a", "to compile for")
+    share: ShareSlice = option("1/1", "of --build: every N-th kernel from the I-th", metavar="I/N")
 
 
 class AttentionBenchOptions(Options):
@@ -44,6 +45,7 @@ class AttentionBenchOptions(Options):
     skip_peers: Names = option("", "peers not to time, separated by commas", metavar="NAME,...")
     build: Path | None = option(None, "compile for --arch into this folder and stop; no GPU needed", metavar="DIR")
     arch: ArchName = option("sm_90a", "to compile for")
+    share: ShareSlice = option("1/1", "of --build: every N-th kernel from the I-th", metavar="I/N")
 
 
 class BookkeepingOptions(Options):

@@ -79,8 +79,7 @@ class RequestTrace(Trace):
             own.append(step)
         return [f"step{len(own) - 1}"] if len(own) <= self._steps else None
 
-    @staticmethod
-    def _put(tensors: dict[str, Tensor], key: str, rows: Tensor) -> None:
+    def _put(self, tensors: dict[str, Tensor], key: str, rows: Tensor) -> None:
         rows = rows.detach().to("cpu", copy=True)
         # A later chunk of the same prompt follows the earlier ones.
         tensors[key] = torch.cat([tensors[key], rows]) if key in tensors else rows

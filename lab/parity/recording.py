@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,17 +161,24 @@ def record_from(engine: Engine, prompts: Sequence[Sequence[int]], *, k: int, ste
     widths = {"target.head": engine.target.geometry.vocab_size}
     if engine.draft is not None:
         widths["draft.head"] = engine.draft.geometry.draft_vocab_size
-    runner, before = engine.runner, (engine.trace, engine.runner.replayer)
     trace = RequestTrace(steps)
+    settings = GenerationConfig(max_new_tokens=_n_new(k, steps), ignore_eos=True)
+    with traced(engine, trace):
+        engine.generate([list(prompt) for prompt in prompts], settings)
+    return [Recording(with_derived(tensors, engine.target.taps, widths), steps, k) for tensors in trace.requests]
+
+
+@contextmanager
+def traced(engine: Engine, trace: RequestTrace) -> Iterator[None]:
+    """Hands every stage that `engine` runs to `trace`, and leaves the engine as it was."""
+    runner, before = engine.runner, (engine.trace, engine.runner.replayer)
     engine.trace = trace
     runner.replay_by(TappingReplayer(runner.replayer, runner.state))
-    settings = GenerationConfig(max_new_tokens=_n_new(k, steps), ignore_eos=True)
     try:
-        engine.generate([list(prompt) for prompt in prompts], settings)
+        yield
     finally:
         engine.trace = before[0]
         runner.replay_by(before[1])
-    return [Recording(with_derived(tensors, runner.target.taps, widths), steps, k) for tensors in trace.requests]
 
 
 def _n_new(k: int, steps: int) -> int:

@@ -66,6 +66,55 @@ def test_a_draft_directory_is_required(model: str | None) -> None:
     assert refusal(lambda: SpeculativeConfig(model=model)).what == f"model is {model!r} with method 'eagle3'"
 
 
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_a_look_up_needs_no_model_and_drafts_a_chain(method: str) -> None:
+    config = SpeculativeConfig(method=method, num_speculative_tokens=5)
+    assert config.is_lookup
+    assert (config.model, config.n_nodes, config.depth, config.tree_kind) == (None, 6, 5, "chain")
+    assert not spec().is_lookup
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({"model": "draft"}, "model 'draft'"),
+        ({"choices": [[0], [1]]}, "choices ((0,), (1,))"),
+        ({"use_dynamic_tree": True}, "use_dynamic_tree True"),
+        (
+            {"capture_layers": (1, 2), "capture_convention": "input"},
+            "capture_layers (1, 2) and capture_convention 'input'",
+        ),
+    ],
+)
+def test_a_look_up_is_refused_what_belongs_to_a_draft_model(method: str, given: dict[str, Any], what: str) -> None:
+    error = refusal(lambda: SpeculativeConfig(method=method, **given))
+    assert error.what == f"method is {method!r} with {what}"
+    assert error.allowed == "a chain of num_speculative_tokens, and no draft model"
+
+
+@pytest.mark.parametrize("k", [0, 9, True])
+def test_a_look_up_drafts_one_to_eight_tokens(k: Any) -> None:
+    error = refusal(lambda: SpeculativeConfig(method="ngram", num_speculative_tokens=k))
+    assert error.allowed == "an integer from 1 to 8"
+
+
+@pytest.mark.parametrize("given", [{"method": "suffix"}, {"method": "draft_target", "model": "small"}])
+def test_ranks_are_those_of_a_head_alone(given: dict[str, Any]) -> None:
+    config = SpeculativeConfig(**given)
+    error = refusal(lambda: EngineConfig(speculative_config=config, collect_draft_ranks=True))
+    assert error.what == f"collect_draft_ranks is on with method {given['method']!r}"
+
+
+def test_a_small_model_drafts_a_chain_and_needs_its_directory() -> None:
+    config = SpeculativeConfig(method="draft_target", model="small", num_speculative_tokens=4)
+    assert (config.n_nodes, config.tree_kind, config.is_lookup) == (5, "chain", False)
+    error = refusal(lambda: SpeculativeConfig(method="draft_target"))
+    assert error.what == "model is None with method 'draft_target'"
+    error = refusal(lambda: SpeculativeConfig(method="draft_target", model="small", use_dynamic_tree=True))
+    assert error.what == "method is 'draft_target' with use_dynamic_tree True"
+
+
 @pytest.mark.parametrize("k", [0, -1, 9, 2.0, True, "3", None])
 def test_the_depth_is_an_integer_from_1_to_8(k: Any) -> None:
     error = refusal(lambda: spec(num_speculative_tokens=k))
@@ -174,7 +223,7 @@ def test_the_mode_follows_from_the_configuration_and_nothing_else(monkeypatch: p
 def test_no_request_can_switch_the_mode() -> None:
     names = {field.name for field in dataclasses.fields(GenerationConfig)}
     draws = {"temperature", "top_k", "top_p", "min_p", "posterior_threshold", "seed"}
-    assert names == {"max_new_tokens", "ignore_eos", "stop_token_ids", "stop_words", *draws}
+    assert names == {"max_new_tokens", "ignore_eos", "stop_token_ids", "stop_words", "logprobs", *draws}
 
 
 @pytest.mark.parametrize("n", [0, -1, 1.0, None])

@@ -88,9 +88,9 @@ def accepted_counts(responses: list[Response]) -> set[int]:
     return {step.n_accepted for response in responses for step in response.req_metrics.steps}
 
 
-def letter_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """A tokenizer whose six tokens are five letters and a space."""
-    tokenizer = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(LETTERS)}, unk_token="a"))
+def letter_tokenizer(chat_template: str | None = None, letters: str = LETTERS) -> PreTrainedTokenizerFast:
+    """A tokenizer whose tokens are letters, by default five and a space."""
+    tokenizer = Tokenizer(models.WordLevel({letter: i for i, letter in enumerate(letters)}, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(

@@ -18,6 +18,7 @@ from eagle3core.kernels.attention.cases import (
     attention_row_of,
     further_words_of,
     masked_of,
+    path_len_of,
     prefixes_of,
 )
 from eagle3core.kernels.attention.launcher import (
@@ -40,7 +41,8 @@ def _shape(arch: str, case: Case) -> Shape:
 def _plan(arch: str, case: Case, setting: Mapping[str, Any]) -> Plan:
     shape = _shape(arch, case)
     keys = max(prefixes_of(case)) + masked_of(case)
-    plan = choose_plan(arch, shape, case["tokens"], len(prefixes_of(case)), case["kv_heads"], keys)
+    sizes = (case["tokens"], len(prefixes_of(case)), case["kv_heads"], keys)
+    plan = choose_plan(arch, shape, *sizes, paths=bool(case.get("paths")))
     if "groups" in setting:
         setting = {**setting, "groups": min(setting["groups"], shape.streams)}
     return replace(plan, counting=bool(case.get("counting")), **setting)
@@ -85,7 +87,7 @@ def attention_launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors,
         scratch=attention_scratch(shape, q.shape[0], case["tokens"], case["kv_heads"], q.device),
         order=(shape.splits, shape.streams), plan=_plan(arch, case, setting), window=case.get("window", 0),
         positions=inputs["positions"], sinks=inputs.get("sinks"), counters=outputs.get("counters"),
-        earlier=case.get("earlier", 0),
+        earlier=case.get("earlier", 0), path_len=path_len_of(case, inputs),
     )  # fmt: skip
 
 
@@ -108,7 +110,8 @@ def attention_cost(case: Case) -> Cost:
 def attention_variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
     """The two variants that a case launches."""
     shape, plan = _shape(arch, case), _plan(arch, case, setting)
-    first = attention_variant(arch, shape, case["tokens"], plan, words=further_words_of(case))
+    paths = bool(case.get("paths"))
+    first = attention_variant(arch, shape, case["tokens"], plan, words=further_words_of(case), paths=paths)
     return [first, combine_variant(arch, shape, joined=plan.is_joined(shape))]
 
 
@@ -116,8 +119,8 @@ _KINDS = ((128, 32), (64, 64))  # head size, query heads; 8 key heads
 
 
 def _measured() -> tuple[Case, ...]:
-    """Decoding and verifying; then a draft that reads its tree a level of 10 nodes at a time, in a middle and in its
-    last pass of seven (the default tree of github.com/SafeAILab/EAGLE)."""
+    """Decoding and verifying, chunks and chains, then trees; then a draft that reads its tree a level of 10 nodes at a
+    time, in a middle and in its last pass of seven (the default tree of github.com/SafeAILab/EAGLE)."""
     kinds: list[Case] = [{"dtype": "bf16", "dim": dim, "heads": heads, "kv_heads": 8} for dim, heads in _KINDS]
     whole = [
         {**kind, "batch": batch, "kv": kv, "tokens": tokens}
@@ -125,23 +128,22 @@ def _measured() -> tuple[Case, ...]:
         for batch, kv in ((1, 32768), (4, 16384))
         for tokens in (1, 4, 8, 16, 32, 64)
     ]
+    trees = [{**kinds[0], "batch": 1, "kv": kv, "tokens": 60, "paths": True} for kv in (512, 32768)]
     levels = [
         {**kind, "batch": 1, "kv": kv, "tokens": 10, "earlier": earlier}
         for kind in kinds
         for kv in (512, 32768)
         for earlier in (30, 60)
     ]
-    return (*whole, *levels)
+    return (*whole, *trees, *levels)
 
 
-def _variants(
-    arch: str, wanted: Sequence[tuple[str, int, int]], batches: Sequence[int], *, earlier: int = 0
-) -> list[Variant]:
+def _variants(arch: str, wanted: Sequence[tuple[str, int, int]], batches: Sequence[int], **more: Any) -> list[Variant]:
     """What (dtype, head size, tokens) launch; the largest batch lets a block join the splits of a bundle."""
     made: dict[str, Variant] = {}
     for dtype, dim, tokens in wanted:
         about = {"dtype": dtype, "dim": dim, "heads": dict(_KINDS)[dim], "kv_heads": 8, "kv": 1024, "tokens": tokens}
-        about["earlier"] = earlier
+        about |= more
         for batch in batches:
             made |= {v.name: v for v in attention_variants_of(arch, {**about, "batch": batch})}
     return list(made.values())
@@ -159,12 +161,14 @@ def attention_slow_variants(arch: str) -> list[Variant]:
     if arch != "sm_90a":
         made = _variants(arch, [("bf16", 128, 8), ("bf16", 128, 64), ("bf16", 64, 64)], batches=(4,))
         made += _variants(arch, [("bf16", 128, 10), ("bf16", 64, 3)], batches=(1,), earlier=30)
+        made += _variants(arch, [("bf16", 128, 8), ("bf16", 64, 16)], batches=(1,), paths=True)
     else:
         made = _variants(arch, [("bf16", dim, t) for dim, _ in _KINDS for t in (1, 4, 8, 16, 64)], batches=(4,))
         made += _variants(arch, [("bf16", 128, 64)], batches=(1,))  # whose splits are all left apart
         made += _variants(arch, [("f16", 128, 8), ("f16", 64, 8)], batches=(4,))
         made += _variants(arch, [("bf16", dim, t) for dim, _ in _KINDS for t in (1, 3, 10)], batches=(1,), earlier=30)
         made += _variants(arch, [("bf16", 128, 10)], batches=(4,), earlier=30)
+        made += _variants(arch, [("bf16", 128, t) for t in (8, 32, 60)] + [("bf16", 64, 60)], batches=(1,), paths=True)
     fast = {v.name for v in attention_variants(arch)}
     return list({v.name: v for v in made if v.name not in fast}.values())
 
@@ -214,6 +218,7 @@ CARD = Card(
         _tiny(prefix=(41,), dim=128, tokens=5, heads=8, kv_heads=2, tree="random", dtype="f16", counting=False),
         _tiny(prefix=(75, -3), window=20, sinks=True, counting=True, tokens=2),
         _tiny(prefix=(37, -4), earlier=5, counting=True),
+        _tiny(prefix=(41, -2), tokens=5, paths=True),
     ),
     slow_cases=(
         _tiny(prefix=(150, 0, 63), dim=128, heads=4, tokens=4, order=(4, 2), tree="chain"),
@@ -228,6 +233,10 @@ CARD = Card(
         _tiny(prefix=(16,), earlier=20, tokens=1, tree="none"),
         _tiny(prefix=(30, 61), earlier=4, tokens=4, words=3),
         _tiny(prefix=(50,), words=3),
+        _tiny(prefix=(13, -2, 95), heads=4, tokens=9, paths=True, sinks=True),
+        _tiny(prefix=(160, 0), tokens=40, paths=True),
+        _tiny(prefix=(0, 64), dim=128, heads=4, tokens=7, order=(4, 2), paths=True),
+        _tiny(prefix=(63,), heads=3, tokens=20, paths=True, tree="chain", dtype="f16"),
     ),
     shapes=_measured(),
     hand_counts=(

@@ -107,9 +107,11 @@ def attention_alone(case: Case, inputs: Tensors, row: int) -> tuple[Case, Tensor
     """Row `row` = (sequence, token). A chain's token alone is plain decode: the tokens before it are old keys.
 
     A tree's token keeps the tokens before it, since its ancestors do not lie next to the prefix: as rows of its pass,
-    or, in a case with earlier rows, as further ones of those.
+    or, in a case with earlier rows, as further ones of those. With `paths` it is plain decode too.
     """
     b, t = divmod(row, case["tokens"])
+    if case.get("paths"):
+        return _decoded_alone(case, inputs, b, t)
     is_chain, earlier = case.get("tree") == "chain", case.get("earlier", 0)
     kept = 1 if is_chain or earlier else t + 1
     first = t + 1 - kept
@@ -126,6 +128,31 @@ def attention_alone(case: Case, inputs: Tensors, row: int) -> tuple[Case, Tensor
     if mask.shape[2] > kept:
         others["earlier"] = mask.shape[2] - kept
     return {**others, "tokens": kept, "prefix": (int(prefix),), "shown": kept - 1}, single
+
+
+def path_len_of(case: Case, inputs: Tensors) -> int:
+    """Tokens of the longest path, where rows add their ancestors as plain decode does; else 0."""
+    return int(inputs["mask"].sum(-1).max()) if case.get("paths") else 0
+
+
+def _decoded_alone(case: Case, inputs: Tensors, b: int, t: int) -> tuple[Case, Tensors]:
+    """Token t after its ancestors, which are old keys, in a cache where they lie next to the prefix."""
+    table, prefix = inputs["tables"][b], int(inputs["prefix"][b])
+    mask = inputs["mask"][b, t]
+    k, v, depth = inputs["k"].clone(), inputs["v"].clone(), 0
+    for node in mask.nonzero().flatten().tolist() if prefix >= 0 else ():
+        (to, to_row), (of, of_row) = (divmod(prefix + n, BLOCK) for n in (depth, node))
+        for cache, source in ((k, inputs["k"]), (v, inputs["v"])):
+            cache[table[to].long(), :, to_row] = source[table[of].long(), :, of_row]
+        depth += 1
+    own = torch.ones(1, 1, 1, dtype=torch.bool, device=mask.device)
+    length = inputs["prefix"][b : b + 1] + max(depth - 1, 0)
+    single = {
+        **inputs, "q": inputs["q"][b : b + 1, t : t + 1].clone(), "k": k, "v": v, "tables": table[None].clone(),
+        "prefix": length, "mask": own, "words": pack_words(own), "positions": length[:, None].clone(),
+    }  # fmt: skip
+    others = {key: value for key, value in case.items() if key not in ("counting", "kv", "batch", "paths")}
+    return {**others, "tree": "chain", "tokens": 1, "prefix": (int(length),), "shown": 0}, single
 
 
 def attention_row_of(case: Case, inputs: Tensors, outputs: Tensors, row: int) -> Tensors:

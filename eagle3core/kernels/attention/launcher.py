@@ -144,6 +144,7 @@ def attention(
     sinks: Tensor | None = None,
     counters: Tensor | None = None,
     earlier: int = 0,
+    path_len: int = 0,
 ) -> list[Launch]:
     """The two launches of one layer's attention.
 
@@ -161,6 +162,9 @@ def attention(
             keys, hidden by the mask, executed. None: nothing is counted.
         earlier: keys that passes before this one left between the prefix and the T new ones, in every sequence; not
             with a window. One kernel serves every number, for masks of as many words.
+        path_len: tokens of the longest path, the root included, where the T keys are the nodes of a tree, parents
+            before children and no two of a path at one depth; 0 for a chain or a chunk. A row then adds its ancestors
+            at their positions, to the bits of plain decoding after the same path. Not with earlier keys or a window.
 
     Raises:
         KernelLimit: a shape these kernels are not made for.
@@ -168,18 +172,20 @@ def attention(
     batch, tokens, n_heads, dim = q.shape
     n_kv_heads = k_blocks.shape[1]
     check_limits(q.dtype, dim, n_heads, n_kv_heads, tokens, k_blocks.shape[2], earlier=earlier, window=window)
+    assert not path_len or not (earlier or window), "paths are of the nodes of one pass, which all keys are seen by"
     words, least = masks.shape[-1], -(-(earlier + tokens) // 32)
     assert words >= least, f"{words} mask words for {earlier} + {tokens} keys, which take {least}"
     has_more = earlier > 0 or words > least  # than the T new keys, for which the mask of a pass has just the words
     splits, streams = order or order_of(arch, n_kv_heads, dim)
     shape = Shape(DTYPES[q.dtype], dim, n_heads // n_kv_heads, splits, streams)
     room = block_tables.shape[1] * k_blocks.shape[2]
-    plan = plan or choose_plan(arch, shape, tokens, batch, n_kv_heads, room)
+    plan = plan or choose_plan(arch, shape, tokens, batch, n_kv_heads, room, paths=path_len > 0)
     plan = replace(plan, counting=counters is not None)
     partial, tops_sums = scratch
     scale = dim**-0.5 * LOG2_E
-    behind = {"earlier": earlier} if has_more else {"window": window}
-    first = attention_variant(arch, shape, tokens, plan, words=words if has_more else 0).launch(
+    behind = {"path_len": path_len} if path_len else {"earlier": earlier} if has_more else {"window": window}
+    variant = attention_variant(arch, shape, tokens, plan, words=words if has_more else 0, paths=path_len > 0)
+    first = variant.launch(
         (plan.row_blocks(tokens * shape.group) * -(-splits // plan.run), n_kv_heads, batch),
         q=q, k=k_blocks, v=v_blocks, tables=block_tables, prefix=prefix_lens, masks=masks, positions=positions,
         partial=partial, tops_sums=tops_sums, counters=counters, tokens=tokens, table_width=block_tables.shape[1],
@@ -204,10 +210,11 @@ def attention_meaning(
     scratch: tuple[Tensor, ...] = (),
     order: tuple[int, int] | None = None,
     earlier: int = 0,
+    path_len: int = 0,
 ) -> None:
     """What `attention` computes, in plain torch, for any head size, group and block.
 
-    `scratch` and `order` are the kernels' own and not read.
+    `scratch`, `order` and `path_len` are the kernels' own and not read.
     """
     if bool((prefix_lens < 0).all()):
         out.zero_()

@@ -97,7 +97,7 @@ def make_walk(isa: Any, shape: Shape) -> tuple[Any, Any]:
     return first_of, isa.inlined(advance)
 
 
-def make_span(isa: Any, *, earlier: bool = False) -> Any:
+def make_span(isa: Any, *, earlier: bool = False, paths: bool = False) -> Any:
     """`span(ctx, tokens, window)`: (end of the keys, units of them, first unit any row sees, first key all rows see).
 
     A window of w keys lets a query at position p see keys p - w + 1 .. p; 0 is no window. Queries stand at position ctx
@@ -105,6 +105,7 @@ def make_span(isa: Any, *, earlier: bool = False) -> Any:
 
     Args:
         earlier: the third operand is no window, but how many masked keys lie before the T newest.
+        paths: it is the tokens of a tree's longest path, and units are those of positions (`paths`).
     """
     i32 = isa.i32
 
@@ -114,6 +115,12 @@ def make_span(isa: Any, *, earlier: bool = False) -> Any:
         if ctx < 0:
             n_units = i32(0)
         return end, n_units, i32(0), i32(0)
+
+    def span_of_paths(ctx: Any, tokens: Any, path_len: Any) -> Any:
+        n_units = i32((ctx + path_len + (UNIT - 1)) >> 4)
+        if ctx < 0:
+            n_units = i32(0)
+        return i32(ctx + tokens), n_units, i32(0), i32(0)
 
     def span(ctx: Any, tokens: Any, window: Any) -> Any:
         end = i32(ctx + tokens)
@@ -126,7 +133,7 @@ def make_span(isa: Any, *, earlier: bool = False) -> Any:
             n_units = i32(0)
         return end, n_units, first_unit, seen_by_all
 
-    return isa.inlined(span_of_many if earlier else span)
+    return isa.inlined(span_of_paths if paths else span_of_many if earlier else span)
 
 
 def make_load_queries(isa: Any, shape: Shape) -> Any:

@@ -8,13 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from eagle3core.errors import KernelLimit
 from eagle3core.kernels import tuned
 from eagle3core.kernels.attention.combine import COMBINE_THREADS, make_attention_combine
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.overrides import overrides
+from eagle3core.kernels.attention.paths import tail_units
 from eagle3core.kernels.attention.rows import ROWS, make_attention_rows, rows_shared_bytes
 from eagle3core.kernels.attention.streams import make_attention_streams, streams_shared_bytes
-from eagle3core.kernels.card import SHARED_BYTES, Variant, overlaps, parameters
+from eagle3core.kernels.card import PLAIN_TORCH, SHARED_BYTES, Variant, overlaps, parameters
 
 PARAMETERS = parameters(
     "q:in k:const v:const tables:const prefix:const masks:in positions:in partial:out tops_sums:out counters:inout "
@@ -22,6 +24,8 @@ PARAMETERS = parameters(
 )
 # With earlier rows there is no window, and its place says how many there are.
 EARLIER_PARAMETERS = tuple(replace(p, name="earlier") if p.name == "window" else p for p in PARAMETERS)
+# With paths neither.
+PATHS_PARAMETERS = tuple(replace(p, name="path_len") if p.name == "window" else p for p in PARAMETERS)
 COMBINE_PARAMETERS = parameters("partial:in tops_sums:in sinks:const out:out tokens:i32 scale:f32")
 # Multiprocessors of the largest common part of each architecture: A100, H200, B200, RTX PRO 6000. Order-neutral.
 PROCESSORS = {"sm_80": 108, "sm_90a": 132, "sm_100": 148, "sm_120": 188}
@@ -68,13 +72,16 @@ def order_of(arch: str, n_kv_heads: int, dim: int) -> tuple[int, int]:
     return (16 if n_kv_heads >= 8 else 32), (8 if dim == 64 else 4)
 
 
-def choose_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int = 0) -> Plan:
+def choose_plan(
+    arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int = 0, *, paths: bool = False
+) -> Plan:
     """The layout for `tokens` queries of `batch` sequences of at most `keys` keys: the tuned one, else the rule's.
 
-    Variables of `overrides` replace parts of either.
+    Variables of `overrides` replace parts of either. With `paths` it is the rule's: sweeps know none.
     """
-    setting = tuned.find(arch, "attention", plan_key(shape, tokens, batch, n_kv_heads, keys))
-    plan = Plan(**setting) if setting else ruled_plan(arch, shape, tokens, batch, n_kv_heads)
+    key = plan_key(shape, tokens, batch, n_kv_heads, keys)
+    setting = None if paths else tuned.find(arch, "attention", key)
+    plan = Plan(**setting) if setting else ruled_plan(arch, shape, tokens, batch, n_kv_heads, paths=paths)
     return replace(plan, **overrides(shape, plan.row_warps))
 
 
@@ -86,12 +93,17 @@ def plan_key(shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int) 
     )  # fmt: skip
 
 
-def ruled_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int) -> Plan:
+def ruled_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int, *, paths: bool = False) -> Plan:
     """The layout where nothing was tuned."""
-    rows = tokens * shape.group
+    rows, tail = tokens * shape.group, tail_units(tokens) if paths else 0
     # Two tiles of a head of 128 in one warp take more registers on sm_100 than there are.
     most = ROWS // 2 if arch == "sm_100" and shape.dim == 128 else ROWS
-    plan = _streams_plan(arch, shape) if rows <= most else _rows_plan(arch, shape, rows)
+    plan = _streams_plan(arch, shape) if rows <= most and not paths else _rows_plan(arch, shape, rows, tail)
+    if paths and plan.stages < 3:
+        raise KernelLimit(
+            f"a tree of {tokens} nodes at head size {shape.dim} on {arch}",
+            "as many as its shared memory holds the keys of", f"{PLAIN_TORCH}; or lower max_decoding_tokens",
+        )  # fmt: skip
     work = batch * n_kv_heads * plan.row_blocks(rows)
 
     def cost(run: int) -> float:
@@ -108,17 +120,19 @@ def _streams_plan(arch: str, shape: Shape) -> Plan:
     return Plan(0, min(held // units, 6), 1, units=units)
 
 
-def _rows_plan(arch: str, shape: Shape, rows: int) -> Plan:
-    """As many rows a block as there are and fit; the other warps walk further streams."""
+def _rows_plan(arch: str, shape: Shape, rows: int, tail: int) -> Plan:
+    """As many rows a block as there are and fit beside `tail` units; the other warps walk further streams."""
     # Scores of as many units as leave room in the registers for all else; on the others it was not to be had for more.
     most_units = (256 if arch == "sm_90a" else 128) // shape.dim
     row_warps = min(next((n for n in (2, 4) if rows <= ROWS * n), 8), 4 * most_units)
     groups = min(WARPS // row_warps, shape.streams)
-    while row_warps > 2 and _ring_units(arch, shape, row_warps, 1) < 3 * max(1, row_warps // 4):
+    while row_warps > 2 and _ring_units(arch, shape, row_warps, 1, tail) < 3 * max(1, row_warps // 4):
         row_warps //= 2
-    while groups > 1 and _ring_units(arch, shape, row_warps, groups) < 3 * max(1, row_warps // 4):
+        if tail:  # a tree's nodes take the place of a ring, not of the warps that are left
+            groups = min(WARPS // row_warps, shape.streams)
+    while groups > 1 and _ring_units(arch, shape, row_warps, groups, tail) < 3 * max(1, row_warps // 4):
         groups //= 2
-    held = _ring_units(arch, shape, row_warps, groups)
+    held = _ring_units(arch, shape, row_warps, groups, tail)
     units = min(most_units, row_warps)
     while units > max(1, row_warps // 4) and held < 4 * units:
         units //= 2
@@ -130,15 +144,21 @@ def held_pieces(arch: str, shape: Shape) -> int:
     return min(shape.pieces, 3 if arch == "sm_90a" else 2)
 
 
-def _ring_units(arch: str, shape: Shape, row_warps: int, groups: int) -> int:
+def _ring_units(arch: str, shape: Shape, row_warps: int, groups: int, tail: int) -> int:
     """Units for which each of `groups` rings has room."""
-    return (SHARED_BYTES[arch] - rows_shared_bytes(shape, row_warps, groups, 0, 0, held_pieces(arch, shape))) // (
-        groups * shape.unit_bytes
-    )
+    others = rows_shared_bytes(shape, row_warps, groups, 0, 0, held_pieces(arch, shape), tail)
+    return (SHARED_BYTES[arch] - others) // (groups * shape.unit_bytes)
 
 
-def attention_variant(arch: str, shape: Shape, tokens: int, plan: Plan, *, words: int = 0) -> Variant:
-    """The first kernel for `tokens` queries a sequence; `words` of a row's mask, 0 if only the T newest have bits."""
+def attention_variant(
+    arch: str, shape: Shape, tokens: int, plan: Plan, *, words: int = 0, paths: bool = False
+) -> Variant:
+    """The first kernel for `tokens` queries a sequence.
+
+    Args:
+        words: of a row's mask, 0 if only the T newest have bits.
+        paths: rows add their ancestors as plain decoding does; of `attention_rows` alone.
+    """
     order = f"{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}_s{plan.stages}"
     order += "_counting" if plan.counting else ""
     order += f"_earlier{words}" if words else ""
@@ -146,8 +166,12 @@ def attention_variant(arch: str, shape: Shape, tokens: int, plan: Plan, *, words
     shared["overlap"] = overlaps(arch)
     if words:  # only where set: the other variants are to stay as they were proven, name, constants and machine code
         shared["words"] = words
-    taken = EARLIER_PARAMETERS if words else PARAMETERS
+    tail = tail_units(tokens) if paths else 0
+    if paths:
+        order, shared["tail"] = f"{order}_paths{tail}", tail
+    taken = PATHS_PARAMETERS if paths else EARLIER_PARAMETERS if words else PARAMETERS
     joined, held = plan.is_joined(shape), held_pieces(arch, shape)
+    assert plan.row_warps or not paths, "warps that walk streams of their own know no paths"
     if plan.row_warps == 0:
         tiles, half, units = -(-tokens * shape.group // 16), tokens * shape.group <= 8, plan.units
         return Variant(
@@ -167,7 +191,7 @@ def attention_variant(arch: str, shape: Shape, tokens: int, plan: Plan, *, words
         name=f"attention_rows_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}{_joined(joined)}",
         make=make_attention_rows,
         constants={**shared, **layout}, parameters=taken, threads=32 * plan.row_warps * plan.groups,
-        shared_bytes=rows_shared_bytes(shape, plan.row_warps, plan.groups, plan.units, plan.stages, held),
+        shared_bytes=rows_shared_bytes(shape, plan.row_warps, plan.groups, plan.units, plan.stages, held, tail),
         dependent=overlaps(arch), rounds_itself=True,
         instructions={"HMMA": shape.dim // 2, "LDSM": shape.dim // 16, "LDGSTS": shape.dim // 8 // plan.row_warps},
     )  # fmt: skip

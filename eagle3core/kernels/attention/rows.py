@@ -31,6 +31,7 @@ from eagle3core.kernels.attention.layout import (
     make_span,
     make_walk,
 )
+from eagle3core.kernels.attention.paths import make_paths
 from eagle3core.kernels.attention.ring import make_load_tile, make_ring
 from eagle3core.kernels.attention.tile import make_steps
 from eagle3core.kernels.attention.totals import make_totals, totals_bytes
@@ -38,16 +39,20 @@ from eagle3core.kernels.attention.totals import make_totals, totals_bytes
 ROWS = 32  # of a warp: two tiles, so that every key and value read from shared memory serves both
 
 
-def rows_shared_bytes(shape: Shape, row_warps: int, groups: int, units: int, stages: int, held: int) -> int:
-    """Dynamic shared memory of a block, bytes: rings, sums of the split, some queries, barriers of rings and turns."""
+def rows_shared_bytes(
+    shape: Shape, row_warps: int, groups: int, units: int, stages: int, held: int, tail: int = 0
+) -> int:
+    """Dynamic shared memory of a block, bytes: rings, sums of the split, some queries, `tail` units of a tree's nodes,
+    barriers of rings and turns."""
     rings = groups * stages * units * shape.unit_bytes
     queries = row_warps * groups * 2048 * (shape.pieces - held)
-    return rings + row_warps * totals_bytes(shape) + queries + 8 * groups * (1 + row_warps)
+    nodes = tail * shape.unit_bytes
+    return rings + row_warps * totals_bytes(shape) + queries + nodes + 8 * groups * (1 + row_warps)
 
 
 def make_attention_rows(
     isa: Any, *, shape: Shape, row_warps: int, groups: int, units: int, stages: int, held: int, joined: bool,
-    counting: bool, overlap: bool, words: int = 0,
+    counting: bool, overlap: bool, words: int = 0, tail: int = 0,
 ) -> Any:  # fmt: skip
     """The kernel; grid (row blocks * blocks of `run` splits, key heads, sequences).
 
@@ -59,6 +64,8 @@ def make_attention_rows(
         held: 64-byte pieces of the queries in registers; the others are in shared memory.
         joined: the block's `run` is a multiple of a bundle, whose splits it joins.
         counting, overlap, words: as in `attention_streams`.
+        tail: units for which there is room beyond the prefix, where the T keys are a tree's nodes and rows add their
+            ancestors as plain decoding does (`paths`); the parameter `window` says how long a path can be.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     # Before a warp arrives for the next set, the newest stages - 3 groups may be under way: that set's own has landed.
@@ -66,9 +73,11 @@ def make_attention_rows(
     wait_set, wait_all = isa.COPY_WAIT[stages - 3], isa.COPY_WAIT[0]
     wait_others = isa.mbarrier_wait if overlap else isa.mbarrier_poll  # both of compute capability 9
     first_of, _ = make_walk(isa, shape)
-    span, load_tile = make_span(isa, earlier=words > 0), make_load_tile(isa, shape, held=held)
+    paths = tail > 0
+    span, load_tile = make_span(isa, earlier=words > 0, paths=paths), make_load_tile(isa, shape, held=held)
+    owns_tail, load_tail, add_paths = make_paths(isa, shape, threads=32 * row_warps * groups, held=held, wanted=paths)
     follow, look_up, copy_set = make_ring(isa, shape, row_warps=row_warps, groups=groups, units=units)
-    score, hide, start_tops, grows, raise_tops, add_values = make_steps(
+    score, hide, start_tops, grows, raise_tops, add_values, _ = make_steps(
         isa, shape, tiles=2, half=False, held=held, units=units, words=words
     )
     begin, join, leave = make_totals(isa, shape, joined=joined)
@@ -80,7 +89,8 @@ def make_attention_rows(
     ring_bytes, own_totals = stages * set_bytes, totals_bytes(shape)
     totals_offset = groups * ring_bytes
     queries_offset, own_queries = totals_offset + row_warps * own_totals, 2048 * (pieces - held)
-    barriers_offset = queries_offset + row_warps * groups * own_queries
+    tail_offset = queries_offset + row_warps * groups * own_queries
+    barriers_offset = tail_offset + tail * unit_bytes
     row_shift, split_mask = row_warps.bit_length() - 1, streams - 1
     stream_shift = streams.bit_length() - 1
     # Registers of a lane: D sums of its two tiles, 16 scores a unit, 16 int32 a piece of the queries held; with D =
@@ -146,6 +156,10 @@ def make_attention_rows(
             isa.copy_commit()
         if overlap:
             isa.wait_previous()
+        if paths and owns_tail(ctx, n_units, first_stream, last_stream) != 0:
+            load_tail(i32(base + tail_offset), k, v, table, ctx, end, kv_head, n_kv, tid)
+            wait_all()
+            cuda.syncthreads()  # every warp reads what all have brought
 
         block = i32(0)
         if next_unit >= 0:
@@ -224,7 +238,14 @@ def make_attention_rows(
                     while u < units and i32(unit + u * interleave) < n_units:
                         take_unit(u, scores, one)
                         first, sees = i32((unit + u * interleave) * UNIT), i32(1)
-                        if i32(first + UNIT) > ctx or first < seen_by_all:
+                        if paths and i32(first + UNIT) > ctx:
+                            mask, sees = masks + i64(i32(pinned(b) * tokens) * ((tokens + 31) >> 5)) * 4, i32(0)
+                            seen = add_paths(
+                                i32(base + tail_offset), queries, q_at, accumulators, tops, sums, mask, tokens, ctx,
+                                first, row0, scale, pinned(lane),
+                            )  # fmt: skip
+                            executed, mask_empty = i32(executed + seen), i32(mask_empty - seen)
+                        elif i32(first + UNIT) > ctx or first < seen_by_all:
                             here, token0 = pinned(lane), i32(pinned(b) * tokens)
                             mask = masks + i64(token0 * ((tokens + 31) >> 5)) * 4
                             if words > 0:

@@ -41,6 +41,7 @@ class Steps(NamedTuple):
             enough.
         add_values: `(s, scores, accumulators, tops, sums, v_even, v_odd, scale)`: sums of probabilities, and of values
             by them, of the unit whose scores begin at `s`.
+        score_apart: `(scores, queries, q_at, near_at, far_at)`: `score` of a unit whose keys g and g + 8 lie anywhere.
     """
 
     score: Any
@@ -49,9 +50,12 @@ class Steps(NamedTuple):
     grows: Any
     raise_tops: Any
     add_values: Any
+    score_apart: Any
 
 
-def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, units: int = 1, words: int = 0) -> Steps:
+def make_steps(
+    isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, units: int = 1, words: int = 0, first_tile: int = 0
+) -> Steps:
     """The steps of one warp.
 
     Args:
@@ -59,8 +63,8 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
         half: only the first 8 rows of the tile exist.
         held: 64-byte pieces of a query that are fragments in a register array; the others are in shared memory at
             `q_at`, where a tile's pieces of 1024 bytes follow each other.
-        units: units scored at once.
-        words: see `make_hide`.
+        units: units scored at once. words: see `make_hide`.
+        first_tile: of the warp's tiles, where the steps are those of some; scores are always of `tiles` alone.
     """
     cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
     mma, pack = isa.MMA[shape.dtype], isa.PACK[shape.dtype]
@@ -72,21 +76,17 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
     n_tall = shape.dim // 16 if half else 0
     zero = np.float32(0)
 
-    def score_piece(j: Any, scores: Any, keys: Any, queries: Any, q_at: Any, k_at: Any) -> None:
-        # Keys of all units of a set, eight at a time, as operands: lane (g, t) holds elements 8t .. 8t + 7 of key g.
-        for i in range(2 * units):
-            k = isa.shared_load_u32x4(i32(k_at + (i >> 1) * unit_bytes + ((i & 1) * pieces + j) * 512))
-            for c in range(4):
-                keys[i * 4 + c] = k[c]
+    def multiply(j: Any, scores: Any, keys: Any, queries: Any, q_at: Any) -> None:
         # Along D the order of a score's sum: pieces upwards, two products each. Rows g and g + 8 of a tile are a
         # lane's, keys 2t and 2t + 1 of each eight.
         for c in range(2):
             for m in range(tiles):
                 if j < held:
-                    o = (m * held + j) * 8 + c * 4
+                    o = ((first_tile + m) * held + j) * 8 + c * 4
                     a = (queries[o], queries[o + 1], queries[o + 2], queries[o + 3])
                 else:
-                    a = isa.shared_load_u32x4(i32(q_at + (m * (pieces - held) + j - held) * 1024 + c * 512))
+                    tile = (first_tile + m) * (pieces - held)
+                    a = isa.shared_load_u32x4(i32(q_at + (tile + j - held) * 1024 + c * 512))
                 for i in range(2 * units):
                     s, x = (i >> 1) * unit_scores + m * 8 + (i & 1) * 4, i * 4 + c * 2
                     d = mma(
@@ -96,7 +96,36 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
                     for e in range(4):
                         scores[s + e] = d[e]
 
+    multiply = isa.inlined(multiply)
+
+    def score_piece(j: Any, scores: Any, keys: Any, queries: Any, q_at: Any, k_at: Any) -> None:
+        # Keys of all units of a set, eight at a time, as operands: lane (g, t) holds elements 8t .. 8t + 7 of key g.
+        for i in range(2 * units):
+            k = isa.shared_load_u32x4(i32(k_at + (i >> 1) * unit_bytes + ((i & 1) * pieces + j) * 512))
+            for c in range(4):
+                keys[i * 4 + c] = k[c]
+        multiply(j, scores, keys, queries, q_at)
+
     score_piece = isa.inlined(score_piece)
+
+    def score_piece_apart(j: Any, scores: Any, keys: Any, queries: Any, q_at: Any, near_at: Any, far_at: Any) -> None:
+        near, far = isa.shared_load_u32x4(i32(near_at + j * 512)), isa.shared_load_u32x4(i32(far_at + j * 512))
+        for c in range(4):
+            keys[c] = near[c]
+            keys[4 + c] = far[c]
+        multiply(j, scores, keys, queries, q_at)
+
+    score_piece_apart = isa.inlined(score_piece_apart)
+
+    def score_apart(scores: Any, queries: Any, q_at: Any, near_at: Any, far_at: Any) -> None:
+        keys = cuda.local.array(n_keys, i32)
+        for i in range(n_scores):
+            scores[i] = zero
+        score_piece_apart(0, scores, keys, queries, q_at, near_at, far_at)
+        score_piece_apart(1, scores, keys, queries, q_at, near_at, far_at)
+        if pieces == 4:
+            score_piece_apart(2, scores, keys, queries, q_at, near_at, far_at)
+            score_piece_apart(3, scores, keys, queries, q_at, near_at, far_at)
 
     def score(scores: Any, queries: Any, q_at: Any, k_at: Any) -> None:
         keys = cuda.local.array(n_keys, i32)
@@ -127,8 +156,8 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
     def raise_row(
         m: Any, far: Any, highest: Any, accumulators: Any, tops: Any, sums: Any, scale: Any, lane: Any
     ) -> None:
-        r = m * 2 + far
-        high = raised(highest[r], tops[r], scale)
+        r = (first_tile + m) * 2 + far
+        high = raised(highest[m * 2 + far], tops[r], scale)
         # exp2(0) is 1 where this row's maximum stays: what a warp does for another row leaves its bits alone.
         shrink = isa.exp2((tops[r] - high) * scale)
         tops[r] = high
@@ -143,7 +172,7 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
                 accumulators[2 * n + 1] = accumulators[2 * n + 1] * odd
         else:
             for n in range(n_columns):
-                o = (m * n_columns + n) * 4 + far * 2
+                o = ((first_tile + m) * n_columns + n) * 4 + far * 2
                 accumulators[o] = accumulators[o] * shrink
                 accumulators[o + 1] = accumulators[o + 1] * shrink
 
@@ -162,7 +191,7 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
         moves = i32(0)
         for m in range(tiles):
             for far in range(halves):
-                if (highest[m * 2 + far] - tops[m * 2 + far]) * scale > GROWTH:
+                if (highest[m * 2 + far] - tops[(first_tile + m) * 2 + far]) * scale > GROWTH:
                     moves = i32(1)
         return isa.any_lane(moves)
 
@@ -198,15 +227,16 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
 
     # Nothing has been summed yet, so nothing shrinks; `raise_tops` would multiply zeros.
     def start_tops(scores: Any, tops: Any, scale: Any) -> None:
-        tops[0] = raised(own_highest(0, scores), tops[0], scale)
+        r = 2 * first_tile
+        tops[r] = raised(own_highest(0, scores), tops[r], scale)
         if not half:
-            tops[1] = raised(own_highest(2, scores), tops[1], scale)
+            tops[r + 1] = raised(own_highest(2, scores), tops[r + 1], scale)
         if tiles == 2:
             tops[2] = raised(own_highest(8, scores), tops[2], scale)
             tops[3] = raised(own_highest(10, scores), tops[3], scale)
 
     def weigh_row(m: Any, far: Any, at: Any, scores: Any, weights: Any, tops: Any, sums: Any, scale: Any) -> None:
-        s, r = at + m * 8 + far * 2, m * 2 + far
+        s, r = at + m * 8 + far * 2, (first_tile + m) * 2 + far
         # Hidden keys: exp2(-inf) is exactly 0. The product is rounded here, once for all keys of the row.
         base = -isa.product(tops[r], scale)
         p0, p1 = isa.exp2(isa.fused(scores[s], scale, base)), isa.exp2(isa.fused(scores[s + 1], scale, base))
@@ -231,7 +261,7 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
         else:
             for m in range(tiles):
                 for c in range(2):
-                    o, w = (m * n_columns + step * 2 + c) * 4, m * 4
+                    o, w = ((first_tile + m) * n_columns + step * 2 + c) * 4, m * 4
                     d = mma(
                         weights[w], weights[w + 1], weights[w + 2], weights[w + 3], v[2 * c], v[2 * c + 1],
                         accumulators[o], accumulators[o + 1], accumulators[o + 2], accumulators[o + 3],
@@ -265,7 +295,6 @@ def make_steps(isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, uni
             add_step(6, v_even, weights, accumulators)
             add_step(7, v_odd, weights, accumulators)
 
-    return Steps(
-        isa.inlined(score), hide, isa.inlined(start_tops), isa.inlined(grows), isa.inlined(raise_tops),
-        isa.inlined(add_values),
-    )  # fmt: skip
+    made = (score, start_tops, grows, raise_tops, add_values, score_apart)
+    first, *others = (isa.inlined(step) for step in made)
+    return Steps(first, hide, *others)

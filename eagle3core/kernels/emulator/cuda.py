@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eagle3core.kernels.emulator.machine_memory import pack, unpack
+from eagle3core.kernels.emulator.machine_memory import reader, writer
 from eagle3core.kernels.emulator.memory import read_shared, write_shared
 from eagle3core.kernels.emulator.now import Warp, lane, now
 from eagle3core.kernels.emulator.numbers import f32
@@ -21,17 +21,22 @@ class _Index:
     z = property(lambda self: self._read()[2])
 
 
+_READ = {code: reader(code, 1) for code in "if"}
+_WRITE = {code: writer(code) for code in "if"}
+
+
 class SharedArray:
     """4-byte elements of a block's shared memory from `offset` on, indexed as `cuda.shared.array` is."""
 
     def __init__(self, offset: int, code: str) -> None:
-        self.offset, self.code = offset, code
+        self.offset = offset
+        self._read, self._write = _READ[code], _WRITE[code]
 
     def __getitem__(self, index: int) -> Any:
-        return unpack(self.code, read_shared(self.offset + 4 * index, 4))[0]
+        return self._read(read_shared(self.offset + 4 * index, 4))[0]
 
     def __setitem__(self, index: int, value: Any) -> None:
-        write_shared(self.offset + 4 * index, pack(self.code, [value]))
+        write_shared(self.offset + 4 * index, self._write((value,)))
 
 
 class _Shared:

@@ -38,7 +38,7 @@ WARP = 32
 GROUP = 128  # lanes of a warpgroup
 
 
-@dataclass
+@dataclass(slots=True)
 class Lane:
     """One thread and what it waits for."""
 

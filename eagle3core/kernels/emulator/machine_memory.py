@@ -6,7 +6,7 @@ Source: derived here; the memory rules are those of the PTX ISA's consistency mo
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -62,6 +62,7 @@ class Shared:
     def __init__(self, dynamic_bytes: int) -> None:
         self.bytes = bytearray(b"\xcd" * dynamic_bytes)
         self.limits = [(0, dynamic_bytes)]
+        self._last = self.limits[0]
         words = (dynamic_bytes + 3) // 4
         self.written: list[Stamp | None] = [None] * words
         self.readers: list[dict[int, int] | None] = [None] * words
@@ -84,15 +85,20 @@ class Shared:
         if address % n_bytes and not (n_bytes > 16 and address % 16 == 0):
             raise EmulationError(f"shared address {address} is not aligned to {n_bytes} bytes")
         past = address + n_bytes
-        for start, end in self.limits:
-            if start <= address and past <= end:
+        start, end = self._last  # most accesses lie where the one before lay
+        if start <= address and past <= end:
+            return range(address >> 2, (past + 3) >> 2)
+        for limits in self.limits:
+            if limits[0] <= address and past <= limits[1]:
+                self._last = limits
                 return range(address >> 2, (past + 3) >> 2)
         raise EmulationError(f"shared access of {n_bytes} bytes at {address} is out of bounds {self.limits}")
 
     def read(self, lane: Lane, address: int, n_bytes: int) -> bytes:
         me, clock, seen = lane.index, lane.block.clock, lane.seen
+        all_written, all_readers = self.written, self.readers
         for word in self.words(address, n_bytes):
-            stamp = self.written[word]
+            stamp = all_written[word]
             if stamp is None:
                 raise EmulationError(f"lane {me} reads shared byte {word * 4}, which nobody has written")
             if stamp is IN_FLIGHT:
@@ -100,9 +106,9 @@ class Shared:
             writer, time = stamp
             if writer != me and time >= seen[writer]:
                 raise EmulationError(f"race: lane {me} reads shared byte {word * 4} of lane {writer}")
-            readers = self.readers[word]
+            readers = all_readers[word]
             if readers is None:
-                self.readers[word] = {me: clock}
+                all_readers[word] = {me: clock}
             else:
                 readers[me] = clock
         return bytes(self.bytes[address : address + n_bytes])
@@ -114,21 +120,24 @@ class Shared:
     def claim(self, lane: Lane, address: int, n_bytes: int, stamp: Stamp) -> None:
         """Mark bytes as written by `stamp`, after checking that nobody else may still use what they held."""
         me, seen = lane.index, lane.seen
+        all_written, all_readers = self.written, self.readers
         for word in self.words(address, n_bytes):
-            before = self.written[word]
+            before = all_written[word]
             if before is IN_FLIGHT:
                 raise EmulationError(f"lane {me} writes shared byte {word * 4} while a copy is under way")
-            if before is not None and before.lane != me and before.time >= seen[before.lane]:
-                raise EmulationError(f"race: lanes {me} and {before.lane} both write shared byte {word * 4}")
-            readers = self.readers[word]
+            if before is not None:
+                writer, time = before
+                if writer != me and time >= seen[writer]:
+                    raise EmulationError(f"race: lanes {me} and {writer} both write shared byte {word * 4}")
+            readers = all_readers[word]
             if readers is not None:
                 for reader, time in readers.items():
                     if reader != me and time >= seen[reader]:
                         raise EmulationError(
                             f"race: lane {me} overwrites shared byte {word * 4} that lane {reader} reads"
                         )
-                self.readers[word] = None
-            self.written[word] = stamp
+                all_readers[word] = None
+            all_written[word] = stamp
 
     def land(self, lane: Lane, address: int, data: bytes) -> None:
         """An asynchronous copy of this lane arrives."""
@@ -138,16 +147,40 @@ class Shared:
         self.bytes[address : address + len(data)] = data
 
 
-def unpack(code: str, data: bytes) -> tuple[Any, ...]:
-    """Numbers from bytes: `i` int32 as Python ints, `f` float32 as numpy scalars."""
-    if code == "f":
-        return tuple(np.frombuffer(data, np.float32))
-    return struct.unpack(f"<{len(data) // struct.calcsize(code)}{code}", data)
+_ONE = np.float32(1)  # times a Python float: that float, rounded to fp32, in a third of the time that float32() takes
 
 
-def pack(code: str, values: Sequence[Any]) -> bytes:
-    """Bytes from numbers; integers wrap."""
-    if code == "f":
-        return np.array(values, np.float32).tobytes()
+def reader(code: str, n: int) -> Callable[[bytes], tuple[Any, ...]]:
+    """What takes `n` numbers from bytes: `H`, `i`, `q` as Python ints, `f` float32 as numpy scalars."""
+    unpack = struct.Struct(f"<{n}{code}").unpack
+    if code != "f":
+        return unpack
+
+    def floats(data: bytes) -> tuple[Any, ...]:
+        values = unpack(data)
+        total = sum(values)
+        if total != total:  # numpy alone keeps all bits of a NaN
+            return tuple(np.frombuffer(data, np.float32))
+        return tuple([_ONE * value for value in values])
+
+    return floats
+
+
+def writer(code: str) -> Callable[[Sequence[Any]], bytes]:
+    """What makes bytes of numbers; integers wrap."""
+    forms = [struct.Struct(f"<{n}{code}") for n in range(5)]
     width = struct.calcsize(code)
-    return b"".join((int(v) & ((1 << 8 * width) - 1)).to_bytes(width, "little") for v in values)
+
+    def integers(values: Sequence[Any]) -> bytes:
+        try:
+            return forms[len(values)].pack(*values)
+        except struct.error:
+            return b"".join((int(v) & ((1 << 8 * width) - 1)).to_bytes(width, "little") for v in values)
+
+    def floats(values: Sequence[Any]) -> bytes:
+        for value in values:
+            if value != value:
+                return np.array(values, np.float32).tobytes()
+        return forms[len(values)].pack(*values)
+
+    return floats if code == "f" else integers

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from eagle3core.kernels.emulator.machine_memory import pack, unpack
+from eagle3core.kernels.emulator.machine_memory import reader, writer
 from eagle3core.kernels.emulator.now import lane as current
 from eagle3core.kernels.emulator.now import now
 
@@ -26,17 +26,20 @@ def write_shared(address: int, data: bytes) -> None:
 
 
 def _loader(code: str, n: int, width: int, *, shared: bool = False) -> Callable[[int], Any]:
+    read, n_bytes = reader(code, n), n * width
+
     def load(address: int) -> Any:
-        data = read_shared(address, n * width) if shared else now().load(address, n * width)
-        values = unpack(code, data)
+        values = read(read_shared(address, n_bytes) if shared else now().load(address, n_bytes))
         return values[0] if n == 1 else values
 
     return load
 
 
 def _storer(code: str, *, shared: bool = False) -> Callable[..., None]:
+    write = writer(code)
+
     def store(address: int, *values: Any) -> None:
-        (write_shared if shared else now().store)(address, pack(code, values))
+        (write_shared if shared else now().store)(address, write(values))
 
     return store
 

@@ -29,7 +29,9 @@ def now() -> Machine:
 
 def lane() -> Lane:
     """The lane that runs."""
-    return now().current
+    if not _running:
+        now()
+    return _running[-1].current
 
 
 def collective(act: Callable[[Sequence[Any], Warp], Sequence[Any]]) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ Source: PTX ISA 9.0: cvt, ex2, lg2, rcp, rsqrt, and the fragment layouts of mma.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +15,18 @@ from eagle3core.kernels.emulator.machine import EmulationError
 
 f32 = np.float32
 
+# A lane's numbers are single numpy scalars, and a call of numpy on one of them takes many times the sum itself. So the
+# functions here take plain Python numbers where those give the same bits; NaNs go through numpy, which keeps theirs.
+_ONE = f32(1)  # times a Python float: that float, rounded to fp32, in a third of the time that f32() takes
+_TINY = np.finfo(f32).tiny
+_pack_f32, _unpack_f32 = struct.Struct("<f").pack, struct.Struct("<f").unpack
+_pack_u32, _unpack_i32 = struct.Struct("<I").pack, struct.Struct("<i").unpack
+
 
 def i32(value: Any) -> int:
     """`value` as an int32; a value that does not fit is an error here, where a GPU would wrap."""
+    if value.__class__ is int and -0x80000000 <= value <= 0x7FFFFFFF:
+        return value
     number = int(value)
     if not -(1 << 31) <= number < 1 << 32:
         raise EmulationError(f"{number} does not fit 32 bits")
@@ -42,28 +52,28 @@ def wide_f16(sixteen: Any) -> Any:
     return sixteen.view(np.float16).astype(f32)
 
 
-_ROW, _COL = np.arange(32) >> 2, np.arange(32) & 3  # lane -> row group and position in it
+# Where a lane's registers lie in the 16x16 left, 16x8 right and 16x8 sum of mma.m16n8k16, row by row.
+_ROW, _COL = np.arange(32)[:, None, None] >> 2, 2 * (np.arange(32)[:, None, None] & 3) + np.arange(2)
+_FAR = np.array([[0], [8]])
+_LEFT = ((_ROW + np.tile(_FAR, (2, 1))) * 16 + _COL + np.repeat(_FAR, 2, 0)).reshape(-1)
+_RIGHT = ((_COL + _FAR) * 8 + _ROW).reshape(-1)
+_SUM = ((_ROW + _FAR) * 8 + _COL).reshape(32, 4)
 
 
 def products(widen: Callable[[Any], Any]) -> Callable[[Sequence[Any], Any], list[Any]]:
     """What mma.m16n8k16 does with the 32 lanes' operands, widened from sixteen bits by `widen`."""
 
     def act(operands: Sequence[Any], warp: Any) -> list[Any]:
-        a = widen(halves([o[0:4] for o in operands]))  # [32, 4, 2]
-        b = widen(halves([o[4:6] for o in operands]))
-        c = np.array([o[6:10] for o in operands], f32)
-        left, right, total = np.zeros((16, 16), f32), np.zeros((16, 8), f32), np.zeros((16, 8), f32)
-        for half in range(2):
-            column = 2 * _COL + half
-            left[_ROW, column], left[_ROW + 8, column] = a[:, 0, half], a[:, 1, half]
-            left[_ROW, column + 8], left[_ROW + 8, column + 8] = a[:, 2, half], a[:, 3, half]
-            right[column, _ROW], right[column + 8, _ROW] = b[:, 0, half], b[:, 1, half]
-            total[_ROW, column], total[_ROW + 8, column] = c[:, half], c[:, 2 + half]
+        registers = widen(halves([o[0:6] for o in operands]))  # [32, 6, 2]
+        left, right = np.empty(256, f32), np.empty(128, f32)
+        left[_LEFT], right[_RIGHT] = registers[:, :4].reshape(-1), registers[:, 4:].reshape(-1)
+        terms = np.empty((17, 128), f32)
+        terms[0, _SUM] = [o[6:10] for o in operands]
         with np.errstate(all="ignore"):
-            for k in range(16):
-                total = total + left[:, k, None] * right[None, k]
-        d = np.stack([total[_ROW + 8 * (i >> 1), 2 * _COL + (i & 1)] for i in range(4)], -1)
-        return [tuple(row) for row in d]
+            np.multiply(left.reshape(16, 16).T[:, :, None], right.reshape(16, 1, 8), out=terms[1:].reshape(16, 16, 8))
+            # One term after the other, so the order of the sum is that of k.
+            total = np.add.accumulate(terms, axis=0)[16]
+        return [tuple(row) for row in total[_SUM]]
 
     return act
 
@@ -71,10 +81,22 @@ def products(widen: Callable[[Any], Any]) -> Callable[[Sequence[Any], Any], list
 # ---- conversions and arithmetic
 
 
+def bits_of_f32(value: Any) -> int:
+    if value != value:
+        return int(f32(value).view(np.int32))
+    return _unpack_i32(_pack_f32(value))[0]  # type: ignore[no-any-return]
+
+
+def f32_of_bits(bits: int) -> Any:
+    bits &= 0xFFFFFFFF
+    (value,) = _unpack_f32(_pack_u32(bits))
+    return _ONE * value if value == value else np.uint32(bits).view(f32)
+
+
 def _bf16(value: Any) -> int:
-    bits = int(np.float32(value).view(np.uint32))
-    if bits & 0x7FFFFFFF > 0x7F800000:
+    if value != value:
         return 0x7FFF
+    bits = bits_of_f32(value) & 0xFFFFFFFF
     return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16 & 0xFFFF
 
 
@@ -90,64 +112,66 @@ def pack_f16(high: Any, low: Any) -> int:
     return i32(_f16(high) << 16 | _f16(low))
 
 
+_SIXTEEN = np.arange(1 << 16, dtype=np.uint32)
+_F32_OF_BF16, _F32_OF_F16 = list(wide_bf16(_SIXTEEN)), list(wide_f16(_SIXTEEN.astype(np.uint16)))
+
+
 def low_bf16(bits: int) -> Any:
-    return np.uint32((bits & 0xFFFF) << 16).view(f32)
+    return _F32_OF_BF16[bits & 0xFFFF]
 
 
 def high_bf16(bits: int) -> Any:
-    return np.uint32(bits & 0xFFFF0000).view(f32)
+    return _F32_OF_BF16[bits >> 16 & 0xFFFF]
 
 
 def low_f16(bits: int) -> Any:
-    return f32(np.uint16(bits & 0xFFFF).view(np.float16))
+    return _F32_OF_F16[bits & 0xFFFF]
 
 
 def high_f16(bits: int) -> Any:
-    return f32(np.uint16(bits >> 16 & 0xFFFF).view(np.float16))
+    return _F32_OF_F16[bits >> 16 & 0xFFFF]
 
 
-def bits_of_f32(value: Any) -> int:
-    return int(f32(value).view(np.int32))
-
-
-def f32_of_bits(bits: int) -> Any:
-    return np.uint32(bits & 0xFFFFFFFF).view(f32)
+def _single(value: Any) -> Any:
+    return value if value.__class__ is f32 else f32(value)
 
 
 def _flushed(value: Any) -> Any:
-    return value if abs(value) >= np.finfo(f32).tiny or value != value else f32(0)
+    return value if abs(value) >= _TINY or value != value else f32(0)
 
 
 def exp2(x: Any) -> Any:
-    return _flushed(np.exp2(f32(x)))
+    return _flushed(np.exp2(_single(x)))
 
 
 def log2(x: Any) -> Any:
-    return np.log2(f32(x))
+    return np.log2(_single(x))
 
 
 def reciprocal(x: Any) -> Any:
-    return f32(1) / f32(x)
+    return _ONE / _single(x)
 
 
 def rsqrt(x: Any) -> Any:
-    return f32(1) / np.sqrt(f32(x))
+    return _ONE / np.sqrt(_single(x))
 
 
 def maximum(a: Any, b: Any) -> Any:
-    return np.fmax(f32(a), f32(b))
+    a, b = _single(a), _single(b)
+    return a if a >= b or b != b else b
 
 
 def minimum(a: Any, b: Any) -> Any:
-    return np.fmin(f32(a), f32(b))
+    a, b = _single(a), _single(b)
+    return a if a <= b or b != b else b
 
 
 def fused(a: Any, b: Any, c: Any) -> Any:
-    return f32(np.float64(a) * np.float64(b) + np.float64(c))
+    return _ONE * (float(a) * float(b) + float(c))
 
 
 def product(a: Any, b: Any) -> Any:
-    return f32(a) * f32(b)
+    return _single(a) * _single(b)
 
 
 def popcount(bits: int) -> int:

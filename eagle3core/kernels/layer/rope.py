@@ -53,6 +53,8 @@ def rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def rope_pairs(frequencies: Tensor, scale: float, n_positions: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """`[n_positions, D / 2, 2]` cos and sin, the table that programs read; kernels read fp32."""
+    if frequencies.is_meta:  # only its size is asked for; arithmetic on the meta device imports torch's compiler first
+        return frequencies.new_empty(n_positions, len(frequencies), 2, dtype=dtype)
     positions = torch.arange(n_positions, device=frequencies.device)[None]
     return torch.stack(rope_tables(frequencies, scale, positions, dtype), dim=-1)[0]
 

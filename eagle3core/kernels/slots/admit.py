@@ -47,8 +47,11 @@ class Admitted(NamedTuple):
     results: Tensor
 
 
-def admit_reference(request: Tensor, first: Tensor, before: Admitted, seed_row: int) -> Admitted:
-    """The state with the request in its slot; its taps lie at row `seed_row` + slot."""
+def admit_reference(request: Tensor, first: Tensor, before: Admitted, seed_row: int, unread: int = 1) -> Admitted:
+    """The state with the request in its slot; its taps lie at row `seed_row` + slot.
+
+    `unread`: entries of the prompt that the draft's cache still lacks: a head's last one takes the first token with it.
+    """
     made = Admitted(*(tensor.clone() for tensor in before))
     slot, n_prompt, budget, plain, request_id = request[:N_REQUEST].tolist()
     token, ends = int(first[0]), request[N_REQUEST:]
@@ -56,7 +59,7 @@ def admit_reference(request: Tensor, first: Tensor, before: Admitted, seed_row: 
     finish = NO_CHOICE_LEFT if token < 0 else finish
     field = made.state[:, slot]
     for name, value in (
-        (RUNNING, int(finish == GOES_ON)), (LENGTH, n_prompt), (ROOT, token), (DRAFT_LENGTH, n_prompt - 1),
+        (RUNNING, int(finish == GOES_ON)), (LENGTH, n_prompt), (ROOT, token), (DRAFT_LENGTH, n_prompt - unread),
         (N_PENDING, 1), (BUDGET, budget - 1), (PLAIN, plain), (REQUEST_ID, request_id),
     ):  # fmt: skip
         field[name] = value
@@ -76,7 +79,7 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
 
     def kernel(
         request: Any, first: Any, state: Any, ends: Any, pending_tokens: Any, pending_rows: Any, turn: Any,
-        results: Any, n_slots: Any, pending: Any, width: Any, seed_row: Any,
+        results: Any, n_slots: Any, pending: Any, width: Any, seed_row: Any, unread: Any,
     ) -> None:  # fmt: skip
         lane = i32(cuda.threadIdx.x)
         if overlap:
@@ -113,7 +116,7 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
             isa.store_u32(fields + RUNNING * pitch, is_running)
             isa.store_u32(fields + LENGTH * pitch, n_prompt)
             isa.store_u32(fields + ROOT * pitch, token)
-            isa.store_u32(fields + DRAFT_LENGTH * pitch, n_prompt - 1)
+            isa.store_u32(fields + DRAFT_LENGTH * pitch, n_prompt - unread)
             isa.store_u32(fields + N_PENDING * pitch, 1)
             isa.store_u32(fields + BUDGET * pitch, budget - 1)
             isa.store_u32(fields + PLAIN * pitch, plain)
@@ -141,7 +144,7 @@ def admit_variant(arch: str) -> Variant:
         constants={"overlap": overlaps(arch)},
         parameters=parameters(
             "request:in first:in state:inout ends:inout pending_tokens:inout pending_rows:inout turn:inout results:out "
-            "n_slots:i32 pending:i32 width:i32 seed_row:i32"
+            "n_slots:i32 pending:i32 width:i32 seed_row:i32 unread:i32"
         ),
         threads=THREADS,
         max_registers=48,
@@ -150,19 +153,20 @@ def admit_variant(arch: str) -> Variant:
     )
 
 
-def admit(arch: str, request: Tensor, first: Tensor, out: Admitted, seed_row: int) -> list[Launch]:
+def admit(arch: str, request: Tensor, first: Tensor, out: Admitted, seed_row: int, unread: int = 1) -> list[Launch]:
     """`out` with `request: [N_REQUEST + MOST_ENDS]` in its slot, `first: [1]` its first token; int32."""
     return [
         admit_variant(arch).launch(
             (1,), request=request, first=first, **out._asdict(), n_slots=out.state.shape[1],
             pending=out.pending_tokens.shape[1], width=out.results.shape[2], seed_row=seed_row,
+            unread=unread,
         )
     ]  # fmt: skip
 
 
-def admit_meaning(request: Tensor, first: Tensor, out: Admitted, seed_row: int) -> None:
+def admit_meaning(request: Tensor, first: Tensor, out: Admitted, seed_row: int, unread: int = 1) -> None:
     """What `admit` computes, in plain torch."""
-    for after, tensor in zip(admit_reference(request, first, out, seed_row), out, strict=True):
+    for after, tensor in zip(admit_reference(request, first, out, seed_row, unread), out, strict=True):
         tensor.copy_(after)
 
 
@@ -204,11 +208,15 @@ CARD = Card(
     outputs=_outputs,
     reference=lambda case, inputs: dict(
         admit_reference(
-            inputs["request"], inputs["first"], Admitted(**_outputs(case, inputs)), case["seed_row"]
+            inputs["request"],
+            inputs["first"],
+            Admitted(**_outputs(case, inputs)),
+            case["seed_row"],
+            case.get("unread", 1),
         )._asdict()
     ),
     launches=lambda arch, case, inputs, outputs: admit(
-        arch, inputs["request"], inputs["first"], Admitted(**outputs), case["seed_row"]
+        arch, inputs["request"], inputs["first"], Admitted(**outputs), case["seed_row"], case.get("unread", 1)
     ),
     cost=lambda case: admit_cost(case["width"], case["pending"]),
     variants=lambda arch: [admit_variant(arch)],
@@ -217,6 +225,7 @@ CARD = Card(
         {"slots": 1, "budget": 1, "first": 4, "pending": 0, "width": 7, "seed_row": 1},
         {"slots": 2, "budget": 1, "first": 9, "pending": 1, "width": 70, "seed_row": 3},
         {"slots": 2, "budget": 1, "first": -1, "pending": 1, "width": 12, "seed_row": 3},
+        {"slots": 2, "budget": 7, "first": 4, "pending": 4, "width": 12, "seed_row": 3, "unread": 0},
     ),
     shapes=({"slots": 4, "budget": 7, "first": 4, "pending": 4, "width": 12, "seed_row": 12},),
     hand_counts=(({"width": 12, "pending": 4}, Cost(4 * (37 + 1 + 1 + 8 + 1 + 32 + 12) + 8)),),

@@ -49,7 +49,7 @@ def main(options: BenchOptions) -> int:
     # Attention has a benchmark of its own.
     cards = named(options.ops) if options.ops else [card for card in named(()) if card.name != "attention"]
     if options.build is not None:
-        return _build(cards, options.arch, options.build)
+        return _build(cards, options.arch, options.build, options.share)
     with RowWriter(options.out) as out:
         run = Run(out, launch.device_arch(), time.monotonic() + options.limit_s, options.only)
         torch.backends.cuda.matmul.allow_tf32 = False
@@ -68,8 +68,8 @@ def exit_code(verdicts: Collection[str]) -> int:
     return EXIT_PASSED if set(verdicts) <= {PROVEN} else EXIT_COULD_NOT_RUN
 
 
-def _build(cards: Sequence[Card], arch: str, out: Path) -> int:
-    """Compiles what proofs and shapes need."""
+def _build(cards: Sequence[Card], arch: str, out: Path, share: tuple[int, int]) -> int:
+    """Compiles what proofs and shapes need, or every n-th of it (`share` = which, n)."""
     wanted: dict[str, Variant] = {v.name: v for v in read_variants()}
     for card in cards:
         if card.variants_of is None:
@@ -77,7 +77,8 @@ def _build(cards: Sequence[Card], arch: str, out: Path) -> int:
             continue
         for case, setting in _uses(card, arch):
             wanted |= {v.name: v for v in card.variants_of(arch, case, **setting)}
-    made = cubins.build_cubins(list(wanted.values()), arch, out, tell=print)
+    which, n = share
+    made = cubins.build_cubins(list(wanted.values())[which::n], arch, out, tell=print)
     print(f"{len(wanted)} kernels wanted, {made} compiled")
     return 0
 

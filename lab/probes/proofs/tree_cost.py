@@ -110,11 +110,19 @@ def judge_cost(right: Verdict, profile: StepProfile, plain: StepProfile, bound: 
     over, steps = target_us / plain_us, [s for r in profile.responses for s in r.req_metrics.steps]
     length = sum(step.n_accepted + 1 for step in steps) / len(steps)
     values = {
-        **right.values, "step_us": step_us, "plain_step_us": plain_us, "target_us": target_us,
-        "target_over_plain": over, "most_target_over_plain": bound, "bookkeeping_us": books_us, "most_bookkeeping_us": MOST_BOOKKEEPING_US,
-        "mean_acceptance_length": length, "speedup": length * plain_us / step_us,
+        **right.values,
         **{f"stage_us.{name}": us for name, us in parts.items() if name != BETWEEN_STEPS},
-    }  # fmt: skip
+        **{f"kernel_us.{one.stage}": median(one.own_us) for one in profile.kernels if one.stage.startswith("target.")},
+        "step_us": step_us,
+        "plain_step_us": plain_us,
+        "target_us": target_us,
+        "target_over_plain": over,
+        "most_target_over_plain": bound,
+        "bookkeeping_us": books_us,
+        "most_bookkeeping_us": MOST_BOOKKEEPING_US,
+        "mean_acceptance_length": length,
+        "speedup": length * plain_us / step_us,
+    }
     detail = (
         f"{right.detail}; target {over:.3f} of a plain step (at most {bound}); bookkeeping {books_us:.0f} us (at most "
         f"{MOST_BOOKKEEPING_US:.0f}); step {step_us:.0f} us for {length:.2f} tokens, plain {plain_us:.0f} us"

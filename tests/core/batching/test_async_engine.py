@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from lettered import lettered_engine, lettered_prompts
+from lettered import Letters, lettered_engine, lettered_prompts
 from tiny_engines import Pair, is_empty, new_tokens
 
 from eagle3core import AsyncEngine, ConfigError, DecodeError, Engine
@@ -60,6 +60,74 @@ def test_twenty_streams_at_once_give_each_its_own_tokens(letters: Pair, alone: l
         return list(await asyncio.gather(*(all_of(served, which, n) for which, n in asked)))
 
     assert play(lettered_engine(letters, k, 4), scene) == [alone[which][:n] for which, n in asked]
+
+
+@pytest.mark.parametrize("k", [None, 3])
+def test_pieces_of_text_are_together_the_text_of_the_response_and_show_no_stop_word(
+    letters: Pair, alone: list[list[int]], k: int | None
+) -> None:
+    texts = [Letters().decode(tokens, skip_special_tokens=True) for tokens in alone]
+    words = [text[7:9] for text in texts]
+
+    async def read(served: AsyncEngine, which: int) -> tuple[list[str], list[int], str]:
+        limits = new_tokens(18, stop_words=(words[which],))
+        stream = served.stream_text(lettered_prompts()[which], limits)
+        pieces = [piece async for piece in stream]
+        assert [piece async for piece in stream] == [], "the end stays the end"
+        return pieces, stream.token_ids, stream.response.text
+
+    async def scene(served: AsyncEngine) -> Any:
+        return await asyncio.gather(*(read(served, which) for which in range(8)))
+
+    for which, (pieces, token_ids, text) in enumerate(play(lettered_engine(letters, k, 3), scene)):
+        assert "".join(pieces) == text == texts[which][: texts[which].index(words[which])]
+        assert all(pieces), "no piece is empty"
+        assert token_ids == alone[which][: len(token_ids)]
+        assert words[which] in Letters().decode(token_ids, skip_special_tokens=True)
+
+
+def test_a_text_stream_that_is_closed_gives_no_more_and_cancels_its_request(letters: Pair) -> None:
+    engine = lettered_engine(letters, None, 2)
+
+    async def scene(served: AsyncEngine) -> str | None:
+        stream = served.stream_text(lettered_prompts()[6], new_tokens(19))
+        await anext(stream)
+        handle = stream.tokens._order.handle
+        assert handle is not None
+        await stream.aclose()
+        assert [piece async for piece in stream] == []
+        await served.generate(lettered_prompts()[2], new_tokens(2))
+        return handle.finish_reason
+
+    assert play(engine, scene) == "cancelled"
+
+
+def test_a_failure_reaches_a_text_stream_after_the_text_that_was_right(letters: Pair, alone: list[list[int]]) -> None:
+    engine = lettered_engine(letters, None, 2)
+    damaged = alone[5][7]
+    assert damaged not in lettered_prompts()[5], "the request breaks where it has chosen that token itself"
+    engine.target.embedding[damaged] = torch.nan
+    kept = alone[5][: alone[5].index(damaged) + 1]
+
+    async def scene(served: AsyncEngine) -> list[str]:
+        stream = served.stream_text(lettered_prompts()[5], new_tokens(18))
+        pieces = []
+        while not pieces or len("".join(pieces)) < len(kept):
+            pieces.append(await anext(stream))
+        with pytest.raises(DecodeError, match="not finite"):
+            await anext(stream)
+        return pieces
+
+    assert "".join(play(engine, scene)) == Letters().decode(kept, skip_special_tokens=True)
+
+
+def test_what_would_be_refused_is_known_before_it_is_added(letters: Pair) -> None:
+    engine = lettered_engine(letters, None)
+    engine.check_request([1, 2], new_tokens(3))
+    for prompt in ([], [99], [1] * 64):
+        with pytest.raises(ConfigError, match="prompt 0"):
+            engine.check_request(prompt, new_tokens(3))
+    assert is_empty(engine)
 
 
 def test_generate_awaits_a_response(letters: Pair, alone: list[list[int]]) -> None:

@@ -12,7 +12,7 @@ from lettered import MOST_NEW, lettered_engine, lettered_prompts
 from test_requests_join_and_leave import assert_each_has_its_own, run_arrivals
 from tiny_engines import Pair, is_empty, new_tokens, random_prompts, tiny_engine, tokens_of
 
-from eagle3core import ConfigError, Engine
+from eagle3core import ConfigError, Engine, SpeculativeConfig
 from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, LENGTH, RUNNING
 
 pytestmark = pytest.mark.reference
@@ -202,3 +202,31 @@ def test_a_call_that_broke_off_leaves_all_blocks_free(letters: Pair, alone: list
     engine.book.fail(RuntimeError("broken off"))
     assert engine.book.blocks.pool.n_available == SMALL
     assert tokens_of(engine.generate(lettered_prompts(), new_tokens(MOST_NEW))) == alone
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_target"])
+def test_drafts_without_a_head_share_a_small_cache_too(letters: Pair, alone: list[list[int]], method: str) -> None:
+    model = str(letters[0]) if method == "draft_target" else None
+    spec = SpeculativeConfig(method=method, model=model, num_speculative_tokens=3)
+    engine = watched(
+        tiny_engine(letters, None, speculative_config=spec, max_batch_size=4, cache_blocks=SMALL, prefix_cache=True)
+    )
+    for _ in range(2):
+        assert tokens_of(engine.generate(lettered_prompts(), new_tokens(MOST_NEW))) == alone
+    counts = engine.book.blocks.counts
+    assert min(counts.n_put_back, counts.n_found_tokens) > 0, "blocks never ran out, or nothing was found again"
+    assert_all_blocks_are_back(engine)
+
+
+def test_log_probabilities_are_the_same_after_waiting_again(letters: Pair) -> None:
+    limits = new_tokens(MOST_NEW, logprobs=2)
+    expected = tiny_engine(letters, None).generate(lettered_prompts(), limits)
+    engine = small_engine(letters, 3, 4, 1, prefix_cache=True)
+    found = engine.generate(lettered_prompts(), limits)
+    assert engine.book.blocks.counts.n_put_back > 0, "blocks never ran out"
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.logprobs is not None
+        assert theirs.logprobs is not None
+        assert [each.token_id for each in mine.logprobs] == mine.token_ids == theirs.token_ids
+        values = [torch.tensor([each.logprob for each in response.logprobs or ()]) for response in (mine, theirs)]
+        torch.testing.assert_close(*values, rtol=1e-9, atol=1e-9)

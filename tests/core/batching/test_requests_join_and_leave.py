@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from lettered import LENGTHS, MOST_NEW, cut, lettered_engine, lettered_prompts, random_limits
 from tiny_engines import Pair, is_empty, new_tokens, tokens_of
 
-from eagle3core import ConfigError, Engine, GenerationConfig, RequestHandle
+from eagle3core import ConfigError, Engine, GenerationConfig, RequestHandle, SpeculativeConfig
 
 pytestmark = pytest.mark.reference
 
@@ -67,6 +67,19 @@ def test_requests_that_arrive_at_any_step_get_what_they_get_alone(
     engine = lettered_engine(letters, k, 3, n_behind)
     reasons = assert_each_has_its_own(run_arrivals(engine, alone, 24, seed=n_behind), alone)
     assert {"stop", "length"} <= set(reasons)
+    assert is_empty(engine)
+
+
+@pytest.mark.parametrize(("method", "n_behind"), [("ngram", 0), ("suffix", 0), ("draft_target", 1)])
+def test_requests_drafted_without_a_head_get_what_they_get_alone(
+    letters: Pair, alone: list[list[int]], method: str, n_behind: int
+) -> None:
+    model = str(letters[0]) if method == "draft_target" else None
+    spec = SpeculativeConfig(method=method, model=model, num_speculative_tokens=3)
+    engine = lettered_engine(letters, None, 3, n_behind, speculative_config=spec)
+    asked = run_arrivals(engine, alone, 24, seed=2)
+    assert {"stop", "length"} <= set(assert_each_has_its_own(asked, alone))
+    assert any(step.n_accepted for handle, _, _ in asked for step in handle.response().req_metrics.steps)
     assert is_empty(engine)
 
 

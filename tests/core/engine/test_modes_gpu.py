@@ -15,6 +15,8 @@ from eagle3core.trace import RecordingTrace, Trace
 from lab.acceptance.shapes import shape_named
 from lab.pairs import shipped_folder, shipped_pair
 from lab.pairs.prompts import prompts_for
+from lab.probes.bits.compare import sentences, strips_of
+from lab.probes.bits.hashes import record_hashes
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,6 +42,15 @@ def engine(spec: SpeculativeConfig | None, *, trace: Trace | None = None, **chan
     return made
 
 
+def looked_up(method: str) -> SpeculativeConfig:
+    return SpeculativeConfig(method=method, num_speculative_tokens=4)
+
+
+def small_model(k: int) -> SpeculativeConfig:
+    """The shipped target, drafting for itself."""
+    return SpeculativeConfig(method="draft_target", model=str(shipped_pair().target), num_speculative_tokens=k)
+
+
 def tree(name: str) -> SpeculativeConfig:
     return SpeculativeConfig(model=str(shipped_pair().draft), **shape_named(name).settings)
 
@@ -61,6 +72,28 @@ def test_a_grown_tree_gives_the_tokens_of_plain_decoding(
     responses = engine(tree(name), max_batch_size=n_slots).generate(prompts, new_tokens(N_TOKENS, ignore_eos=True))
     assert tokens_of(responses) == alone
     assert accepted_counts(responses) >= {0, 1, 2, 3}, "nearly nothing is accepted: the tree is not what it should be"
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+@pytest.mark.parametrize("n_slots", [1, 3, 8])
+def test_looked_up_drafts_give_the_tokens_of_plain_decoding(
+    prompts: list[list[int]], alone: list[list[int]], method: str, n_slots: int
+) -> None:
+    made = engine(looked_up(method), max_batch_size=n_slots)
+    responses = made.generate(prompts, new_tokens(N_TOKENS, ignore_eos=True))
+    assert tokens_of(responses) == alone
+    assert accepted_counts(responses) >= {0, 1, 2}, "nearly nothing is accepted: the drafts do not reach their nodes"
+
+
+@pytest.mark.parametrize("n_slots", [1, 3, 8])
+def test_a_target_that_drafts_for_itself_is_right_and_gives_its_own_tokens(
+    prompts: list[list[int]], alone: list[list[int]], n_slots: int
+) -> None:
+    made = engine(small_model(3), max_batch_size=n_slots)
+    responses = made.generate(prompts, new_tokens(N_TOKENS, ignore_eos=True))
+    assert tokens_of(responses) == alone
+    # A row of work gives the same bits in a draft's pass and in verification, so no draft is ever wrong.
+    assert {step.n_accepted for r in responses for step in r.req_metrics.steps if not step.cut} == {3}
 
 
 def accepted_logits(
@@ -113,18 +146,19 @@ def test_a_tree_step_allocates_nothing_on_the_device(prompts: list[list[int]]) -
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
-@pytest.mark.parametrize("spec", [chain(3), tree(TREES[0])], ids=["chain", "tree"])
+@pytest.mark.parametrize("spec", [chain(3), tree(TREES[0]), looked_up("suffix")], ids=["chain", "tree", "suffix"])
 def test_drawn_tokens_are_the_same_with_drafts_and_without(prompts: list[list[int]], spec: SpeculativeConfig) -> None:
-    limits = [
-        new_tokens(N_TOKENS, ignore_eos=True, temperature=temperature, top_p=0.95, seed=seed)
-        for seed, temperature in enumerate([0.7, 1.0, 0.0, 1.3] * 3)
-    ]
+    ways: list[dict[str, Any]] = [{"temperature": t, "top_p": 0.95} for t in (0.7, 1.0, 1.3)]
+    limits = [new_tokens(N_TOKENS, ignore_eos=True, seed=seed, **ways[seed % 3]) for seed in range(len(prompts))]
+    limits[4] = new_tokens(N_TOKENS, ignore_eos=True)  # a greedy one beside them
     plain = engine(None, max_batch_size=1)
     expected = [tokens_of(plain.generate([prompt], each))[0] for prompt, each in zip(prompts, limits, strict=True)]
     assert tokens_of(engine(spec, max_batch_size=5).generate(prompts, limits)) == expected
 
 
-@pytest.mark.parametrize("spec", [None, chain(3), tree(TREES[0])], ids=["plain", "chain", "tree"])
+@pytest.mark.parametrize(
+    "spec", [None, chain(3), tree(TREES[0]), looked_up("ngram")], ids=["plain", "chain", "tree", "ngram"]
+)
 def test_requests_that_arrive_and_leave_at_any_step_get_what_they_get_alone(
     prompts: list[list[int]], alone: list[list[int]], spec: SpeculativeConfig | None
 ) -> None:
@@ -187,3 +221,11 @@ def test_growing_into_blocks_allocates_nothing_on_the_device(prompts: list[list[
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     made.generate([prompt[:40] for prompt in prompts[:2]], new_tokens(150, ignore_eos=True))
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+@pytest.mark.parametrize("spec", [chain(3), chain(7), *map(tree, TREES)], ids=["chain-3", "chain-7", *TREES])
+def test_no_bit_of_any_stage_differs_from_plain_decoding(prompts: list[list[int]], spec: SpeculativeConfig) -> None:
+    plain = record_hashes(engine(None, max_batch_size=1), prompts[:4], 32)
+    strips = strips_of(plain, record_hashes(engine(spec, max_batch_size=4), prompts[:4], 32))
+    assert sentences(strips, "plain", "drafts")[1] == "no bit of any stage differs"
+    assert min(strip.n_compared for strip in strips) > 500

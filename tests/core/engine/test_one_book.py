@@ -87,8 +87,14 @@ def test_random_schedules_give_every_request_its_own_tokens(lettered: Pair) -> N
     assert run_schedules(lettered, range(10)) > 25
 
 
+@pytest.mark.slow
+def test_sixty_random_schedules_give_every_request_its_own_tokens(lettered: Pair) -> None:
+    assert run_schedules(lettered, range(10, 70)) > 200
+
+
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_three_hundred_random_schedules_give_every_request_its_own_tokens(lettered: Pair) -> None:
     assert run_schedules(lettered, range(100, 400)) > 1000
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3core.lookup import Lookup, NgramLookup, SuffixLookup
+from eagle3core.lookup.suffix import MOST_NESTED
 
 pytestmark = pytest.mark.reference
 
@@ -44,6 +47,48 @@ def test_a_suffix_of_any_length_gives_what_followed_it_the_newest_time(text: lis
         lookup.extend([token])
         seen = text[: i + 1]
         assert lookup.propose(n) == naive(seen, n, list(range(least, i + 1)))
+
+
+RUNS = st.lists(st.tuples(st.integers(0, 1), st.integers(1, 2 * MOST_NESTED)), max_size=4)
+
+
+@settings(max_examples=30)
+@given(RUNS, st.integers(1, 6))
+def test_suffixes_nested_deeply_give_what_followed_the_longest_one(runs: list[tuple[int, int]], n: int) -> None:
+    """Long rows of one token, where of the shorter suffixes an older occurrence is enough."""
+    text = [token for token, length in runs for _ in range(length)]
+    lookup = SuffixLookup()
+    for i, token in enumerate(text):
+        lookup.extend([token])
+        seen = text[: i + 1]
+        if i % 7 == 0 or i == len(text) - 1:
+            assert lookup.propose(n) in after_longest(seen, n)
+
+
+def after_longest(text: list[int], n: int) -> list[list[int]]:
+    """What followed each earlier occurrence of the longest suffix that has one; nothing where none has."""
+    for size in range(len(text) - 1, 0, -1):
+        ends = [end for end in range(size, len(text)) if text[end - size : end] == text[len(text) - size :]]
+        if ends:
+            return [text[end : end + n] for end in ends]
+    return [[]]
+
+
+def test_a_long_row_of_one_token_is_added_in_steps_that_do_not_grow() -> None:
+    visits = 0
+
+    class Counting(list[Any]):
+        def __getitem__(self, at: Any) -> Any:
+            nonlocal visits
+            visits += 1
+            return super().__getitem__(at)
+
+    lookup = SuffixLookup()
+    lookup.extend([7] * 500)
+    lookup._states = Counting(lookup._states)
+    lookup.extend([7] * 500)
+    assert visits <= 500 * (2 * MOST_NESTED + 10), "each state on the way is read twice"
+    assert lookup.propose(3) == [7]
 
 
 @pytest.mark.parametrize("lookup", [NgramLookup(), SuffixLookup()])

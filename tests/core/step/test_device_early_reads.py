@@ -6,19 +6,34 @@ import dataclasses
 
 import pytest
 import torch
-from device_engines import BY_MEANING, device_runner
+from device_engines import BY_MEANING, ORDER, device_runner, packed_pair
 from tiny_engines import Pair
 
 from eagle3core.step.program import Program, launches_of
+from eagle3core.step.run import DeviceRunner
+from eagle3core.step.sizes import DeviceSizes
+from eagle3core.step.tree import chain_tree
 
 pytestmark = pytest.mark.reference
 
 
-@pytest.mark.parametrize("k", [None, 1, 3])
+def drafting_for_itself(pair: Pair) -> DeviceRunner:
+    """A runner whose target drafts three tokens for itself, as a small model would."""
+    target, _ = packed_pair(pair, drafts=False)
+    sizes = DeviceSizes(2, 128, 134, chain_tree(3), chunk=64, span=8)
+    return DeviceRunner(target, target, sizes, arch="sm_90a", replayer=BY_MEANING, order=ORDER)
+
+
+@pytest.mark.parametrize("k", [None, 1, 3, "small model", "given"])
 def test_nothing_is_read_early_that_a_kernel_of_the_same_program_may_still_be_writing(
-    nano_pair: Pair, k: int | None
+    nano_pair: Pair, k: int | str | None
 ) -> None:
-    runner = device_runner(nano_pair, k, BY_MEANING)
+    if k == "small model":
+        runner = drafting_for_itself(nano_pair)
+    elif k == "given":
+        runner = device_runner(nano_pair, None, BY_MEANING, tree=chain_tree(3), drafts=False)
+    else:
+        runner = device_runner(nano_pair, k if isinstance(k, int) else None, BY_MEANING)
     for chunk in runner.chunks.values():
         assert hazards(chunk, own_keys_are_early=False) == []
     assert hazards(runner.finish, own_keys_are_early=False) == []

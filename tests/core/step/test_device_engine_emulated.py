@@ -56,10 +56,10 @@ def test_a_batch_whose_slots_fill_and_empty_gives_the_baselines_tokens(pair: Pai
 
 
 @pytest.mark.slow
-def test_a_tree_given_by_hand_is_verified_in_one_pass(pair: Pair) -> None:
-    """Forty nodes, five of them right and not neighbours, in two mask words."""
-    prompt, n = random_prompts([5], n_vocab=64)[0], 12
-    expected = tokens_of(device_engine(pair, None, MEANING).generate([prompt], new_tokens(n + 1)))[0]
+def test_a_tree_given_by_hand_is_verified_in_one_pass_to_the_bits_of_plain_decoding(pair: Pair) -> None:
+    """Forty nodes, five of them right and not neighbours, in two mask words; over a unit's end in the second step."""
+    prompt, n = random_prompts([9], n_vocab=64)[0], 12
+    expected, bits = recorded(pair, None, prompt, n + 1)
     parents = [-1] + [0] * 9 + [7] * 10 + [15] * 10 + [25] * 10
     tree, path = FlatTree(tuple(parents)), (7, 15, 25, 39)
     runner = device_runner(pair, None, LANES, n_slots=1, tree=tree, drafts=False)
@@ -70,8 +70,12 @@ def test_a_tree_given_by_hand_is_verified_in_one_pass(pair: Pair) -> None:
         for node in range(1, tree.n_nodes):
             here = right[int(tree.depths[node]) - 1]
             runner.state.step.drafted[node] = here if node in path else (here + 1) % 64
-        runner.enqueue(1, 0, Trace())
+        trace = RecordingTrace()
+        runner.enqueue(1, 0, trace)
         row = runner.collect(everything=True)[0].rows[0]
         assert row.n_accepted == 4
+        [logits] = [tensor for name, tensor in trace.tensors.items() if name.endswith("verify/target.head")]
+        along = logits[[0, *path]].view(torch.int16)
+        assert torch.equal(along, bits[len(tokens) : len(tokens) + 5])
         tokens += row.tokens
     assert tokens == expected[: len(tokens)]

@@ -13,6 +13,7 @@ import torch
 from device_engines import NANO, device_engine, engine_by_meaning, packed_pair
 from random_pairs import write_random_pair
 from tiny_engines import Pair, new_tokens, random_prompts, tokens_of
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle3core import Engine, EngineConfig
 from eagle3core.checkpoint import load_draft, load_target
@@ -45,6 +46,21 @@ class Ranges(StagedTrace):
         self.calls.setdefault(name, 0)
         yield
         self.open.pop()
+
+
+MADE = {"empty", "zeros", "full", "new_empty", "scalar_tensor", "_to_copy", "copy_", "fill_"}
+CUT = {"view", "slice", "select", "expand", "detach", "alias"}
+
+
+class SizesAlone(TorchDispatchMode):
+    """On the meta device tensors are made and cut only; torch would import its compiler for arithmetic there."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.is_meta:
+            name = str(func).split(".")[1]
+            assert name in MADE | CUT, name
+        return result
 
 
 def test_staged_steps_bracket_every_launch_by_the_public_ranges_and_change_no_token(nano_pair: Pair) -> None:
@@ -129,6 +145,8 @@ def test_a_states_bytes_are_counted_without_allocating_it(nano_pair: Pair) -> No
     sizes = DeviceSizes(2, 128, 140, chain_tree(3), chunk=64, span=8)
     cached, others = state_bytes("sm_90a", shape, sizes)
     assert cached == 2 * 3 * (2 * 3) * 64 * 1 * 64 * 2  # k and v, 2 + 1 layers, blocks, tokens, heads, size, bytes
+    with SizesAlone():
+        assert state_bytes("sm_90a", shape, sizes) == (cached, others)
     state = new_device_state("sm_90a", shape, sizes)
     assert state.k.nbytes + state.v.nbytes == cached * 2 // 3
     assert others > state.act.partial.nbytes + state.head.logits.nbytes

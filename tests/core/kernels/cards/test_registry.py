@@ -24,26 +24,22 @@ def cases(field: str):
     ]
 
 
-def variants(field: str):
+HOPPER = ("sm_90a",)  # what the kernels are tuned for; its machine code is looked at first
+ELSEWHERE = tuple(arch for arch in ARCHES if arch not in HOPPER)
+
+
+def variants(field: str, arches=ARCHES):
     """(variant, arch) pairs that share name and constants, hence one pass of the compiler's front end."""
     grouped = {}
     for card in CARDS.values():
-        for arch in ARCHES:
+        for arch in arches:
             for variant in getattr(card, field)(arch):
                 key = (variant.name, repr(variant.constants), variant.threads, variant.blocks_per_sm)
                 grouped.setdefault(key, []).append((variant, arch))
-    return [
-        pytest.param(
-            pairs,
-            id=" ".join([key[0], *(arch for _, arch in pairs)]),
-            # Machine code of the Hopper generation is looked at every time, with what shares its front end.
-            marks=() if any(arch == "sm_90a" for _, arch in pairs) else pytest.mark.slow,
-        )
-        for key, pairs in grouped.items()
-    ]
+    return [pytest.param(pairs, id=" ".join([key[0], *(arch for _, arch in pairs)])) for key, pairs in grouped.items()]
 
 
-def further_variants():
+def further_variants_elsewhere():
     """Those of `slow_variants`; what is for sm_80 alone only where it shows a value of a constant that none before did.
 
     sm_80 has a front end of its own, since it waits for no previous kernel. All else of these kernels goes through that
@@ -57,7 +53,7 @@ def further_variants():
     }
     card_of = {variant.name: name for name, card in CARDS.items() for variant in card.slow_variants("sm_80")}
     kept = []
-    for given in variants("slow_variants"):
+    for given in variants("slow_variants", ELSEWHERE):
         [pairs] = given.values
         values = {
             (card_of[variant.name], name, repr(value))
@@ -164,15 +160,30 @@ def test_other_architectures_tiles_obey_the_same_rules(name, case, arch):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("pairs", variants("variants"))
+@pytest.mark.parametrize("pairs", variants("variants", HOPPER))
 def test_a_variant_compiles_without_faults(pairs):
     assert faults(pairs) == {arch: [] for _, arch in pairs}
 
 
 @pytest.mark.compiled
 @pytest.mark.slow
-@pytest.mark.parametrize("pairs", further_variants())
+@pytest.mark.parametrize("pairs", variants("variants", ELSEWHERE))
+def test_a_variant_compiles_without_faults_on_the_other_architectures(pairs):
+    assert faults(pairs) == {arch: [] for _, arch in pairs}
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
+@pytest.mark.parametrize("pairs", variants("slow_variants", HOPPER))
 def test_a_further_variant_compiles_without_faults(pairs):
+    assert faults(pairs) == {arch: [] for _, arch in pairs}
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("pairs", further_variants_elsewhere())
+def test_a_further_variant_compiles_without_faults_on_the_other_architectures(pairs):
     # One text goes to every architecture of a pass of the front end: its instructions are looked for in the first,
     # registers, spills, stack and local memory in all. Each kernel is looked at on each architecture above.
     assert faults(pairs, disassembled=[pairs[0][1]]) == {arch: [] for _, arch in pairs}

@@ -79,7 +79,9 @@ def run_python(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.long
 @pytest.mark.fuzz
 @pytest.mark.slow
-@pytest.mark.parametrize("share", range(1, SHARES + 1))
+@pytest.mark.parametrize(
+    "share", [1, *(pytest.param(share, marks=pytest.mark.exhaustive) for share in range(2, SHARES + 1))]
+)
 def test_no_damaged_input_ends_but_by_being_taken_or_refused(share: int) -> None:
     ended = run_python("-m", "lab", "fuzz", "--cases", str(CASES), "--seed", "7", "--share", f"{share}/{SHARES}")
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -1,7 +1,6 @@
-"""One engine for many awaiting callers: a thread of its own makes the rounds, and tokens arrive where they are awaited.
+"""What an awaiting caller holds: tokens or text of a request as they come, from the thread that makes the rounds.
 
-The thread alone adds, steps and cancels, so no event loop waits for the device. Orders reach it through one queue;
-what it has to say goes to each caller's own event loop.
+`Order` is the request between both sides: its tokens, its end or its error go to the caller's own event loop.
 """
 
 from __future__ import annotations
@@ -9,20 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
-from threading import Lock, Thread
-from types import TracebackType
-from typing import Self
+from queue import SimpleQueue
 
+from eagle3core.batching import TextPieces
 from eagle3core.config import GenerationConfig
 from eagle3core.engine import Engine
 from eagle3core.errors import ConfigError
 from eagle3core.request import RequestHandle, Response
+from eagle3core.step.outcome import TokenLogprob
 
-THREAD_NAME = "eagle3core rounds"
 
-
-class _Order:
+class Order:
     """A request between its reader and the thread. The thread holds this and not the stream, which may go away."""
 
     def __init__(self, prompt: Sequence[int], generation: GenerationConfig | None) -> None:
@@ -49,7 +45,7 @@ class _Order:
         self._n_sent += len(tokens)
         news: list[int | BaseException | None] = [*tokens]
         if reason == "cancelled" and engine.is_closed:
-            news.append(_closed("a request was under way"))
+            news.append(closed("a request was under way"))
         elif reason is not None:
             news.append(request.error)
         if news and not self._send(news):
@@ -75,7 +71,7 @@ class AsyncTokenStream(AsyncIterator[int]):
     One that is closed, whose reader is cancelled while it waits, or that is no longer referred to cancels its request.
     """
 
-    def __init__(self, order: _Order, orders: SimpleQueue[_Order | None]) -> None:
+    def __init__(self, order: Order, orders: SimpleQueue[Order | None]) -> None:
         self._order, self._orders = order, orders
         self._has_ended = False
         self._outcome: BaseException | None = None
@@ -97,6 +93,32 @@ class AsyncTokenStream(AsyncIterator[int]):
                 return news
             self._has_ended, self._outcome = True, news
         raise self._outcome or StopAsyncIteration
+
+    async def next_tokens(self) -> list[int]:
+        """All tokens that are there, at least one.
+
+        Raises:
+            StopAsyncIteration: there are none left. Others: as `__anext__`.
+        """
+        tokens, arrived = [await anext(self)], self._order.arrived
+        while not (self._has_ended or arrived.empty()):
+            news = arrived.get_nowait()
+            if isinstance(news, int):
+                tokens.append(news)
+            else:
+                self._has_ended, self._outcome = True, news
+        return tokens
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the request has ended with all of its tokens taken, and without an error."""
+        return self._has_ended and self._outcome is None and not self._order.is_left
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """Log-probabilities of the tokens so far, those under way included; none where they were not asked for."""
+        handle = self._order.handle
+        return [] if handle is None or handle.logprobs is None else handle.logprobs
 
     @property
     def response(self) -> Response:
@@ -126,91 +148,54 @@ class AsyncTokenStream(AsyncIterator[int]):
             self._orders.put(self._order)  # which a destructor may do at any time
 
 
-class AsyncEngine:
-    """An engine that a background thread makes rounds of, for coroutines of any event loops.
+class AsyncTextStream(AsyncIterator[str]):
+    """Text of a request in pieces, which together are the text of its response, as `AsyncEngine.stream_text` gives it.
 
     Args:
-        engine: closed with this. Calls of its own still work, each waiting for the round under way.
+        tokens: the request's tokens. pieces: makes text of them.
+
+    Attributes:
+        tokens: likewise; closing it, or this, cancels the request.
+        token_ids: tokens whose text has been given, or is held back because later ones may change it.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self._orders: SimpleQueue[_Order | None] = SimpleQueue()  # None: close
-        self._is_closed, self._entry = False, Lock()
-        self._thread = Thread(target=self._work, name=THREAD_NAME, daemon=True)
-        self._thread.start()
+    def __init__(self, tokens: AsyncTokenStream, pieces: TextPieces) -> None:
+        self.tokens, self._pieces = tokens, pieces
+        self.token_ids: list[int] = []
+        self._is_done = False
 
-    def stream(self, prompt: Sequence[int], generation: GenerationConfig | None = None) -> AsyncTokenStream:
-        """Tokens of a request as they come; to be called where an event loop runs. A refusal comes with the first.
-
-        Raises:
-            ConfigError: this was closed.
-        """
-        order = _Order(prompt, generation)
-        with self._entry:
-            if self._is_closed:
-                raise _closed("stream was called")
-            self._orders.put(order)
-        return AsyncTokenStream(order, self._orders)
-
-    async def generate(self, prompt: Sequence[int], generation: GenerationConfig | None = None) -> Response:
-        """The response to one prompt.
+    async def __anext__(self) -> str:
+        """The next piece, not empty.
 
         Raises:
             ConfigError, DecodeError: as `AsyncTokenStream.__anext__`.
         """
-        stream = self.stream(prompt, generation)
-        async for _ in stream:
-            pass
-        return stream.response
-
-    async def close(self) -> None:
-        """End every request as cancelled, which their readers are told, and the thread."""
-        with self._entry:
-            if not self._is_closed:
-                self._is_closed = True
-                self._orders.put(None)
-        await asyncio.to_thread(self._thread.join)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    def _work(self) -> None:
-        """The thread: orders, then the least that a round is made of, then news, until it is told to close."""
-        live: list[_Order] = []
-        while self._take_orders(live):
-            with suppress(BaseException):  # has ended every request as its cause, so that each reader is told
-                self.engine.advance(pauses=lambda: not self._orders.empty())
-            live[:] = [order for order in live if not order.deliver(self.engine)]
-        with suppress(BaseException):  # a device that is gone; the requests have ended, and that is told
-            self.engine.close()
-        for order in live:
-            order.deliver(self.engine)
-
-    def _take_orders(self, live: list[_Order]) -> bool:
-        """Take what has been ordered, waiting only with nothing to do; False when told to close."""
-        while True:
+        while not self._is_done:
             try:
-                order = self._orders.get(block=not live)
-            except Empty:
-                return True
-            if order is None:
-                return False
-            if order.is_left:
-                self._drop(order, live)
-            elif order.begin(self.engine):
-                live.append(order)
+                self.token_ids += await self.tokens.next_tokens()
+            except StopAsyncIteration:
+                self._is_done = True
+            # Of a request that has ended it is known what may be shown: the text of its response.
+            if self.tokens.is_whole:
+                self._is_done = True
+                piece = self._pieces.rest(self.response.text)
+            else:
+                piece = "" if self._is_done else self._pieces.more(self.token_ids)
+            if piece:
+                return piece
+        raise StopAsyncIteration
 
-    def _drop(self, order: _Order, live: list[_Order]) -> None:
-        if order.handle is not None:
-            self.engine.cancel_soon(order.handle)
-            live[:] = [other for other in live if other is not order]
+    @property
+    def response(self) -> Response:
+        """As `AsyncTokenStream.response`."""
+        return self.tokens.response
+
+    async def aclose(self) -> None:
+        """As `AsyncTokenStream.aclose`."""
+        self._is_done = True
+        await self.tokens.aclose()
 
 
-def _closed(what: str) -> ConfigError:
+def closed(what: str) -> ConfigError:
+    """The refusal of a call, or of a request under way, on an engine that is closed."""
     return ConfigError(f"{what} on an engine that is closed", "an open engine", "make a new one")

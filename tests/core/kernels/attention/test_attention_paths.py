@@ -1,0 +1,109 @@
+"""Attention over a tree's nodes whose rows add their ancestors in the places that plain decoding gives them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from eagle3core.errors import KernelLimit
+from eagle3core.kernels import proof
+from eagle3core.kernels.attention.card import CARD
+from eagle3core.kernels.attention.layout import Shape
+from eagle3core.kernels.attention.paths import tail_units
+from eagle3core.kernels.attention.plan import PATHS_PARAMETERS, attention_variant, choose_plan
+from eagle3core.kernels.card import SHARED_BYTES, Case
+from eagle3core.kernels.emulator import instructions as emulator
+
+CPU = torch.device("cpu")
+TINY: Case = {"dtype": "bf16", "dim": 64, "heads": 2, "kv_heads": 1, "order": (2, 2), "tree": "random"}
+
+
+def emulated(case: Case, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    return proof.run(CARD, "sm_90a", case, inputs, emulator.execute, {})
+
+
+def rows_that_differ(case: Case, by_paths: Case, seed: int) -> list[int]:
+    """Rows of a pass over `case` whose bits are not those of plain decoding after the row's own ancestors."""
+    inputs = CARD.example(case, proof.generator(seed, CPU), CPU)
+    outputs = emulated(case, inputs)
+    wrong = []
+    for row in range(CARD.n_rows(case)):
+        alone, own = CARD.alone(by_paths, inputs, row)
+        single = CARD.row_of(alone, own, emulated(alone, own), 0)["out"]
+        together = CARD.row_of(case, inputs, outputs, row)["out"]
+        if not torch.equal(single.view(torch.int16), together.view(torch.int16)):
+            wrong.append(row)
+    return wrong
+
+
+@pytest.mark.emulated
+@settings(max_examples=4, deadline=None)
+@given(st.integers(0, 40), st.integers(2, 8), st.sampled_from([1, 2, 3]), st.integers(0, 99))
+def test_a_node_has_the_bits_of_plain_decoding_after_its_ancestors(
+    prefix: int, nodes: int, group: int, seed: int
+) -> None:
+    case = {**TINY, "heads": group, "prefix": (prefix,), "tokens": nodes, "paths": True}
+    assert rows_that_differ(case, case, seed) == []
+
+
+@pytest.mark.slow
+@pytest.mark.emulated
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 140), st.integers(17, 64), st.sampled_from([(2, 2), (4, 2)]), st.integers(0, 99))
+def test_a_node_of_a_large_tree_has_the_bits_of_plain_decoding(
+    prefix: int, nodes: int, order: tuple[int, int], seed: int
+) -> None:
+    case = {**TINY, "order": order, "prefix": (prefix, 30), "tokens": nodes, "paths": True}
+    assert rows_that_differ(case, case, seed) == []
+
+
+@pytest.mark.emulated
+def test_in_the_places_of_the_cache_a_tree_has_other_bits() -> None:
+    """What paths are for: the same pass without them, judged by the same rows."""
+    case = {**TINY, "prefix": (29,), "tokens": 9}
+    wrong = rows_that_differ(case, {**case, "paths": True}, 1)
+    assert wrong
+    assert 0 not in wrong, "the root stands where it stands"
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
+@pytest.mark.parametrize(("dim", "group"), [(64, 2), (64, 8), (128, 4), (128, 8)])
+def test_every_tree_up_to_64_nodes_fits_shared_memory_beside_three_sets(arch: str, dim: int, group: int) -> None:
+    shape = Shape("bf16", dim, group, 16, 8 if dim == 64 else 4)
+    for tokens in (1, 2, 8, 17, 33, 60, 64):
+        plan = choose_plan(arch, shape, tokens, 1, 8, paths=True)
+        variant = attention_variant(arch, shape, tokens, plan, paths=True)
+        assert plan.row_warps
+        assert plan.stages >= 3
+        assert variant.shared_bytes <= SHARED_BYTES[arch]
+        assert variant.parameters == PATHS_PARAMETERS
+        assert f"_paths{tail_units(tokens)}" in variant.name
+
+
+@pytest.mark.reference
+def test_a_tree_whose_keys_do_not_fit_is_refused_with_its_size() -> None:
+    with pytest.raises(KernelLimit, match="a tree of 60 nodes at head size 128 on sm_120"):
+        choose_plan("sm_120", Shape("bf16", 128, 4, 32, 4), 60, 1, 8, paths=True)
+
+
+@pytest.mark.reference
+def test_paths_exclude_a_window_and_earlier_keys() -> None:
+    more: dict[str, Any]
+    for more in ({"window": 9}, {"earlier": 4}):
+        case = {**TINY, "prefix": (20,), "tokens": 3, "paths": True, **more}
+        inputs = CARD.example(case, proof.generator(1, CPU), CPU)
+        with pytest.raises(AssertionError, match="paths are of the nodes of one pass"):
+            CARD.launches("sm_90a", case, inputs, CARD.outputs(case, inputs))
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("nodes", [1, 2, 17, 60, 64])
+def test_there_is_room_for_the_nodes_wherever_the_prefix_ends(nodes: int) -> None:
+    needed = max(-(-(offset + nodes) // 16) for offset in range(16))
+    assert tail_units(nodes) == needed
