@@ -14,6 +14,8 @@ INSTALL = $(PYTHON) tools/install.py --venv $(VENV) --hashes $(HASHES) $(if $(AL
 
 # One thread a process: small models are several times slower on two; the second core runs a second process.
 export OMP_NUM_THREADS := 1
+# Nights and tests start dozens of processes; each would compile both packages anew where bytecode is not kept.
+export PYTHONDONTWRITEBYTECODE :=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: install lab test test-slow test-exhaustive test-gpu lint jupyter clean

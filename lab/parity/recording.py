@@ -165,7 +165,7 @@ def record_from(engine: Engine, prompts: Sequence[Sequence[int]], *, k: int, ste
     settings = GenerationConfig(max_new_tokens=_n_new(k, steps), ignore_eos=True)
     with traced(engine, trace):
         engine.generate([list(prompt) for prompt in prompts], settings)
-    return [Recording(with_derived(tensors, engine.target.taps, widths), steps, k) for tensors in trace.requests]
+    return [Recording(with_derived(tensors, engine.runner.target.taps, widths), steps, k) for tensors in trace.requests]
 
 
 @contextmanager

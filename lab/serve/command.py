@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lab.errors import EXIT_PASSED, RunFailed
-from lab.options.serve import ServeOptions
+from lab.options.serve import LOOKUP_NAMES, ServeOptions
 
 if TYPE_CHECKING:
     from eagle3core import EngineConfig, Pipeline, SpeculativeConfig
@@ -104,10 +104,10 @@ def speculative_config(options: ServeOptions, draft: Path | None) -> Speculative
     """How it drafts: a chain, one of the trees, or a look-up; None for plain decoding."""
     from eagle3core import SpeculativeConfig
 
-    if options.method != "eagle3":
-        return (
-            SpeculativeConfig(method=options.method, num_speculative_tokens=options.spec_k) if options.spec_k else None
-        )
+    if options.spec_k == 0 and not options.choices and options.dynamic is None:
+        return None
+    if options.method in LOOKUP_NAMES:
+        return SpeculativeConfig(method=options.method, num_speculative_tokens=options.spec_k)
     if draft is None:
         return None
     how: dict[str, Any] = {"num_speculative_tokens": options.spec_k}
@@ -117,9 +117,7 @@ def speculative_config(options: ServeOptions, draft: Path | None) -> Speculative
         size = options.dynamic
         how = {"use_dynamic_tree": True, "num_speculative_tokens": size.levels, "dynamic_tree_max_top_k": size.top_k,
                "max_decoding_tokens": size.nodes}  # fmt: skip
-    elif options.spec_k == 0:
-        return None
-    return SpeculativeConfig(model=str(draft), **how)
+    return SpeculativeConfig(method=options.method, model=str(draft), **how)
 
 
 async def serve(service: Service, listening: socket.socket, most_bytes: int) -> None:

@@ -1,13 +1,19 @@
-"""Counting a test run by ring, so that what did not run is said aloud."""
+"""Which ring a test runs in, and counting a run by ring, so that what did not run is said aloud."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 
 import pytest
 
 # From the least demanding to the most.
 RINGS = ("reference", "emulated", "compiled", "gpu")
+
+
+def slow_from(n: int, values: Iterable[object]) -> list[object]:
+    """Values of a parametrised test: the first `n` are in the fast ring, the others in the slow one."""
+    return [value if i < n else pytest.param(value, marks=pytest.mark.slow) for i, value in enumerate(values)]
 
 
 def ring_counts(stats: dict[str, list[pytest.TestReport]]) -> list[str]:

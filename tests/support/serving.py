@@ -7,6 +7,7 @@ import importlib.util
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -35,10 +36,14 @@ def letter_pipe(pair: Pair, k: int | None = 3, **changes: Any) -> Pipeline:
 
 
 def offline(pair: Pair, asked: dict[str, Any]) -> list[str]:
-    """What the texts of a completion's prompts give by `generate`, one at a time and without drafts."""
-    limits = GenerationConfig(max_new_tokens=asked["max_tokens"], stop_words=tuple(asked.get("stop", ())))
+    """What the texts of a completion's prompts give by `generate`, without drafts."""
+    return [_alone(pair, prompt, asked["max_tokens"]) for prompt in asked["prompt"]]
+
+
+@cache
+def _alone(pair: Pair, prompt: str, n: int) -> str:
     with letter_pipe(pair, None, max_batch_size=1) as pipe:
-        return [pipe(prompt, limits).text for prompt in asked["prompt"]]
+        return pipe(prompt, GenerationConfig(max_new_tokens=n)).text
 
 
 def play(service: Service, scene: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from device_engines import engine_by_meaning
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import Target
@@ -172,3 +173,20 @@ def test_performance_mode_keeps_none(pair: Pair, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("EAGLE3_PERF_MODE", "1")
     with pytest.raises(ConfigError, match="logprobs is 2 in performance mode"):
         engine.generate(random_prompts([4]), new_tokens(3, logprobs=2))
+
+
+def test_on_packed_weights_padding_is_no_token_and_drafts_change_no_choice(nano_pair: Pair) -> None:
+    prompts = random_prompts([5, 11], n_vocab=256)
+    limits = new_tokens(10, logprobs=20, ignore_eos=True)
+    plain, drafted = (engine_by_meaning(nano_pair, k).generate(prompts, limits) for k in (None, 3))
+    assert tokens_of(drafted) == tokens_of(plain)
+    assert len(accepted_counts(drafted)) > 1
+    for one, other in zip(plain, drafted, strict=True):
+        assert one.logprobs is not None
+        assert other.logprobs is not None
+        for each, same in zip(one.logprobs, other.logprobs, strict=True):
+            assert each.top[0][0] == each.token_id == same.top[0][0]
+            assert len({i for i, _ in each.top}) == 20
+            assert all(0 <= i < 256 for i, _ in each.top)
+            # Logits of bf16 have steps of 2^-5 about 8, and plain torch sums in an order of its own for each shape.
+            assert same.logprob == pytest.approx(each.logprob, abs=2**-4)

@@ -40,14 +40,29 @@ def drawn(seed: int, **changes: Any) -> GenerationConfig:
     return new_tokens(16, temperature=1.0, seed=seed, **changes)
 
 
-@settings(max_examples=8)
-@given(
+ANY_DRAW = st.tuples(
     st.integers(0, 2**64 - 5), st.sampled_from([0.6, 1.0, 1.8]), st.sampled_from([0, 3]), st.sampled_from([0.8, 1.0]),
     st.sampled_from([0.0, 0.2]), st.integers(1, 3),
 )  # fmt: skip
-def test_drafts_and_company_change_no_drawn_token(
+
+
+@settings(max_examples=4)
+@given(ANY_DRAW)
+def test_drafts_and_company_change_no_drawn_token(pair: Pair, settings: tuple[Any, ...]) -> None:
+    check_drawn_tokens(pair, *settings)
+
+
+@pytest.mark.slow
+@settings(max_examples=10)
+@given(ANY_DRAW)
+def test_drafts_and_company_change_no_drawn_token_at_further_settings(pair: Pair, settings: tuple[Any, ...]) -> None:
+    check_drawn_tokens(pair, *settings)
+
+
+def check_drawn_tokens(
     pair: Pair, seed: int, temperature: float, top_k: int, top_p: float, min_p: float, n_slots: int
 ) -> None:
+    """Each request draws what it draws alone without drafts, beside others and with two kinds of drafts."""
     limits = [
         new_tokens(14, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed + i) for i in range(4)
     ]

@@ -48,11 +48,28 @@ def dynamic_settings(draw: st.DrawFn) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@settings(max_examples=10)
-@given(static_trees(max_nodes=12, max_rank=5), st.integers(1, 4))
+CHOICES, N_SLOTS = static_trees(max_nodes=12, max_rank=5), st.integers(1, 4)
+
+
+@settings(max_examples=5)
+@given(CHOICES, N_SLOTS)
 def test_any_choices_give_the_tokens_of_plain_decoding(
     pair: Pair, baseline: list[list[int]], tree: StaticTree, n_slots: int
 ) -> None:
+    check_choices(pair, baseline, tree, n_slots)
+
+
+@pytest.mark.slow
+@settings(max_examples=12)
+@given(CHOICES, N_SLOTS)
+def test_more_choices_give_the_tokens_of_plain_decoding(
+    pair: Pair, baseline: list[list[int]], tree: StaticTree, n_slots: int
+) -> None:
+    check_choices(pair, baseline, tree, n_slots)
+
+
+def check_choices(pair: Pair, baseline: list[list[int]], tree: StaticTree, n_slots: int) -> None:
+    """Tokens of plain decoding, and the tree of every step as it was given."""
     settings = {"choices": tree.paths, "max_non_leaves_per_layer": 16}
     engine = tree_engine(pair, settings, max_batch_size=n_slots, collect_draft_ranks=True)
     responses = engine.generate(random_prompts(LENGTHS), new_tokens(20))
@@ -64,11 +81,25 @@ def test_any_choices_give_the_tokens_of_plain_decoding(
             assert (step.tree.parents, step.tree.ranks) == (tree.parents, tree.ranks)
 
 
-@settings(max_examples=10)
-@given(dynamic_settings(), st.integers(1, 4))
+@settings(max_examples=5)
+@given(dynamic_settings(), N_SLOTS)
 def test_any_dynamic_tree_gives_the_tokens_of_plain_decoding(
     pair: Pair, baseline: list[list[int]], tree: dict[str, Any], n_slots: int
 ) -> None:
+    check_dynamic_tree(pair, baseline, tree, n_slots)
+
+
+@pytest.mark.slow
+@settings(max_examples=12)
+@given(dynamic_settings(), N_SLOTS)
+def test_more_dynamic_trees_give_the_tokens_of_plain_decoding(
+    pair: Pair, baseline: list[list[int]], tree: dict[str, Any], n_slots: int
+) -> None:
+    check_dynamic_tree(pair, baseline, tree, n_slots)
+
+
+def check_dynamic_tree(pair: Pair, baseline: list[list[int]], tree: dict[str, Any], n_slots: int) -> None:
+    """Tokens of plain decoding, and no request left behind."""
     engine = tree_engine(pair, tree, max_batch_size=n_slots)
     assert tokens_of(engine.generate(random_prompts(LENGTHS), new_tokens(20))) == baseline
     assert is_empty(engine)

@@ -10,6 +10,7 @@ import torch
 from agreeing_pairs import write_agreeing_pair
 from places import GOLDEN
 from random_pairs import ROPE_LLAMA3
+from rings import slow_from
 
 from lab.errors import ExperimentError
 from lab.night.notebook import run_notebook
@@ -52,11 +53,14 @@ def prompts_of(*lengths: int) -> list[list[int]]:
     return [torch.randint(512, (length,), generator=random).tolist() for length in lengths]
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [*((name, "float32") for name in ANY_RUN), *((name, "bfloat16") for name in sorted(REQUIRED))]
-)
-def test_a_planted_bug_is_named_at_its_stage(agreeing: Pair, name: str, dtype: str) -> None:
-    assert_named(faults.FAULTS[name], agreeing, [PROMPT], dtype=dtype, k=3, steps=3)
+@pytest.mark.parametrize("name", ANY_RUN)
+def test_a_planted_bug_is_named_at_its_stage(agreeing: Pair, name: str) -> None:
+    assert_named(faults.FAULTS[name], agreeing, [PROMPT], dtype="float32", k=3, steps=3)
+
+
+@pytest.mark.parametrize("name", slow_from(1, sorted(REQUIRED)))
+def test_a_planted_bug_is_named_at_its_stage_in_bfloat16_too(agreeing: Pair, name: str) -> None:
+    assert_named(faults.FAULTS[name], agreeing, [PROMPT], dtype="bfloat16", k=3, steps=3)
 
 
 # The slow ring plants all of them into the night's own runs (tests/lab/parity/test_parity_night.py).
@@ -70,7 +74,7 @@ def test_a_bug_that_short_single_prompts_hide_is_named_at_its_stage(agreeing: Pa
 HIDDEN = sorted(set(REACH) - {"ignored_target_rope_scaling", "wrong_rope_theta", "ignored_rope_scaling"})
 
 
-@pytest.mark.parametrize("name", HIDDEN)
+@pytest.mark.parametrize("name", slow_from(4, HIDDEN))
 def test_one_short_prompt_at_a_small_depth_does_not_show_it(agreeing: Pair, name: str) -> None:
     """So the inputs of the test above, and of the packaged night, are what finds it."""
     assert run_stage_parity(*agreeing, prompts=[PROMPT], k=2, steps=1, fault=name).passed

@@ -55,6 +55,7 @@ def test_the_night_covers_batches_blocks_chunks_refills_every_level_and_a_second
 
 @pytest.mark.reference
 @pytest.mark.slow
+@pytest.mark.exhaustive  # `make lab` runs these very jobs, and their gates say the same
 @pytest.mark.parametrize("job", sorted(parity_jobs()))
 def test_the_nights_stage_parity_passes(job: str) -> None:
     report = report_of(parity_jobs()[job], device="cpu")

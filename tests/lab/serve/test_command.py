@@ -61,12 +61,14 @@ def test_options_have_the_names_and_defaults_of_the_engine() -> None:
         (["--dynamic", "60/7/10"], "dynamic", 60),
         (["--method", "ngram"], "chain", 4),
         (["--method", "suffix", "--spec-k", "6"], "chain", 7),
+        (["--method", "draft_target", "--target", "big", "--draft", "draft"], "chain", 4),
     ],
 )
 def test_each_way_of_drafting_can_be_typed(words: list[str], kind: str, n_nodes: int) -> None:
     spec = speculative_config(options(*words), Path("draft"))
     assert spec is not None
     assert (spec.tree_kind, spec.n_nodes) == (kind, n_nodes)
+    assert spec.method == options(*words).method
     assert speculative_config(options("--spec-k", "0"), Path("draft")) is None
     assert speculative_config(options(), None) is None, "a target alone"
 
@@ -78,7 +80,9 @@ def test_each_way_of_drafting_can_be_typed(words: list[str], kind: str, n_nodes:
         (["--draft", "x"], "--draft without --target"),
         (["--target", "x", "--dynamic", "60/7/10"], "a tree without --draft"),
         (["--choices", "mc_sim_7b_63", "--dynamic", "60/7/10"], "both --choices and --dynamic"),
-        (["--method", "ngram", "--dynamic", "60/7/10"], "--method ngram with a draft or a tree"),
+        (["--method", "ngram", "--dynamic", "60/7/10"], "--method ngram with a tree"),
+        (["--method", "suffix", "--target", "x", "--draft", "y"], "--method suffix with --draft"),
+        (["--method", "draft_target"], "--method draft_target without --draft"),
         (["--prefill-share", "0"], "--prefill-share is 0"),
     ],
 )

@@ -8,10 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from serving import CHAT, COMPLETION, MISSING, MOST_BYTES, WHY_NOT, client, letter_pipe, play
 from tiny_engines import Pair
 
-from lab.serve.asked import NEUTRAL, CompletionAsked, read_body
+from eagle3core import ConfigError
+from lab.serve.asked import NEUTRAL, Asked, ChatAsked, CompletionAsked, read_body
 from lab.serve.refusals import Refused
 from lab.serve.service import Service
 
@@ -160,6 +163,37 @@ def test_a_server_that_closes_tells_open_streams_and_new_requests(letters: Pair)
     for answer in (whole, late):
         assert (answer.status_code, in_three_parts(answer)["code"]) == (503, "closing")
     assert (health.status_code, health.json()["status"]) == (503, "closing")
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = sorted({*CompletionAsked.model_fields, *ChatAsked.model_fields, *NEUTRAL})
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON_VALUES, max_size=5), st.booleans(), st.integers(1, 80))
+def test_any_values_of_any_fields_are_taken_or_refused_in_three_parts(
+    values: dict[str, Any], is_chat: bool, n_prompt: int
+) -> None:
+    body: type[Asked] = ChatAsked if is_chat else CompletionAsked
+    needed = {"messages": HELLO} if is_chat else {"prompt": "a"}
+    refused: Refused | ConfigError | None = None
+    try:
+        asked = read_body(body, json.dumps({**needed, **values}).encode())
+        limits = asked.generation(n_prompt, 64)
+        prompts = asked.chat if isinstance(asked, ChatAsked) else asked.prompts
+    except (Refused, ConfigError) as error:
+        refused = error
+    if refused is None:
+        assert limits.max_new_tokens >= 1
+        assert prompts
+    else:
+        assert all((refused.what, refused.allowed, refused.remedy))
+        assert getattr(refused, "status", 400) == 400
+        json.dumps(str(refused), ensure_ascii=False).encode()
 
 
 def test_fields_at_their_neutral_values_and_unknown_ones_change_nothing() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from lettered import lettered_prompts, tokens_alone
+from lettered import lettered_prompts
 from serving import CHAT, COMPLETION, LETTERS, MISSING, WHY_NOT, Reader, letter_pipe, listening, play, streamed, text_of
 from tiny_engines import Pair
 
@@ -18,10 +18,12 @@ N_CLIENTS = 50
 
 
 @pytest.mark.parametrize("dtype", ["float64", pytest.param("float32", marks=pytest.mark.slow)])
-def test_fifty_streaming_clients_get_each_its_own_tokens_and_none_is_lost(letters: Pair, dtype: str) -> None:
-    alone, prompts = tokens_alone(letters), lettered_prompts()
+def test_fifty_streaming_clients_get_each_its_own_tokens_and_none_is_lost(
+    letters: Pair, alone: list[list[int]], dtype: str
+) -> None:
+    prompts = lettered_prompts()
     service = Service(letter_pipe(letters, dtype=dtype, max_batch_size=8), "tiny", most_waiting=N_CLIENTS)
-    asked = [(i % 8, 3 + i % 13) for i in range(N_CLIENTS)]
+    asked = [(i % 8, 3 + i % 7) for i in range(N_CLIENTS)]
 
     def body(which: int, n: int) -> tuple[str, dict[str, Any]]:
         text = "".join(LETTERS[token] for token in prompts[which])
@@ -42,8 +44,10 @@ def test_fifty_streaming_clients_get_each_its_own_tokens_and_none_is_lost(letter
 
 
 @pytest.mark.parametrize("streams", [True, False])
-def test_a_client_that_leaves_frees_its_slots_and_no_other_answer_changes(letters: Pair, streams: bool) -> None:
-    alone, prompts = tokens_alone(letters), lettered_prompts()
+def test_a_client_that_leaves_frees_its_slots_and_no_other_answer_changes(
+    letters: Pair, alone: list[list[int]], streams: bool
+) -> None:
+    prompts = lettered_prompts()
     service = Service(letter_pipe(letters, max_batch_size=2), "tiny", most_waiting=20)
     long = {"max_tokens": 50, "temperature": 0, "prompt": prompts[0], "stream": streams}
 

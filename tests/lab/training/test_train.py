@@ -228,6 +228,7 @@ def test_the_command_line_writes_a_corpus_and_trains_on_it(text: Path, tmp_path:
 
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_nano_pair_from_scratch_takes_under_five_minutes_and_its_draft_is_accepted(tmp_path: Path) -> None:
     started = time.monotonic()
     made = train(TrainOptions(size="nano", out=tmp_path / "pair", bar=False, minutes=3.0))

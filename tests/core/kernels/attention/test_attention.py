@@ -219,7 +219,7 @@ def test_a_row_without_any_visible_key_and_an_empty_slot_give_zeros():
 
 
 @pytest.mark.parametrize("setting", [{}, SIDE_BY_SIDE, PAIRS], ids=["few", "many", "pairs"])
-@pytest.mark.parametrize("case", [CHAIN, BUNDLES], ids=["short", "bundles"])
+@pytest.mark.parametrize("case", [CHAIN, pytest.param(BUNDLES, marks=pytest.mark.slow)], ids=["short", "bundles"])
 def test_a_row_that_sees_a_key_that_is_no_number_is_none_itself(case, setting):
     """A sum of NaN is not zero: a row whose keys cannot be weighed must not pass for one that sees none."""
     inputs = CARD.example(case, proof.generator(3, CPU), CPU)

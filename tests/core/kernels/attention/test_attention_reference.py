@@ -101,3 +101,12 @@ def test_a_peer_that_does_not_exist_for_a_case_says_why():
         peers.flash_tail_merge(case, {})
     with pytest.raises(BackendUnavailable, match="FlexAttention at 1"):
         peers.flex(case, {})
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_an_empty_slot_gives_zeros_whatever_lies_in_the_block_that_its_table_names(seed: int) -> None:
+    case = next(case for case in CARD.slow_cases if case.get("earlier") == 61 and -1 in case["prefix"])
+    inputs = CARD.example(case, proof.generator(seed, CPU), CPU)
+    out = CARD.reference(case, inputs)["out"]
+    assert not out.isnan().any()
+    assert not out[case["prefix"].index(-1)].any()

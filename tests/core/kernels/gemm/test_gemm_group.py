@@ -50,7 +50,7 @@ def run(isa, case=STORE, **setting):
             {"m": 41, "n": 144}, {"split": 4, "x_tiles": 3, "w_tiles": 8, "together": True}, marks=pytest.mark.slow
         ),
         ({"m": 41, "n": 80, "k": 160, "dtype": "f16"}, {"x_tiles": 5, "units": 2, "stages": 4}),
-        ({"m": 20, "n": 144, "k": 128}, {"w_tiles": 8, "x_tiles": 1}),
+        pytest.param({"m": 20, "n": 144, "k": 128}, {"w_tiles": 8, "x_tiles": 1}, marks=pytest.mark.slow),
     ],
 )
 def test_bits_equal_those_of_the_ring(case, setting):
