@@ -33,6 +33,11 @@ class EngineConfig:
         prefill_share: share of the work that reading prompts may take while requests run, in (0, 1]; at 0.5 a chunk is
             followed by about as long of steps, at 1.0 prompts are read to their end before the next step.
         cache_max_entry_count: share of the free device memory that both KV caches may take.
+        cache_blocks: blocks of the caches, which all requests share; None: as many as `max_batch_size` sessions of
+            `session_len` take, or as the share of memory holds. Where blocks run out the youngest request waits again.
+        prefix_cache: keep full blocks whose request has ended for as long as nobody needs the room, and read no token
+            again whose block lies there. Changes no answer. Off by default: a measurement that asks the same prompt
+            again would find it read.
         dtype: compute and cache dtype; "auto" takes the checkpoint's.
         device: "auto", "cpu" or "cuda".
         speculative_config: None runs plain greedy decoding.
@@ -48,6 +53,8 @@ class EngineConfig:
     prefill_chunk: int = 512
     prefill_share: float = 0.5
     cache_max_entry_count: float = 0.75
+    cache_blocks: int | None = None
+    prefix_cache: bool = False
     dtype: str = "auto"
     device: str = "auto"
     speculative_config: SpeculativeConfig | None = None
@@ -136,6 +143,8 @@ def validate_engine_config(config: EngineConfig) -> None:
         raise ConfigError(f"tp is {config.tp!r}", "1: tensor parallelism is not built", "set tp=1")
     for name in ("session_len", "max_batch_size", "block_size", "prefill_chunk"):
         require_count(name, getattr(config, name))
+    if config.cache_blocks is not None:
+        require_count("cache_blocks", config.cache_blocks)
     if config.prefill_chunk % config.block_size:
         raise ConfigError(
             f"prefill_chunk is {config.prefill_chunk} with block_size {config.block_size}",
@@ -146,7 +155,7 @@ def validate_engine_config(config: EngineConfig) -> None:
     _require_share("prefill_share", config.prefill_share, 0.5)
     require_choice("dtype", config.dtype, DTYPES)
     require_choice("device", config.device, ("auto", "cpu", "cuda"))
-    for name in ("enable_metrics", "collect_draft_ranks"):
+    for name in ("enable_metrics", "collect_draft_ranks", "prefix_cache"):
         require_flag(name, getattr(config, name))
     require_choice("on_draft_failure", config.on_draft_failure, ("raise", "baseline"))
     spec = config.speculative_config

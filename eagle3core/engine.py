@@ -86,7 +86,7 @@ class Engine(Closing):
         self.speculation = speculation or speculation_from(config, draft)
         check_fit(target, draft, config)
         self.memory_plan = memory_plan or plan_loaded(target, draft, config, self.backend)
-        self.runner = runner or new_runner(target, draft, config)
+        self.runner = runner or new_runner(target, draft, config, self.memory_plan.n_blocks)
         self.promises = performance_mode.Watch(config, self.backend, self.runner, self.speculation)
         self.book = Book(self.runner, self.promises, config)
         self.is_closed = False
@@ -133,9 +133,9 @@ class Engine(Closing):
         Requests that were added before, or are meanwhile, go on beside these.
 
         Raises:
-            ConfigError: an empty prompt, one longer than the session, a token outside the vocabulary, stop words
-                without a tokenizer, a call from within a call, or an engine that is closed. Nothing has been decoded
-                then.
+            ConfigError: an empty prompt, one longer than the session, a request that all cache blocks do not hold, a
+                token outside the vocabulary, stop words without a tokenizer, a call from within a call, or an engine
+                that is closed. Nothing has been decoded then.
             InvariantViolated: in performance mode, a promise of it that does not hold (docs/runbook.md).
         """
         settings = settings_for(prompts, generation)
@@ -262,10 +262,12 @@ class Engine(Closing):
                 "False: they are copied to the host in every step, which performance mode promises not to do",
                 f"leave logprobs out, or unset {performance_mode.VARIABLE}",
             )
-        return new_request(
+        request = new_request(
             index, list(prompt), generation, next(self._ids) % _MOST_IDS, target=geometry, session_len=length,
             tokenizer=self.tokenizer,
         )  # fmt: skip
+        self.book.blocks.check_fits(index, request)
+        return request
 
     def _add(self, requests: Sequence[Request], call: str) -> None:
         with self._taken(call):

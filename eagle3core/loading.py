@@ -81,8 +81,12 @@ def steps_draft(config: EngineConfig, draft: object | None) -> bool:
     return spec is not None and (spec.is_lookup or draft is not None)
 
 
-def device_sizes(config: EngineConfig, *, drafts: bool, kernels: bool) -> DeviceSizes:
-    """What the state is made for; `kernels` read a chunk in spans, plain torch as a whole."""
+def device_sizes(config: EngineConfig, *, drafts: bool, kernels: bool, n_blocks: int | None = None) -> DeviceSizes:
+    """What the state is made for; `kernels` read a chunk in spans, plain torch as a whole.
+
+    Args:
+        n_blocks: of the cache, as planned; None: every slot's longest session.
+    """
     spec = config.speculative_config if drafts else None
     return DeviceSizes(
         n_slots=config.max_batch_size,
@@ -93,6 +97,7 @@ def device_sizes(config: EngineConfig, *, drafts: bool, kernels: bool) -> Device
         span=SPAN if kernels else config.prefill_chunk,
         block=config.block_size,
         keeps_ranks=config.collect_draft_ranks and drafts,
+        pool=n_blocks,
     )
 
 
@@ -104,9 +109,12 @@ def tree_of(spec: SpeculativeConfig) -> FlatTree | GrownTree:
     return GrownTree(spec.top_k, spec.depth, spec.n_nodes, scores)
 
 
-def new_runner(target: PackedTarget, draft: Drafter | None, config: EngineConfig) -> DeviceRunner:
-    """The runner of models on their device: captured graphs of kernels for packed ones, plain torch for others."""
-    sizes = device_sizes(config, drafts=steps_draft(config, draft), kernels=target.is_packed)
+def new_runner(
+    target: PackedTarget, draft: Drafter | None, config: EngineConfig, n_blocks: int | None = None
+) -> DeviceRunner:
+    """The runner of models on their device, with `n_blocks` as in `device_sizes`: captured graphs of kernels for packed
+    ones, plain torch for others."""
+    sizes = device_sizes(config, drafts=steps_draft(config, draft), kernels=target.is_packed, n_blocks=n_blocks)
     spec = config.speculative_config
     n_behind = 0 if spec is not None and spec.is_lookup else None  # what is looked up begins with the newest tokens
     if not target.is_packed:

@@ -1,7 +1,7 @@
 """The memory plan: what weights and caches will take, settled before anything is allocated.
 
 Blocks per sequence are ceil((session_len + tokens in flight) / block), for target and draft each
-(docs/requirements.md R-64, 1.X-18).
+(docs/requirements.md R-64, 1.X-18). Where not all slots' longest sessions fit at once, they share what fits.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class MemoryPlan:
     Attributes:
         weight_bytes: target and draft weights, whether on the device already or still to come.
         target_kv_bytes, draft_kv_bytes: both paged caches.
-        blocks_per_sequence: cache blocks a slot may hold, in each cache.
+        blocks_per_sequence: most cache blocks of a slot, in each cache.
         allowed_kv_bytes: the share of free memory that the caches may take.
         scratch_bytes: everything else that is allocated once: activations, logits, attention's partial sums, states.
         graph_bytes: captured graphs and the machine code of their kernels, about.
+        n_blocks: of each cache, shared by the slots.
     """
 
     weight_bytes: int
@@ -44,6 +45,7 @@ class MemoryPlan:
     allowed_kv_bytes: int
     scratch_bytes: int = 0
     graph_bytes: int = 0
+    n_blocks: int = 0
 
     @property
     def kv_bytes(self) -> int:
@@ -56,7 +58,8 @@ class MemoryPlan:
         further = "".join(f", {name} {n_bytes / mib:.1f} MiB" for name, n_bytes in once if n_bytes)
         return (
             f"weights {self.weight_bytes / mib:.1f} MiB, target KV {self.target_kv_bytes / mib:.1f} MiB, "
-            f"draft KV {self.draft_kv_bytes / mib:.1f} MiB ({self.blocks_per_sequence} blocks a sequence in each), "
+            f"draft KV {self.draft_kv_bytes / mib:.1f} MiB ({self.n_blocks} blocks in each, up to "
+            f"{self.blocks_per_sequence} a sequence), "
             f"KV limit {self.allowed_kv_bytes / mib:.1f} MiB{further}"
         )
 
@@ -126,20 +129,8 @@ def plan_memory(
         scratch_bytes: as in the plan. free_bytes: before any weight was read; what is free now by default.
 
     Raises:
-        ConfigError: the weights and scratch exceed free memory, or the caches their share of what is left; names the
-            largest batch that fits.
+        ConfigError: the weights and scratch exceed free memory, or the caches their share of what is left.
     """
-    spec = config.speculative_config if steps_draft(config, draft) else None
-    blocks = blocks_for(config.session_len + (spec.tokens_in_flight if spec else 1), config.block_size)
-
-    def slot_bytes(geometry: BlockGeometry, n_layers: int) -> int:
-        rows = blocks * config.block_size * geometry.n_kv_heads * geometry.head_dim
-        return 2 * n_layers * rows * dtype.itemsize
-
-    target_slot = slot_bytes(target.block, target.n_layers)
-    n_drafting = draft.n_layers if isinstance(draft, TargetGeometry) else 1
-    draft_slot = slot_bytes(draft.block, n_drafting) if draft else 0
-    slots = config.max_batch_size
     graphs = GRAPH_BYTES if backend.path == "kernels" else 0
     free = backend.free_bytes if free_bytes is None else free_bytes
     left = free - unloaded_bytes - scratch_bytes - graphs
@@ -151,13 +142,45 @@ def plan_memory(
             "use a smaller model, a smaller max_batch_size or prefill_chunk, or a device with more memory",
         )
     allowed = int(left * config.cache_max_entry_count)
-    plan = MemoryPlan(weight_bytes, slots * target_slot, slots * draft_slot, blocks, allowed, scratch_bytes, graphs)
-    if plan.kv_bytes > allowed:
-        fits = allowed // (target_slot + draft_slot)
+    spec = config.speculative_config if steps_draft(config, draft) else None
+    a_sequence = blocks_for(config.session_len + (spec.tokens_in_flight if spec else 1), config.block_size)
+    target_block = _block_bytes(target.block, target.n_layers, config.block_size, dtype)
+    n_drafting = draft.n_layers if isinstance(draft, TargetGeometry) else 1
+    draft_block = _block_bytes(draft.block, n_drafting, config.block_size, dtype) if draft else 0
+    n_blocks = _pool_size(config, a_sequence, target_block + draft_block, allowed)
+    return MemoryPlan(
+        weight_bytes, n_blocks * target_block, n_blocks * draft_block, a_sequence, allowed, scratch_bytes, graphs,
+        n_blocks,
+    )  # fmt: skip
+
+
+def _block_bytes(geometry: BlockGeometry, n_layers: int, block: int, dtype: torch.dtype) -> int:
+    """Keys and values of one block in all layers."""
+    return 2 * n_layers * block * geometry.n_kv_heads * geometry.head_dim * dtype.itemsize
+
+
+def _pool_size(config: EngineConfig, a_sequence: int, block_bytes: int, allowed: int) -> int:
+    """Blocks of the caches: what is asked for, or every slot's longest session, or what fits of that.
+
+    Raises:
+        ConfigError: what is asked for does not fit, or not one session does.
+    """
+    fits = allowed // block_bytes
+    limit = f"at most {allowed} bytes (cache_max_entry_count {config.cache_max_entry_count} of free memory)"
+    if config.cache_blocks is not None:
+        if config.cache_blocks > fits:
+            raise ConfigError(
+                f"the KV caches would take {config.cache_blocks * block_bytes} bytes with cache_blocks "
+                f"{config.cache_blocks}",
+                limit,
+                f"set cache_blocks to {fits} or less, or leave it out" if fits else "use a device with more memory",
+            )
+        return config.cache_blocks
+    if a_sequence > fits:
         raise ConfigError(
-            f"the KV caches would take {plan.kv_bytes} bytes with max_batch_size {slots}, session_len "
+            f"the KV caches would take {a_sequence * block_bytes} bytes for one session with session_len "
             f"{config.session_len}",
-            f"at most {allowed} bytes (cache_max_entry_count {config.cache_max_entry_count} of free memory)",
-            f"set max_batch_size={fits}" if fits else "lower session_len: not even one sequence fits",
+            limit,
+            "lower session_len: not even one sequence fits",
         )
-    return plan
+    return min(config.max_batch_size * a_sequence, fits)

@@ -135,10 +135,14 @@ class RequestMetrics:
     Attributes:
         spec_info: counters; None without a speculative step, never made up (docs/requirements.md R-122).
         steps: every verify step in order; empty when metrics are off.
+        num_put_back: how often the request had to wait again, since blocks of the cache ran out.
+        num_cached_tokens: tokens of the prompt that were not read, since their blocks lay in the prefix cache.
     """
 
     spec_info: SpecInfo | None = None
     steps: tuple[StepRecord, ...] = ()
+    num_put_back: int = 0
+    num_cached_tokens: int = 0
 
 
 class HasMetrics(Protocol):

@@ -69,11 +69,13 @@ def without_errors(responses: Sequence[Response]) -> list[Response]:
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, what it has generated so far, and the steps that did it; `slot` is where it lies while it runs.
+    """A prompt, what it has generated so far, and the steps that did it.
 
     Attributes:
-        sampling: how its tokens are drawn; None for a greedy one.
+        slot: where it lies while it runs. sampling: how its tokens are drawn; None for a greedy one.
         logprobs: of its tokens. n_top: likeliest tokens that it tells of each; None: it stays empty.
+        n_put_back: how often it had to wait again. n_cached: tokens of its prompt that had been read for others.
+        names: of its full cache blocks (`cache.names`).
     """
 
     id: int
@@ -87,6 +89,9 @@ class Request:
     sampling: Sampling | None = None
     n_top: int | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    n_put_back: int = 0
+    n_cached: int = 0
+    names: list[bytes] = field(default_factory=list)
 
     def take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> int:
         """Add `tokens` up to the one that ends the request, and what is known of them; how many were added."""
@@ -133,7 +138,9 @@ class Request:
             token_ids=self.token_ids,
             n_prompt_tokens=len(self.prompt),
             finish_reason=self.finish_reason,
-            req_metrics=RequestMetrics(spec_info_from_steps(self.steps, depth), tuple(self.steps)),
+            req_metrics=RequestMetrics(
+                spec_info_from_steps(self.steps, depth), tuple(self.steps), self.n_put_back, self.n_cached
+            ),
             error=self.error,
             seed=self.sampling.seed if self.sampling is not None else None,
             logprobs=self.logprobs if self.n_top is not None else None,

@@ -3,6 +3,7 @@
 Result rows carry a request's id, and a row whose request has left the book was made before the host knew, so it is
 thrown away. A slot is where a request lies. One prompt is under reading at a time, first come first served; while
 others run it is read chunk by chunk, steps in between. What waits when nothing runs is read before the first step.
+Where cache blocks run out, the youngest request waits again, before all others, and is read again with its tokens.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from eagle3core.batching import step_log
+from eagle3core.batching.blocks import CacheBlocks
 from eagle3core.batching.proposals import Proposals
 from eagle3core.batching.share import ReadingShare
+from eagle3core.batching.step_record import record_of
 from eagle3core.config import EngineConfig
 from eagle3core.errors import InvariantViolated
 from eagle3core.kernels.slots.slot_state import NO_ROOM, NOT_FINITE
-from eagle3core.metrics import StepRecord
 from eagle3core.performance import mode as performance_mode
 from eagle3core.request import Request
 from eagle3core.step.admission import Reading, SlotRequest
 from eagle3core.step.outcome import RowOutcome
 from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import Trace
-from eagle3core.trees import StepTree
 
 log = logging.getLogger("eagle3core")
 
@@ -38,11 +39,13 @@ class Book:
         runner: does the work. promises: what performance mode watches.
 
     Attributes:
-        waiting, reading, running: the requests; those that run by their id.
+        waiting, reading, running: the requests; those that run by their id, oldest first.
+        blocks: who holds which blocks of the cache.
     """
 
     def __init__(self, runner: DeviceRunner, promises: performance_mode.Watch, config: EngineConfig) -> None:
         self.runner, self.promises, self.config = runner, promises, config
+        self.blocks = CacheBlocks(runner, keeps=config.prefix_cache)
         self.waiting: deque[Request] = deque()
         self.reading: Request | None = None
         self.running: dict[int, Request] = {}
@@ -98,7 +101,7 @@ class Book:
         return True
 
     def settle(self) -> None:
-        """With an empty book: read what is still under way, of requests that ended meanwhile, and end the run."""
+        """With an empty book: read what is under way, of requests that ended meanwhile, and end the run."""
         self._proposals.forget()
         self.runner.collect(everything=True)
         if self._is_counting:
@@ -110,10 +113,9 @@ class Book:
         if request.finish_reason is not None:
             return False
         if request.id in self.running:
-            del self.running[request.id]
-            self.runner.release(request.slot)
+            self._stop_running(request)
         elif request is self.reading:
-            self.reading = self._progress = None  # its slot does not run, and the next prompt's `begin` clears it
+            self._stop_reading(request)
         elif request in self.waiting:
             self.waiting.remove(request)
         request.cancel()
@@ -131,15 +133,21 @@ class Book:
         self.reading = self._progress = None
         self._is_counting = False
         self._share.forget()
+        self.blocks.forget()
         self._proposals.forget()
         self.runner.abandon()
 
     @property
     def _may_read(self) -> bool:
-        if self.reading is None and not (self.waiting and len(self.running) < self.runner.n_slots):
+        if self.reading is None and not self._may_begin:
             return False
         # Who waits before the first step is read before it, so that a batch that begins together steps together.
         return not self.running or self._n_steps == 0 or self._share.may_read
+
+    @property
+    def _may_begin(self) -> bool:
+        has_slot = bool(self.waiting) and len(self.running) < self.runner.n_slots
+        return has_slot and self.blocks.has_room(self.waiting[0])
 
     def _read_prompt(self, trace: Trace, pauses: Callable[[], bool]) -> None:
         if not self.running:
@@ -160,21 +168,27 @@ class Book:
         if progress.is_done:
             self.running[request.id] = request
             self.reading = self._progress = None
+            self.blocks.runs(request, self._n_steps)
             self._collect(trace)
 
     def _begin(self, trace: Trace) -> None:
         self.reading = request = self.waiting[0]
         self.waiting.popleft()
         request.slot = min(set(range(self.runner.n_slots)) - {other.slot for other in self.running.values()})
-        trace.tap("prompt_ids", torch.tensor([request.prompt]))
+        tokens, stop = [*request.prompt, *request.token_ids], request.stop
+        trace.tap("prompt_ids", torch.tensor([tokens]))
+        left, (blocks, n_cached) = stop.limit - len(request.token_ids), self.blocks.begin(request)
         wanted = SlotRequest(
-            request.id, request.prompt, request.stop.limit, request.stop.end_tokens, request.sampling,
-            logprobs=request.n_top is not None,
+            request.id, tokens, left, stop.end_tokens, request.sampling, logprobs=request.n_top is not None,
+            blocks=blocks, n_cached=n_cached,
         )  # fmt: skip
         self._progress = self.runner.begin(request.slot, wanted)
 
     def _decode(self, trace: Trace) -> None:
+        self._make_room(trace)
         number, n_running = self._n_steps, len(self.running)
+        if not n_running:
+            return  # making room has read results, and all had ended
         step_log.log_active(number, [request.slot for request in self.running.values()], self.runner.n_slots)
         draws = any(request.sampling is not None for request in self.running.values())
         logprobs = any(request.n_top is not None for request in self.running.values())
@@ -186,9 +200,42 @@ class Book:
         self._share.stepped(self.runner.rows_of_step(n_running))
         self._collect(trace)
 
-    def _collect(self, trace: Trace) -> None:
-        """Read the outcomes that are known, row by row, and retire who is finished."""
-        for outcome in self.runner.collect(everything=False):
+    def _make_room(self, trace: Trace) -> None:
+        """Blocks for all that the next step may write, for the oldest first; the youngest are put back for them."""
+        number = self._n_steps
+        for request in list(self.running.values()):
+            while request.id in self.running and not self.blocks.grow(request, number):
+                if self.runner.n_under_way:  # known lengths may be less than the longest, and some may have ended
+                    self._collect(trace, everything=True)
+                    with trace.span("EAGLE::KVCacheRewind"):
+                        self.blocks.rewind(self.running.values(), number)
+                else:
+                    self._put_back(self.reading or next(reversed(self.running.values())))
+
+    def _put_back(self, request: Request) -> None:
+        """Let a request wait again, before all others; no result of its is under way."""
+        self.waiting.appendleft(request)
+        if request is self.reading:
+            self._stop_reading(request)
+        else:
+            self._stop_running(request)
+        request.n_put_back += 1
+        self.blocks.counts.n_put_back += 1
+
+    def _stop_reading(self, request: Request) -> None:
+        self.reading = self._progress = None  # its slot does not run
+        self.blocks.release(request)
+
+    def _stop_running(self, request: Request, *, is_stopped: bool = False) -> None:
+        """Empty the request's slot; `is_stopped`: the device has stopped it by itself."""
+        del self.running[request.id]
+        if not is_stopped:
+            self.runner.release(request.slot)
+        self.blocks.release(request)
+
+    def _collect(self, trace: Trace, *, everything: bool = False) -> None:
+        """Read the outcomes that are known, or wait for all of them, row by row, and retire who is finished."""
+        for outcome in self.runner.collect(everything=everything):
             asked = step_log.asked_families()
             for row in outcome.rows:
                 request = self.running.get(row.request_id)
@@ -211,12 +258,9 @@ class Book:
             self.promises.row(row)
         start = len(request.token_ids)
         n_committed = request.take(row.tokens, row.logprobs)
-        # Positions past a stop were drafted for text that does not exist, so they have no rank.
-        ranks = None if row.ranks is None else row.ranks[:n_committed]
-        cut = n_committed < row.n_accepted + 1
-        tree = None if row.parents is None else self._tree_of(row, row.parents)
+        self.blocks.committed(request, number, n_committed, is_sound=not row.fault)
         drafts = self._proposals.made_of(row.drafts)
-        step = StepRecord(start, len(drafts), row.n_accepted, n_committed, cut, ranks, tree)
+        step = record_of(row, start, n_committed, drafts, self.config.speculative_config)
         has_drafts = self.runner.n_drafts > 0
         if self.config.enable_metrics and has_drafts:
             request.steps.append(step)
@@ -225,12 +269,6 @@ class Book:
             step_log.log_flags(self.config.speculative_config, *made)
         if asked:
             step_log.log_families(asked, *made, n_prompt=len(request.prompt))
-
-    def _tree_of(self, row: RowOutcome, parents: tuple[int, ...]) -> StepTree:
-        spec = self.config.speculative_config
-        static = spec.static_tree if spec is not None else None
-        accepted = row.tokens[: row.n_accepted]
-        return StepTree.of(row.drafts, parents, accepted, static.ranks if static is not None else None)
 
     def _report(self, row: RowOutcome, number: int) -> None:
         """Say that an invariant broke: the slot goes on as the baseline would, or nothing can go on.
@@ -258,7 +296,5 @@ class Book:
                     "report this with the request: device and host disagree about its end",
                 )
             return
-        del self.running[request.id]
+        self._stop_running(request, is_stopped=row.is_finished)
         self.promises.answered(self.runner.target.embedding, request.prompt, request.token_ids)
-        if not row.is_finished:
-            self.runner.release(request.slot)

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Sequence
 
+from eagle3core.cache import BlockPool
 from eagle3core.metrics import StepRecord
 from eagle3core.speculative import SpeculativeConfig
 
@@ -19,6 +20,7 @@ ACTIVE_DEBUG_VARIABLE = "EAGLE3_ACTIVE_DEBUG"  # the slots that take part in a s
 ALIGN_DEBUG_VARIABLE = "EAGLE3_ALIGN_DEBUG"  # drafts beside what the target chose in their places
 ACCEPT_DEBUG_VARIABLE = "EAGLE3_ACCEPT_DEBUG"  # how many drafts were accepted, and what of that was committed
 SPAN_DEBUG_VARIABLE = "EAGLE3_SPAN_DEBUG"  # positions that a step's tokens take
+KV_DEBUG_VARIABLE = "EAGLE3_KV_DEBUG"  # blocks of the cache that requests take and give back
 FAMILIES = (ALIGN_DEBUG_VARIABLE, ACCEPT_DEBUG_VARIABLE, SPAN_DEBUG_VARIABLE)
 
 
@@ -26,6 +28,13 @@ def log_active(step: int, active: Sequence[int], n_slots: int) -> None:
     """The slots of a step that is about to run, if asked for."""
     if os.environ.get(ACTIVE_DEBUG_VARIABLE):
         log.info("[EAGLE][Active] step %d: %d of %d slots, %s", step, len(active), n_slots, sorted(active))
+
+
+def log_blocks(what: str, request_id: int, slot: int, blocks: Sequence[int], pool: BlockPool) -> None:
+    """Blocks that a request takes or gives back, if asked for."""
+    if blocks and os.environ.get(KV_DEBUG_VARIABLE):
+        log.info("[EAGLE][KV] request %d slot %d %s %d blocks %s; %d of %d held, %d kept", request_id, slot, what,
+                 len(blocks), list(blocks), pool.n_held, pool.n_blocks, pool.n_kept)  # fmt: skip
 
 
 def log_flags(

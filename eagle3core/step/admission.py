@@ -16,6 +16,9 @@ class SlotRequest:
         id: whose rows these will be, 0..2^31 - 1. prompt: its tokens. budget: tokens it may get.
         ends: tokens that end it. sampling: how its tokens are drawn; None for a greedy one.
         logprobs: log-probabilities of its tokens are kept.
+        blocks: where the rows of prompt and first step go, in order; None: the slot's own (`BlockTables.own_blocks`).
+        n_cached: tokens of the prompt whose rows lie in the first of `blocks` already: whole blocks, and not the last
+            token.
     """
 
     id: int
@@ -24,15 +27,18 @@ class SlotRequest:
     ends: tuple[int, ...]
     sampling: Sampling | None = None
     logprobs: bool = False
+    blocks: Sequence[int] | None = None
+    n_cached: int = 0
 
 
 @dataclass
 class Reading:
-    """How far the prompt under reading has been read: `n_read` of `n_chunks` chunks, of `n_prompt` tokens; and whether
-    its request `draws` its tokens, and asks for their `logprobs`."""
+    """How far the prompt under reading has been read: `n_read` of `n_chunks` chunks, of `n_prompt` tokens without the
+    `n_cached` first; and whether its request `draws` its tokens, and asks for their `logprobs`."""
 
     n_chunks: int
     n_prompt: int
+    n_cached: int = 0
     n_read: int = 0
     draws: bool = False
     logprobs: bool = False

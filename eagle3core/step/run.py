@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 
+from eagle3core.cache import BlockTables
 from eagle3core.kernels.gemm.launcher import workspace, workspace_bytes
 from eagle3core.kernels.slots.slot_state import (
     GOES_ON,
@@ -52,6 +53,7 @@ class DeviceRunner:
         n_slots: sequences at once. depth: drafts on the longest path. n_drafts: drafts of a step.
         chunks: programs that read a chunk of a prompt, by its rows; largest last.
         gemms: the matrix products of all programs; none where no kernels run.
+        tables: which blocks the slots' rows lie in.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class DeviceRunner:
         self.n_behind = n_behind if n_behind is not None else int(target.device.type == "cuda")
         shape = StateShape(target.geometry, draft.geometry if draft else None, target.dtype, target.device)
         self.state: DeviceState = new_device_state(arch, shape, sizes, order)
+        self.tables = BlockTables(self.state.tables, self.state.pages)
         n_bytes = workspace_bytes(sizes.most_rows, shape.most_columns)
         self.emit = Emitter(arch, order, workspace(target.device, n_bytes) if arch is not None else None)
         self.programs = {batch: step_program(self.emit, target, draft, self.state, batch) for batch in buckets(sizes)}
@@ -94,6 +97,11 @@ class DeviceRunner:
     def all_programs(self) -> tuple[Program, ...]:
         """Every program: chunks of a prompt, its end, steps."""
         return (*self.chunks.values(), self.finish, *self.programs.values())
+
+    @property
+    def n_under_way(self) -> int:
+        """Results of admissions and steps that have not been collected."""
+        return len(self._results)
 
     def prepare(self) -> None:
         """Capture every program now, so that no step has to."""
@@ -123,12 +131,14 @@ class DeviceRunner:
         state, n_prompt = self.state, len(request.prompt)
         numbers = [slot, n_prompt, request.budget, 0, request.id, *request.ends[:MOST_ENDS]]
         numbers += [-1] * (N_REQUEST + MOST_ENDS - len(numbers))
-        self._clear(slot)
+        blocks = self.tables.own_blocks(slot) if request.blocks is None else request.blocks
+        self.tables.assign(slot, blocks, request.n_cached // self.sizes.block)
         state.request.copy_(torch.tensor(numbers, dtype=torch.int32))
         state.prompt[:n_prompt].copy_(torch.tensor(list(request.prompt), dtype=torch.int32))
         set_draws(state.draws, slot, request.sampling)
+        n_chunks = -(-(n_prompt - request.n_cached) // self.sizes.chunk)
         asks = {"draws": request.sampling is not None, "logprobs": request.logprobs}
-        return Reading(n_chunks=-(-n_prompt // self.sizes.chunk), n_prompt=n_prompt, **asks)
+        return Reading(n_chunks, n_prompt, request.n_cached, **asks)
 
     def read_on(self, reading: Reading, trace: Trace) -> int:
         """Read the next chunk; with the last one sample the first token, and the slot takes part from the next step on.
@@ -138,9 +148,10 @@ class DeviceRunner:
         Returns:
             rows of the chunk, padding included.
         """
-        state, chunk, i = self.state, self.sizes.chunk, reading.n_read
-        state.start.copy_(state.starts[i : i + 1])
-        left = reading.n_prompt - i * chunk
+        chunk = self.sizes.chunk
+        start = reading.n_cached + reading.n_read * chunk
+        self.state.start.fill_(start)
+        left = reading.n_prompt - start
         rows = min((rows for rows in self.chunks if rows >= left), default=chunk)
         self._run(self.chunks[rows], trace)
         reading.n_read += 1
@@ -197,14 +208,6 @@ class DeviceRunner:
         self._results.forget()
         self.state.state[RUNNING].zero_()
         self.state.turn.zero_()  # where the host's count begins again; half a step may have moved it
-
-    def _clear(self, slot: int) -> None:
-        """Zero a slot's cache: attention gives hidden rows weight 0, and 0 times an infinity left there is not 0."""
-        state, entries = self.state, self.sizes.entries
-        pages = [(state.k, 1), (state.v, 1), *(((state.draft.k, 0), (state.draft.v, 0)) if state.draft else ())]
-        pages += [(state.small.k, 1), (state.small.v, 1)] if state.small else []
-        for cache, axis in pages:
-            cache.narrow(axis, slot * entries, entries).zero_()
 
     def _batch_of(self, n_running: int) -> int:
         return next(n for n in self.programs if n >= n_running)

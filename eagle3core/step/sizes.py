@@ -31,6 +31,7 @@ class DeviceSizes:
         chunk, span: rows of a prefill pass, and those of one of its attention sequences.
         block: tokens of a cache block.
         keeps_ranks: the draft's rank of the target's token is kept at every level of a chain.
+        pool: blocks of the cache, which slots share; None: as many as all slots' longest sessions take.
     """
 
     n_slots: int
@@ -41,11 +42,22 @@ class DeviceSizes:
     span: int = SPAN
     block: int = 64
     keeps_ranks: bool = False
+    pool: int | None = None
 
     @property
     def entries(self) -> int:
-        """Blocks of a slot."""
+        """Most blocks of a slot."""
         return blocks_for(self.max_tokens, self.block)
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks of the cache, each with rows of target and draft."""
+        return self.n_slots * self.entries if self.pool is None else self.pool
+
+    @property
+    def in_flight(self) -> int:
+        """Cache rows that a step may write behind a slot's committed ones."""
+        return self.max_tokens - self.session_len
 
     @property
     def nodes(self) -> int:

@@ -1,8 +1,8 @@
 """State of running sequences on the device: one set of tensors with fixed addresses, allocated once.
 
-Integers are int32, a slot's numbers in the table of `kernels.slots.slot_state`. Blocks of
-the pool are assigned to slots once and for all (the pool holds every slot's most, docs/requirements.md R-64), so one
-table serves target and draft, and a rewind is a shorter length. Source: docs/requirements.md R-25, R-47..R-49, R-53.
+Integers are int32, a slot's numbers in the table of `kernels.slots.slot_state`. A block of the cache has rows of the
+target and rows of the draft, so one table serves both; which blocks a slot has, `cache.tables` writes. A rewind is a
+shorter length. Source: docs/requirements.md R-25, R-47..R-49, R-53.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class DeviceState:
         chunk_captured: a `[chunk, E]` for each tap.
         act, head: of the target. step, draft, small: scratch, the last two of a head or a small model.
         draws: how each slot's tokens are drawn.
-        request, prompt, start, starts: what prefill works on; `starts` holds every chunk's first token.
+        request, prompt, start: what prefill works on; `start` is the chunk's first token.
         chunk: rows of the chunk in work.
         first: `[1]` first token.
         turn: `[1]` newest of `results: [RESULT_BLOCKS, S, W]`, for kernels in the host's memory: see `ResultQueue`.
@@ -115,7 +115,6 @@ class DeviceState:
     request: Tensor
     prompt: Tensor
     start: Tensor
-    starts: Tensor
     chunk: ChunkRows
     first: Tensor
     turn: Tensor
@@ -123,6 +122,11 @@ class DeviceState:
     last_scaled: Tensor
     last_sums: Tensor
     ranks: Tensor | None
+
+    @property
+    def pages(self) -> tuple[Tensor, ...]:
+        """Keys and values of the target, and of a head or a small model where there is one."""
+        return (self.k, self.v, *((own.k, own.v) if (own := self.draft or self.small) else ()))
 
     def last_results(self) -> list[list[int]]:
         """Rows of the newest result block, after waiting for the device; dead rows are older ones' or start with -1."""
@@ -137,8 +141,7 @@ class DeviceState:
 def state_bytes(arch: str | None, shape: StateShape, sizes: DeviceSizes) -> tuple[int, int]:
     """(bytes of both caches, bytes of everything else) of a state, counted without allocating it."""
     state = new_device_state(arch, replace(shape, device=torch.device("meta")), sizes)
-    caches = [state.k, state.v, *((own.k, own.v) if (own := state.draft or state.small) else ())]
-    cached = sum(tensor.nbytes for tensor in caches)
+    cached = sum(tensor.nbytes for tensor in state.pages)
     return cached, sum(tensor.nbytes for tensor in _tensors(state)) - cached
 
 
@@ -172,13 +175,7 @@ def new_device_state(
     def rows(n: int, width: int) -> Tensor:
         return torch.zeros(n, width, dtype=dtype, device=device)
 
-    def steps(end: int, step: int) -> Tensor:
-        # Its size alone where nothing is allocated: torch computes this on the meta device by Python it imports first.
-        n = len(range(0, end, step))
-        return integers(n) if device.type == "meta" else torch.arange(0, end, step, dtype=torch.int32, device=device)
-
-    n_blocks = slots * sizes.entries
-    k, v = (_pages(target.block, target.n_layers, n_blocks, sizes.block, dtype, device) for _ in "kv")
+    k, v = (_pages(target.block, target.n_layers, sizes.n_blocks, sizes.block, dtype, device) for _ in "kv")
     state = integers(N_FIELDS, slots)
     state[LIMIT] = sizes.entries * sizes.block
     return DeviceState(
@@ -187,7 +184,7 @@ def new_device_state(
         ends=integers(slots, MOST_ENDS, fill=-1),
         pending_tokens=integers(slots, pending),
         pending_rows=integers(slots, pending),
-        tables=steps(n_blocks, 1).view(slots, sizes.entries),
+        tables=integers(slots, sizes.entries, fill=-1),
         k=k,
         v=v,
         captured=tuple(rows(sizes.step_rows + slots, hidden) for _ in range(shape.n_taps)),
@@ -204,7 +201,6 @@ def new_device_state(
         request=integers(N_REQUEST + MOST_ENDS, fill=-1),
         prompt=integers(blocks_for(sizes.session_len + 1, sizes.chunk) * sizes.chunk),
         start=integers(1),
-        starts=steps(sizes.session_len + sizes.chunk, sizes.chunk),
         chunk=new_chunk_rows(sizes.chunk, spans, sizes.entries, device),
         first=integers(1),
         turn=integers(1),
@@ -267,7 +263,7 @@ def _draft_tensors(
 
     vocabulary, levels = _padded(draft.draft_vocab_size), sizes.path_len - 1
     keeps_logits = sizes.keeps_ranks and sizes.grown is None
-    k, v = (_pages(block, 1, slots * sizes.entries, sizes.block, dtype, device)[0] for _ in "kv")
+    k, v = (_pages(block, 1, sizes.n_blocks, sizes.block, dtype, device)[0] for _ in "kv")
     return DraftTensors(
         act=act, head=new_head_rows(slots * sizes.beam, vocabulary, dtype, device), k=k, v=v,
         taps=rows(n, shape.n_taps * draft.target_hidden_size), hidden=rows(n, width),
@@ -285,7 +281,7 @@ def _small_tensors(
     n, spans = max(slots * sizes.path_len, sizes.chunk), sizes.chunk // sizes.span
     sides = Sizes(n, ((spans, sizes.span), (slots, sizes.path_len)), sizes.entries * sizes.block + 64)
     act = new_activations(arch, block, sides, dtype, device, order)
-    k, v = (_pages(block, model.n_layers, slots * sizes.entries, sizes.block, dtype, device) for _ in "kv")
+    k, v = (_pages(block, model.n_layers, sizes.n_blocks, sizes.block, dtype, device) for _ in "kv")
     return SmallTensors(
         act=act, head=new_head_rows(slots, _padded(model.vocab_size), dtype, device), k=k, v=v,
         ids=torch.zeros(n, dtype=torch.int32, device=device),

@@ -168,7 +168,7 @@ def test_tensor_parallelism_is_refused_until_it_is_built(tp: Any) -> None:
     assert "not built" in error.allowed
 
 
-@pytest.mark.parametrize("name", ["session_len", "max_batch_size", "block_size", "prefill_chunk"])
+@pytest.mark.parametrize("name", ["session_len", "max_batch_size", "block_size", "prefill_chunk", "cache_blocks"])
 @pytest.mark.parametrize("value", [0, -1, 2.5, "8"])
 def test_engine_sizes_are_positive_integers(name: str, value: Any) -> None:
     assert refusal(lambda: EngineConfig(**{name: value})).what == f"{name} is {value!r}"

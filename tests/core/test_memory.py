@@ -72,7 +72,7 @@ def test_plain_decoding_plans_no_draft() -> None:
 
 def test_the_plan_is_told_in_mebibytes() -> None:
     assert str(plan(speculate=True)) == (
-        "weights 0.0 MiB, target KV 0.2 MiB, draft KV 0.1 MiB (7 blocks a sequence in each), KV limit 7.2 MiB"
+        "weights 0.0 MiB, target KV 0.2 MiB, draft KV 0.1 MiB (21 blocks in each, up to 7 a sequence), KV limit 7.2 MiB"
     )
 
 
@@ -85,23 +85,33 @@ def test_the_kernels_path_leaves_room_for_its_graphs() -> None:
     assert str(made).endswith("scratch 1.0 MiB, graphs 80.0 MiB")
 
 
-def test_too_large_a_batch_is_refused_with_the_largest_that_fits() -> None:
-    with pytest.raises(ConfigError) as caught:
-        plan(speculate=True, max_batch_size=75)
-    assert caught.value.what == "the KV caches would take 7526400 bytes with max_batch_size 75, session_len 100"
-    assert caught.value.allowed == "at most 7500000 bytes (cache_max_entry_count 0.75 of free memory)"
-    assert caught.value.remedy == "set max_batch_size=74"
-    assert plan(speculate=True, max_batch_size=74).kv_bytes <= 7_500_000
+def test_slots_whose_longest_sessions_do_not_fit_together_share_the_blocks_that_fit() -> None:
+    assert plan(speculate=True, max_batch_size=74).n_blocks == 74 * 7
+    made = plan(speculate=True, max_batch_size=75)
+    assert made.n_blocks == 7_500_000 // 14_336 == 523 < 75 * 7  # bytes of a block: 16 (320 + 128) 2
+    assert made.kv_bytes == 523 * 14_336
 
 
 def test_too_long_a_session_is_refused_when_not_even_one_fits() -> None:
     with pytest.raises(ConfigError) as caught:
         plan(speculate=True, session_len=20000)
+    assert caught.value.what == "the KV caches would take 17934336 bytes for one session with session_len 20000"
+    assert caught.value.allowed == "at most 7500000 bytes (cache_max_entry_count 0.75 of free memory)"
     assert caught.value.remedy == "lower session_len: not even one sequence fits"
 
 
-def test_a_smaller_share_allows_less() -> None:
+def test_a_smaller_share_allows_less_and_gives_a_smaller_pool() -> None:
     assert plan(speculate=True, cache_max_entry_count=0.5).allowed_kv_bytes == 5_000_000
+    pools = [plan(speculate=True, max_batch_size=99, cache_max_entry_count=share).n_blocks for share in (0.75, 0.9)]
+    assert pools == [523, 627]
+
+
+def test_a_number_of_blocks_is_taken_as_it_is_or_refused_with_what_fits() -> None:
+    assert plan(speculate=True, cache_blocks=5).kv_bytes == 5 * 14_336
+    assert plan(speculate=True, cache_blocks=523).n_blocks == 523
+    with pytest.raises(ConfigError, match="take 7512064 bytes with cache_blocks 524") as caught:
+        plan(speculate=True, cache_blocks=524)
+    assert caught.value.remedy == "set cache_blocks to 523 or less, or leave it out"
 
 
 def tensor_bytes(value: object) -> int:
@@ -144,7 +154,7 @@ def test_an_engine_over_packed_weights_plans_for_the_kernels_that_will_run_them(
     config = EngineConfig(session_len=128, max_batch_size=2, dtype="bfloat16", device="cpu", prefill_chunk=64)
     for module in (loading, memory):
         monkeypatch.setattr(module, "device_arch", lambda device: "sm_90a")
-    monkeypatch.setattr(engine, "new_runner", lambda target, draft, config: runner)
+    monkeypatch.setattr(engine, "new_runner", lambda target, draft, config, n_blocks: runner)
     made = Engine(runner.target, None, config)
     assert (made.backend.path, made.backend.path_reason) == ("kernels", "kernels for sm_90a")
     assert made.memory_plan.graph_bytes == GRAPH_BYTES

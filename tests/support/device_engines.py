@@ -73,13 +73,26 @@ def device_engine(
     tokenizer: Any = None,
     chunk: int = 64,
     n_behind: int | None = None,
+    **changes: Any,
 ) -> Engine:
     """An engine whose runner is the device's, with prefill passes of `chunk` rows."""
     runner = device_runner(pair, k, replayer, n_slots=n_slots, session_len=session_len, chunk=chunk, n_behind=n_behind)
     spec = None if k is None else SpeculativeConfig(model=str(pair[1]), num_speculative_tokens=k)
     config = EngineConfig(session_len=session_len, max_batch_size=n_slots, dtype="bfloat16", device="cpu",
-                          prefill_chunk=64, speculative_config=spec)  # fmt: skip
+                          prefill_chunk=64, speculative_config=spec, **changes)  # fmt: skip
     return Engine(runner.target, runner.draft, config, trace=trace, runner=runner, tokenizer=tokenizer)
+
+
+def without_blocks(runner: DeviceRunner, slot: int, at: int) -> None:
+    """Let whatever is read into `slot` lose its cache blocks from number `at` on."""
+    assign = runner.tables.assign
+
+    def assigned(to: int, *given: Any) -> None:
+        assign(to, *given)
+        if to == slot:
+            runner.state.tables[slot, at:] = -1
+
+    runner.tables.assign = assigned  # type: ignore[method-assign]
 
 
 def engine_by_meaning(pair: Pair, k: int | None, **changes: Any) -> Engine:

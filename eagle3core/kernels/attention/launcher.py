@@ -72,6 +72,8 @@ def paged_attention_reference(
         visible = visible & within_window(window, positions, prefix_lens, keys.shape[2])
     written = (prefix_lens + n_masked).where(prefix_lens >= 0, 0)  # an empty slot's table may name another's block
     unwritten = torch.arange(keys.shape[2], device=q.device) >= written[:, None]  # [B, S]
+    block = k_blocks.shape[2]
+    unwritten |= (block_tables[:, : keys.shape[2] // block] < 0).repeat_interleave(block, dim=1)
     # These rows have weight 0, but may be another sequence's, and 0 times an infinity of theirs would be NaN here.
     values = values.masked_fill(unwritten[:, None, :, None], 0.0)
     scores = scores.masked_fill(~visible[:, None, None], float("-inf"))

@@ -46,7 +46,7 @@ def plant(engine: Engine, name: str) -> Engine:
         target = fault.target(target)
     if fault.draft is not None and draft is not None:
         draft = fault.draft(draft)
-    runner = new_runner(target, draft, engine.config)
+    runner = new_runner(target, draft, engine.config, engine.runner.sizes.n_blocks)
     change = fault.remember() if fault.remember is not None else fault.change
     if change is not None:
         runner.change_programs(lambda program: changed(program, change))

@@ -113,9 +113,14 @@ class Subject:
             "dtype": str(self.target.dtype).removeprefix("torch."), "device": self.target.device.type, **self.settings,
         }, speculative_config=setting.speculation(self.name))  # fmt: skip
 
-    def runner(self, setting: Setting, through: Callable[[Replayer], Replayer] | None = None) -> DeviceRunner:
+    def runner(
+        self,
+        setting: Setting,
+        through: Callable[[Replayer], Replayer] | None = None,
+        n_blocks: int | None = None,
+    ) -> DeviceRunner:
         """A runner for a setting; a plain one captures no taps, as a plain engine's target does not."""
-        sizes = device_sizes(self.config(setting), drafts=setting.k > 0, kernels=True)
+        sizes = device_sizes(self.config(setting), drafts=setting.k > 0, kernels=True, n_blocks=n_blocks)
         target = self.target if setting.k else replace(self.target, taps=())
         draft = self.draft if setting.k else None
         replayer = through(self.replayer) if through else self.replayer
@@ -147,7 +152,7 @@ class Subject:
             )
         backend = Backend(self.target.device, "the proof's device", path, self.arch)  # type: ignore[arg-type]
         plan = plan_loaded(self.target, self.draft if setting.k else None, config, backend)
-        runner = self.runner(setting, through)
+        runner = self.runner(setting, through, plan.n_blocks)
         if self.on_gpu:
             runner.prepare()
         return WatchedEngine(

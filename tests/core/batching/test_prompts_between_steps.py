@@ -172,14 +172,19 @@ def test_a_cache_that_an_ended_reading_left_cannot_reach_the_next_prompt(letters
     engine.step()
     assert engine.book.reading is left.request
     damage: list[Any] = [state.k, state.v, state.draft.k, state.draft.v] if state.draft else []
-    slot, entries = left.request.slot, engine.runner.sizes.entries
+    slot = left.request.slot
+    held = [block for block in state.tables[slot].tolist() if block >= 0]
+    assert len(held) > 11, "of a prompt of 44 tokens"
     for cache, axis in zip(damage, (1, 1, 0, 0), strict=True):
-        cache.narrow(axis, slot * entries, entries).fill_(torch.nan)
+        cache.index_fill_(axis, torch.tensor(held), torch.nan)
     engine.cancel(left.id)
     follows = engine.add_request(prompts[5], new_tokens(12))
+    engine.step()
+    taken = [block for block in state.tables[slot].tolist() if block >= 0]
+    assert follows.request.slot == slot
+    assert set(taken) <= set(held), "the blocks of the one before"
     while engine.step():
         pass
-    assert follows.request.slot == slot
     assert [runs.token_ids, follows.token_ids] == [alone[0][:12], alone[5][:12]]
 
 

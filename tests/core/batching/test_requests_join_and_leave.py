@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
-from lettered import LENGTHS, cut, lettered_engine, lettered_prompts, random_limits
+from lettered import LENGTHS, MOST_NEW, cut, lettered_engine, lettered_prompts, random_limits
 from tiny_engines import Pair, is_empty, new_tokens, tokens_of
 
 from eagle3core import ConfigError, Engine, GenerationConfig, RequestHandle, SpeculativeConfig
@@ -18,8 +18,11 @@ pytestmark = pytest.mark.reference
 Asked = tuple[RequestHandle, int, GenerationConfig]
 
 
-def run_arrivals(engine: Engine, alone: list[list[int]], n_requests: int, seed: int) -> list[Asked]:
-    """Requests that arrive at random steps, some of them cancelled at random steps, until all have ended."""
+def run_arrivals(
+    engine: Engine, alone: list[list[int]], n_requests: int, seed: int, run_on: float = 0.0
+) -> list[Asked]:
+    """Requests that arrive at random steps, some of them cancelled at random steps, until all have ended; a share of
+    them, `run_on`, ends by its budget alone."""
     draw, prompts = random.Random(seed), lettered_prompts()
     asked: list[Asked] = []
     is_busy = True
@@ -27,6 +30,8 @@ def run_arrivals(engine: Engine, alone: list[list[int]], n_requests: int, seed: 
         for _ in range(min(draw.choice([0, 0, 0, 1, 1, 2, 5]), n_requests - len(asked))):
             which = draw.randrange(len(prompts))
             limits = random_limits(draw, alone[which])
+            if run_on and draw.random() < run_on:
+                limits = new_tokens(MOST_NEW)
             asked.append((engine.add_request(prompts[which], limits), which, limits))
         if asked and draw.random() < 0.05:
             engine.cancel(draw.choice(asked[-16:])[0].id)

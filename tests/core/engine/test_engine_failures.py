@@ -209,7 +209,7 @@ def test_settings_and_memory_are_logged_once_at_the_start(caplog: pytest.LogCapt
     logged = messages(caplog, pair)
     assert len(logged) == 2
     assert logged[0].startswith("[EAGLE] eagle3 with 3 drafted tokens a step; weights ")
-    assert "blocks a sequence in each" in logged[0]
+    assert "16 blocks in each, up to 2 a sequence" in logged[0]
     for setting in ("method='eagle3'", "max_path_len=5", "max_decoding_tokens=6", "mode multi-token"):
         assert setting in logged[1]
 

@@ -96,10 +96,16 @@ def test_a_target_that_drafts_for_itself_is_right_and_gives_its_own_tokens(
     assert {step.n_accepted for r in responses for step in r.req_metrics.steps if not step.cut} == {3}
 
 
-def accepted_logits(spec: SpeculativeConfig | None, prompt: list[int], n: int) -> Tensor:
-    """Bits of the logits `[n, V]` that chose the tokens, along the accepted path of every step."""
+def accepted_logits(
+    spec: SpeculativeConfig | None, prompt: list[int], n: int, warm_up: list[list[int]] | None = None
+) -> Tensor:
+    """Bits of the logits `[n, V]` that chose the tokens, along the accepted path of every step; after `warm_up`, from
+    whose cache blocks they may begin."""
     trace = RecordingTrace()
-    made = engine(spec, trace=trace, max_batch_size=1)
+    made = engine(spec, max_batch_size=1, prefix_cache=warm_up is not None)
+    if warm_up is not None:
+        made.generate(warm_up, new_tokens(4, ignore_eos=True))
+    made.trace = trace
     runner, paths = made.runner, []
     enqueue = runner.enqueue
 
@@ -109,7 +115,8 @@ def accepted_logits(spec: SpeculativeConfig | None, prompt: list[int], n: int) -
         paths.append([node for node in path if node >= 0])
 
     runner.enqueue = watched  # type: ignore[method-assign]
-    made.generate([prompt], new_tokens(n, ignore_eos=True))
+    [response] = made.generate([prompt], new_tokens(n, ignore_eos=True))
+    assert (response.req_metrics.num_cached_tokens > 0) == (warm_up is not None)
     rows = [trace.tensors[f"step{i}/verify/target.head"][path] for i, path in enumerate(paths)]
     return torch.cat([trace.tensors["prefill/target.head"], *rows])[:n].view(torch.int16)
 
@@ -171,6 +178,49 @@ def test_requests_that_arrive_and_leave_at_any_step_get_what_they_get_alone(
         assert handle.token_ids == alone[which][: len(handle.token_ids)], handle
         assert handle.finish_reason in ("length", "cancelled")
     assert is_empty(made)
+
+
+@pytest.mark.parametrize("spec", [None, chain(3), tree(TREES[0])], ids=["plain", "chain", "tree"])
+def test_requests_that_share_beginnings_in_a_small_cache_get_what_they_get_alone(
+    prompts: list[list[int]], spec: SpeculativeConfig | None
+) -> None:
+    """Texts of up to 400 tokens in blocks of 64, of which two of the longest do not fit; all begin alike."""
+    limits = new_tokens(120, ignore_eos=True)
+    common = [token for prompt in prompts for token in prompt][:128]
+    texts = [[*common, *prompt] for prompt in prompts]
+    plain = engine(None, max_batch_size=1)
+    expected = tokens_of(plain.generate(texts, limits))
+    made, draw = engine(spec, prefix_cache=True, cache_blocks=14), random.Random(4)
+    asked: list[tuple[RequestHandle, int]] = []
+    is_busy = True
+    while is_busy or len(asked) < 80:
+        for _ in range(min(draw.choice([0, 0, 1, 3]), 80 - len(asked))):
+            which = draw.randrange(len(texts))
+            asked.append((made.add_request(texts[which], limits), which))
+        if asked and draw.random() < 0.02:
+            made.cancel(draw.choice(asked[-8:])[0].id)
+        is_busy = made.step()
+    for handle, which in asked:
+        assert handle.token_ids == expected[which][: len(handle.token_ids)], handle
+        assert handle.finish_reason in ("length", "cancelled")
+    counts = made.book.blocks.counts
+    assert min(counts.n_put_back, counts.n_found_tokens, made.book.blocks.pool.n_evicted) > 0
+    assert counts.n_taken == counts.n_given_back
+    assert is_empty(made)
+
+
+def test_a_cached_beginning_changes_no_bit_of_the_logits(prompts: list[list[int]]) -> None:
+    text = [token for prompt in prompts for token in prompt][:330]
+    cold = accepted_logits(chain(3), text, 48)
+    assert torch.equal(accepted_logits(chain(3), text, 48, warm_up=[text[:200]]), cold)
+
+
+def test_growing_into_blocks_allocates_nothing_on_the_device(prompts: list[list[int]]) -> None:
+    made = engine(chain(3), prefix_cache=True, cache_blocks=14)
+    made.generate(prompts, new_tokens(N_TOKENS, ignore_eos=True))
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    made.generate([prompt[:40] for prompt in prompts[:2]], new_tokens(150, ignore_eos=True))
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
 
 
 @pytest.mark.parametrize("spec", [chain(3), chain(7), *map(tree, TREES)], ids=["chain-3", "chain-7", *TREES])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from device_engines import CPU, engine_by_meaning
+from device_engines import CPU, engine_by_meaning, without_blocks
 from tiny_engines import Pair, new_tokens, random_prompts, tokens_of
 
 from eagle3core import Engine, EngineConfig, InvariantViolated, SpeculationState
@@ -109,7 +109,7 @@ def test_steps_with_fewer_drafts_than_asked_for_are_refused(nano_pair: Pair) -> 
 
 def test_a_fault_of_the_device_ends_the_run(nano_pair: Pair) -> None:
     made = engine_by_meaning(nano_pair, 3, n_slots=1)
-    made.runner.state.tables[0, 1:] = -1
+    without_blocks(made.runner, 0, 1)
     with breaks("faults", r"slot 0 reports fault \d in step"):
         made.generate(random_prompts([62], n_vocab=256), new_tokens(9))
 

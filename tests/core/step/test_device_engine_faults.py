@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 
 import pytest
-from device_engines import engine_by_meaning
+from device_engines import engine_by_meaning, without_blocks
 from tiny_engines import Pair, new_tokens, random_prompts, tokens_of
 
 from eagle3core import InvariantViolated
@@ -29,7 +29,7 @@ def broken(runner: DeviceRunner, name: str, value: int) -> None:
         runner.state.step.accepted["path"].zero_()
         runner.programs[runner.n_slots] = tuple(stages)
     else:
-        runner.state.tables[0, value:] = -1
+        without_blocks(runner, 0, value)
 
 
 @pytest.mark.parametrize(("what", "value"), [("n_accepted", 9), ("n_accepted", -3), ("tables", 1)])
