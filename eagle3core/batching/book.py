@@ -52,8 +52,7 @@ class Book:
         self._progress: Reading | None = None  # of the prompt under reading
         self._share = ReadingShare(config.prefill_share)
         self._proposals = Proposals(config.speculative_config)
-        self._n_steps = 0
-        self._is_counting = False  # a run, from the first request in an empty book to an empty book, is open
+        self._n_steps, self._is_counting = 0, False  # counts a run: from the first request in an empty book to its end
 
     @property
     def unfinished(self) -> Iterator[Request]:
@@ -146,8 +145,12 @@ class Book:
 
     @property
     def _may_begin(self) -> bool:
-        has_slot = bool(self.waiting) and len(self.running) < self.runner.n_slots
-        return has_slot and self.blocks.has_room(self.waiting[0])
+        if not self.waiting or len(self.running) == self.runner.n_slots:
+            return False
+        first, others = self.waiting[0], self.running.values()
+        return self.blocks.has_room(first) or (
+            self.blocks.rewind(others, self._n_steps) and self.blocks.has_room(first)
+        )
 
     def _read_prompt(self, trace: Trace, pauses: Callable[[], bool]) -> None:
         if not self.running:

@@ -14,6 +14,7 @@ from tiny_engines import Pair, is_empty, new_tokens, random_prompts, tiny_engine
 
 from eagle3core import ConfigError, Engine, SpeculativeConfig
 from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, LENGTH, RUNNING
+from eagle3core.step.sizes import blocks_for
 
 pytestmark = pytest.mark.reference
 
@@ -161,6 +162,26 @@ def test_what_drafts_did_not_fill_is_given_back_where_blocks_are_short(letters: 
     assert_all_blocks_are_back(engine)
 
 
+def test_blocks_taken_ahead_where_many_are_empty_are_given_back_to_one_that_waits(letters: Pair) -> None:
+    """Where there are plenty, no step has a block cleared before it; nobody waits for what another may never need."""
+    engine, prompts = small_engine(letters, 3, 2, 0, cache_blocks=10, block_size=4), lettered_prompts()[:2]
+    account, taken = engine.book.blocks, []
+    first = engine.add_request(prompts[0][:4], new_tokens(24, ignore_eos=True))
+    engine.step()
+    taken.append(account.pool.n_held)
+    second = engine.add_request(prompts[1][:4], new_tokens(24, ignore_eos=True))
+    while not (first.finish_reason and second.finish_reason):
+        engine.step()
+        if not taken[1:]:
+            assert len(engine.book.running) == 2, "the second waits for blocks that the first does not need"
+            taken.append(account.counts.n_rewound)
+    assert taken[0] == blocks_for(len(prompts[0][:4]) + 24 - 1 + engine.runner.sizes.in_flight, 4), (
+        "all that it may come to hold"
+    )
+    assert taken[1] > 0
+    assert_all_blocks_are_back(engine)
+
+
 def test_infinities_that_others_left_in_the_cache_reach_nobody(letters: Pair, alone: list[list[int]]) -> None:
     engine = small_engine(letters, 3, 3, 1)
     state, pool = engine.runner.state, engine.book.blocks.pool
@@ -186,8 +207,7 @@ def test_blocks_taken_and_given_back_are_logged_on_request(
         monkeypatch.setenv("EAGLE3_KV_DEBUG", "1")
         engine.generate([[1, 2, 3]], new_tokens(3))
     assert [message for message in caplog.messages if "[KV]" in message] == [
-        "[EAGLE][KV] request 1 slot 0 takes 1 blocks [0]; 1 of 34 held, 0 kept",
-        "[EAGLE][KV] request 1 slot 0 takes 1 blocks [1]; 2 of 34 held, 0 kept",
+        "[EAGLE][KV] request 1 slot 0 takes 2 blocks [0, 1]; 2 of 34 held, 0 kept",
         "[EAGLE][KV] request 1 slot 0 gives back 2 blocks [0, 1]; 0 of 34 held, 0 kept",
     ]
 
