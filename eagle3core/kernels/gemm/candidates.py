@@ -41,7 +41,7 @@ def gemm_candidates(arch: str, rows: int, n_tiles: int, k: int, packed: bool) ->
         found += _groups(arch, (32, 16), rows, n_tiles, units) if narrow is None else []
         found += _narrow_groups(arch, narrow, n_tiles, units) if narrow is not None else []
     else:
-        found = list(_tiles(rows))
+        found = list(_tiles(rows, n_tiles))
     fitting = [
         fitted(arch, one) for one in found
         if one.shared_bytes <= SHARED_BYTES[arch] and _is_taken(one, arch, n_tiles, k, packed)
@@ -86,8 +86,8 @@ def _narrow_groups(arch: str, x_tiles: int, n_tiles: int, units: int) -> Iterato
                 yield deepest(arch, whole, units, blocks=resident)
 
 
-def _tiles(rows: int) -> Iterator[Tiling]:
-    """Where there are no warpgroups: blocks and the warps that share them."""
+def _tiles(rows: int, n_tiles: int) -> Iterator[Tiling]:
+    """Where there are no warpgroups: blocks and the warps that share them; K shared where processors would be idle."""
     if rows <= 32:
         blocks = ((4, 8, 1, 4), (4, 4, 1, 4), (4, 8, 2, 4))
     elif rows <= 64:
@@ -95,8 +95,9 @@ def _tiles(rows: int) -> Iterator[Tiling]:
     else:
         blocks = ((16, 8, 4, 2), (16, 16, 2, 4), (8, 8, 2, 2))
     for x_tiles, w_tiles, warps_x, warps_w in blocks:
+        is_small = -(-rows // (8 * x_tiles)) * -(-n_tiles // w_tiles) <= MULTIPROCESSORS
         for stages in (4, 8):
-            for split in (1, STREAMS):
+            for split in (1, STREAMS) if is_small else (1,):
                 yield Tiling("tile", x_tiles, w_tiles, 1, stages, warps_x, warps_w, split)
 
 
