@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import torch
 
@@ -40,8 +41,7 @@ class Book:
 
     Attributes:
         waiting, reading, running: the requests, oldest first; those that are read or run by their id.
-        n_passes: over prompts, since the engine was made.
-        blocks: who holds which blocks of the cache.
+        blocks: who holds which blocks of the cache. n_passes: over prompts, so far.
     """
 
     def __init__(self, runner: DeviceRunner, promises: performance_mode.Watch, config: EngineConfig) -> None:
@@ -60,9 +60,7 @@ class Book:
     @property
     def unfinished(self) -> Iterator[Request]:
         """Requests in the book: those that run, those under reading, those that wait."""
-        yield from self.running.values()
-        yield from self.reading.values()
-        yield from self.waiting
+        return chain(self.running.values(), self.reading.values(), self.waiting)
 
     @property
     def is_empty(self) -> bool:
@@ -172,12 +170,10 @@ class Book:
             self.running[id_] = self.reading[id_]
             del self.reading[id_], self._progress[id_]
             self.blocks.runs(self.running[id_], self._n_steps)
-        if ended:
-            self._collect(trace)
+        self._collect(trace)
 
     def _begin(self, trace: Trace) -> None:
-        request = self.waiting[0]
-        self.reading[request.id] = request
+        self.reading[self.waiting[0].id] = request = self.waiting[0]
         self.waiting.popleft()
         taken = {one.slot for one in self.running.values()} | {one.slot for one in self._progress.values()}
         request.slot = min(set(range(self.runner.n_slots)) - taken)
@@ -221,10 +217,8 @@ class Book:
     def _put_back(self, request: Request) -> None:
         """Let a request wait again, before all others; no result of its is under way."""
         self.waiting.appendleft(request)
-        if request.id in self.reading:
-            self._stop_reading(request)
-        else:
-            self._stop_running(request)
+        stop = self._stop_reading if request.id in self.reading else self._stop_running
+        stop(request)
         request.n_put_back += 1
         self.blocks.counts.n_put_back += 1
 

@@ -95,8 +95,6 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
             isa.wait_previous()
         # An admission takes a block of results as a step does, however many requests are in it.
         block = i32((isa.load_u32(turn) + 1) & (RESULT_BLOCKS - 1))
-        if lane == 0:
-            isa.store_u32(turn, block)
         pitch, i = i64(n_requests) * 4, i32(0)
         while i < n_requests:
             request = requests + i64(i) * 4
@@ -149,6 +147,8 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
                     isa.store_u32(result + 20, request_id)
                     isa.store_u32(result + 24, token)
             i = i32(i + 1)
+        if lane == 0:  # last, since every lane has read it: a request's vote keeps them together
+            isa.store_u32(turn, block)
 
     return kernel
 
