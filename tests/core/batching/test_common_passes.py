@@ -15,7 +15,7 @@ from lettered import MOST_NEW, N_LETTERS, lettered_engine
 from test_prompts_between_steps import decode, recorded
 from tiny_engines import Pair, is_empty, new_tokens, random_prompts, tokens_of
 
-from eagle3core import Engine, SpeculativeConfig
+from eagle3core import Engine, Response, SpeculativeConfig
 from eagle3core.step.admission import Reading, SlotRequest, is_full, parts_of_pass
 from eagle3core.step.run import DeviceRunner
 from eagle3core.step.sizes import ChunkShape, DeviceSizes, chunk_shapes
@@ -110,18 +110,21 @@ def test_bits_are_those_of_each_prompt_alone_where_kernels_run(nano_pair: Pair, 
     """The kernels' programs, each call computed by its definition: eight spans of eight tokens."""
     prompts = random_prompts([5, 30, 8, 9, 1, 64, 20], n_vocab=256)
 
-    def bits(given: list[list[int]]) -> tuple[list[list[int]], list[torch.Tensor], Engine]:
+    def bits(given: list[list[int]]) -> tuple[list[Response], list[torch.Tensor], Engine]:
         engine = device_engine(nano_pair, k, BY_MEANING, n_slots=4, trace=(trace := RecordingTrace()))
-        tokens = tokens_of(engine.generate(given, new_tokens(12)))
-        return tokens, list(trace.tensors["prefill/target.head"].view(torch.int16)), engine
+        responses = engine.generate(given, new_tokens(12))
+        return responses, list(trace.tensors["prefill/target.head"].view(torch.int16)), engine
 
-    tokens, rows, engine = bits(prompts)
+    responses, rows, engine = bits(prompts)
     # 1, 4, 1 and 2 spans, then one of 1 and 7 of 8, and so on: seven prompts alone would take seven passes.
     assert engine.book.n_passes < len(prompts)
-    for prompt, got, row in zip(prompts, tokens, rows, strict=True):
+    for prompt, got, row in zip(prompts, responses, rows, strict=True):
         [alone], [own], _ = bits([prompt])
-        assert got == alone
+        assert got.token_ids == alone.token_ids
         assert torch.equal(row, own)
+        steps = [[step.n_accepted for step in one.req_metrics.steps] for one in (got, alone)]
+        assert steps[0] == steps[1], "the draft read the same of its prompt"
+        assert k is None or any(steps[0])
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
