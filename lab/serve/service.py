@@ -67,7 +67,7 @@ class Service:
     def n_running(self) -> int:
         """Requests that are read or decoded."""
         book = self.pipe.engine.book
-        return len(book.running) + (book.reading is not None)
+        return len(book.running) + len(book.reading)
 
     @property
     def n_waiting(self) -> int:
