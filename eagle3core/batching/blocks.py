@@ -13,7 +13,7 @@ Source: Kwon et al., arXiv 2309.06180, sections 4.4 and 4.5; docs/requirements.m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from eagle3core.batching import step_log
@@ -98,24 +98,29 @@ class CacheBlocks:
                 "lower max_new_tokens, shorten the prompt, or raise cache_blocks or cache_max_entry_count",
             )
 
-    def has_room(self, request: Request) -> bool:
+    def has_room(self, request: Request, running: Collection[Request], step: int) -> bool:
         """Whether a request that waits may be begun, and each of the others that may need a block more could take it.
+
+        Where it may not, those that run give back what the step of that number does not need.
 
         Raises:
             InvariantViolated: it may not, and there is nobody to wait for.
         """
-        found = self._found(request)
-        n_wanted = self._blocks_for(self._first_rows(request)) - len(found)
-        n_growing = sum(len(held.blocks) < held.n_most for held in self._held.values())
-        if n_wanted + n_growing <= self.pool.n_takeable(found):
+        if self._is_room(request) or (self.rewind(running, step) and self._is_room(request)):
             return True
         if not self._held:
             raise InvariantViolated(
-                f"request {request.id} wants {n_wanted} cache blocks of {self.pool.n_available} with nobody running",
+                f"request {request.id} wants more cache blocks than {self.pool.n_available} with nobody running",
                 "a request that fits alone",
                 "report this: the account of blocks is wrong",
             )
         return False
+
+    def _is_room(self, request: Request) -> bool:
+        found = self._found(request)
+        n_wanted = self._blocks_for(self._first_rows(request)) - len(found)
+        n_growing = sum(len(held.blocks) < held.n_most for held in self._held.values())
+        return n_wanted + n_growing <= self.pool.n_takeable(found)
 
     def begin(self, request: Request) -> tuple[list[int], int]:
         """Blocks for the request's tokens so far and a step, and how many of these tokens need not be read.

@@ -147,10 +147,7 @@ class Book:
     def _may_begin(self) -> bool:
         if not self.waiting or len(self.running) + len(self.reading) == self.runner.n_slots:
             return False
-        first, blocks = self.waiting[0], self.blocks
-        return blocks.has_room(first) or (
-            blocks.rewind(self.running.values(), self._n_steps) and blocks.has_room(first)
-        )
+        return self.blocks.has_room(self.waiting[0], self.running.values(), self._n_steps)
 
     def _read_prompts(self, trace: Trace, pauses: Callable[[], bool]) -> None:
         """Passes over prompts, until one of them ends."""
