@@ -24,7 +24,7 @@ class ProveOptions(Options):
     limit_s: Seconds = option(240.0, "no check begins after this time", metavar="S")
     geometry: PlantedGeometryName = option("llama-3.1-8b", "of the planted pair")
     clients: int = option(200, "of serving: that stream at once", ge=1, le=1000)
-    seconds: Seconds = option(300.0, "of serving: they go on asking for", metavar="S")
+    seconds: Seconds = option(60.0, "of serving: they go on asking for", metavar="S")
     build: Path | None = option(None, "compile the kernels the parts need into DIR instead", metavar="DIR")
     arch: ArchName = option("sm_90a", "to compile for")
     share: ShareSlice = option("1/1", "of --build: every N-th kernel from the I-th", metavar="I/N")

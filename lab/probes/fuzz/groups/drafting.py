@@ -14,13 +14,14 @@ import yaml
 
 from eagle3core import Engine, EngineConfig, GenerationConfig, SpeculativeConfig
 from eagle3core.loading import tree_of
-from eagle3core.trees import StaticTree
-from eagle3core.trees.published import published_paths
+from eagle3core.trees import StaticTree, read_choices
 from lab.probes.fuzz.damage import as_bytes, damaged_bytes, damaged_text, damaged_value
 from lab.probes.fuzz.doors import run_command
 from lab.probes.fuzz.group import Ended, Group
 from lab.probes.fuzz.pairs import SmallPair, prepare_pair
 
+PUBLISHED = read_choices("mc_sim_7b_63")
+assert PUBLISHED is not None, "it has a name, not a file"
 PATHS = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0]]
 TABLE = [[1, 2, 3], [4, 5], [6], [], [7]]
 CHOICES: tuple[dict[str, Any], ...] = (
@@ -28,7 +29,7 @@ CHOICES: tuple[dict[str, Any], ...] = (
     {"choices": PATHS, "format": "paths"},
     {"choices": TABLE},
     {"choices": [[0, 1, 2], [0, 1], [0], [], [0]], "format": "adjacency"},
-    {"choices": [list(path) for path in published_paths("mc_sim_7b_63")]},
+    {"choices": [list(path) for path in PUBLISHED.paths]},
 )
 NAMES = ("tree.json", "tree.yaml", "tree.yml")
 

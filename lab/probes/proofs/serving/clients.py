@@ -16,6 +16,7 @@ from lab.probes.proofs.serving.plan import ServingPlan
 from lab.probes.proofs.serving.questions import BAD, Bad, Question
 
 MOST_EVENTS = 6  # that a client reads before it leaves
+MOST_ERRORS = 1000  # from which on nobody asks further: the server is gone
 BROKEN = (OSError, EOFError, ValueError, LookupError)  # of these TimeoutError is the first, and bad JSON the third
 
 
@@ -58,7 +59,7 @@ class Client:
         """Ask; what goes wrong is an error, and the client goes on."""
         turn = self.number  # so that not all clients leave at once
         try:
-            while time.perf_counter() < until:
+            while time.perf_counter() < until and len(self.tally.errors) < MOST_ERRORS:
                 question, turn = self._random.choice(questions), turn + 1
                 await self._try_turn(turn, question)
         finally:

@@ -82,10 +82,16 @@ async def _watch(server: Server, held: list[int]) -> None:
 
 
 async def _left(server: Server) -> dict[str, float]:
-    """The server's figures once nobody is in it and it holds nothing, or what they are when that takes too long."""
+    """The server's figures once nobody is in it and it holds nothing, or what they are when that takes too long.
+
+    None at all where the server is gone: that its clients have seen.
+    """
     until = time.perf_counter() + LEAVING_S
     while True:
-        figures = await server.metrics()
+        try:
+            figures = await server.metrics()
+        except (OSError, EOFError):
+            return {}
         if not any(figures[name] for name in ("requests_running", "requests_waiting", HELD)):
             return figures
         if time.perf_counter() > until:

@@ -24,7 +24,7 @@ class ServingPlan:
     """
 
     clients: int = 200
-    seconds: float = 300.0
+    seconds: float = 60.0
     k: int = 3
     slots: int = 16
     session_len: int = 1024

@@ -64,9 +64,11 @@ class Server:
             OSError, EOFError: nobody answers.
         """
         connection = Connection(self.port)
-        await connection.ask("/metrics", method="GET")
-        text = (await connection.whole()).decode()
-        connection.leave()
+        try:
+            await connection.ask("/metrics", method="GET")
+            text = (await connection.whole()).decode()
+        finally:
+            connection.leave()
         rows = [line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#")]
         return {name.removeprefix("eagle3_"): float(value) for name, value in rows}
 

@@ -19,7 +19,7 @@ from lab.options.proofs import ProveOptions
 from lab.options.serve import ServeOptions
 from lab.probes.proofs.plans import PARTS, Plans, needed_variants
 from lab.probes.proofs.serving.checks import Serving, at_share, judge_answers, judge_blocks, judge_end, judge_refusals
-from lab.probes.proofs.serving.clients import Client, Tally, difference
+from lab.probes.proofs.serving.clients import MOST_ERRORS, Client, Tally, ask_until_over, difference
 from lab.probes.proofs.serving.connection import Connection
 from lab.probes.proofs.serving.load import Load
 from lab.probes.proofs.serving.plan import ServingPlan
@@ -197,6 +197,20 @@ def test_a_stream_that_is_not_whole_is_an_error(answer: bytes, what: str) -> Non
 def test_another_text_reason_or_number_of_tokens_differs(body: bytes) -> None:
     tally = read_by(chunked(body))
     assert len(tally.differing) == tally.n_answers >= 1
+
+
+def test_clients_of_a_server_that_is_gone_stop_and_tell_errors() -> None:
+    async def scene() -> Tally:
+        async with await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+        return await ask_until_over(replace(SMALL, seconds=60), port, [QUESTION])
+
+    begun = time.perf_counter()
+    tally = asyncio.run(scene())
+    assert MOST_ERRORS <= len(tally.errors) <= MOST_ERRORS + SMALL.clients
+    assert time.perf_counter() - begun < 50
+    gone = replace(LOAD, tally=tally, left={}, code=-9)
+    assert [judge_answers(gone, "kernels").held, judge_blocks(gone).held, judge_end(gone).held] == [False, None, False]
 
 
 def test_what_came_before_a_client_left_is_compared_too() -> None:
