@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
+from eagle3core import Engine
 from eagle3core.config import GenerationConfig
 from lab.probes.proofs.check import Check, Verdict
 from lab.probes.proofs.logit_bits import LogitBits
@@ -34,6 +35,8 @@ class IdentityPlan:
         shuffled: a company whose requests come in another order, or 0 for none.
         logit_slots: companies whose logits are compared, a prompt a slot. logit_tokens: of each of them.
         trees: names of shapes. tree_slots: companies of these; the largest is the one that comes in another order.
+        crowded_ks, crowded_slots, crowded_blocks: depths, beside the trees, and the company that share a cache of so
+            many blocks: too few, so that requests wait again and are read again, or begin with what others left.
     """
 
     ks: tuple[int, ...]
@@ -45,6 +48,9 @@ class IdentityPlan:
     logit_tokens: int = 0
     trees: tuple[str, ...] = ()
     tree_slots: tuple[int, ...] = ()
+    crowded_ks: tuple[int, ...] = ()
+    crowded_slots: int = 0
+    crowded_blocks: int = 0
 
     @property
     def baseline(self) -> Setting:
@@ -53,7 +59,9 @@ class IdentityPlan:
 
     def settings(self) -> list[Setting]:
         """Every engine that is made."""
-        return list(dict.fromkeys([self.baseline, *self.by_tokens(), *self.reordered(), *self.by_logits()]))
+        return list(
+            dict.fromkeys([self.baseline, *self.by_tokens(), *self.reordered(), *self.by_logits(), *self.crowded()])
+        )
 
     def by_tokens(self) -> list[Setting]:
         """Those whose tokens are compared with the baseline's."""
@@ -63,6 +71,14 @@ class IdentityPlan:
         """Those whose requests also come in another order."""
         chains = self._chains((self.shuffled,) if self.shuffled else ())
         return chains + self._trees(self.tree_slots[-1:])
+
+    def crowded(self) -> list[Setting]:
+        """Those that share a cache too small for all of them."""
+        if not self.crowded_slots:
+            return []
+        chains = [Setting(k, self.crowded_slots, self.session_len) for k in self.crowded_ks]
+        made = chains + self._trees((self.crowded_slots,))
+        return [replace(setting, cache_blocks=self.crowded_blocks) for setting in made]
 
     def by_logits(self) -> list[Setting]:
         """Those whose logits are compared with the baseline's."""
@@ -92,6 +108,8 @@ class Identity:
         for setting in plan.reordered():
             judge = partial(self._tokens_equal, setting, shuffled=True)
             made.append(self._check(f"{name_of(setting)} shuffled", setting, judge))
+        for setting in plan.crowded():
+            made.append(self._check(f"{name_of(setting)} crowded", setting, partial(self._crowded_equal, setting)))
         for setting in plan.by_logits():
             made.append(self._check(f"logits {name_of(setting)}", setting, partial(self._logits_equal, setting)))
         return made
@@ -101,6 +119,7 @@ class Identity:
             "pair": self.subject.name, "spec_k": setting.k, "slots": setting.batch, "n_prompts": len(self.prompts),
             "context": max(map(len, self.prompts)), "n_tokens": self.plan.n_tokens,
             **({"tree": setting.tree} if setting.tree else {}),
+            **({"cache_blocks": setting.cache_blocks} if setting.cache_blocks else {}),
         }  # fmt: skip
         return Check(PART, f"{self.subject.name} {name}", parameters, judge)  # type: ignore[arg-type]
 
@@ -109,8 +128,8 @@ class Identity:
         """Tokens of plain decoding, one request at a time."""
         return self._decode(self.plan.baseline, self.prompts)
 
-    def _decode(self, setting: Setting, prompts: Tokens) -> Tokens:
-        engine = self.subject.engine(setting)
+    def _decode(self, setting: Setting, prompts: Tokens, engine: Engine | None = None) -> Tokens:
+        engine = engine or self.subject.engine(setting)
         responses = engine.generate(prompts, GenerationConfig(self.plan.n_tokens, ignore_eos=True))
         return [list(response.token_ids) for response in responses]
 
@@ -126,6 +145,20 @@ class Identity:
             random.Random(SHUFFLE_SEED).shuffle(order)
         got = self._decode(setting, [self.prompts[i] for i in order])
         return compare_tokens(got, [self.baseline[i] for i in order])
+
+    def _crowded_equal(self, setting: Setting) -> Verdict:
+        """Twice in one engine, the second time in another order, so that blocks are found and requests put back."""
+        engine, order = self.subject.engine(setting), list(range(len(self.prompts)))
+        first = self._decode(setting, self.prompts, engine)
+        random.Random(SHUFFLE_SEED).shuffle(order)
+        again = self._decode(setting, [self.prompts[i] for i in order], engine)
+        equal = compare_tokens([*first, *again], [*self.baseline, *(self.baseline[i] for i in order)])
+        counts = engine.book.blocks.counts
+        values = {**equal.values, "n_put_back": counts.n_put_back, "n_found_tokens": counts.n_found_tokens}
+        detail = f"{equal.detail}; {counts.n_put_back} times put back, {counts.n_found_tokens} tokens found, not read"
+        is_asked = counts.n_put_back > 0 and counts.n_found_tokens > 0
+        held = equal.held if is_asked or equal.held is False else None
+        return Verdict(held, detail, values)
 
     @cached_property
     def _baseline_bits(self) -> dict[int, Tensor]:

@@ -43,6 +43,7 @@ SHIPPED = "shipped"
 SHIPPED_IDENTITY = IdentityPlan(
     tuple(range(8)), (1, 3, 8, 16, 64), 256, 768, shuffled=8, logit_slots=(1, 3), logit_tokens=48,
     trees=("dynamic-8/3/4", "dynamic-24/5/6", "mc_sim_7b_63", "dynamic-60/7/10"), tree_slots=(1, 3, 8, 16),
+    crowded_ks=(0, 3, 7), crowded_slots=16, crowded_blocks=48,
 )  # fmt: skip
 PLANTED_IDENTITY = IdentityPlan(tuple(range(8)), (1,), 512, 32768 + 512 + 8)
 PLANTED_COMPANY = IdentityPlan((0, 3, 7), (3,), 128, 4096 + 128 + 8, logit_slots=(1,), logit_tokens=32)

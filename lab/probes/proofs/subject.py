@@ -53,12 +53,14 @@ class Setting:
         k: drafts of a chain; of a tree the most on a path.
         batch: slots. session_len: tokens of a session.
         tree: name of a tree's shape (`lab.acceptance.shapes`), or None for a chain.
+        cache_blocks: of a cache that keeps blocks for texts that begin alike; None: room for every session, none kept.
     """
 
     k: int
     batch: int
     session_len: int
     tree: str | None = None
+    cache_blocks: int | None = None
 
     @property
     def drafts(self) -> str:
@@ -110,7 +112,8 @@ class Subject:
         """The configuration of an engine."""
         return EngineConfig(**{
             "session_len": setting.session_len, "max_batch_size": setting.batch, "cache_max_entry_count": 0.95,
-            "dtype": str(self.target.dtype).removeprefix("torch."), "device": self.target.device.type, **self.settings,
+            "dtype": str(self.target.dtype).removeprefix("torch."), "device": self.target.device.type,
+            "cache_blocks": setting.cache_blocks, "prefix_cache": setting.cache_blocks is not None, **self.settings,
         }, speculative_config=setting.speculation(self.name))  # fmt: skip
 
     def runner(

@@ -38,6 +38,20 @@ def test_depth_company_and_order_change_neither_tokens_nor_logits(nano_kernels: 
     assert found["nano logits spec-3 x 2"].values == {"n_rows": 16, "n_differing_rows": 0}
 
 
+def test_requests_that_wait_again_and_texts_that_were_kept_are_compared_and_have_to_occur(
+    nano_kernels: Subject,
+) -> None:
+    prompts = random_prompts([3, 70, 9], n_vocab=256)
+    plan = IdentityPlan((), (), 150, 256, crowded_ks=(0, 2), crowded_slots=3, crowded_blocks=6)
+    found = verdicts(Identity(nano_kernels, prompts, plan).checks())
+    assert {name: one.detail for name, one in found.items() if not one.held} == {}
+    assert set(found) == {"nano spec-0 x 3 crowded", "nano spec-2 x 3 crowded"}
+    assert all(one.values["n_put_back"] > 0 and one.values["n_found_tokens"] > 0 for one in found.values())
+    roomy = dataclasses.replace(plan, crowded_ks=(0,), crowded_blocks=40)
+    [one] = verdicts(Identity(nano_kernels, prompts, roomy).checks()).values()
+    assert one.held is None, "nobody was put back, so nothing was asked"
+
+
 def test_a_planted_pair_is_also_held_against_its_map(planted: Subject) -> None:
     assert planted.tokens is not None
     prompts = planted_prompts(planted.tokens, 2, 40)
