@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from operator import index as index_of
 from typing import Protocol
 
+from eagle3core.acceptance import AcceptanceRule
 from eagle3core.arguments import check_type
 from eagle3core.config import GenerationConfig
 from eagle3core.errors import ConfigError, DecodeError, shown
@@ -39,6 +40,7 @@ class Response:
         seed: of a request whose tokens were drawn; with it the same request gives the same tokens. None for a greedy
             one.
         logprobs: of every token, if asked for (`GenerationConfig.logprobs`).
+        lossy: why the tokens are not the target's own, by the rule of acceptance they came by; None where they are.
     """
 
     text: str
@@ -49,10 +51,12 @@ class Response:
     error: DecodeError | None = None
     seed: int | None = None
     logprobs: list[TokenLogprob] | None = None
+    lossy: str | None = None
 
     def __repr__(self) -> str:
-        """In a line: the beginning of the text, how many tokens, and why it ended."""
-        return f"Response({shown(self.text, 60)}, {len(self.token_ids)} tokens, {self.finish_reason!r})"
+        """In a line: the beginning of the text, how many tokens, why it ended, and whether they are not the target's."""
+        lossy = f", {self.lossy}" if self.lossy is not None else ""
+        return f"Response({shown(self.text, 60)}, {len(self.token_ids)} tokens, {self.finish_reason!r}{lossy})"
 
 
 def without_errors(responses: Sequence[Response]) -> list[Response]:
@@ -67,6 +71,22 @@ def without_errors(responses: Sequence[Response]) -> list[Response]:
     return list(responses)
 
 
+def own_tokens(responses: Sequence[Response]) -> list[Response]:
+    """`responses`, whose tokens are all the target's own: for whoever compares tokens.
+
+    Raises:
+        ConfigError: some came by a rule of acceptance that is not lossless.
+    """
+    for response in responses:
+        if response.lossy is not None:
+            raise ConfigError(
+                f"an answer by {response.lossy}",
+                "tokens of the target's own: they are compared",
+                "leave SpeculativeConfig.acceptance out",
+            )
+    return list(responses)
+
+
 @dataclass(eq=False)
 class Request:
     """A prompt, what it has generated so far, and the steps that did it.
@@ -76,6 +96,7 @@ class Request:
         logprobs: of its tokens. n_top: likeliest tokens that it tells of each; None: it stays empty.
         n_put_back: how often it had to wait again. n_cached: tokens of its prompt that had been read for others.
         names: of its full cache blocks (`cache.names`).
+        rule: by which its drafts are accepted; None: where they are the target's own choice.
     """
 
     id: int
@@ -92,6 +113,7 @@ class Request:
     n_put_back: int = 0
     n_cached: int = 0
     names: list[bytes] = field(default_factory=list)
+    rule: AcceptanceRule | None = None
 
     def take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> int:
         """Add `tokens` up to the one that ends the request, and what is known of them; how many were added."""
@@ -144,6 +166,7 @@ class Request:
             error=self.error,
             seed=self.sampling.seed if self.sampling is not None else None,
             logprobs=self.logprobs if self.n_top is not None else None,
+            lossy=self.rule.lossy(draws=self.sampling is not None) if self.rule is not None else None,
         )
 
 
@@ -231,8 +254,9 @@ def new_request(
     target: TargetGeometry,
     session_len: int,
     tokenizer: Tokenizer | None,
+    rule: AcceptanceRule | None = None,
 ) -> Request:
-    """The request for prompt number `index` (as errors name it).
+    """The request for prompt number `index` (as errors name it), whose drafts are accepted by `rule`.
 
     Raises:
         ConfigError: an empty or too long prompt, a token outside the vocabulary, stop words without a tokenizer.
@@ -262,7 +286,7 @@ def new_request(
         generation, target.eos_token_ids, session_len - len(prompt), lambda ids: detokenize(tokenizer, ids)
     )
     tokens = [index_of(token) for token in prompt]
-    return Request(request_id, tokens, stop, sampling=generation.sampling(), n_top=generation.n_top)
+    return Request(request_id, tokens, stop, sampling=generation.sampling(), n_top=generation.n_top, rule=rule)
 
 
 def _is_token(token: object, n_vocab: int) -> bool:

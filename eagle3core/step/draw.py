@@ -107,7 +107,12 @@ def kept_tokens(logits: Tensor, shares: Tensor, top_k: Tensor) -> Tensor:
 
 def drawn_tokens(logits: Tensor, shares: Tensor, top_k: Tensor, numbers: Tensor) -> Tensor:
     """`[R]` ids drawn from `logits: [R, V]` by `numbers: [R]` in [0, 1); the rest as in `kept_tokens`."""
-    mass = kept_tokens(logits, shares, top_k).cumsum(dim=1)
+    return first_beyond(kept_tokens(logits, shares, top_k), numbers)
+
+
+def first_beyond(kept: Tensor, numbers: Tensor) -> Tensor:
+    """`[R]` ids: the first whose cumulative share of `kept: [R, V]` exceeds `numbers: [R]` in [0, 1)."""
+    mass = kept.cumsum(dim=1)
     aim = numbers[:, None].to(mass.dtype) * mass[:, -1:]
     return (mass > aim).int().argmax(dim=1)
 
