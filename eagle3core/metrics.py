@@ -13,7 +13,6 @@ from typing import Any, Protocol
 from eagle3core.errors import ConfigError, InvariantViolated
 from eagle3core.trees import StepTree
 
-
 USUAL = "of the target's own choice"  # the rule that has no name of its own
 
 

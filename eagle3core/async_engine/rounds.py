@@ -18,7 +18,8 @@ from eagle3core.async_engine.streams import AsyncTextStream, AsyncTokenStream, O
 from eagle3core.batching import TextPieces
 from eagle3core.config import GenerationConfig
 from eagle3core.engine import Engine
-from eagle3core.request import Response, detokenize
+from eagle3core.request import detokenize
+from eagle3core.response import Response
 
 THREAD_NAME = "eagle3core rounds"
 

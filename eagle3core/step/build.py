@@ -126,7 +126,7 @@ class StepBuilder:
         return self.draws and self.sizes.draws_drafts
 
     def _by_rule(self) -> list[Call]:
-        """What stands between the target's choices and the walk: a rule of acceptance that rewrites them, or nothing."""
+        """What stands between the target's choices and the walk: a rule that rewrites them, or nothing."""
         rule, state, shape = self.sizes.acceptance, self.state, self.shape
         if rule is None or self.sizes.nodes == 1 or (self.sizes.draws_drafts and not self.draws):
             return []

@@ -36,15 +36,19 @@ class DrawSettings:
 
     Attributes:
         shares: `[S, 4]` f32: temperature, top_p, min_p, epsilon. counts: `[S, 2]` int64: top_k (0: all) and key.
+        first: `[1]` int32: the first token of the prompt under reading where it is known, else -1.
     """
 
     shares: Tensor
     counts: Tensor
+    first: Tensor
 
 
 def new_draw_settings(slots: int, device: torch.device) -> DrawSettings:
     """Greedy settings for every slot."""
-    return DrawSettings(torch.zeros(slots, 4, device=device), torch.zeros(slots, 2, dtype=torch.int64, device=device))
+    counts = torch.zeros(slots, 2, dtype=torch.int64, device=device)
+    first = torch.full((1,), -1, dtype=torch.int32, device=device)
+    return DrawSettings(torch.zeros(slots, 4, device=device), counts, first)
 
 
 def set_draws(settings: DrawSettings, slot: int, sampling: Sampling | None) -> None:
@@ -129,6 +133,15 @@ def draw(logits: Tensor, positions: Tensor, slots: Tensor, settings: DrawSetting
     operands = {"logits": logits, "positions": positions, "slots": slots, "ids": ids, "ahead": ahead,
                 "shares": settings.shares, "counts": settings.counts}  # fmt: skip
     return Call("draw", operands, partial(_draw, logits, positions, slots, settings, ids, ahead))
+
+
+def keep_known(settings: DrawSettings, ids: Tensor) -> Call:
+    """Put the known first token of a prompt in the place of the drawn one, `ids: [1]`; an id of -1 stays."""
+    return Call("keep_known", {"first": settings.first, "ids": ids}, partial(_keep_known, settings.first, ids))
+
+
+def _keep_known(first: Tensor, ids: Tensor) -> None:
+    ids.copy_(first.where((first >= 0) & (ids >= 0), ids))
 
 
 def _draw(logits: Tensor, positions: Tensor, slots: Tensor, settings: DrawSettings, ids: Tensor, ahead: int) -> None:

@@ -15,7 +15,7 @@ from eagle3core.kernels.slots.admit import ADMIT, Admitted
 from eagle3core.kernels.slots.open_chunk import OPEN_CHUNK, ChunkRows
 from eagle3core.kernels.tree.mask_words import pack_words
 from eagle3core.step.buffers import columns_of, rows_of
-from eagle3core.step.draw import draw
+from eagle3core.step.draw import draw, keep_known
 from eagle3core.step.outcome import KeptLogprobs, keep_logprobs
 from eagle3core.step.passes import DRAFT, DraftPass, Emitter, Rows, TargetPass, draft_keys, target_stages
 from eagle3core.step.program import Program, Stage, Tap, after_all
@@ -83,6 +83,8 @@ def finish_program(
     if draws:
         slot, n_prompt = state.request[:1], state.request[1:2]
         choose.append(draw(logits, n_prompt, slot, state.draws, state.first, ahead=0))
+        if state.sizes.draws_drafts:
+            choose.append(keep_known(state.draws, state.first))
     stages = [
         Stage("target.head", tuple(head), ("BASE_DECODE_STEP",), {"target.head": Tap(logits)}),
         Stage("accept", tuple(choose), ("EAGLE_ACCEPT",)),

@@ -136,6 +136,7 @@ class DeviceRunner:
         state.request.copy_(torch.tensor(numbers, dtype=torch.int32))
         state.prompt[:n_prompt].copy_(torch.tensor(list(request.prompt), dtype=torch.int32))
         set_draws(state.draws, slot, request.sampling)
+        state.draws.first.fill_(-1 if request.first is None else request.first)
         n_chunks = -(-(n_prompt - request.n_cached) // self.sizes.chunk)
         asks = {"draws": request.sampling is not None, "logprobs": request.logprobs}
         return Reading(n_chunks, n_prompt, request.n_cached, **asks)

@@ -5,7 +5,7 @@ tokens that the draft does not know; p the same of the target's. A draft d is ac
 [0, 1); at the first that is not, the token is drawn from max(p - q, 0), which holds none of d. Behind the last draft
 the target's own draw stays. Numbers depend on seed, position and use alone: a position is decided about once, since
 what was drafted behind a rejected draft is thrown away without having been looked at.
-Source: Leviathan et al., arXiv 2211.17192, section 2.3 and appendix A.1; EAGLE-3's smaller vocabulary, arXiv 2503.01840.
+Source: Leviathan et al., arXiv 2211.17192, section 2.3 and appendix A.1.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def draw_drafts(
 
 
 def rejected(at: Verified, level_logits: Tensor, to_target: Tensor | None) -> Call:
-    """Rewrite `at.choices` of a chain's rows that draw, whose drafts `draw_drafts` drew from `level_logits: [k, S, Vd]`."""
+    """Rewrite `at.choices` of a chain's rows that draw; their drafts were drawn from `level_logits: [k, S, Vd]`."""
     operands = {**at.operands, "level_logits": level_logits, "to_target": to_target}
     return Call("accept_by_rejection", operands, partial(_reject, at, level_logits, to_target))
 

@@ -113,12 +113,13 @@ def _is_near(rule: AcceptanceRule, at: Verified) -> Tensor:
         best = logs.amax(dim=1)[parent]
         # Of equal tokens the lower id comes first, so exactly so many are candidates.
         likeliest = logs.sort(dim=1, descending=True, stable=True).indices[:, : rule.top_n]
-        is_good = (likeliest[parent] == token[:, None]).any(dim=1) & (best - own <= rule.delta)
-        return is_good.view(batch, nodes)
+        is_likely = (likeliest[parent] == token[:, None]).any(dim=1)
+        return (is_likely & (best - own <= rule.delta)).view(batch, nodes)
     assert isinstance(rule, MedusaAcceptance), "every rule has its function"
-    entropy = torch.special.entr(logs.exp()).sum(dim=1)[parent]
+    entropy: Tensor = -torch.special.xlogy(logs.exp(), logs.exp()).sum(dim=1)[parent]
     bound = (rule.delta * (-entropy).exp()).clamp_max(rule.epsilon)
-    return ((own.exp() > bound) & (warmth[:, 0] > 0)).view(batch, nodes)
+    is_typical = (own.exp() > bound) & (warmth[:, 0] > 0)
+    return is_typical.view(batch, nodes)
 
 
 def _deepest(at: Verified, before: Tensor, is_good: Tensor) -> Tensor:
