@@ -59,7 +59,7 @@ class RejectionAcceptance(AcceptanceRule):
         """Nothing but a chain of a head."""
         if method != "eagle3" or tree_kind != "chain":
             raise ConfigError(
-                f"acceptance is {self.label} with method {method!r} and a {tree_kind} of drafts",
+                f"acceptance is {self.label} with method {method!r} and {_shape(tree_kind)}",
                 "method 'eagle3' and a chain: only there are drafts drawn",
                 "leave acceptance out: drafts that equal the target's own draw are accepted, of any method and tree",
             )
@@ -162,11 +162,11 @@ class ForcedAcceptance(AcceptanceRule):
 
     def check(self, is_lookup: bool, method: str, tree_kind: str, depth: int) -> None:
         """Drafts that are always there, and enough of them."""
-        if is_lookup:
+        if is_lookup or tree_kind == "dynamic":
             raise ConfigError(
-                f"acceptance is {self.label} with method {method!r}",
-                "drafts that are there in every step, of a head or a small model",
-                "leave acceptance out, or set method='eagle3'",
+                f"acceptance is {self.label} with method {method!r} and {_shape(tree_kind)}",
+                "drafts that are as deep in every step: of a head or a small model, a chain or a fixed tree",
+                "leave acceptance out, or draft a chain or a fixed tree with method='eagle3'",
             )
         if self.drafts > depth:
             raise ConfigError(
@@ -174,6 +174,10 @@ class ForcedAcceptance(AcceptanceRule):
                 f"a length of 1 to {depth + 1}, which is 0 to {depth} accepted drafts",
                 "lower it, or raise num_speculative_tokens",
             )
+
+
+def _shape(tree_kind: str) -> str:
+    return "a chain" if tree_kind == "chain" else f"a {tree_kind} tree"
 
 
 def check_acceptance(rule: object, is_lookup: bool, method: str, tree_kind: str, depth: int) -> None:

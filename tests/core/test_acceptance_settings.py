@@ -47,7 +47,8 @@ def spec(rule: Any, **changes: Any) -> SpeculativeConfig:
         (lambda: spec(ForcedAcceptance(length=2), method="ngram", model=None), "with method 'ngram'"),
         (lambda: spec(RejectionAcceptance(), method="suffix", model=None), "with method 'suffix' and a chain"),
         (lambda: spec(RejectionAcceptance(), method="draft_target"), "with method 'draft_target' and a chain"),
-        (lambda: spec(RejectionAcceptance(), **TREE), "with method 'eagle3' and a dynamic of drafts"),
+        (lambda: spec(RejectionAcceptance(), **TREE), "with method 'eagle3' and a dynamic tree"),
+        (lambda: spec(ForcedAcceptance(length=2), **TREE), "with method 'eagle3' and a dynamic tree"),
         (lambda: EngineConfig(speculative_config=spec(RelaxedAcceptance(2, 1.0)), collect_draft_ranks=True),
          "collect_draft_ranks is on with acceptance relaxed to the top 2 within 1"),
     ],
@@ -93,6 +94,8 @@ def test_each_rule_says_whose_tokens_are_the_targets_own(rule: AcceptanceRule, g
 
 
 def test_labels_tell_rules_and_their_numbers_apart() -> None:
-    rules = [RejectionAcceptance(), MedusaAcceptance(), MedusaAcceptance(0.2), RelaxedAcceptance(2, 0.5),
-             RelaxedAcceptance(2, 0.6), RelaxedAcceptance(3, 0.5), ForcedAcceptance(2), ForcedAcceptance(2.1)]  # fmt: skip
+    rules = [
+        RejectionAcceptance(), MedusaAcceptance(), MedusaAcceptance(0.2), RelaxedAcceptance(2, 0.5),
+        RelaxedAcceptance(2, 0.6), RelaxedAcceptance(3, 0.5), ForcedAcceptance(2), ForcedAcceptance(2.1),
+    ]  # fmt: skip
     assert len({rule.label for rule in rules}) == len(rules)

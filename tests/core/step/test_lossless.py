@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from eagle3core.kernels.slots.slot_state import N_FIELDS
 from eagle3core.kernels.tree.accept import ACCEPT, new_commit
 from eagle3core.kernels.tree.mask_words import pack_words
-from eagle3core.kernels.slots.slot_state import N_FIELDS
 from eagle3core.step.acceptance import Verified, draw_drafts, rejected
 from eagle3core.step.draw import KEY, DrawSettings, draw, kept_tokens, key_of, mixed, new_draw_settings
 from eagle3core.step.tree import FlatTree, chain_tree

@@ -1,4 +1,4 @@
-"""Drafts by rejection, one step at a time: how often they are accepted, what stands in a rejected one's place, and q."""
+"""Drafts by rejection, step by step: how often they are accepted, what stands in a rejected one's place, and q."""
 
 from __future__ import annotations
 
