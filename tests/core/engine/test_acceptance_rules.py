@@ -6,7 +6,17 @@ import logging
 from typing import Any
 
 import pytest
-from tiny_engines import Pair, engine_config, is_empty, new_tokens, random_prompts, tiny_engine, tokens_of
+from device_engines import engine_by_meaning
+from tiny_engines import (
+    Pair,
+    accepted_counts,
+    engine_config,
+    is_empty,
+    new_tokens,
+    random_prompts,
+    tiny_engine,
+    tokens_of,
+)
 
 from eagle3core import (
     ConfigError,
@@ -168,3 +178,19 @@ def test_whoever_compares_tokens_refuses_answers_that_are_not_the_targets_own(pa
     for rule in (FORCED, RelaxedAcceptance(2, 0.5)):
         with pytest.raises(ConfigError, match="tokens are not the target's own"):
             own_tokens(engine_by(pair, rule, CHAIN).generate(random_prompts([4]), new_tokens(4)))
+
+
+@pytest.mark.parametrize("n_slots", [2, 3])
+def test_a_draft_that_knows_a_quarter_of_the_tokens_draws_the_same_alone_and_in_company(
+    nano_pair: Pair, n_slots: int
+) -> None:
+    """The kernels' path, each launch by its meaning, results read a step late, a draft of 64 of the 256 tokens."""
+    prompts, rule = random_prompts([3, 70, 9, 17], n_vocab=256), RejectionAcceptance()
+    limits = [new_tokens(20, temperature=1.0, seed=i) for i in range(4)]
+    alone = engine_by_meaning(nano_pair, 3, n_slots=1, acceptance=rule)
+    expected = [tokens_of(alone.generate([prompt], each))[0] for prompt, each in zip(prompts, limits, strict=True)]
+    engine = engine_by_meaning(nano_pair, 3, n_slots=n_slots, n_behind=1, acceptance=rule)
+    responses = engine.generate(prompts, limits)
+    assert tokens_of(responses) == expected
+    assert len(accepted_counts(responses)) > 1
+    assert is_empty(engine)
