@@ -23,8 +23,7 @@ from eagle3core.errors import (
 from eagle3core.loading import SpeculationState
 from eagle3core.metrics import EagleMetricsSummary, RequestMetrics, SpecInfo, SpeculativeDecodingStats, StepRecord
 from eagle3core.pipeline import Pipeline, pipeline
-from eagle3core.request import RequestHandle
-from eagle3core.response import Response
+from eagle3core.request import RequestHandle, Response
 from eagle3core.speculative import SpeculativeConfig
 from eagle3core.step.outcome import TokenLogprob
 

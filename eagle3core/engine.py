@@ -33,8 +33,7 @@ from eagle3core.loading import (
 from eagle3core.memory import MemoryPlan, plan_loaded, plan_reading
 from eagle3core.performance import mode as performance_mode
 from eagle3core.performance.refusals import check_asked
-from eagle3core.request import Request, RequestHandle, Tokenizer, new_request, settings_for
-from eagle3core.response import Response
+from eagle3core.request import Request, RequestHandle, Response, Tokenizer, new_request, settings_for
 from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import Trace
 from eagle3core.weights.packed import Drafter, PackedDraft, PackedTarget

@@ -20,7 +20,7 @@ from eagle3core.chat import ChatWriter, Message, check_tokenizer_files
 from eagle3core.config import EngineConfig, GenerationConfig
 from eagle3core.engine import Engine
 from eagle3core.errors import CheckpointError, ConfigError, shown
-from eagle3core.response import Response
+from eagle3core.request import Response
 from eagle3core.speculative import SpeculativeConfig
 
 Prompt: TypeAlias = str | Sequence[Message]

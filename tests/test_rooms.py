@@ -54,7 +54,6 @@ ORDER = (
     "eagle3core.step",
     "eagle3core.metrics",
     "eagle3core.stop",
-    "eagle3core.response",
     "eagle3core.request",
     "eagle3core.loading",
     "eagle3core.performance",

@@ -18,8 +18,7 @@ from eagle3core.async_engine.streams import AsyncTextStream, AsyncTokenStream, O
 from eagle3core.batching import TextPieces
 from eagle3core.config import GenerationConfig
 from eagle3core.engine import Engine
-from eagle3core.request import detokenize
-from eagle3core.response import Response
+from eagle3core.request import Response, detokenize
 
 THREAD_NAME = "eagle3core rounds"
 

@@ -14,8 +14,7 @@ from eagle3core.batching import TextPieces
 from eagle3core.config import GenerationConfig
 from eagle3core.engine import Engine
 from eagle3core.errors import ConfigError
-from eagle3core.request import RequestHandle
-from eagle3core.response import Response
+from eagle3core.request import RequestHandle, Response
 from eagle3core.step.outcome import TokenLogprob
 
 

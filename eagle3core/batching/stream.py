@@ -8,8 +8,7 @@ from typing import NoReturn, Protocol
 from eagle3core.batching.closing import Closing
 from eagle3core.batching.pieces import TextPieces
 from eagle3core.errors import ConfigError
-from eagle3core.request import RequestHandle, detokenize
-from eagle3core.response import Response
+from eagle3core.request import RequestHandle, Response, detokenize
 
 
 class Rounds(Protocol):

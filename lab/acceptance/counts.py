@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3core.metrics import StepRecord
-from eagle3core.response import Response
+from eagle3core.request import Response
 from lab.acceptance.loops import looped_tokens
 from lab.errors import ExperimentError
 from lab.pairs.prompts import Prompt

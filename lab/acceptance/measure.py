@@ -14,7 +14,7 @@ import torch
 
 from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.response import without_errors
+from eagle3core.request import without_errors
 from lab.acceptance.counts import DepthAcceptance, count_acceptance
 from lab.errors import ExperimentError
 from lab.pairs.prompts import Prompt

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.metrics import StepRecord
-from eagle3core.response import Response
+from eagle3core.request import Response
 from lab.errors import ExperimentError
 from lab.pairs.prompts import Prompt
 from lab.parity.recording import PairUnderTest

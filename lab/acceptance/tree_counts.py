@@ -12,7 +12,7 @@ from typing import Any
 
 from eagle3core.errors import InvariantViolated
 from eagle3core.metrics import StepRecord
-from eagle3core.response import Response
+from eagle3core.request import Response
 from eagle3core.trees import StepTree
 from lab.acceptance.counts import Interval, acceptance_interval
 from lab.acceptance.paths import PathCounts, count_paths

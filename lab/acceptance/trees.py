@@ -16,7 +16,7 @@ from pathlib import Path
 from eagle3core import Engine
 from eagle3core.config import GenerationConfig
 from eagle3core.errors import ConfigError
-from eagle3core.response import Response, without_errors
+from eagle3core.request import Response, without_errors
 from eagle3core.speculative import SpeculativeConfig
 from lab.acceptance.paths import BestTree, PathCounts, best_tree
 from lab.acceptance.shapes import BUDGETS, PLAIN, SHAPES, Shape, fixed_shape, refusal_of, shape_named

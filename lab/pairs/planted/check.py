@@ -15,7 +15,7 @@ from eagle3core import Engine
 from eagle3core.config import GenerationConfig
 from eagle3core.geometry import TargetGeometry
 from eagle3core.kernels.layer import rms_norm_reference, rope_reference, rope_tables
-from eagle3core.response import Response, own_tokens, without_errors
+from eagle3core.request import Response, own_tokens, without_errors
 from eagle3core.weights import rope_frequencies
 from lab.errors import ExperimentError
 from lab.pairs.planted.pair import PlantedPair

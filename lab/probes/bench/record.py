@@ -14,7 +14,7 @@ import torch
 
 from eagle3core.metrics import EagleMetricsSummary, SpeculativeDecodingStats
 from eagle3core.performance import PERF_MODE_VARIABLE
-from eagle3core.response import Response
+from eagle3core.request import Response
 from lab.probes.bench.memory import device_bytes
 from lab.probes.bench.scenario import Point, Scenario
 from lab.rows.environment import Environment

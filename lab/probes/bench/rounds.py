@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.response import Response, without_errors
+from eagle3core.request import Response, without_errors
 from eagle3core.trace import Trace
 from eagle3core.weights import PackedTarget
 from lab.probes.bench.clocks import PhaseClock, synchronise

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3core import Engine
-from eagle3core.acceptance import AcceptanceRule
+from eagle3core import Engine, ForcedAcceptance
 from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.config import EngineConfig
 from eagle3core.geometry import DraftGeometry, TargetGeometry
@@ -110,7 +109,7 @@ class PairSource:
         batch: int,
         session_len: int,
         cache_share: float = CACHE_SHARE,
-        rule: AcceptanceRule | None = None,
+        rule: ForcedAcceptance | None = None,
     ) -> Engine:
         """An engine that drafts `k` tokens a step, accepted by `rule`; a plain one captures nothing, and must not pay
         for it."""

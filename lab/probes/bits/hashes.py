@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.response import own_tokens, without_errors
+from eagle3core.request import own_tokens, without_errors
 from lab.errors import ExperimentError, NotComparable
 from lab.parity.by_request import RequestTrace
 from lab.parity.recording import check_prompts, traced

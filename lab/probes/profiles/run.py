@@ -16,7 +16,7 @@ import torch
 
 from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.response import without_errors
+from eagle3core.request import without_errors
 from eagle3core.trace import StagedTrace
 from lab.errors import RunFailed
 from lab.probes.bench.clocks import synchronise

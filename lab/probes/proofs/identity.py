@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.config import GenerationConfig
-from eagle3core.response import own_tokens
+from eagle3core.request import own_tokens
 from lab.probes.proofs.check import Check, Verdict
 from lab.probes.proofs.logit_bits import LogitBits
 from lab.probes.proofs.subject import Setting, Subject, tree_setting

@@ -20,7 +20,7 @@ import torch
 from eagle3core import Engine, Response
 from eagle3core.config import GenerationConfig
 from eagle3core.kernels import Launch
-from eagle3core.response import without_errors
+from eagle3core.request import without_errors
 from eagle3core.step import Program, launches_of
 from eagle3core.trace import Trace
 from lab.errors import RunFailed

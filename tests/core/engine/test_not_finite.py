@@ -15,7 +15,7 @@ from device_engines import device_engine, engine_by_meaning, write_nano_pair
 from tiny_engines import Pair, is_empty, new_tokens, random_prompts, tiny_engine, tokens_of, write_tiny_pair
 
 from eagle3core import DecodeError, Engine, EngineConfig, Response, SpeculativeConfig
-from eagle3core.response import without_errors
+from eagle3core.request import without_errors
 from eagle3core.step.replay import EagerReplayer, emulate
 
 N = 14

@@ -8,7 +8,7 @@ import pytest
 from tiny_engines import Pair, new_tokens, random_prompts, tiny_engine
 
 from eagle3core.batching.step_log import ACCEPT_DEBUG_VARIABLE, ALIGN_DEBUG_VARIABLE, SPAN_DEBUG_VARIABLE
-from eagle3core.response import Response
+from eagle3core.request import Response
 
 pytestmark = pytest.mark.reference
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3core.metrics import RequestMetrics, StepRecord, spec_info_from_steps
-from eagle3core.response import Response
+from eagle3core.request import Response
 from lab.acceptance import figures
 from lab.acceptance.counts import (
     ACCEPTED,

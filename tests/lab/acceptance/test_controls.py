@@ -17,7 +17,7 @@ from tiny_engines import Pair, engine_config, new_tokens, random_prompts, tiny_e
 from eagle3core import Engine, SpeculativeConfig
 from eagle3core.lookup import LOOKUPS
 from eagle3core.metrics import RequestMetrics, StepRecord
-from eagle3core.response import Response
+from eagle3core.request import Response
 from lab.acceptance import control_figures
 from lab.acceptance.controls import (
     CONTROLS,

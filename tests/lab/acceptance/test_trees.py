@@ -15,7 +15,7 @@ from tiny_engines import random_prompts, write_tiny_pair
 
 from eagle3core.errors import ConfigError, InvariantViolated
 from eagle3core.metrics import RequestMetrics, StepRecord
-from eagle3core.response import Response
+from eagle3core.request import Response
 from eagle3core.step.tree import FlatTree
 from eagle3core.trees import StepTree, read_choices
 from lab.acceptance.shapes import SHAPES, shape_named

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eagle3core.metrics import RequestMetrics, StepRecord
-from eagle3core.response import Response
+from eagle3core.request import Response
 from lab.pairs.planted import GEOMETRIES
 from lab.probes.bench import run as bench_run
 from lab.probes.bench.floors import step_floor

@@ -13,7 +13,7 @@ from eagle3core.config import GenerationConfig
 from eagle3core.errors import ConfigError, DecodeError, shown
 from eagle3core.geometry import TargetGeometry
 from eagle3core.metrics import RequestMetrics, StepRecord, spec_info_from_steps
-from eagle3core.response import Response
+from eagle3core.request.response import Response
 from eagle3core.sampling import Sampling
 from eagle3core.step.outcome import TokenLogprob
 from eagle3core.stop import FinishReason, StopCriteria

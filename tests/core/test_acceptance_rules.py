@@ -31,7 +31,7 @@ from eagle3core import (
 )
 from eagle3core.acceptance import AcceptanceRule
 from eagle3core.metrics import EagleMetricsSummary
-from eagle3core.response import own_tokens
+from eagle3core.request import own_tokens
 
 pytestmark = pytest.mark.reference
 
