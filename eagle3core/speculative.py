@@ -161,12 +161,8 @@ def _check_tree_settings(spec: SpeculativeConfig) -> None:
 
 def _derived(spec: SpeculativeConfig) -> dict[str, int]:
     """Values of the depth and the limits that were left out; a bad depth is left to `validate_speculative_config`."""
-    tree, depth, path, nodes = (
-        spec.static_tree,
-        spec.num_speculative_tokens,
-        spec.max_path_len,
-        spec.max_decoding_tokens,
-    )
+    tree, depth = spec.static_tree, spec.num_speculative_tokens
+    path, nodes = spec.max_path_len, spec.max_decoding_tokens
     if depth is DEFAULT_DEPTH:
         depth = int(depth) if tree is None else tree.depth
     if not is_count(depth):
@@ -201,8 +197,7 @@ def validate_speculative_config(spec: SpeculativeConfig) -> None:
     if spec.use_dynamic_tree:
         _check_dynamic_tree(spec)
     _check_taps(spec)
-    made = (spec.is_lookup, spec.method, spec.tree_kind, spec.depth)
-    check_acceptance(spec.acceptance, *made)
+    check_acceptance(spec.acceptance, spec.is_lookup, spec.method, spec.tree_kind, spec.depth)
 
 
 def _check_method(spec: SpeculativeConfig) -> None:
