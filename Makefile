@@ -1,5 +1,6 @@
 # Two commands for a newcomer: `make lab` runs the lab on the shipped pair, `make test` runs the tests.
-# PYTHON, VENV and PIP_ARGS may be set on the command line, e.g. make lab PIP_ARGS="--find-links wheels". HASHES is
+# PYTHON, VENV, PIP_ARGS and JUPYTER_ARGS may be set on the command line, e.g. make jupyter JUPYTER_ARGS=--allow-root,
+# which root needs, or make lab PIP_ARGS="--find-links wheels". HASHES is
 # where-listed (every wheel of hashes.txt is held to its hash), require (nothing else may come) or ignore.
 
 PYTHON ?= python3
@@ -7,6 +8,7 @@ VENV ?= .venv
 PIP_ARGS ?=
 HASHES ?= where-listed
 OUT ?=
+JUPYTER_ARGS ?=
 BIN := $(VENV)/bin
 WORKERS ?= 2
 NOTEBOOKS := reports/notebooks
@@ -50,7 +52,7 @@ test-gpu: install
 jupyter: install
 	$(INSTALL) --extras dev,compile,serve,jupyter -- $(PIP_ARGS)
 	$(BIN)/eagle3lab notebooks --copy $(NOTEBOOKS)
-	$(BIN)/jupyter lab $(NOTEBOOKS)
+	$(BIN)/jupyter lab $(JUPYTER_ARGS) $(NOTEBOOKS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -29,8 +29,8 @@ class EngineConfig:
         session_len: longest prompt plus generation, tokens; at least 4 * max_new_tokens is a good rule.
         max_batch_size: slots, i.e. requests decoded together.
         block_size: tokens of one KV-cache block.
-        prefill_chunk: tokens of one prefill pass, a multiple of `block_size`.
-        prefill_share: share of the work that reading prompts may take while requests run, in (0, 1]; at 0.5 a chunk is
+        prefill_chunk: rows of one pass over prompts, a multiple of `block_size`; of 64, for short ones to share it.
+        prefill_share: share of the work that reading prompts may take while requests run, in (0, 1]; at 0.5 a pass is
             followed by about as long of steps, at 1.0 prompts are read to their end before the next step.
         cache_max_entry_count: share of the free device memory that both KV caches may take.
         cache_blocks: blocks of the caches, which all requests share; None: as many as `max_batch_size` sessions of

@@ -186,7 +186,7 @@ class Engine(Closing):
         return TokenStream(self, self.add_request(prompt, generation))
 
     def step(self) -> bool:
-        """One round: read the chunks of prompts that are due, decode one step, retire what is finished.
+        """One round: make the passes over prompts that are due, decode one step, retire what is finished.
 
         Returns:
             whether requests are left.
@@ -200,11 +200,11 @@ class Engine(Closing):
         return not self.book.is_empty
 
     def advance(self, unless: Callable[[], bool] | None = None, pauses: Callable[[], bool] | None = None) -> bool:
-        """The least that `step` is made of: chunks of one prompt, or a decode step; whether that ends a round.
+        """The least that `step` is made of: passes until a prompt ends, or a decode step; whether that ends a round.
 
         Args:
             unless: asked once it is this thread's turn; if it holds, nothing is done and the round counts as over.
-            pauses: asked between chunks: whether to return before the next. So it does where another thread waits.
+            pauses: asked between passes: whether to return before the next. So it does where another thread waits.
 
         Raises:
             ConfigError, Exception: as `step`.

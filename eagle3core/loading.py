@@ -81,8 +81,8 @@ def steps_draft(config: EngineConfig, draft: object | None) -> bool:
     return spec is not None and (spec.is_lookup or draft is not None)
 
 
-def device_sizes(config: EngineConfig, *, drafts: bool, kernels: bool, n_blocks: int | None = None) -> DeviceSizes:
-    """What the state is made for; `kernels` read a chunk in spans, plain torch as a whole.
+def device_sizes(config: EngineConfig, *, drafts: bool, n_blocks: int | None = None) -> DeviceSizes:
+    """What the state is made for; prompts share passes of whole spans, others none.
 
     Args:
         n_blocks: of the cache, as planned; None: every slot's longest session.
@@ -94,7 +94,7 @@ def device_sizes(config: EngineConfig, *, drafts: bool, kernels: bool, n_blocks:
         max_tokens=config.session_len + (spec.tokens_in_flight if spec else 1),
         tree=tree_of(spec) if spec else chain_tree(0),
         chunk=config.prefill_chunk,
-        span=SPAN if kernels else config.prefill_chunk,
+        span=SPAN if config.prefill_chunk % SPAN == 0 else config.prefill_chunk,
         block=config.block_size,
         keeps_ranks=config.collect_draft_ranks and drafts,
         pool=n_blocks,
@@ -115,7 +115,7 @@ def new_runner(
 ) -> DeviceRunner:
     """The runner of models on their device, with `n_blocks` as in `device_sizes`: captured graphs of kernels for packed
     ones, plain torch for others."""
-    sizes = device_sizes(config, drafts=steps_draft(config, draft), kernels=target.is_packed, n_blocks=n_blocks)
+    sizes = device_sizes(config, drafts=steps_draft(config, draft), n_blocks=n_blocks)
     spec = config.speculative_config
     n_behind = 0 if spec is not None and spec.is_lookup else None  # what is looked up begins with the newest tokens
     if not target.is_packed:

@@ -104,7 +104,7 @@ def _scratch_bytes(
 ) -> int:
     """What the state takes beside the caches, and for kernels the workspace of their GEMMs."""
     kernels = backend.path == "kernels"
-    sizes = device_sizes(config, drafts=steps_draft(config, draft), kernels=kernels)
+    sizes = device_sizes(config, drafts=steps_draft(config, draft))
     arch = device_arch(backend.device) if kernels else None
     shape = StateShape(target, draft, dtype, backend.device)
     return state_bytes(arch, shape, sizes)[1] + (workspace_bytes(sizes.most_rows, shape.most_columns) if kernels else 0)

@@ -7,6 +7,7 @@ print(pipe("def main():").text)
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
@@ -129,7 +130,7 @@ def check_has_tokenizer(model_path: str | Path) -> None:
     Raises:
         CheckpointError: the directory has none.
     """
-    if not (Path(model_path) / "tokenizer_config.json").is_file():
+    if not os.path.isfile(Path(model_path) / "tokenizer_config.json"):  # whatever the name, which may be far too long
         raise CheckpointError(
             f"{Path(model_path).name} has no tokenizer_config.json",
             "a directory with a Hugging Face tokenizer",

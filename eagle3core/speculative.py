@@ -211,7 +211,7 @@ def _check_method(spec: SpeculativeConfig) -> None:
         raise ConfigError(f"method is {spec.method!r}", f"one of {METHODS}", "set method='eagle3'")
     if spec.method != "eagle3":
         _check_chain_alone(spec)
-    if not spec.is_lookup and not (spec.model and isinstance(spec.model, str | PathLike)):
+    if not spec.is_lookup and not (isinstance(spec.model, str | PathLike) and spec.model):
         raise ConfigError(
             f"model is {shown(spec.model)} with method {spec.method!r}",
             "a draft checkpoint directory",
@@ -221,13 +221,18 @@ def _check_method(spec: SpeculativeConfig) -> None:
 
 def _check_chain_alone(spec: SpeculativeConfig) -> None:
     names = ("model", *OF_A_HEAD) if spec.is_lookup else OF_A_HEAD
-    given = [f"{name} {shown(getattr(spec, name))}" for name in names if getattr(spec, name)]
+    given = [f"{name} {shown(getattr(spec, name))}" for name in names if _is_given(getattr(spec, name))]
     if given:
         raise ConfigError(
             f"method is {spec.method!r} with {' and '.join(given)}",
             "a chain of num_speculative_tokens" + (", and no draft model" if spec.is_lookup else ""),
             "leave that out, or set method='eagle3'",
         )
+
+
+def _is_given(value: Any) -> bool:
+    """Whether a setting says anything; of an array, which has no truth of its own, too."""
+    return not (value is None or value is False or (isinstance(value, str | tuple) and not value))
 
 
 def _check_limits(spec: SpeculativeConfig) -> None:

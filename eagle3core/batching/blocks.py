@@ -1,8 +1,9 @@
 """Which request holds which blocks of the cache, and what a step needs before it may be enqueued.
 
-A request gets blocks for its prompt and a step's rows as its prompt is begun, more as it grows, and gives them back at
-its end, or when it is put back because they ran out. On a GPU the host knows lengths a step late, so it counts with the
-longest that the steps under way can make them; what they did not is given back where blocks are short.
+A request gets blocks as its prompt is begun: all that it may come to need, where everybody's fit what is empty, so that
+no step has a block cleared before it; else those of its prompt and a step's rows, more as it grows. It gives them back
+at its end, or when it is put back because they ran out. On a GPU the host knows lengths a step late, so it counts with
+the longest that the steps under way can make them; what goes beyond is given back where blocks are short.
 
 With a prefix cache a request begins with the blocks of others whose text its own begins with, and only reads them:
 whatever is written for it lies at or behind the last token of what it reads, and a block is shared only where that
@@ -12,7 +13,7 @@ Source: Kwon et al., arXiv 2309.06180, sections 4.4 and 4.5; docs/requirements.m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from eagle3core.batching import step_log
@@ -52,7 +53,8 @@ class CacheCounts:
 
     Attributes:
         n_taken, n_given_back: blocks that requests took and gave back.
-        n_rewound: of those given back, the ones held for drafts that were not accepted.
+        n_rewound: of those given back, the ones held for tokens that had not come: drafts that were not accepted, or
+            what a request may still have grown to.
         n_put_back: requests that were put back because blocks ran out.
         n_found_tokens: tokens that were not read, since their blocks were found.
     """
@@ -96,24 +98,29 @@ class CacheBlocks:
                 "lower max_new_tokens, shorten the prompt, or raise cache_blocks or cache_max_entry_count",
             )
 
-    def has_room(self, request: Request) -> bool:
+    def has_room(self, request: Request, running: Collection[Request], step: int) -> bool:
         """Whether a request that waits may be begun, and each of the others that may need a block more could take it.
+
+        Where it may not, those that run give back what the step of that number does not need.
 
         Raises:
             InvariantViolated: it may not, and there is nobody to wait for.
         """
-        found = self._found(request)
-        n_wanted = self._blocks_for(self._first_rows(request)) - len(found)
-        n_growing = sum(len(held.blocks) < held.n_most for held in self._held.values())
-        if n_wanted + n_growing <= self.pool.n_takeable(found):
+        if self._is_room(request) or (self.rewind(running, step) and self._is_room(request)):
             return True
         if not self._held:
             raise InvariantViolated(
-                f"request {request.id} wants {n_wanted} cache blocks of {self.pool.n_available} with nobody running",
+                f"request {request.id} wants more cache blocks than {self.pool.n_available} with nobody running",
                 "a request that fits alone",
                 "report this: the account of blocks is wrong",
             )
         return False
+
+    def _is_room(self, request: Request) -> bool:
+        found = self._found(request)
+        n_wanted = self._blocks_for(self._first_rows(request)) - len(found)
+        n_growing = sum(len(held.blocks) < held.n_most for held in self._held.values())
+        return n_wanted + n_growing <= self.pool.n_takeable(found)
 
     def begin(self, request: Request) -> tuple[list[int], int]:
         """Blocks for the request's tokens so far and a step, and how many of these tokens need not be read.
@@ -122,11 +129,12 @@ class CacheBlocks:
         """
         found = self._found(request)
         self.pool.share(found)
-        taken = self._take(request, self._blocks_for(self._first_rows(request)) - len(found))
+        n_first, n_most = self._blocks_for(self._first_rows(request)), self._blocks_for(self._most_rows(request))
+        n_of_others = sum(held.n_most - len(held.blocks) for held in self._held.values())
+        has_plenty = n_most - len(found) + n_of_others <= self.pool.n_free
+        taken = self._take(request, (n_most if has_plenty else n_first) - len(found))
         assert taken is not None, "a request is begun only where there is room"
-        self._held[request.id] = held = Holding(
-            _n_tokens(request), n_named=len(found), n_most=self._blocks_for(self._most_rows(request))
-        )
+        self._held[request.id] = held = Holding(_n_tokens(request), n_named=len(found), n_most=n_most)
         self._hold(held, [*found, *taken])
         n_cached = len(found) * self._sizes.block
         self.counts.n_taken += len(found)
@@ -165,9 +173,9 @@ class CacheBlocks:
         self._hold(held, [*held.blocks, *taken])
         return True
 
-    def rewind(self, requests: Iterable[Request], step: int) -> None:
-        """Give back what the step of that number does not need: blocks that drafts would have filled, had they been
-        accepted."""
+    def rewind(self, requests: Iterable[Request], step: int) -> bool:
+        """Give back what the step of that number does not need, blocks for tokens that have not come; whether any."""
+        before = self.counts.n_rewound
         for request in requests:
             held = self._held[request.id]
             n_kept = self._wanted(request, held, step)
@@ -176,6 +184,7 @@ class CacheBlocks:
                 self._give_back(request, held.blocks[n_kept:])
                 self.counts.n_rewound += len(held.blocks) - n_kept
                 self._hold(held, held.blocks[:n_kept])
+        return self.counts.n_rewound > before
 
     def release(self, request: Request) -> None:
         """Give back all that a request holds; its slot takes part in nothing that is enqueued from now on."""

@@ -1,8 +1,8 @@
 """The one book of an engine: which requests wait, whose prompt is being read, and who runs.
 
 Result rows carry a request's id, and a row whose request has left the book was made before the host knew, so it is
-thrown away. A slot is where a request lies. One prompt is under reading at a time, first come first served; while
-others run it is read chunk by chunk, steps in between. What waits when nothing runs is read before the first step.
+thrown away. A slot is where a request lies. Prompts are read first come first served, as many in a pass as fill it;
+while others run, pass by pass with steps in between. What waits when nothing runs is read before the first step.
 Where cache blocks run out, the youngest request waits again, before all others, and is read again with its tokens.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 
 import torch
 
@@ -24,7 +25,7 @@ from eagle3core.errors import InvariantViolated
 from eagle3core.kernels.slots.slot_state import NO_ROOM, NOT_FINITE
 from eagle3core.performance import mode as performance_mode
 from eagle3core.request import Request
-from eagle3core.step.admission import Reading, SlotRequest
+from eagle3core.step.admission import Reading, SlotRequest, is_full
 from eagle3core.step.outcome import RowOutcome
 from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import Trace
@@ -39,35 +40,32 @@ class Book:
         runner: does the work. promises: what performance mode watches.
 
     Attributes:
-        waiting, reading, running: the requests; those that run by their id, oldest first.
-        blocks: who holds which blocks of the cache.
+        waiting, reading, running: the requests, oldest first; those that are read or run by their id.
+        blocks: who holds which blocks of the cache. n_passes: over prompts, so far.
     """
 
     def __init__(self, runner: DeviceRunner, promises: performance_mode.Watch, config: EngineConfig) -> None:
         self.runner, self.promises, self.config = runner, promises, config
         self.blocks = CacheBlocks(runner, keeps=config.prefix_cache)
         self.waiting: deque[Request] = deque()
-        self.reading: Request | None = None
+        self.reading: dict[int, Request] = {}  # between two passes one at most: whose prompt the last one cut
         self.running: dict[int, Request] = {}
-        self._progress: Reading | None = None  # of the prompt under reading
+        self.n_passes = 0
+        self._progress: dict[int, Reading] = {}  # of the prompts under reading
         self._share = ReadingShare(config.prefill_share)
         self._proposals = Proposals(config.speculative_config)
-        self._n_steps = 0
-        self._is_counting = False  # a run, from the first request in an empty book to an empty book, is open
+        self._n_steps, self._is_counting = 0, False  # counts a run: from the first request in an empty book to its end
 
     @property
     def unfinished(self) -> Iterator[Request]:
-        """Requests in the book: those that run, the one under reading, those that wait."""
-        yield from self.running.values()
-        if self.reading is not None:
-            yield self.reading
-        yield from self.waiting
+        """Requests in the book: those that run, those under reading, those that wait."""
+        return chain(self.running.values(), self.reading.values(), self.waiting)
 
     @property
     def is_empty(self) -> bool:
         """Whether no request is in the book; may be asked by a thread whose turn it is not."""
         # In the order in which requests move, and they are put down before they are taken away, so none is overlooked.
-        return not self.waiting and self.reading is None and not self.running
+        return not (self.waiting or self.reading or self.running)
 
     def add(self, requests: Sequence[Request], trace: Trace) -> None:
         """Let requests wait.
@@ -86,13 +84,13 @@ class Book:
         self._is_counting = True
 
     def advance(self, trace: Trace, pauses: Callable[[], bool]) -> bool:
-        """Read a prompt as far as is due, or else decode a step; whether that ends a round of scheduling.
+        """Read prompts as far as is due, or else decode a step; whether that ends a round of scheduling.
 
         Args:
-            pauses: asked between chunks that follow each other: whether to come back before the next.
+            pauses: asked between passes that follow each other: whether to come back before the next.
         """
         if self._may_read:
-            self._read_prompt(trace, pauses)
+            self._read_prompts(trace, pauses)
             return False
         if self.running:
             self._decode(trace)
@@ -114,7 +112,7 @@ class Book:
             return False
         if request.id in self.running:
             self._stop_running(request)
-        elif request is self.reading:
+        elif request.id in self.reading:
             self._stop_reading(request)
         elif request in self.waiting:
             self.waiting.remove(request)
@@ -130,7 +128,8 @@ class Book:
             request.fail(cause)
         self.running.clear()  # before the runner is asked: one that fails here must not leave requests in the book
         self.waiting.clear()
-        self.reading = self._progress = None
+        self.reading.clear()
+        self._progress.clear()
         self._is_counting = False
         self._share.forget()
         self.blocks.forget()
@@ -139,42 +138,45 @@ class Book:
 
     @property
     def _may_read(self) -> bool:
-        if self.reading is None and not self._may_begin:
+        if not self.reading and not self._may_begin:
             return False
         # Who waits before the first step is read before it, so that a batch that begins together steps together.
         return not self.running or self._n_steps == 0 or self._share.may_read
 
     @property
     def _may_begin(self) -> bool:
-        has_slot = bool(self.waiting) and len(self.running) < self.runner.n_slots
-        return has_slot and self.blocks.has_room(self.waiting[0])
+        if not self.waiting or len(self.running) + len(self.reading) == self.runner.n_slots:
+            return False
+        return self.blocks.has_room(self.waiting[0], self.running.values(), self._n_steps)
 
-    def _read_prompt(self, trace: Trace, pauses: Callable[[], bool]) -> None:
+    def _read_prompts(self, trace: Trace, pauses: Callable[[], bool]) -> None:
+        """Passes over prompts, until one of them ends."""
         if not self.running:
             self._n_steps = 0  # steps are numbered from the first request of a batch, as taps name them
             self._share.forget()
-        if self._progress is None:
-            self._begin(trace)
-        request, progress = self.reading, self._progress
-        assert request is not None, "a prompt under reading has its request"
-        assert progress is not None, "a request under reading has its progress"
-        is_paused = False
-        with trace.scope("prefill"):
-            while self._may_read and not (progress.is_done or is_paused):
-                rows = self.runner.read_on(progress, trace)
-                if self._n_steps:
-                    self._share.read(rows)
-                is_paused = pauses()
-        if progress.is_done:
-            self.running[request.id] = request
-            self.reading = self._progress = None
-            self.blocks.runs(request, self._n_steps)
-            self._collect(trace)
+        ended: list[int] = []
+        while self._may_read and not ended:
+            while self._may_begin and not is_full(list(self._progress.values()), self.runner.sizes):
+                self._begin(trace)
+            with trace.scope("prefill"):
+                rows = self.runner.read_on(list(self._progress.values()), trace)
+            self.n_passes += 1
+            if self._n_steps:
+                self._share.read(rows)
+            ended = [id_ for id_, progress in self._progress.items() if progress.is_done]
+            if pauses():
+                break
+        for id_ in ended:
+            self.running[id_] = self.reading[id_]
+            del self.reading[id_], self._progress[id_]
+            self.blocks.runs(self.running[id_], self._n_steps)
+        self._collect(trace)
 
     def _begin(self, trace: Trace) -> None:
-        self.reading = request = self.waiting[0]
+        self.reading[self.waiting[0].id] = request = self.waiting[0]
         self.waiting.popleft()
-        request.slot = min(set(range(self.runner.n_slots)) - {other.slot for other in self.running.values()})
+        taken = {one.slot for one in self.running.values()} | {one.slot for one in self._progress.values()}
+        request.slot = min(set(range(self.runner.n_slots)) - taken)
         tokens, stop = [*request.prompt, *request.token_ids], request.stop
         trace.tap("prompt_ids", torch.tensor([tokens]))
         left, (blocks, n_cached) = stop.limit - len(request.token_ids), self.blocks.begin(request)
@@ -182,7 +184,7 @@ class Book:
             request.id, tokens, left, stop.end_tokens, request.sampling, logprobs=request.n_top is not None,
             blocks=blocks, n_cached=n_cached, first=request.kept_token[0] if request.kept_token else None,
         )  # fmt: skip
-        self._progress = self.runner.begin(request.slot, wanted)
+        self._progress[request.id] = self.runner.begin(request.slot, wanted)
 
     def _decode(self, trace: Trace) -> None:
         self._make_room(trace)
@@ -210,20 +212,18 @@ class Book:
                     with trace.span("EAGLE::KVCacheRewind"):
                         self.blocks.rewind(self.running.values(), number)
                 else:
-                    self._put_back(self.reading or next(reversed(self.running.values())))
+                    self._put_back(next(reversed((self.reading or self.running).values())))
 
     def _put_back(self, request: Request) -> None:
         """Let a request wait again, before all others; no result of its is under way."""
         self.waiting.appendleft(request)
-        if request is self.reading:
-            self._stop_reading(request)
-        else:
-            self._stop_running(request)
+        stop = self._stop_reading if request.id in self.reading else self._stop_running
+        stop(request)
         request.put_back()
         self.blocks.counts.n_put_back += 1
 
     def _stop_reading(self, request: Request) -> None:
-        self.reading = self._progress = None  # its slot does not run
+        del self.reading[request.id], self._progress[request.id]  # its slot does not run
         self.blocks.release(request)
 
     def _stop_running(self, request: Request, *, is_stopped: bool = False) -> None:

@@ -25,11 +25,11 @@ class ReadingShare:
 
     @property
     def may_read(self) -> bool:
-        """Whether the next chunk may be read before the next step."""
+        """Whether the next pass over prompts may be made before the next step."""
         return self._owed <= 0.0
 
     def read(self, rows: int) -> None:
-        """Note that a chunk of `rows` rows was read while requests run."""
+        """Note that a pass of `rows` rows was made while requests run."""
         self._owed += max(rows, LEAST_ROWS) * self._steps_per_row
 
     def stepped(self, rows: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,8 +83,8 @@ def require_directory(path: str | Path, role: str) -> Path:
     """
     check_path(f"the {role}", path)
     directory = Path(path)
-    if not directory.is_dir():
-        state = "is a file" if directory.exists() else "does not exist"
+    if not os.path.isdir(directory):  # of Path's own, a name that no system could have raises something else
+        state = "is a file" if os.path.exists(directory) else "does not exist"
         raise CheckpointError(
             f"{role} directory {str(directory)!r} {state}",
             "an existing directory with config.json and the weights",

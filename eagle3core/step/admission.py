@@ -1,11 +1,13 @@
-"""A request on its way into a slot: what the runner has to know of it, and how far its prompt has been read."""
+"""Requests on their way into slots: what the runner has to know of each, how far it was read, who is read next."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from eagle3core.sampling import Sampling
+from eagle3core.step.sizes import ChunkShape, DeviceSizes, blocks_for
 
 
 @dataclass(frozen=True)
@@ -35,17 +37,46 @@ class SlotRequest:
 
 @dataclass
 class Reading:
-    """How far the prompt under reading has been read: `n_read` of `n_chunks` chunks, of `n_prompt` tokens without the
-    `n_cached` first; and whether its request `draws` its tokens, and asks for their `logprobs`."""
+    """How far a request's prompt was read into its slot: `n_read` tokens, those included that were there already."""
 
-    n_chunks: int
-    n_prompt: int
-    n_cached: int = 0
-    n_read: int = 0
-    draws: bool = False
-    logprobs: bool = False
+    slot: int
+    request: SlotRequest
+    n_read: int
+
+    @property
+    def n_left(self) -> int:
+        """Tokens that are still to be read."""
+        return len(self.request.prompt) - self.n_read
 
     @property
     def is_done(self) -> bool:
         """Whether its slot runs."""
-        return self.n_read == self.n_chunks
+        return not self.n_left
+
+
+class Part(NamedTuple):
+    """What a pass reads of one prompt: `n` tokens, from the first that was not read."""
+
+    reading: Reading
+    n: int
+
+
+def parts_of_pass(
+    readings: Sequence[Reading], shapes: Sequence[ChunkShape], sizes: DeviceSizes
+) -> tuple[list[Part], ChunkShape]:
+    """What the next pass reads, first come first served in whole spans, and the smallest of `shapes` that holds it."""
+    n_free, counts = sizes.n_spans, []
+    for reading in readings:
+        n_spans = min(blocks_for(reading.n_left, sizes.span), n_free)
+        n_free -= n_spans
+        counts.append(min(reading.n_left, n_spans * sizes.span))
+    shape = next(shape for shape in shapes if shape.holds(counts))
+    # A span of more tokens than those that are shared may have room left for what follows in its prompt.
+    rounded = [blocks_for(n, shape.tokens) * shape.tokens for n in counts]
+    read = [Part(reading, min(reading.n_left, n)) for reading, n in zip(readings, rounded, strict=True) if n]
+    return read, shape
+
+
+def is_full(readings: Sequence[Reading], sizes: DeviceSizes) -> bool:
+    """Whether these prompts leave no span of a pass to another."""
+    return sum(blocks_for(reading.n_left, sizes.span) for reading in readings) >= sizes.n_spans

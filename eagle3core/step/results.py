@@ -1,4 +1,4 @@
-"""What passes between host and device beside a step: result blocks on their way to the host, and drafts that it gives.
+"""What passes between host and device beside a program: results on their way to the host; drafts and prompts given.
 
 The device writes results straight to the host's pinned memory, blocks in turn: a copy between two steps would keep the
 GPU waiting for several microseconds. An event behind each says when it is there; they are read one step behind, or at
@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import InvariantViolated
+from eagle3core.kernels.slots.slot_state import MOST_ENDS, N_REQUEST, N_SPAN
+from eagle3core.step.admission import Part
 from eagle3core.step.buffers import rows_of
+from eagle3core.step.sizes import ChunkShape, DeviceSizes
 
 NO_TOKEN = -1  # of a node without a draft: its row embeds as zeros, and the target never chooses it
 
@@ -112,3 +115,76 @@ class GivenDrafts:
         padded += [[NO_TOKEN] * n] * (batch - len(rows))
         host.copy_(torch.tensor(padded, dtype=torch.int32).T)
         rows_of(self._drafted, n + 1, batch)[1:].copy_(host, non_blocking=True)
+
+
+class GivenPass(NamedTuple):
+    """What a pass over prompts is told, int32, one behind the other in one tensor; the first two have fixed places.
+
+    Attributes:
+        requests: `[N_REQUEST, E]` whose prompts end in it. ends: `[E, MOST_ENDS]` theirs.
+        spans: `[N_SPAN, n]`. tokens: `[n, T + 1]` of each span, and the one that follows; -1 where there is none.
+    """
+
+    requests: Tensor
+    ends: Tensor
+    spans: Tensor
+    tokens: Tensor
+
+
+def given_numbers(sizes: DeviceSizes) -> int:
+    """Numbers of the largest pass of any shape."""
+    return sizes.n_ends * (N_REQUEST + MOST_ENDS) + sizes.n_spans * (N_SPAN + 1) + sizes.chunk
+
+
+def given_pass(numbers: Tensor, n_ends: int, shape: ChunkShape) -> GivenPass:
+    """The tables of a pass of a shape."""
+    tables, at = [], 0
+    for size in ((N_REQUEST, n_ends), (n_ends, MOST_ENDS), (N_SPAN, shape.spans), (shape.spans, shape.tokens + 1)):
+        tables.append(rows_of(numbers[at:], *size))
+        at += size[0] * size[1]
+    return GivenPass(*tables)
+
+
+class GivenPrompts:
+    """Tells the device what each pass over prompts works on, in one copy, just before the pass is enqueued.
+
+    The copies are made of two tensors in turn, each written again when its last copy is over, so that the host waits
+    for the pass before last at most.
+
+    Args:
+        numbers: `[given_numbers]` int32 on the device.
+    """
+
+    def __init__(self, numbers: Tensor, sizes: DeviceSizes) -> None:
+        self._numbers, self._sizes = numbers, sizes
+        is_cuda = numbers.device.type == "cuda"
+        self._hosts = [torch.empty(numbers.shape, dtype=torch.int32, pin_memory=is_cuda) for _ in range(2)]
+        self._copied = [torch.cuda.Event() for _ in range(2)] if is_cuda else []  # type: ignore[no-untyped-call]
+        self._turn = 0
+
+    def write(self, parts: Sequence[Part], shape: ChunkShape) -> None:
+        """The spans of `parts`, in a pass of `shape` that holds them, and the requests whose prompts end."""
+        self._turn = 1 - self._turn
+        if self._copied:
+            self._copied[self._turn].synchronize()
+        given = given_pass(self._hosts[self._turn], self._sizes.n_ends, shape)
+        spans, tokens, requests, ends = [], [], [], []
+        for reading, n in parts:
+            slot, request, last = reading.slot, reading.request, reading.n_read + n
+            for at in range(reading.n_read, last, shape.tokens):
+                held = list(request.prompt[at : at + shape.tokens + 1])
+                spans.append((slot, at, request.id))
+                tokens.append(held + [NO_TOKEN] * (shape.tokens + 1 - len(held)))
+            if n == reading.n_left:
+                row = len(spans) * shape.tokens - (-n % shape.tokens) - 1
+                seed = self._sizes.seed_row + slot
+                requests.append((slot, last, request.budget, 0, request.id, row, seed))
+                ends.append([*request.ends[:MOST_ENDS], *[-1] * (MOST_ENDS - len(request.ends))])
+        for table, rows in ((given.requests.T, requests), (given.ends, ends), (given.spans.T, spans),
+                            (given.tokens, tokens)):  # fmt: skip
+            table[len(rows) :] = -1
+            if rows:
+                table[: len(rows)] = torch.tensor(rows, dtype=torch.int32)
+        self._numbers.copy_(self._hosts[self._turn], non_blocking=True)
+        if self._copied:
+            self._copied[self._turn].record(torch.cuda.current_stream(self._numbers.device))

@@ -15,16 +15,8 @@ import torch
 
 from eagle3core.cache import BlockTables
 from eagle3core.kernels.gemm.launcher import workspace, workspace_bytes
-from eagle3core.kernels.slots.slot_state import (
-    GOES_ON,
-    MOST_ENDS,
-    N_REQUEST,
-    N_RESULT,
-    NO_CHOICE_LEFT,
-    NOT_FINITE,
-    RUNNING,
-)
-from eagle3core.step.admission import Reading, SlotRequest
+from eagle3core.kernels.slots.slot_state import GOES_ON, N_RESULT, NO_CHOICE_LEFT, NOT_FINITE, RUNNING
+from eagle3core.step.admission import Reading, SlotRequest, parts_of_pass
 from eagle3core.step.build import step_program
 from eagle3core.step.draw import set_draws
 from eagle3core.step.gemm_audit import audit
@@ -33,8 +25,8 @@ from eagle3core.step.passes import Emitter
 from eagle3core.step.prefill import chunk_program, finish_program
 from eagle3core.step.program import Program
 from eagle3core.step.replay import Enqueue, Replayer, Staged
-from eagle3core.step.results import GivenDrafts, ResultQueue, Sent
-from eagle3core.step.sizes import DeviceSizes, StateShape, buckets, chunk_rows
+from eagle3core.step.results import GivenDrafts, GivenPrompts, ResultQueue, Sent
+from eagle3core.step.sizes import DeviceSizes, StateShape, buckets, chunk_shapes
 from eagle3core.step.state import DeviceState, new_device_state
 from eagle3core.trace import Trace
 from eagle3core.weights.packed import Drafter, PackedTarget
@@ -51,7 +43,7 @@ class DeviceRunner:
 
     Attributes:
         n_slots: sequences at once. depth: drafts on the longest path. n_drafts: drafts of a step.
-        chunks: programs that read a chunk of a prompt, by its rows; largest last.
+        chunks: programs of a pass over prompts, by shape; largest last. finish: what follows one in which prompts end.
         gemms: the matrix products of all programs; none where no kernels run.
         tables: which blocks the slots' rows lie in.
     """
@@ -76,8 +68,8 @@ class DeviceRunner:
         n_bytes = workspace_bytes(sizes.most_rows, shape.most_columns)
         self.emit = Emitter(arch, order, workspace(target.device, n_bytes) if arch is not None else None)
         self.programs = {batch: step_program(self.emit, target, draft, self.state, batch) for batch in buckets(sizes)}
-        rows = [sizes.chunk] if arch is not None else chunk_rows(sizes)
-        self.chunks = {n: chunk_program(self.emit, target, draft, self.state, n) for n in rows}
+        shapes = chunk_shapes(sizes, kernels=arch is not None)
+        self.chunks = {shape: chunk_program(self.emit, target, draft, self.state, shape) for shape in shapes}
         self.finish = finish_program(self.emit, target, draft, self.state)
         self.gemms = audit(arch, self.all_programs)
         self._asked: dict[tuple[int | None, bool, bool], Program] = {}  # by batch, None for `finish`; draws; logprobs
@@ -87,6 +79,7 @@ class DeviceRunner:
         self._staged: dict[int, Staged] = {}
         self._results = ResultQueue(self.state.results, target.device)
         self._given = GivenDrafts(self.state.step.drafted, sizes.nodes, self._results)
+        self._prompts = GivenPrompts(self.state.given, sizes)
 
     @property
     def has_kernels(self) -> bool:
@@ -95,7 +88,7 @@ class DeviceRunner:
 
     @property
     def all_programs(self) -> tuple[Program, ...]:
-        """Every program: chunks of a prompt, its end, steps."""
+        """Every program: passes over prompts, the ends of prompts, steps."""
         return (*self.chunks.values(), self.finish, *self.programs.values())
 
     @property
@@ -116,7 +109,7 @@ class DeviceRunner:
 
     def change_programs(self, change: Callable[[Program], Program]) -> None:
         """Run `change(program)` in place of every program from now on, for one that is to differ on purpose."""
-        self.chunks = {rows: change(program) for rows, program in self.chunks.items()}
+        self.chunks = {shape: change(program) for shape, program in self.chunks.items()}
         self.finish = change(self.finish)
         self.programs = {batch: change(program) for batch, program in self.programs.items()}
         self._asked.clear()
@@ -126,48 +119,41 @@ class DeviceRunner:
     def begin(self, slot: int, request: SlotRequest) -> Reading:
         """Make an empty slot ready for a prompt, which `read_on` then reads; the slot takes part in no step meanwhile.
 
-        There is room for one prompt under reading. One that is given up needs no word: the next takes its place.
+        One that is given up needs no word: the slot's next takes its place.
         """
-        state, n_prompt = self.state, len(request.prompt)
-        numbers = [slot, n_prompt, request.budget, 0, request.id, *request.ends[:MOST_ENDS]]
-        numbers += [-1] * (N_REQUEST + MOST_ENDS - len(numbers))
         blocks = self.tables.own_blocks(slot) if request.blocks is None else request.blocks
         self.tables.assign(slot, blocks, request.n_cached // self.sizes.block)
-        state.request.copy_(torch.tensor(numbers, dtype=torch.int32))
-        state.prompt[:n_prompt].copy_(torch.tensor(list(request.prompt), dtype=torch.int32))
-        set_draws(state.draws, slot, request.sampling)
-        state.draws.first.fill_(-1 if request.first is None else request.first)
-        n_chunks = -(-(n_prompt - request.n_cached) // self.sizes.chunk)
-        asks = {"draws": request.sampling is not None, "logprobs": request.logprobs}
-        return Reading(n_chunks, n_prompt, request.n_cached, **asks)
+        set_draws(self.state.draws, slot, request.sampling, request.first)
+        return Reading(slot, request, request.n_cached)
 
-    def read_on(self, reading: Reading, trace: Trace) -> int:
-        """Read the next chunk; with the last one sample the first token, and the slot takes part from the next step on.
+    def read_on(self, readings: Sequence[Reading], trace: Trace) -> int:
+        """One pass over prompts, first come first served as far as its spans go; where prompts end in it, sample their
+        first tokens, and their slots take part from the next step on.
 
         Belongs inside the scope "prefill" of the trace.
 
         Returns:
-            rows of the chunk, padding included.
+            rows of the pass, padding included.
         """
-        chunk = self.sizes.chunk
-        start = reading.n_cached + reading.n_read * chunk
-        self.state.start.fill_(start)
-        left = reading.n_prompt - start
-        rows = min((rows for rows in self.chunks if rows >= left), default=chunk)
-        self._run(self.chunks[rows], trace)
-        reading.n_read += 1
-        if reading.is_done:
-            # The end reads buffers that a step would overwrite, so it follows its chunk at once.
-            self._run(self._finish_of(reading.draws, reading.logprobs), trace)
-            self._results.send(1, None, logprobs=reading.logprobs)
-        return rows
+        parts, shape = parts_of_pass(readings, list(self.chunks), self.sizes)
+        self._prompts.write(parts, shape)
+        self._run(self.chunks[shape], trace)
+        for reading, n in parts:
+            reading.n_read += n
+        ended = [reading.request for reading, _ in parts if reading.is_done]
+        if ended:
+            draws, logprobs = any(one.sampling is not None for one in ended), any(one.logprobs for one in ended)
+            # The end reads buffers that a step would overwrite, so it follows its pass at once.
+            self._run(self._finish_of(draws, logprobs), trace)
+            self._results.send(len(ended), None, logprobs=logprobs)
+        return shape.rows
 
     def admit(self, slot: int, request: SlotRequest, trace: Trace) -> None:
         """Read a whole prompt into an empty slot and sample its first token; the slot then takes part in steps."""
         reading = self.begin(slot, request)
         with trace.scope("prefill"):
             while not reading.is_done:
-                self.read_on(reading, trace)
+                self.read_on([reading], trace)
 
     def rows_of_step(self, n_running: int) -> int:
         """Rows that the target verifies in a step of `n_running` slots, those of the program's padding included."""

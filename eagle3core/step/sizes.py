@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -11,8 +13,23 @@ from eagle3core.geometry import DrafterGeometry, DraftGeometry, TargetGeometry
 from eagle3core.step.tree import FlatTree, GrownTree
 
 _SMALL_BATCH = 4
-_SMALL_CHUNK = 16
+_SHORT_SPAN = 16
 SPAN = 64  # tokens of a prompt that attention's kernels treat as one sequence: as many as they take at once
+
+
+class ChunkShape(NamedTuple):
+    """A pass over prompts: so many spans, each of so many tokens of one prompt."""
+
+    spans: int
+    tokens: int
+
+    @property
+    def rows(self) -> int:
+        return self.spans * self.tokens
+
+    def holds(self, counts: Sequence[int]) -> bool:
+        """Whether these numbers of tokens, each of one prompt, fit."""
+        return sum(blocks_for(n, self.tokens) for n in counts) <= self.spans
 
 
 def blocks_for(n_tokens: int, block_size: int) -> int:
@@ -29,7 +46,7 @@ class DeviceSizes:
         max_tokens: tokens a slot's cache holds, drafts in flight included (R-64).
         tree: of every step; a chain of k drafts, a tree that the draft grows, or any flattened tree whose nodes are
             given from outside.
-        chunk, span: rows of a prefill pass, and those of one of its attention sequences.
+        chunk, span: rows of the largest pass over prompts, and those of one of its spans.
         block: tokens of a cache block.
         keeps_ranks: the draft's rank of the target's token is kept at every level of a chain.
         pool: blocks of the cache, which slots share; None: as many as all slots' longest sessions take.
@@ -69,6 +86,16 @@ class DeviceSizes:
     @property
     def path_len(self) -> int:
         return self.tree.max_depth + 1
+
+    @property
+    def n_spans(self) -> int:
+        """Spans of the largest pass over prompts, which prompts share."""
+        return self.chunk // self.span
+
+    @property
+    def n_ends(self) -> int:
+        """Most prompts that end in a pass."""
+        return min(self.n_slots, self.n_spans)
 
     @property
     def step_rows(self) -> int:
@@ -150,12 +177,22 @@ def buckets(sizes: DeviceSizes) -> list[int]:
     return sorted({*found, sizes.n_slots})
 
 
-def chunk_rows(sizes: DeviceSizes) -> list[int]:
-    """Rows of the chunks that plain torch reads prompts in: doubling, so that a short prompt costs no long chunk.
+def chunk_shapes(sizes: DeviceSizes, *, kernels: bool) -> list[ChunkShape]:
+    """Shapes of the passes that read prompts, the smallest first, the last of which any pass fits into.
 
-    Kernels have the longest alone: for them a chunk costs the weights' bytes whatever its rows.
+    Kernels have that one alone. Plain torch, which pays for every row, has smaller ones, doubling in spans and tokens;
+    of as many rows fewer spans come first, since each reads its prefix.
     """
-    found = [_SMALL_CHUNK]
-    while 2 * found[-1] < sizes.chunk:
+    if kernels:
+        return [ChunkShape(sizes.n_spans, sizes.span)]
+    tokens, spans = {*_doubling(_SHORT_SPAN, sizes.chunk), sizes.span}, _doubling(1, sizes.n_spans)
+    found = [ChunkShape(n, t) for n in spans for t in tokens if n * t <= sizes.chunk]
+    return sorted(found, key=lambda shape: (shape.rows, shape.spans))
+
+
+def _doubling(first: int, last: int) -> list[int]:
+    """`first`, its doubles below `last`, and `last`."""
+    found = [first]
+    while 2 * found[-1] < last:
         found.append(2 * found[-1])
-    return [*(n for n in found if n < sizes.chunk and n % min(sizes.span, n) == 0), sizes.chunk]
+    return [*(n for n in found if n < last), last]

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.slots.open_chunk import ChunkRows, new_chunk_rows
-from eagle3core.kernels.slots.slot_state import LIMIT, MOST_ENDS, N_FIELDS, N_REQUEST, RESULT_BLOCKS, result_width
+from eagle3core.kernels.slots.slot_state import LIMIT, MOST_ENDS, N_FIELDS, RESULT_BLOCKS, result_width
 from eagle3core.kernels.tree.mask_words import pack_words
 from eagle3core.step.buffers import Activations, HeadRows, Sizes, new_activations, new_head_rows, rows_of
 from eagle3core.step.draw import DrawSettings, new_draw_settings
-from eagle3core.step.sizes import DeviceSizes, StateShape, blocks_for
+from eagle3core.step.results import given_numbers
+from eagle3core.step.sizes import DeviceSizes, StateShape
 from eagle3core.step.tree import FlatTree
 from eagle3core.step.tree_tensors import TreeTensors, new_tree_tensors
 from eagle3core.weights.packed import HEAD_STEP
@@ -85,11 +86,10 @@ class DeviceState:
         chunk_captured: a `[chunk, E]` for each tap.
         act, head: of the target. step, draft, small: scratch, the last two of a head or a small model.
         draws: how each slot's tokens are drawn.
-        request, prompt, start: what prefill works on; `start` is the chunk's first token.
-        chunk: rows of the chunk in work.
-        first: `[1]` first token.
+        given: what a pass over prompts works on, `results.given_pass`. chunk: its rows.
+        first: `[n_ends]` first tokens.
         turn: `[1]` newest of `results: [RESULT_BLOCKS, S, W]`, for kernels in the host's memory: see `ResultQueue`.
-        last_scaled, last_sums: what the head reads of a prompt's last row.
+        last_scaled, last_sums: what the head reads of prompts' last rows.
         tree: of a step whose tree the draft grows, else None.
         ranks: `[RESULT_BLOCKS, S, depth]` beside `results`, where they are kept (`step.ranks`); of a grown tree the
             parents of its nodes, `[RESULT_BLOCKS, S, N]`.
@@ -112,9 +112,7 @@ class DeviceState:
     small: SmallTensors | None
     tree: TreeTensors | None
     draws: DrawSettings
-    request: Tensor
-    prompt: Tensor
-    start: Tensor
+    given: Tensor
     chunk: ChunkRows
     first: Tensor
     turn: Tensor
@@ -164,9 +162,9 @@ def new_device_state(
     target, draft = shape.target, shape.draft
     device, dtype, slots = shape.device, shape.dtype, sizes.n_slots
     hidden = target.block.hidden_size
-    spans = sizes.chunk // sizes.span
     pending = sizes.path_len if draft else 0
-    sides = Sizes(sizes.most_rows, ((spans, sizes.span), (slots, sizes.nodes)), sizes.entries * sizes.block + 64)
+    passes = ((sizes.n_spans, sizes.span), (slots, sizes.nodes))
+    sides = Sizes(sizes.most_rows, passes, sizes.entries * sizes.block + 64)
     act = new_activations(arch, target.block, sides, dtype, device, order)
 
     def integers(*shape: int, fill: int = 0) -> Tensor:
@@ -198,15 +196,13 @@ def new_device_state(
         if isinstance(draft, DraftGeometry) and sizes.grown
         else None,
         draws=new_draw_settings(slots, device),
-        request=integers(N_REQUEST + MOST_ENDS, fill=-1),
-        prompt=integers(blocks_for(sizes.session_len + 1, sizes.chunk) * sizes.chunk),
-        start=integers(1),
-        chunk=new_chunk_rows(sizes.chunk, spans, sizes.entries, device),
-        first=integers(1),
+        given=integers(given_numbers(sizes), fill=-1),
+        chunk=new_chunk_rows(sizes.chunk, sizes.n_spans, sizes.entries, device),
+        first=integers(sizes.n_ends),
         turn=integers(1),
         results=_result_blocks(arch, (RESULT_BLOCKS, slots, result_width(sizes.path_len, sizes.nodes)), device),
-        last_scaled=rows(1, hidden),
-        last_sums=torch.zeros(1, act.sums.shape[1], dtype=act.sums.dtype, device=device),
+        last_scaled=rows(sizes.n_ends, hidden),
+        last_sums=torch.zeros(sizes.n_ends, act.sums.shape[1], dtype=act.sums.dtype, device=device),
         ranks=integers(RESULT_BLOCKS, slots, sizes.nodes if sizes.grown else sizes.path_len - 1)
         if sizes.keeps_ranks and draft
         else None,
@@ -277,8 +273,8 @@ def _small_tensors(
     arch: str | None, model: TargetGeometry, shape: StateShape, sizes: DeviceSizes, order: tuple[int, int] | None
 ) -> SmallTensors:
     block, dtype, device, slots = model.block, shape.dtype, shape.device, sizes.n_slots
-    n, spans = max(slots * sizes.path_len, sizes.chunk), sizes.chunk // sizes.span
-    sides = Sizes(n, ((spans, sizes.span), (slots, sizes.path_len)), sizes.entries * sizes.block + 64)
+    n = max(slots * sizes.path_len, sizes.chunk)
+    sides = Sizes(n, ((sizes.n_spans, sizes.span), (slots, sizes.path_len)), sizes.entries * sizes.block + 64)
     act = new_activations(arch, block, sides, dtype, device, order)
     k, v = (_pages(block, model.n_layers, sizes.n_blocks, sizes.block, dtype, device) for _ in "kv")
     return SmallTensors(

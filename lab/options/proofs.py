@@ -10,7 +10,7 @@ from pydantic import Field
 from lab.options.fields import Options, option
 from lab.options.values import ArchName, ExistingFile, GeometryName, PlantedGeometryName, Seconds, ShareSlice
 
-PartName = Literal["identity", "parity", "quiet", "slots", "long", "memory", "trees"]
+PartName = Literal["identity", "parity", "quiet", "slots", "long", "memory", "trees", "waiting", "serving"]
 STATE_FILE = Path("reports", "gates.jsonl")
 
 
@@ -23,6 +23,8 @@ class ProveOptions(Options):
     out: Path | None = option(None, "append rows to this file", metavar="NAME.jsonl")
     limit_s: Seconds = option(240.0, "no check begins after this time", metavar="S")
     geometry: PlantedGeometryName = option("llama-3.1-8b", "of the planted pair")
+    clients: int = option(200, "of serving: that stream at once", ge=1, le=1000)
+    seconds: Seconds = option(60.0, "of serving: they go on asking for", metavar="S")
     build: Path | None = option(None, "compile the kernels the parts need into DIR instead", metavar="DIR")
     arch: ArchName = option("sm_90a", "to compile for")
     share: ShareSlice = option("1/1", "of --build: every N-th kernel from the I-th", metavar="I/N")

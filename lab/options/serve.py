@@ -48,6 +48,11 @@ class ServeOptions(Options):
     cache_max_entry_count: Share = option(
         0.75, "share of the free memory that the caches may take", allowed="above 0, up to 1"
     )
+    cache_blocks: Annotated[int, Field(ge=1)] | None = option(
+        None, "of both caches; default: every slot's longest session, or what fits", metavar="N",
+        allowed="a whole number of at least 1",
+    )  # fmt: skip
+    prefix_cache: bool = option(False, "keep full blocks of ended requests, and read no token in them again")
     dtype: ServeDtypeName = option("auto", "of weights and cache; auto: the checkpoint's")
     device: DeviceName = option("auto", "where it runs")
 

@@ -1,8 +1,8 @@
 """Stages of many requests at once, kept by request: every row of a tap goes to the request that it was computed for.
 
 A pass works on the rows of several sequences side by side, and a slot serves one request after another. Row b of a step
-is the slot that the program itself calls active, and that slot holds the id of its request; a chunk of a prompt belongs
-to the request on its way in. Steps are counted by request, so a recording reads as if the request had been alone.
+is the slot that the program itself calls active, and that slot holds the id of its request; a span of a prompt, and the
+end of one, name theirs. Steps are counted by request, so a recording reads as if the request had been alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.slots import REQUEST, REQUEST_ID
+from eagle3core.kernels.slots import REQUEST, REQUEST_ID, SPAN
 from eagle3core.step import DeviceState, Program, Tap, calls_of
 from eagle3core.trace import Trace
 
@@ -72,7 +72,7 @@ class RequestTrace(Trace):
         """First part of a name: the prefill, or the request's own number of this step; None past the last one kept."""
         step = self._scopes[0]
         if step == "prefill":
-            self._index.setdefault(owner, len(self.requests) - 1)
+            self._index.setdefault(owner, len(self._index))  # prompts are read in the order in which they were begun
             return [step]
         own = self._own_steps[self._index[owner]]
         if not own or own[-1] != step:
@@ -90,14 +90,27 @@ class Owners:
 
     def __init__(self, program: Program, state: DeviceState) -> None:
         self.state, self.batch = state, batch_of(program)
+        self.slots, self.ids = _named_by(program)
 
     def read(self) -> list[int]:
         """Request ids of the sequences of a pass, in the order of their rows."""
-        if not self.batch:
-            return [int(self.state.request[REQUEST.index("request_id")])]
-        slots = self.state.step.active[: self.batch].tolist()
-        ids = self.state.state[REQUEST_ID].tolist()
-        return [ids[slot] if slot >= 0 else NOBODY for slot in slots]
+        if self.batch:
+            slots, ids = self.state.step.active[: self.batch].tolist(), self.state.state[REQUEST_ID].tolist()
+            return [ids[slot] if slot >= 0 else NOBODY for slot in slots]
+        pairs = zip(self.slots.tolist(), self.ids.tolist(), strict=True)
+        return [id_ if slot >= 0 else NOBODY for slot, id_ in pairs]
+
+
+def _named_by(program: Program) -> tuple[Tensor, Tensor]:
+    """(slots, request ids) that a program over prompts is given; none of a step's."""
+    for call in calls_of(program):
+        if call.op == "open_chunk":
+            spans = call.operands["spans"]
+            return spans[SPAN.index("slot")], spans[SPAN.index("request_id")]
+        if call.op == "admit":
+            requests = call.operands["requests"]
+            return requests[REQUEST.index("slot")], requests[REQUEST.index("request_id")]
+    return torch.empty(0), torch.empty(0)
 
 
 def batch_of(program: Program) -> int:

@@ -268,6 +268,11 @@ def _no_number(name: str) -> None:
 
 def _refusal(body: type[Asked], values: Mapping[str, Any], error: ValidationError) -> Refused:
     """The first field that is not what it may be."""
-    name = str(error.errors(include_url=False)[0]["loc"][0])
+    place = error.errors(include_url=False)[0]["loc"]
+    if not place:  # none: the reader stumbled over a name
+        names = [name for name in values if any("\ud800" <= letter <= "\udfff" for letter in name)]
+        what = f"the body has a field {shown(names[0] if names else list(values), 100)}"
+        return Refused(400, what, "names of whole letters, as UTF-8 has them", "correct or leave out that field")
+    name = str(place[0])
     what = f"{name} is {shown(values[name], 200)}" if name in values else f"{name} is missing"
     return Refused(400, what, body.model_fields[name].description or "", f"correct {name}; {PAGE}", param=name)

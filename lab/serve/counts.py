@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from eagle3core import Response
 
@@ -36,7 +37,28 @@ class Counts:
             self.accepted_tokens += step.n_accepted
 
 
-def prometheus(counts: Counts, *, running: int, waiting: int, slots: int) -> str:
+class Now(NamedTuple):
+    """What an engine is, and what it holds at this moment.
+
+    Attributes:
+        path: what computes: `kernels` or `torch`. slots: requests that can be decoded together.
+        running, waiting: requests.
+        blocks: of the cache; held by requests; kept: held by nobody, for what is in them.
+        put_back, found_tokens: so far, of `CacheCounts`.
+    """
+
+    path: str
+    slots: int
+    running: int
+    waiting: int
+    blocks: int
+    held: int
+    kept: int
+    put_back: int
+    found_tokens: int
+
+
+def prometheus(counts: Counts, now: Now) -> str:
     """Gauges and counters in the text form of Prometheus, version 0.0.4."""
     lines: list[str] = []
 
@@ -44,9 +66,15 @@ def prometheus(counts: Counts, *, running: int, waiting: int, slots: int) -> str
         lines.extend([f"# HELP eagle3_{name} {help}", f"# TYPE eagle3_{name} {kind}"])
         lines.extend(f"eagle3_{name}{labels} {value}" for labels, value in values.items())
 
-    told("slots", "gauge", "Requests that can be decoded together.", {"": slots})
-    told("requests_running", "gauge", "Requests that are read or decoded.", {"": running})
-    told("requests_waiting", "gauge", "Requests that wait for a slot.", {"": waiting})
+    told("engine_info", "gauge", "What computes, in the label.", {f'{{path="{now.path}"}}': 1})
+    told("slots", "gauge", "Requests that can be decoded together.", {"": now.slots})
+    told("requests_running", "gauge", "Requests that are read or decoded.", {"": now.running})
+    told("requests_waiting", "gauge", "Requests that wait for a slot.", {"": now.waiting})
+    told("cache_blocks", "gauge", "Blocks of the cache.", {"": now.blocks})
+    told("cache_blocks_held", "gauge", "Blocks that requests hold.", {"": now.held})
+    told("cache_blocks_kept", "gauge", "Blocks that nobody holds, kept for what is in them.", {"": now.kept})
+    told("requests_put_back_total", "counter", "Requests put back as blocks ran out.", {"": now.put_back})
+    told("found_tokens_total", "counter", "Tokens not read, as their blocks were kept.", {"": now.found_tokens})
     ended = {f'{{reason="{reason}"}}': n for reason, n in sorted(counts.ended.items())}
     told("requests_total", "counter", "Requests that ended, by reason.", ended)
     told("requests_refused_total", "counter", "Requests that found no place to wait.", {"": counts.refused})

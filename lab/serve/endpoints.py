@@ -58,9 +58,7 @@ def application(service: Service, most_bytes: int) -> Starlette:
         return JSONResponse(told, status_code=CLOSING if service.is_closing else HTTPStatus.OK)
 
     async def metrics(request: Request) -> Response:
-        slots, running, waiting = service.config.max_batch_size, service.n_running, service.n_waiting
-        text = prometheus(service.counts, running=running, waiting=waiting, slots=slots)
-        return PlainTextResponse(text, media_type=PROMETHEUS)
+        return PlainTextResponse(prometheus(service.counts, service.now), media_type=PROMETHEUS)
 
     async def refused(request: Request, error: Exception) -> Response:
         if isinstance(error, Eagle3Error):

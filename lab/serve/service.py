@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from eagle3core import AsyncEngine, AsyncTextStream, ConfigError, GenerationConfig, Pipeline, Response, TokenLogprob
 from lab.serve.asked import Asked, ChatAsked, CompletionAsked
-from lab.serve.counts import Counts
+from lab.serve.counts import Counts, Now
 from lab.serve.refusals import OVERLOADED, Refused, closing
 
 
@@ -67,12 +67,22 @@ class Service:
     def n_running(self) -> int:
         """Requests that are read or decoded."""
         book = self.pipe.engine.book
-        return len(book.running) + (book.reading is not None)
+        return len(book.running) + len(book.reading)
 
     @property
     def n_waiting(self) -> int:
         """Requests that wait for a slot, or for the engine to take notice."""
         return max(0, self.n_open - self.n_running)
+
+    @property
+    def now(self) -> Now:
+        """What the engine is and holds, for whoever watches the server."""
+        engine, blocks = self.pipe.engine, self.pipe.engine.book.blocks
+        pool, so_far = blocks.pool, blocks.counts
+        return Now(
+            engine.backend.path, self.config.max_batch_size, self.n_running, self.n_waiting, pool.n_blocks, pool.n_held,
+            pool.n_kept, so_far.n_put_back, so_far.n_found_tokens,
+        )  # fmt: skip
 
     async def jobs(self, asked: Asked) -> list[Job]:
         """What a body asks of the engine, checked as far as it can be before there is a place.

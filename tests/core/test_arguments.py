@@ -12,6 +12,7 @@ from tiny_engines import Pair, engine_config, tiny_engine, write_tiny_pair
 
 from eagle3core import (
     BackendUnavailable,
+    CheckpointError,
     ConfigError,
     Engine,
     EngineConfig,
@@ -119,3 +120,11 @@ def test_a_wrong_argument_is_refused_in_three_parts(tiny: Pair, call: Callable[[
 def test_a_target_as_a_path_is_as_good_as_one_as_text(tiny: Pair) -> None:
     config = engine_config(tiny, None)
     assert Engine.from_pretrained(Path(tiny[0]), config).target.geometry == load_target(str(tiny[0])).geometry
+
+
+def test_a_directory_whose_name_no_system_could_have_is_refused_as_one_that_is_not_there(tiny: Pair) -> None:
+    name = "a" * 5000
+    geometry = load_target(tiny[0]).geometry
+    for load in (load_target, pipeline, lambda path: load_draft(path, geometry)):
+        with pytest.raises(CheckpointError):
+            load(name)

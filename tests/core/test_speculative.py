@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from random_trees import static_trees
@@ -246,3 +247,10 @@ def test_greedy_acceptance_takes_any_threshold_and_the_batch_size_is_the_engines
     assert not caplog.records
     assert tensorrt(max_draft_len=3, max_batch_size=16) == spec()
     assert "EngineConfig(max_batch_size=16)" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["eagle3", "draft_target", "ngram"])
+def test_a_model_that_is_no_path_is_refused_even_where_it_has_no_truth_of_its_own(method: str) -> None:
+    for model in (torch.zeros(2, 2), torch.zeros(2), object(), b"draft", 3):
+        error = refusal(lambda model=model: spec(method=method, model=model))  # type: ignore[misc]
+        assert "model" in error.what

@@ -18,16 +18,27 @@ from eagle3core.kernels.attention.layout import BLOCK_SHIFT, UNIT, Shape, make_t
 from eagle3core.kernels.attention.mask import HIDDEN
 from eagle3core.kernels.attention.tile import make_steps
 
+PLACES_BYTES = 36  # of a node: rows of 32 places, a byte each, then how many of them are filled, a word
+
 
 def tail_units(tokens: int) -> int:
     """Units that `tokens` nodes and the prefix's last unit take in shared memory, wherever the prefix ends."""
     return -(-(UNIT - 1 + tokens) // UNIT)
 
 
-def make_paths(isa: Any, shape: Shape, *, threads: int, held: int, wanted: bool) -> tuple[Any, Any, Any]:
-    """`owns_tail`, `load_tail` and `add_paths` of a block of `threads`; three that do nothing unless `wanted`."""
-    if wanted:
-        return make_owns_tail(isa, shape), make_load_tail(isa, shape, threads), make_add_paths(isa, shape, held=held)
+def tail_bytes(shape: Shape, tail: int) -> int:
+    """Shared memory of `tail` units and of the places of as many nodes as they may hold, bytes."""
+    return tail * (shape.unit_bytes + UNIT * PLACES_BYTES)
+
+
+def make_paths(isa: Any, shape: Shape, *, threads: int, held: int, tail: int) -> tuple[Any, Any, Any]:
+    """`owns_tail`, `load_tail` and `add_paths` of a block of `threads`; three that do nothing where `tail` is 0."""
+    if tail:
+        return (
+            make_owns_tail(isa, shape),
+            make_load_tail(isa, shape, threads, tail),
+            make_add_paths(isa, shape, held=held, tail=tail),
+        )
 
     def nothing(*operands: Any) -> Any:
         return isa.i32(0)
@@ -51,18 +62,22 @@ def make_owns_tail(isa: Any, shape: Shape) -> Any:
     return isa.inlined(owns_tail)
 
 
-def make_load_tail(isa: Any, shape: Shape, threads: int) -> Any:
-    """`load_tail(tail, k, v, table, ctx, end, kv_head, n_kv, tid)`: the block copies all units beyond the prefix.
+def make_load_tail(isa: Any, shape: Shape, threads: int, tail: int) -> Any:
+    """`load_tail(at, k, v, table, mask, tokens, ctx, kv_head, n_kv, tid)`: the block copies all units beyond the
+    prefix, and says which of their rows stand in each node's places.
 
-    They are laid out as in `fetch`, the one that the prefix ends in first. The copies are committed, not waited for.
+    The units are laid out as in `fetch`, the one that the prefix ends in first. The copies are committed, not waited
+    for. `mask` is of this sequence's first node.
     """
     i32, i64 = isa.i32, isa.i64
     pieces, row_bytes, half_bytes = shape.pieces, 2 * shape.dim, shape.half_bytes
     head_bytes, unit_bytes = row_bytes << BLOCK_SHIFT, shape.unit_bytes
     columns = 4 * pieces  # of 16 bytes
     column_shift = columns.bit_length() - 1
+    row_at, places_at = make_row_at(isa), tail * unit_bytes
+    counts_at = places_at + tail * UNIT * 32
 
-    def load_tail(tail: Any, k: Any, v: Any, table: Any, ctx: Any, end: Any, kv_head: Any, n_kv: Any, tid: Any) -> None:
+    def copy_units(at: Any, k: Any, v: Any, table: Any, ctx: Any, end: Any, kv_head: Any, n_kv: Any, tid: Any) -> None:
         first = i32(ctx & -UNIT)
         i, n = i32(tid), i32((end - first) * 2 * columns)
         while i < n:
@@ -75,33 +90,47 @@ def make_load_tail(isa: Any, shape: Shape, threads: int) -> Any:
             source = source + i64(i32(block * n_kv + kv_head)) * head_bytes
             source = source + i32(((first + row) & 63) * row_bytes + column * 16)
             place = i32(place + (row >> 4) * unit_bytes + (((row >> 3) & 1) * pieces + piece) * 512)
-            isa.copy16_fill(i32(tail + place + g * 64 + (t << 4)), source, i32(16))
+            isa.copy16_fill(i32(at + place + g * 64 + (t << 4)), source, i32(16))
             i = i32(i + threads)
         isa.copy_commit()
+
+    def lay_places(at: Any, mask: Any, tokens: Any, ctx: Any, tid: Any) -> None:
+        # A word of a node has places g and g + 8 of both units.
+        i, words, base = i32(tid), i32((tokens + 31) >> 5), i32(ctx & (UNIT - 1))
+        while i < i32(tokens * 8):
+            node, g = i32(i >> 3), i32(i & 7)
+            low, high = isa.load_u32(mask + node * words * 4), i32(0)
+            if words > 1:
+                high = isa.load_u32(mask + (node * words + 1) * 4)
+            rows = i32(row_at(g, base, low, high) | (row_at(i32(g + 8), base, low, high) << 8))
+            rows = i32(rows | (row_at(i32(g + 16), base, low, high) << 16))
+            rows = i32(rows | (row_at(i32(g + 24), base, low, high) << 24))
+            isa.shared_store_u32(i32(at + places_at + i * 4), rows)
+            if g == 0:
+                n_filled = i32(base + isa.popcount(low) + isa.popcount(high))
+                isa.shared_store_u32(i32(at + counts_at + node * 4), n_filled)
+            i = i32(i + threads)
+
+    copy_units, lay_places = isa.inlined(copy_units), isa.inlined(lay_places)
+
+    def load_tail(
+        at: Any, k: Any, v: Any, table: Any, mask: Any, tokens: Any, ctx: Any, kv_head: Any, n_kv: Any, tid: Any
+    ) -> None:
+        copy_units(at, k, v, table, ctx, i32(ctx + tokens), kv_head, n_kv, tid)
+        lay_places(at, mask, tokens, ctx, tid)
 
     return isa.inlined(load_tail)
 
 
-def make_add_paths(isa: Any, shape: Shape, *, held: int) -> Callable[..., Any]:
-    """`add_paths(...)`: a warp's 32 rows take in the unit that begins at `first`, node by node; 1 if any row sees it.
+def make_row_at(isa: Any) -> Any:
+    """`row_at(place, base, low, high)`: the row of shared memory that stands in a place of a node with that mask; the
+    root's where nothing does. The prefix ends at place and row `base`."""
+    i32 = isa.i32
 
-    Operands: `tail` (see `load_tail`), queries and q_at as `score` takes them, accumulators, tops, sums, `mask` (words
-    of this sequence's first node), tokens, ctx, first, row0, scale, lane.
-
-    Args:
-        held: of `make_steps`.
-    """
-    cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
-    token_of = make_token_of(isa, shape.group)
-    pieces, half_bytes, unit_bytes = shape.pieces, shape.half_bytes, shape.unit_bytes
-
-    def row_at(j: Any, first: Any, ctx: Any, low: Any, high: Any) -> Any:
-        """The row of shared memory that stands in place j of a unit; the root's where nothing does."""
-        depth, base = i32(first + j - ctx), i32(ctx & (UNIT - 1))
-        bits, n_low = low, isa.popcount(low)
-        row = i32(base + depth)  # of the prefix, if that is where the place lies
+    def row_at(place: Any, base: Any, low: Any, high: Any) -> Any:
+        row, depth = i32(place), i32(place - base)
         if depth >= 0:
-            start = base
+            bits, start, n_low = low, base, isa.popcount(low)
             if depth >= n_low:
                 bits, depth, start = high, i32(depth - n_low), i32(base + 32)
             # Ancestors come before their descendants, so the one at depth d has the d-th bit.
@@ -112,56 +141,88 @@ def make_add_paths(isa: Any, shape: Shape, *, held: int) -> Callable[..., Any]:
                 row = i32(start + isa.popcount(i32((bits & -bits) - 1)))
         return row
 
-    row_at = isa.inlined(row_at)
+    return isa.inlined(row_at)
 
-    def keys_at(row: Any, lane: Any) -> Any:
-        half = i32((row >> 4) * unit_bytes + ((row >> 3) & 1) * (pieces * 512))
-        return i32(half + (row & 7) * 64 + (lane & 3) * 16)
+
+def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int) -> Callable[..., Any]:
+    """`add_paths(...)`: a warp's 32 rows take in the unit that begins at `first`; 1 if any row sees it.
+
+    Operands: `at` (see `load_tail`), queries and q_at as `score` takes them, accumulators, tops, sums, tokens, ctx,
+    first, row0, scale, lane. Scores and values are those of one node after the other; maxima move once for all.
+
+    Args:
+        held: of `make_steps`. tail: units at `at`.
+    """
+    cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
+    token_of = make_token_of(isa, shape.group)
+    pieces, half_bytes, unit_bytes = shape.pieces, shape.half_bytes, shape.unit_bytes
+    places_at = tail * unit_bytes
+    counts_at = places_at + tail * UNIT * 32
+
+    def keys_at(row: Any) -> Any:
+        return i32((row >> 4) * unit_bytes + ((row >> 3) & 1) * (pieces * 512) + (row & 7) * 64)
 
     keys_at = isa.inlined(keys_at)
 
-    def hide_others(scores: Any, row: Any, node: Any, n_seen: Any, lane: Any) -> None:
-        """All but the first `n_seen` keys of a unit, and other nodes' rows."""
+    def take_own(scores: Any, all_scores: Any, row: Any, node: Any, n_seen: Any, lane: Any) -> None:
+        """A node's scores join those of its tile, but for places that are not filled."""
         column = i32((lane & 3) * 2)
         for far in range(2):
-            n = i32(n_seen)
-            if token_of(i32(row + far * 8)) != node:
-                n = i32(0)
-            for h in range(2):
-                for e in range(2):
-                    if column + h * 8 + e >= n:
-                        scores[far * 2 + h * 4 + e] = HIDDEN
+            if token_of(i32(row + far * 8)) == node:
+                for h in range(2):
+                    for e in range(2):
+                        if column + h * 8 + e < n_seen:
+                            all_scores[far * 2 + h * 4 + e] = scores[far * 2 + h * 4 + e]
 
-    hide_others = isa.inlined(hide_others)
+    def weights_of(all_weights: Any, weights: Any, row: Any, node: Any) -> None:
+        """The weights of a node's rows; of others', zeros."""
+        for far in range(2):
+            is_own = token_of(i32(row + far * 8)) == node
+            for h in range(2):
+                weights[far + 2 * h] = i32(0)
+                if is_own:
+                    weights[far + 2 * h] = all_weights[far + 2 * h]
+
+    take_own, weights_of = isa.inlined(take_own), isa.inlined(weights_of)
 
     def of_tile(tile: int) -> Any:
         steps = make_steps(isa, shape, tiles=1, half=False, held=held, first_tile=tile)
-        score, raise_tops, add_values = steps.score_apart, steps.raise_tops, steps.add_values
+        score, raise_tops, weigh, add_weighed = steps.score_apart, steps.raise_tops, steps.weigh, steps.add_weighed
 
         def add_tile(
-            tail: Any, queries: Any, q_at: Any, accumulators: Any, tops: Any, sums: Any, mask: Any, tokens: Any,
-            ctx: Any, first: Any, row0: Any, scale: Any, lane: Any,
+            at: Any, queries: Any, q_at: Any, accumulators: Any, tops: Any, sums: Any, tokens: Any, ctx: Any,
+            first: Any, row0: Any, scale: Any, lane: Any,
         ) -> Any:  # fmt: skip
-            scores = cuda.local.array(8, f32)
-            row, words, sees = i32(row0 + tile * 16), i32((tokens + 31) >> 5), i32(0)
-            node, last = token_of(row), i32(min(token_of(i32(row + 15)), tokens - 1))
+            scores, all_scores = cuda.local.array(8, f32), cuda.local.array(8, f32)
+            weights, all_weights = cuda.local.array(4, i32), cuda.local.array(4, i32)
+            for i in range(8):
+                all_scores[i] = HIDDEN
+            row, sees, past = i32(row0 + tile * 16), i32(0), i32(first - (ctx & -UNIT))  # 0, or a unit
+            own, node, last = i32(row + (lane >> 2)), token_of(row), i32(min(token_of(i32(row + 15)), tokens - 1))
+            places, counts = i32(at + places_at), i32(at + counts_at)
             while node <= last:
-                low, high = isa.load_u32(mask + node * words * 4), i32(0)
-                if words > 1:
-                    high = isa.load_u32(mask + (node * words + 1) * 4)
-                n_seen = i32(ctx + isa.popcount(low) + isa.popcount(high) - first)
+                n_seen = i32(isa.shared_load_u32(i32(counts + node * 4)) - past)
                 if n_seen > 0:
-                    near = i32(tail + keys_at(row_at(i32(lane >> 2), first, ctx, low, high), lane))
-                    far = i32(tail + keys_at(row_at(i32((lane >> 2) + 8), first, ctx, low, high), lane))
-                    score(scores, queries, q_at, near, far)
-                    hide_others(scores, i32(row + (lane >> 2)), node, n_seen, lane)
-                    raise_tops(scores, accumulators, tops, sums, scale, lane)
-                    value = row_at(i32((lane & 7) + ((lane >> 3) & 1) * 8), first, ctx, low, high)
-                    v_at = i32(tail + half_bytes + keys_at(value, i32(0)))
-                    v_at = i32(v_at + (((lane >> 4) ^ ((value & 7) >> 1)) << 4))
-                    add_values(0, scores, accumulators, tops, sums, v_at, i32(v_at ^ 32), scale)
+                    rows = i32(isa.shared_load_u32(i32(places + node * 32 + (lane >> 2) * 4)) >> past)
+                    near, far = keys_at(i32(rows & 255)), keys_at(i32((rows >> 8) & 255))
+                    own_16 = i32(at + (lane & 3) * 16)
+                    score(scores, queries, q_at, i32(own_16 + near), i32(own_16 + far))
+                    take_own(scores, all_scores, own, node, n_seen, lane)
                     sees = i32(1)
                 node = i32(node + 1)
+            if sees != 0:
+                raise_tops(all_scores, accumulators, tops, sums, scale, lane)
+                weigh(0, all_scores, all_weights, tops, sums, scale)
+                node = token_of(row)
+                while node <= last:
+                    if i32(isa.shared_load_u32(i32(counts + node * 4)) - past) > 0:
+                        weights_of(all_weights, weights, own, node)
+                        rows = isa.shared_load_u32(i32(places + node * 32 + (lane & 7) * 4))
+                        value = i32((rows >> i32(past + (lane & 8))) & 255)
+                        v_at = i32(at + half_bytes + keys_at(value))
+                        v_at = i32(v_at + (((lane >> 4) ^ ((value & 7) >> 1)) << 4))
+                        add_weighed(weights, accumulators, v_at, i32(v_at ^ 32))
+                    node = i32(node + 1)
             return sees
 
         return isa.inlined(add_tile)
@@ -169,13 +230,12 @@ def make_add_paths(isa: Any, shape: Shape, *, held: int) -> Callable[..., Any]:
     first_tile, second_tile = of_tile(0), of_tile(1)
 
     def add_paths(
-        tail: Any, queries: Any, q_at: Any, accumulators: Any, tops: Any, sums: Any, mask: Any, tokens: Any, ctx: Any,
-        first: Any, row0: Any, scale: Any, lane: Any,
+        at: Any, queries: Any, q_at: Any, accumulators: Any, tops: Any, sums: Any, tokens: Any, ctx: Any, first: Any,
+        row0: Any, scale: Any, lane: Any,
     ) -> Any:  # fmt: skip
-        sees = first_tile(tail, queries, q_at, accumulators, tops, sums, mask, tokens, ctx, first, row0, scale, lane)
+        sees = first_tile(at, queries, q_at, accumulators, tops, sums, tokens, ctx, first, row0, scale, lane)
         return i32(
-            sees
-            | second_tile(tail, queries, q_at, accumulators, tops, sums, mask, tokens, ctx, first, row0, scale, lane)
+            sees | second_tile(at, queries, q_at, accumulators, tops, sums, tokens, ctx, first, row0, scale, lane)
         )
 
     return isa.inlined(add_paths)  # type: ignore[no-any-return]

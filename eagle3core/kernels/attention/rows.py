@@ -31,7 +31,7 @@ from eagle3core.kernels.attention.layout import (
     make_span,
     make_walk,
 )
-from eagle3core.kernels.attention.paths import make_paths
+from eagle3core.kernels.attention.paths import make_paths, tail_bytes
 from eagle3core.kernels.attention.ring import make_load_tile, make_ring
 from eagle3core.kernels.attention.tile import make_steps
 from eagle3core.kernels.attention.totals import make_totals, totals_bytes
@@ -46,7 +46,7 @@ def rows_shared_bytes(
     barriers of rings and turns."""
     rings = groups * stages * units * shape.unit_bytes
     queries = row_warps * groups * 2048 * (shape.pieces - held)
-    nodes = tail * shape.unit_bytes
+    nodes = tail_bytes(shape, tail)
     return rings + row_warps * totals_bytes(shape) + queries + nodes + 8 * groups * (1 + row_warps)
 
 
@@ -75,9 +75,9 @@ def make_attention_rows(
     first_of, _ = make_walk(isa, shape)
     paths = tail > 0
     span, load_tile = make_span(isa, earlier=words > 0, paths=paths), make_load_tile(isa, shape, held=held)
-    owns_tail, load_tail, add_paths = make_paths(isa, shape, threads=32 * row_warps * groups, held=held, wanted=paths)
+    owns_tail, load_tail, add_paths = make_paths(isa, shape, threads=32 * row_warps * groups, held=held, tail=tail)
     follow, look_up, copy_set = make_ring(isa, shape, row_warps=row_warps, groups=groups, units=units)
-    score, hide, start_tops, grows, raise_tops, add_values, _ = make_steps(
+    score, hide, start_tops, grows, raise_tops, add_values, *_ = make_steps(
         isa, shape, tiles=2, half=False, held=held, units=units, words=words
     )
     begin, join, leave = make_totals(isa, shape, joined=joined)
@@ -90,7 +90,7 @@ def make_attention_rows(
     totals_offset = groups * ring_bytes
     queries_offset, own_queries = totals_offset + row_warps * own_totals, 2048 * (pieces - held)
     tail_offset = queries_offset + row_warps * groups * own_queries
-    barriers_offset = tail_offset + tail * unit_bytes
+    barriers_offset = tail_offset + tail_bytes(shape, tail)
     row_shift, split_mask = row_warps.bit_length() - 1, streams - 1
     stream_shift = streams.bit_length() - 1
     # Registers of a lane: D sums of its two tiles, 16 scores a unit, 16 int32 a piece of the queries held; with D =
@@ -157,7 +157,8 @@ def make_attention_rows(
         if overlap:
             isa.wait_previous()
         if paths and owns_tail(ctx, n_units, first_stream, last_stream) != 0:
-            load_tail(i32(base + tail_offset), k, v, table, ctx, end, kv_head, n_kv, tid)
+            mask = masks + i64(i32(b * tokens) * ((tokens + 31) >> 5)) * 4
+            load_tail(i32(base + tail_offset), k, v, table, mask, tokens, ctx, kv_head, n_kv, tid)
             wait_all()
             cuda.syncthreads()  # every warp reads what all have brought
 
@@ -239,11 +240,10 @@ def make_attention_rows(
                         take_unit(u, scores, one)
                         first, sees = i32((unit + u * interleave) * UNIT), i32(1)
                         if paths and i32(first + UNIT) > ctx:
-                            mask, sees = masks + i64(i32(pinned(b) * tokens) * ((tokens + 31) >> 5)) * 4, i32(0)
-                            seen = add_paths(
-                                i32(base + tail_offset), queries, q_at, accumulators, tops, sums, mask, tokens, ctx,
-                                first, row0, scale, pinned(lane),
-                            )  # fmt: skip
+                            seen, sees = add_paths(
+                                i32(base + tail_offset), queries, q_at, accumulators, tops, sums, tokens, ctx, first,
+                                row0, scale, pinned(lane),
+                            ), i32(0)  # fmt: skip
                             executed, mask_empty = i32(executed + seen), i32(mask_empty - seen)
                         elif i32(first + UNIT) > ctx or first < seen_by_all:
                             here, token0 = pinned(lane), i32(pinned(b) * tokens)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.attention.layout import FLOOR, Shape
-from eagle3core.kernels.attention.tile import make_join
+from eagle3core.kernels.attention.totals import make_join
 
 
 def split_shared_bytes(shape: Shape, tiles: int, half: bool, joined: bool) -> int:

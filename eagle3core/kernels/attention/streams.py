@@ -61,7 +61,7 @@ def make_attention_streams(
     look_up, chunk_after, follow, copy_set = make_fetch(isa, shape, units=units)
     lay_tile, join_tile = make_split(isa, shape, tiles=tiles, half=half, joined=joined)
     in_registers = tiles == 1
-    score, hide, start_tops, grows, raise_tops, add_values, _ = make_steps(
+    score, hide, start_tops, grows, raise_tops, add_values, *_ = make_steps(
         isa,
         shape,
         tiles=tiles,

@@ -19,16 +19,6 @@ from eagle3core.kernels.attention.mask import make_hide
 GROWTH = np.float32(8.0)  # log2 by which the maximum must grow to be moved; probabilities stay below 2^8
 
 
-def make_join(isa: Any) -> Any:
-    """`weigh(top, other, scale)`: (the higher maximum, factor of what had `top`, factor of what had `other`)."""
-
-    def weigh(top: Any, other: Any, scale: Any) -> Any:
-        high = isa.maximum(top, other)
-        return high, isa.exp2((top - high) * scale), isa.exp2((other - high) * scale)
-
-    return isa.inlined(weigh)
-
-
 class Steps(NamedTuple):
     """What a warp does with `units` units of keys for its 16 `tiles` rows.
 
@@ -42,6 +32,8 @@ class Steps(NamedTuple):
         add_values: `(s, scores, accumulators, tops, sums, v_even, v_odd, scale)`: sums of probabilities, and of values
             by them, of the unit whose scores begin at `s`.
         score_apart: `(scores, queries, q_at, near_at, far_at)`: `score` of a unit whose keys g and g + 8 lie anywhere.
+        weigh, add_weighed: `add_values` in two: `(s, scores, weights, tops, sums, scale)` makes 4 `tiles` weights,
+            `(weights, accumulators, v_even, v_odd)` adds values by them.
     """
 
     score: Any
@@ -51,6 +43,8 @@ class Steps(NamedTuple):
     raise_tops: Any
     add_values: Any
     score_apart: Any
+    weigh: Any
+    add_weighed: Any
 
 
 def make_steps(
@@ -139,7 +133,6 @@ def make_steps(
 
     # Rows and steps are written out one by one below: loops around bodies of this size are not always unrolled, and
     # an index that is not constant would move the sums from registers to local memory.
-
     def own_highest(s: Any, scores: Any) -> Any:
         return isa.maximum(isa.maximum(scores[s], scores[s + 1]), isa.maximum(scores[s + 4], scores[s + 5]))
 
@@ -271,12 +264,7 @@ def make_steps(
 
     weigh_row, add_step = isa.inlined(weigh_row), isa.inlined(add_step)
 
-    # A piece of a value is 64 bytes: two steps of 16 columns of D. In the slot they lie 32 bytes apart but for the
-    # exchange of columns, which an exclusive or follows: hence two addresses, `v_odd` = `v_even` ^ 32.
-    def add_values(
-        s: Any, scores: Any, accumulators: Any, tops: Any, sums: Any, v_even: Any, v_odd: Any, scale: Any
-    ) -> None:
-        weights = cuda.local.array(n_weights, i32)
+    def weigh(s: Any, scores: Any, weights: Any, tops: Any, sums: Any, scale: Any) -> None:
         for i in range(n_weights):
             weights[i] = i32(0)
         weigh_row(0, 0, s, scores, weights, tops, sums, scale)
@@ -285,6 +273,10 @@ def make_steps(
         if tiles == 2:
             weigh_row(1, 0, s, scores, weights, tops, sums, scale)
             weigh_row(1, 1, s, scores, weights, tops, sums, scale)
+
+    # A piece of a value is 64 bytes: two steps of 16 columns of D. In the slot they lie 32 bytes apart but for the
+    # exchange of columns, which an exclusive or follows: hence two addresses, `v_odd` = `v_even` ^ 32.
+    def add_weighed(weights: Any, accumulators: Any, v_even: Any, v_odd: Any) -> None:
         add_step(0, v_even, weights, accumulators)
         add_step(1, v_odd, weights, accumulators)
         add_step(2, v_even, weights, accumulators)
@@ -295,6 +287,14 @@ def make_steps(
             add_step(6, v_even, weights, accumulators)
             add_step(7, v_odd, weights, accumulators)
 
-    made = (score, start_tops, grows, raise_tops, add_values, score_apart)
-    first, *others = (isa.inlined(step) for step in made)
-    return Steps(first, hide, *others)
+    weigh, add_weighed = isa.inlined(weigh), isa.inlined(add_weighed)
+
+    def add_values(
+        s: Any, scores: Any, accumulators: Any, tops: Any, sums: Any, v_even: Any, v_odd: Any, scale: Any
+    ) -> None:
+        weights = cuda.local.array(n_weights, i32)
+        weigh(s, scores, weights, tops, sums, scale)
+        add_weighed(weights, accumulators, v_even, v_odd)
+
+    first, *others = (isa.inlined(step) for step in (score, start_tops, grows, raise_tops, add_values, score_apart))
+    return Steps(*[first, hide, *others, weigh, add_weighed])

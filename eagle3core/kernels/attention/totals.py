@@ -14,9 +14,18 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.attention.layout import FLOOR, Shape
-from eagle3core.kernels.attention.tile import make_join
 
 LANES = 512  # bytes: 16 of every lane
+
+
+def make_join(isa: Any) -> Any:
+    """`weigh(top, other, scale)`: (the higher maximum, factor of what had `top`, factor of what had `other`)."""
+
+    def weigh(top: Any, other: Any, scale: Any) -> Any:
+        high = isa.maximum(top, other)
+        return high, isa.exp2((top - high) * scale), isa.exp2((other - high) * scale)
+
+    return isa.inlined(weigh)
 
 
 def totals_bytes(shape: Shape) -> int:

@@ -2,7 +2,8 @@
 
 Every warp has a ring and its barriers, one a stage, which the copied bytes complete. A stage is refilled by the warp
 that has read it, once its lanes have met; nobody else is waited for. x goes straight into registers, two stages ahead:
-the lane that loads 16 bytes of it is the one that multiplies them.
+the lane that loads 16 bytes of it is the one that multiplies them. With 16 rows of x a stage has half the units, so
+that x takes as many registers, and each piece of W that is read from shared memory serves both tiles of x.
 
 Source: derived here; bulk copies and mbarriers from the PTX ISA.
 """
@@ -14,21 +15,31 @@ from typing import Any
 from eagle3core.kernels.gemm.products import FRAGMENT
 
 _UNIT_BYTES = 64  # of a row of x
+# The most tiles of x, and pieces of 16 bytes of x a lane holds of a stage: two stages of 8 are 64 registers.
+_MOST_TILES, _MOST_PIECES = 2, 8
 
 
-def make_bulk_ring(isa: Any, *, dtype: str, w_tiles: int, units: int, stages: int) -> tuple[Any, Any, Any]:
-    """Inlined `start_w`, `start_x` and `multiply_all`, of one warp; a block has 8 rows of x.
+def holds_x(x_tiles: int, units: int) -> bool:
+    """Whether a lane's registers hold what it needs of x: up to 16 rows, and 8 units a stage of 8 rows, 4 of 16."""
+    return x_tiles <= _MOST_TILES and x_tiles * units <= _MOST_PIECES
+
+
+def make_bulk_ring(
+    isa: Any, *, dtype: str, x_tiles: int, w_tiles: int, units: int, stages: int
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Inlined `start_w`, `start_x` and `multiply_all`, of one warp; a block has 8 or 16 rows of x.
 
     In all three, `ring` and `full` are the shared addresses of the warp's stages and barriers, `source` and `source_x`
-    the addresses of its first unit of W and of this lane's first 16 bytes of x, `pitch` the bytes from a tile of W to
-    the next, `operands` a register array of 8 `units` int32.
+    the addresses of its first unit of W and of this lane's first 16 bytes of x, `pitch` and `pitch_x` the bytes from a
+    tile of W or x to the next, `has_row` and `has_far` whether this lane's row of the first and of the second tile of
+    x is there, `operands` a register array of 8 `units` `x_tiles` int32.
     """
     cuda, i32 = isa.cuda, isa.i32
     piece, x_bytes = units * 2 * FRAGMENT, units * _UNIT_BYTES
     stage_bytes = w_tiles * piece
     ring_bytes = stages * stage_bytes
-    load_even, multiply_even = _make_half(isa, dtype, w_tiles, units, 0)
-    load_odd, multiply_odd = _make_half(isa, dtype, w_tiles, units, 4 * units)
+    load_even, multiply_even = _make_half(isa, dtype, x_tiles, w_tiles, units, 0)
+    load_odd, multiply_odd = _make_half(isa, dtype, x_tiles, w_tiles, units, 4 * units * x_tiles)
 
     def copy_stage(target: Any, source: Any, pitch: Any, barrier: Any, lane: Any) -> None:
         if lane == 0:
@@ -49,14 +60,14 @@ def make_bulk_ring(isa: Any, *, dtype: str, w_tiles: int, units: int, stages: in
                 at = source + stage * piece
                 copy_stage(i32(ring + stage * stage_bytes), at, pitch, i32(full + stage * 8), lane)
 
-    def start_x(operands: Any, source_x: Any, has_row: Any, n_steps: Any) -> None:
-        # Two stages of x, even and odd, in registers: 4 int32 a unit each.
-        for i in range(8 * units):
+    def start_x(operands: Any, source_x: Any, pitch_x: Any, has_row: Any, has_far: Any, n_steps: Any) -> None:
+        # Two stages of x, even and odd, in registers: 4 int32 a unit and tile of x each.
+        for i in range(8 * units * x_tiles):
             operands[i] = i32(0)  # and so they stay where there is no row
         if n_steps > 0:
-            load_even(operands, source_x, has_row)
+            load_even(operands, source_x, pitch_x, has_row, has_far)
         if n_steps > 1:
-            load_odd(operands, source_x + x_bytes, has_row)
+            load_odd(operands, source_x + x_bytes, pitch_x, has_row, has_far)
 
     # The ring's next stage; a round later its barrier has the other parity.
     def following(reading: Any, barrier: Any, parity: Any) -> Any:
@@ -68,8 +79,8 @@ def make_bulk_ring(isa: Any, *, dtype: str, w_tiles: int, units: int, stages: in
     following = isa.inlined(following)
 
     def multiply_all(
-        accumulators: Any, operands: Any, ring: Any, full: Any, source: Any, pitch: Any, source_x: Any, has_row: Any,
-        n_steps: Any, lane: Any,
+        accumulators: Any, operands: Any, ring: Any, full: Any, source: Any, pitch: Any, source_x: Any, pitch_x: Any,
+        has_row: Any, has_far: Any, n_steps: Any, lane: Any,
     ) -> None:  # fmt: skip
         own = i32(ring + lane * 16)
         reading, barrier, parity, left = i32(0), i32(0), i32(0), n_steps
@@ -85,7 +96,7 @@ def make_bulk_ring(isa: Any, *, dtype: str, w_tiles: int, units: int, stages: in
                 copy_stage(i32(ring + reading), at, pitch, i32(full + barrier), lane)
             # The half just multiplied takes x of two stages on, which then has a whole stage's time to arrive.
             if left > 2:
-                load_even(operands, at_x, has_row)
+                load_even(operands, at_x, pitch_x, has_row, has_far)
             reading, barrier, parity = following(reading, barrier, parity)
             if left > 1:
                 isa.mbarrier_wait(i32(full + barrier), parity)
@@ -94,7 +105,7 @@ def make_bulk_ring(isa: Any, *, dtype: str, w_tiles: int, units: int, stages: in
                     cuda.syncwarp()
                     copy_stage(i32(ring + reading), at + piece, pitch, i32(full + barrier), lane)
                 if left > 3:
-                    load_odd(operands, at_x + x_bytes, has_row)
+                    load_odd(operands, at_x + x_bytes, pitch_x, has_row, has_far)
                 reading, barrier, parity = following(reading, barrier, parity)
             left = i32(left - 2)
             at += 2 * piece
@@ -103,45 +114,53 @@ def make_bulk_ring(isa: Any, *, dtype: str, w_tiles: int, units: int, stages: in
     return isa.inlined(start_w), isa.inlined(start_x), isa.inlined(multiply_all)
 
 
-def _make_half(isa: Any, dtype: str, w_tiles: int, units: int, first: int) -> tuple[Any, Any]:
-    """Inlined `load(operands, at, has_row)` and `multiply(accumulators, operands, at)` of a stage.
+def _make_half(isa: Any, dtype: str, x_tiles: int, w_tiles: int, units: int, first: int) -> tuple[Any, Any]:
+    """Inlined `load(operands, at, pitch_x, has_row, has_far)` and `multiply(accumulators, operands, at)` of a stage.
 
-    It has 1, 2, 4 or 8 units; its x lies in `operands` from `first` on.
+    It has 1, 2, 4 or 8 units; its x lies in `operands` from `first` on, [unit][tile of x][4].
     """
     i32, mma = isa.i32, isa.MMA[dtype]
     tile_bytes, part = units * 2 * FRAGMENT, max(1, units // 4)
 
-    def load_part(operands: Any, at: Any, unit: Any) -> None:
+    def load_part(operands: Any, at: Any, unit: Any, m: Any) -> None:
         for u in range(part):
             v = isa.load_u32x4(at + (unit + u) * _UNIT_BYTES)
             for c in range(4):
-                operands[first + (unit + u) * 4 + c] = v[c]
+                operands[first + ((unit + u) * x_tiles + m) * 4 + c] = v[c]
 
     def multiply_part(accumulators: Any, operands: Any, at: Any, unit: Any) -> None:
         for u in range(part):
-            o = first + (unit + u) * 4
             for r in range(w_tiles):
-                q, place = r * 4, i32(at + (r * tile_bytes + (unit + u) * (2 * FRAGMENT)))
+                place = i32(at + (r * tile_bytes + (unit + u) * (2 * FRAGMENT)))
                 a, b = isa.shared_load_u32x4(place), isa.shared_load_u32x4(i32(place + FRAGMENT))
-                d = mma(
-                    a[0], b[0], a[1], b[1], operands[o], operands[o + 1],
-                    accumulators[q], accumulators[q + 1], accumulators[q + 2], accumulators[q + 3],
-                )  # fmt: skip
-                d = mma(a[2], b[2], a[3], b[3], operands[o + 2], operands[o + 3], d[0], d[1], d[2], d[3])
-                for c in range(4):
-                    accumulators[q + c] = d[c]
+                for m in range(x_tiles):
+                    q, o = (r * x_tiles + m) * 4, first + ((unit + u) * x_tiles + m) * 4
+                    d = mma(
+                        a[0], b[0], a[1], b[1], operands[o], operands[o + 1],
+                        accumulators[q], accumulators[q + 1], accumulators[q + 2], accumulators[q + 3],
+                    )  # fmt: skip
+                    d = mma(a[2], b[2], a[3], b[3], operands[o + 2], operands[o + 3], d[0], d[1], d[2], d[3])
+                    for c in range(4):
+                        accumulators[q + c] = d[c]
 
     load_part, multiply_part = isa.inlined(load_part), isa.inlined(multiply_part)
 
     # Part by part in so many words: the compiler leaves a loop over large bodies rolled.
-    def load(operands: Any, at: Any, has_row: Any) -> None:
+    def load(operands: Any, at: Any, pitch_x: Any, has_row: Any, has_far: Any) -> None:
         if has_row:
-            load_part(operands, at, 0)
+            load_part(operands, at, 0, 0)
             if units > 1:
-                load_part(operands, at, part)
+                load_part(operands, at, part, 0)
             if units > 2:
-                load_part(operands, at, 2 * part)
-                load_part(operands, at, 3 * part)
+                load_part(operands, at, 2 * part, 0)
+                load_part(operands, at, 3 * part, 0)
+        if x_tiles > 1 and has_far:
+            load_part(operands, at + pitch_x, 0, 1)
+            if units > 1:
+                load_part(operands, at + pitch_x, part, 1)
+            if units > 2:
+                load_part(operands, at + pitch_x, 2 * part, 1)
+                load_part(operands, at + pitch_x, 3 * part, 1)
 
     def multiply(accumulators: Any, operands: Any, at: Any) -> None:
         multiply_part(accumulators, operands, at, 0)

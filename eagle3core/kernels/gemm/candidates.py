@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from eagle3core.kernels.card import SHARED_BYTES
+from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
 
@@ -16,9 +17,14 @@ _BULK = [Tiling("bulk", 1, 1, units, stages) for units, stages in ((8, 2), (8, 3
 _RING = [
     Tiling("ring", 1, 1, units, stages) for units, stages in ((4, 3), (4, 4), (2, 6), (1, 8), (1, 12), (1, 16))
 ]  # fmt: skip
-# For up to 16.
+# For up to 16. With two tiles of W a block reads x half as often.
 _SIXTEEN = [Tiling("ring", 2, 1, units, stages) for units, stages in ((2, 4), (2, 6), (1, 8), (1, 13))]
 _SIXTEEN += [Tiling("ring", 2, 2, units, stages) for units, stages in ((2, 3), (2, 4), (1, 5), (1, 8))]
+_SIXTEEN += [Tiling("bulk", 2, 1, units, stages) for units, stages in ((4, 3), (4, 4), (4, 6), (2, 6), (2, 8))]
+_SIXTEEN += [Tiling("bulk", 2, 2, units, stages) for units, stages in ((4, 3), (2, 4))]
+# For 17 to 64, of `group`: units, and the blocks that shall fit a processor, by tiles of W; and where four share K.
+_ALONE = {4: ((4, 1), (4, 2), (4, 3), (2, 2)), 8: ((4, 1), (4, 2), (2, 2)), 12: ((4, 1),), 16: ((4, 1),)}
+_SHARING = ((4, 1), (2, 1))
 
 
 def gemm_candidates(arch: str, rows: int, n_tiles: int, k: int, packed: bool) -> list[Tiling]:
@@ -32,9 +38,10 @@ def gemm_candidates(arch: str, rows: int, n_tiles: int, k: int, packed: bool) ->
     elif arch == "sm_90a" and packed:
         found = [Tiling("ring", 4, 2, deep, 6) for deep in (1, 2)] if rows <= 32 else []
         narrow = next((v for v in (3, 4, 6, 8) if 8 * v >= rows), None)
-        found += _groups(arch, (32, 16) if narrow is None else (narrow,), rows, n_tiles, units)
+        found += _groups(arch, (32, 16), rows, n_tiles, units) if narrow is None else []
+        found += _narrow_groups(arch, narrow, n_tiles, units) if narrow is not None else []
     else:
-        found = list(_tiles(rows))
+        found = list(_tiles(rows, n_tiles))
     fitting = [
         fitted(arch, one) for one in found
         if one.shared_bytes <= SHARED_BYTES[arch] and _is_taken(one, arch, n_tiles, k, packed)
@@ -63,8 +70,24 @@ def _groups(arch: str, widest: tuple[int, ...], rows: int, n_tiles: int, units: 
     return made
 
 
-def _tiles(rows: int) -> Iterator[Tiling]:
-    """Where there are no warpgroups: blocks and the warps that share them."""
+def _narrow_groups(arch: str, x_tiles: int, n_tiles: int, units: int) -> Iterator[Tiling]:
+    """For 17 to 64 rows: small blocks, several a processor, large ones, and those that share K and meet.
+
+    Larger blocks than the smallest that leave half of the processors idle are left out.
+    """
+    for w_tiles in _ALONE:
+        blocks = -(-n_tiles // w_tiles)
+        for split, depths in ((1, _ALONE[w_tiles]), (STREAMS, _SHARING)):
+            suits = w_tiles == 4 or 2 * blocks >= MULTIPROCESSORS if split == 1 else blocks * split <= MULTIPROCESSORS
+            if not suits:
+                continue
+            for deep, resident in depths:
+                whole = Tiling("group", x_tiles, w_tiles, deep, 32 // deep, split=split, together=split > 1)
+                yield deepest(arch, whole, units, blocks=resident)
+
+
+def _tiles(rows: int, n_tiles: int) -> Iterator[Tiling]:
+    """Where there are no warpgroups: blocks and the warps that share them; K shared where processors would be idle."""
     if rows <= 32:
         blocks = ((4, 8, 1, 4), (4, 4, 1, 4), (4, 8, 2, 4))
     elif rows <= 64:
@@ -72,8 +95,9 @@ def _tiles(rows: int) -> Iterator[Tiling]:
     else:
         blocks = ((16, 8, 4, 2), (16, 16, 2, 4), (8, 8, 2, 2))
     for x_tiles, w_tiles, warps_x, warps_w in blocks:
+        is_small = -(-rows // (8 * x_tiles)) * -(-n_tiles // w_tiles) <= MULTIPROCESSORS
         for stages in (4, 8):
-            for split in (1, STREAMS):
+            for split in (1, STREAMS) if is_small else (1,):
                 yield Tiling("tile", x_tiles, w_tiles, 1, stages, warps_x, warps_w, split)
 
 
@@ -82,7 +106,9 @@ def _is_taken(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) -> 
     units = -(-k // UNIT)
     if tiling.kernel == "group":
         return arch == "sm_90a" and packed and tiling.units <= units
-    if tiling.kernel == "bulk" and (arch == "sm_80" or not packed or k % UNIT):
+    if tiling.kernel == "bulk" and (
+        arch == "sm_80" or not packed or k % UNIT or not holds_x(tiling.x_tiles, tiling.units)
+    ):  # fmt: skip
         return False
     if tiling.kernel in ("ring", "bulk"):
         return n_tiles % tiling.w_tiles == 0 and (tiling.units == 1 or units % (STREAMS * tiling.units) == 0)

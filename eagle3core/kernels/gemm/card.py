@@ -173,6 +173,7 @@ CARD = Card(
         {},
         {"kernel": "ring", "x_tiles": 1, "w_tiles": 1, "units": 1, "stages": 3},
         {"kernel": "bulk", "x_tiles": 1, "w_tiles": 1, "units": 1, "stages": 3},
+        {"kernel": "bulk", "x_tiles": 2, "w_tiles": 1, "units": 1, "stages": 2},
         {"kernel": "tile", "x_tiles": 2, "w_tiles": 2, "warps_x": 2, "warps_w": 1, "units": 1, "stages": 3},
         {"kernel": "tile", "x_tiles": 1, "w_tiles": 4, "warps_x": 1, "warps_w": 2, "units": 1, "stages": 2, "split": 4},
         {"kernel": "group", "x_tiles": 2, "w_tiles": 4, "units": 1, "stages": 3, "split": 1},

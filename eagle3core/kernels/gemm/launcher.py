@@ -29,6 +29,7 @@ from eagle3core.kernels.card import (
     Variant,
     overlaps,
 )
+from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
 from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
 from eagle3core.kernels.gemm.pack import pack_rows, packed_words
@@ -59,6 +60,7 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
         constants["bulk"] = tiling.kernel == "bulk"
     if tiling.kernel == "bulk":
         expected = {"HMMA": products, "UBLKCP": 1}
+        most = 128 if tiling.x_tiles == 1 else 168  # what four blocks leave a thread, and three
     if tiling.kernel == "tile":
         warps = tiling.warps_x * tiling.warps_w
         constants |= {"warps_x": tiling.warps_x, "warps_w": tiling.warps_w, "split": tiling.split}
@@ -240,10 +242,11 @@ def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool)
         raise KernelLimit(
             f"{tiling} for {n_tiles} tiles of {units} units", "whole blocks and stages", "use w_tiles=1 and units=1"
         )
-    if tiling.kernel == "bulk" and (arch == "sm_80" or not packed or k % UNIT or tiling.x_tiles > 1):
+    has_room = holds_x(tiling.x_tiles, tiling.units)
+    if tiling.kernel == "bulk" and (arch == "sm_80" or not packed or k % UNIT or not has_room):
         raise KernelLimit(
             f"{tiling} on {arch} for k {k} and W {'packed' if packed else 'by rows'}",
-            f"bulk copies, packed W, whole units of {UNIT}, x_tiles 1",
+            f"bulk copies, packed W, whole units of {UNIT}, x_tiles 1 with up to 8 units or 2 with up to 4",
             "use `ring`, or pass no tiling",
         )
 

@@ -55,12 +55,13 @@ def make_gemm_ring(
     """The kernel for blocks of 8 `x_tiles` rows of x and 16 `w_tiles` rows of W; grid (tiles of W, blocks of x rows).
 
     Args:
-        units: units of 32 k of one stage, 1, 2, 4, and 8 with `bulk`; every stream's length must be a multiple.
+        units: units of 32 k of one stage, 1, 2, 4, and 8 with `bulk` of one tile of x; every stream's length must be a
+            multiple.
         stages: depth of each warp's ring, 2..16.
         packed: W comes in the order of `gemm.pack_weight`.
         ragged: K is 16 more than a multiple of 32.
         overlap: wait for the kernel before (programmatic dependent launch).
-        bulk: W, packed, comes by bulk copies; `x_tiles` is 1 and K not ragged.
+        bulk: W, packed, comes by bulk copies; `x_tiles` is 1 or 2 (`bulk.holds_x`) and K not ragged.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     # A step may leave the newest stages - 2 groups of copies under way: the group of its own stage is then the newest
@@ -84,7 +85,7 @@ def make_gemm_ring(
     n_held = 6 * items  # what `fetch` gives
     scale_rows = x_rows // STREAMS
     scale_at = STREAMS * block_sums * 4
-    n_operands = 8 * units  # x of two stages, where it goes straight to registers (`bulk`)
+    n_operands = 8 * units * x_tiles  # x of two stages, where it goes straight to registers (`bulk`)
     unit_shift, tile_shift = units.bit_length() - 1, (64 * x_tiles).bit_length() - 1
 
     def copy_w(target: Any, sources: Any, partner: Any, offset: Any, unit: Any, n_units: Any, t: Any) -> None:
@@ -113,7 +114,9 @@ def make_gemm_ring(
                 isa.copy16_cached_fill(at, source + m * tile_bytes + u * (2 * UNIT), size)
 
     copy_w, copy_x = isa.inlined(copy_w), isa.inlined(copy_x)
-    start_w, start_x, multiply_all = make_bulk_ring(isa, dtype=dtype, w_tiles=w_tiles, units=units, stages=stages)
+    start_w, start_x, multiply_all = make_bulk_ring(
+        isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units, stages=stages
+    )  # fmt: skip
     multiply = make_multiply(
         isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units,
         pitches=(units * FRAGMENT, units * 2 * FRAGMENT), steps=(FRAGMENT, 2 * FRAGMENT),
@@ -178,10 +181,10 @@ def make_gemm_ring(
                 sizes[m] = i32(0)
         source_x = x + i64(row0 + g) * row_bytes + unit * (2 * UNIT) + t * 16
         tile_bytes = row_bytes * 8
-        loading, has_row = unit, row0 + g < rows
+        loading, has_row, has_far = unit, row0 + g < rows, row0 + 8 + g < rows
         operands_x = cuda.local.array(n_operands, i32)
         if bulk:
-            start_x(operands_x, source_x, has_row, n_steps)
+            start_x(operands_x, source_x, tile_bytes, has_row, has_far, n_steps)
         else:
             for stage in range(ahead):
                 if stage < n_steps:
@@ -213,7 +216,10 @@ def make_gemm_ring(
         for i in range(n_accumulators):
             accumulators[i] = zero
         if bulk:
-            multiply_all(accumulators, operands_x, ring, full, source_w, pitch, source_x, has_row, n_steps, lane)
+            multiply_all(
+                accumulators, operands_x, ring, full, source_w, pitch, source_x, tile_bytes, has_row, has_far, n_steps,
+                lane,
+            )  # fmt: skip
         else:
             reading, writing = i32(0), i32(ahead * stage_bytes)
             for step in range(n_steps):

@@ -25,7 +25,7 @@ class Tiling:
 
     Attributes:
         kernel: `ring` (warps divide K), `bulk` (the same, W packed and by bulk copies, which compute capability 8 does
-            not have), `tile` (warps divide the block) or `group` (warpgroups do; sm_90a only).
+            not have, and `x_tiles` 1 or 2), `tile` (warps divide the block) or `group` (warpgroups do; sm_90a only).
         x_tiles, w_tiles: rows of a block: 8 x_tiles of x, 16 w_tiles of W.
         units, stages: units of 32 k of a stage, and stages of the ring.
         warps_x, warps_w: of `tile`; see `make_gemm_tile`.

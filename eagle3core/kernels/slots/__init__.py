@@ -3,7 +3,7 @@
 Imports `isa`, `tree` and the kernels' door alone.
 """
 
-from eagle3core.kernels.slots.slot_state import REQUEST, REQUEST_ID
+from eagle3core.kernels.slots.slot_state import REQUEST, REQUEST_ID, SPAN
 
 # What the lab may use: names of the slots' numbers, and the file of that name.
-__all__ = ["REQUEST", "REQUEST_ID", "block_table"]
+__all__ = ["REQUEST", "REQUEST_ID", "SPAN", "block_table"]

@@ -27,8 +27,15 @@ RESULT_BLOCKS = 2  # the newest step's, and the one being read: programs take th
 GOES_ON, FOUND_END, SPENT_BUDGET, STOPPED, NO_CHOICE_LEFT = range(5)  # finish; the last: logits that are not finite
 NO_FAULT, BAD_ACCEPTANCE, MISSING_BLOCKS, NO_ROOM, NOT_FINITE = 0, 1, 2, 4, 8  # fault bits
 
-# A request on its way into a slot: these numbers, then MOST_ENDS end tokens.
-REQUEST = ("slot", "n_prompt", "budget", "plain", "request_id")
+# What the host says of a pass over prompts, each a table `[fields, n]`, so that a field is a contiguous tensor.
+#   A span: -1 for a dead one, else its slot; position of its first token; whose it is.
+SPAN = ("slot", "start", "request_id")
+SPAN_SLOT, SPAN_START, SPAN_REQUEST_ID = range(len(SPAN))
+N_SPAN = len(SPAN)
+
+#   A request whose prompt ends in the pass, those first, then -1: its slot; row of the pass that its last token has;
+#   where that row's taps are kept until the draft reads them.
+REQUEST = ("slot", "n_prompt", "budget", "plain", "request_id", "last_row", "seed_row")
 N_REQUEST = len(REQUEST)
 
 

@@ -135,12 +135,13 @@ def _refilled_features(at: Place, call: Call) -> Sequence[Call]:
     held: list[Tensor] = []
 
     def hold() -> None:
-        held[:] = [out[into.long()].clone() for out in outs]
+        held[:] = [out.clone() for out in outs]
 
     def put_back() -> None:
         for out, old in zip(outs, held, strict=True):
-            was_used = (old != 0).any(dim=1, keepdim=True)
-            out.index_copy_(0, into.long(), old.where(was_used, out[into.long()]))
+            written, was_used = torch.zeros_like(out[:, :1], dtype=torch.bool), (old != 0).any(dim=1, keepdim=True)
+            written[into[into >= 0].long()] = True
+            out.copy_(old.where(written & was_used, out))
 
     return around(call, hold, put_back)
 

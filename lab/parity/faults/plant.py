@@ -9,15 +9,21 @@ from eagle3core import Engine
 from eagle3core.kernels import Call
 from eagle3core.loading import new_runner
 from eagle3core.step import Program, after_all
+from eagle3core.weights import Drafter, PackedTarget
 from lab.errors import ExperimentError
 from lab.parity.by_request import batch_of
 from lab.parity.derived import passes_of
 from lab.parity.faults.fault import PLANTED, Change, Fault, Place
+from lab.parity.faults.of_books import BOOK_FAULTS
 from lab.parity.faults.of_draft import DRAFT_FAULTS
 from lab.parity.faults.of_reach import REACH_FAULTS
 from lab.parity.faults.of_target import TARGET_FAULTS
+from lab.parity.faults.of_trees import TREE_FAULTS
+from lab.parity.faults.run_fault import RunFault
 
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*TARGET_FAULTS, *DRAFT_FAULTS, *REACH_FAULTS)}
+
+RUN_FAULTS: dict[str, RunFault] = {fault.name: fault for fault in (*TREE_FAULTS, *BOOK_FAULTS)}
 
 
 def named(name: str) -> Fault:
@@ -46,8 +52,38 @@ def plant(engine: Engine, name: str) -> Engine:
         target = fault.target(target)
     if fault.draft is not None and draft is not None:
         draft = fault.draft(draft)
-    runner = new_runner(target, draft, engine.config, engine.runner.sizes.n_blocks)
     change = fault.remember() if fault.remember is not None else fault.change
+    return _like(engine, target, draft, change)
+
+
+def plant_in_run(engine: Engine, name: str) -> Engine:
+    """An engine like `engine` with the bug `name` of `RUN_FAULTS` in its steps or its books; `engine` stays right.
+
+    Raises:
+        ExperimentError: no such bug.
+    """
+    fault = run_fault(name)
+    spoiled = _like(engine, engine.runner.target, engine.runner.draft, fault.change)
+    if fault.spoil is not None:
+        fault.spoil(spoiled)
+    return spoiled
+
+
+def run_fault(name: str) -> RunFault:
+    """The bug of that name that whole runs show.
+
+    Raises:
+        ExperimentError: no such bug.
+    """
+    if name not in RUN_FAULTS:
+        known = ", ".join(sorted(RUN_FAULTS))
+        raise ExperimentError(f"fault is {name!r}", f"one of {known}", "name one of them")
+    return RUN_FAULTS[name]
+
+
+def _like(engine: Engine, target: PackedTarget, draft: Drafter | None, change: Change | None) -> Engine:
+    """An engine with other models or other programs that says of itself what `engine` says."""
+    runner = new_runner(target, draft, engine.config, engine.runner.sizes.n_blocks)
     if change is not None:
         runner.change_programs(lambda program: changed(program, change))
     return Engine(

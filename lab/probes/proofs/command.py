@@ -12,6 +12,7 @@ from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, Experi
 from lab.options.proofs import ProveOptions
 from lab.probes.proofs.check import Check, Finding, TimeLimit, Verdict, run_checks
 from lab.probes.proofs.plans import PARTS, Plans, Proofs, build
+from lab.probes.proofs.serving.plan import ServingPlan
 from lab.rows.environment import collect
 from lab.rows.store import RowWriter
 
@@ -19,7 +20,8 @@ from lab.rows.store import RowWriter
 def run(options: ProveOptions) -> int:
     """Runs parts; 0 if all held, 1 if any failed, 3 if any could not run."""
     parts = options.parts or PARTS
-    plans = Plans(geometry=options.geometry)
+    serving = ServingPlan(options.clients, options.seconds)
+    plans = Plans(geometry=options.geometry, serving=serving)
     if options.build is not None:
         n_made = build(plans, parts, options.arch, options.build, share=options.share)
         print(json.dumps({"command": "prove", "built": n_made}))

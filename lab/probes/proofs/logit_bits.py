@@ -27,15 +27,17 @@ class LogitBits(Trace):
         self.n_vocab = n_vocab
         self.rows: dict[int, list[Tensor]] = defaultdict(list)
         self.state: DeviceState | None = None
-        self._last = torch.empty(0)
+        self._last, self._in_step = torch.empty(0), False
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
+        self._in_step = name.startswith("step") or (self._in_step and name != "prefill")
         if name == "prefill":
             self._last = torch.empty(0)
         yield
-        if name == "prefill" and len(self._last):  # none where steps follow before the prompt's end
-            self._keep(int(self._state.request[0]), self._last[:1])
+        if name == "prefill":  # no row where steps follow before a prompt's end
+            for logits, (slot, *_) in zip(self._last[:, None], self._state.last_results(), strict=False):
+                self._keep(slot, logits)
         elif name.startswith("step"):
             sizes = self._state.sizes
             by_row = self._last.view(-1, sizes.nodes, self._last.shape[1])
@@ -45,8 +47,8 @@ class LogitBits(Trace):
                     self._keep(slot, logits[path[: n_accepted + 1]])
 
     def tap(self, name: str, value: Tensor, valid: Tensor | None = None) -> None:
-        if name == "target.head":
-            self._last = value[0]
+        if name == "target.head":  # of a step all rows, of prompts' ends those that are there
+            self._last = value[0] if self._in_step or valid is None else value[valid]
 
     def bits(self, slot: int, n_tokens: int) -> Tensor:
         """`[n_tokens, V]` int16 of a slot's first tokens."""

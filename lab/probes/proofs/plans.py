@@ -30,9 +30,12 @@ from lab.probes.proofs.kernel_parity import KernelParity, ParityPlan
 from lab.probes.proofs.long import LongPlan, LongRuns
 from lab.probes.proofs.memory_access import MemoryAccess
 from lab.probes.proofs.quiet import Quiet, QuietPlan
+from lab.probes.proofs.serving.checks import Serving
+from lab.probes.proofs.serving.plan import ServingPlan
 from lab.probes.proofs.slots import FinishedSlots, SlotsPlan
 from lab.probes.proofs.subject import Setting, Subject, open_subject
 from lab.probes.proofs.tree_cost import H200_TREES, TreeCostPlan, TreeCosts
+from lab.probes.proofs.waiting import Waiting, WaitingPlan
 from lab.probes.proofs.watched_run import WatchedPlan
 
 PARTS: tuple[str, ...] = get_args(PartName)
@@ -71,6 +74,8 @@ class Plans:
     slots: SlotsPlan = field(default_factory=SlotsPlan)
     long: LongPlan = field(default_factory=LongPlan)
     trees: TreeCostPlan = field(default_factory=lambda: H200_TREES)
+    waiting: WaitingPlan = field(default_factory=WaitingPlan)
+    serving: ServingPlan = field(default_factory=ServingPlan)
 
     def settings(self, part: str) -> dict[str, list[Setting]]:
         """Engines that a part makes, by pair: "shipped", or the geometry's name."""
@@ -86,6 +91,8 @@ class Plans:
             "long": {self.geometry: self.long.settings()},
             "memory": {SHIPPED: WatchedPlan().settings()},
             "trees": {self.geometry: self.trees.settings()},
+            "waiting": {self.geometry: self.waiting.settings()},
+            "serving": {SHIPPED: self.serving.settings()},
         }[part]
 
 
@@ -106,7 +113,8 @@ class Proofs:
         """Checks of a part, in the order to run them."""
         yield from {
             "identity": self._identity, "parity": self._parity, "quiet": self._quiet, "slots": self._slots,
-            "long": self._long, "memory": self._memory, "trees": self._trees,
+            "long": self._long, "memory": self._memory, "trees": self._trees, "waiting": self._waiting,
+            "serving": self._serving,
         }[part]()  # fmt: skip
 
     def close(self) -> None:
@@ -161,6 +169,12 @@ class Proofs:
     def _trees(self) -> Iterator[Check]:
         subject = self.pair(self.plans.geometry)
         yield from TreeCosts(subject, lambda n: self._planted_prompts(1, n)[0], self.plans.trees).checks()
+
+    def _waiting(self) -> Iterator[Check]:
+        yield from Waiting(self.pair(self.plans.geometry), self._planted_prompts, self.plans.waiting).checks()
+
+    def _serving(self) -> Iterator[Check]:
+        yield from Serving(self.plans.serving).checks()
 
     def _trained_prompts(self, n: int, most: int) -> list[list[int]]:
         return [list(prompt.ids) for prompt in prompts_for(shipped_pair().target, limit=n, max_tokens=most)[0]]

@@ -120,7 +120,7 @@ class Subject:
         n_blocks: int | None = None,
     ) -> DeviceRunner:
         """A runner for a setting; a plain one captures no taps, as a plain engine's target does not."""
-        sizes = device_sizes(self.config(setting), drafts=setting.k > 0, kernels=True, n_blocks=n_blocks)
+        sizes = device_sizes(self.config(setting), drafts=setting.k > 0, n_blocks=n_blocks)
         target = self.target if setting.k else replace(self.target, taps=())
         draft = self.draft if setting.k else None
         replayer = through(self.replayer) if through else self.replayer

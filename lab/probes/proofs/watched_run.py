@@ -71,7 +71,7 @@ def stray(subject: Subject, plan: WatchedPlan) -> Watched:
     That kernel alone: after one that the tool stopped, those of a graph that wait for it never end.
     """
     runner = subject.runner(plan.settings()[0])
-    runner.state.request[0] = plan.slots
+    runner.state.given[0] = plan.slots  # the slot of the first request that ends
     admission = calls_of(runner.finish)[-1:]
     if isinstance(subject.replayer, EagerReplayer):
         subject.replayer.execute(admission)
@@ -84,9 +84,10 @@ def stray(subject: Subject, plan: WatchedPlan) -> Watched:
 def _kernels(engine: WatchedEngine, plan: WatchedPlan) -> int:
     """Kernels of the prefills, and of one step: a lower bound of what the tool saw."""
     runner = engine.runner
-    step, chunk = runner.programs[plan.slots], runner.chunks[runner.sizes.chunk]
+    step, [chunk] = runner.programs[plan.slots], runner.chunks.values()
     prefill = [*launches_of(chunk), *launches_of(runner.finish)]
-    return len(launches_of(step)) + plan.n_prompts * len(prefill)
+    n_passes = -(-plan.n_prompts // runner.sizes.n_ends)  # the fewest, with as many prompts in each as can end in it
+    return len(launches_of(step)) + n_passes * len(prefill)
 
 
 def main(options: WatchedRunOptions) -> int:

@@ -211,7 +211,7 @@ def test_a_close_while_streams_are_read_is_told_to_each(letters: Pair) -> None:
 
     async def scene(served: AsyncEngine) -> None:
         readers = [asyncio.create_task(all_of(served, i % 8, 18)) for i in range(6)]
-        while engine.book.reading is None:
+        while not engine.book.reading:
             await asyncio.sleep(0.001)
         closing = asyncio.create_task(served.close())
         await asyncio.sleep(0.01)
@@ -232,7 +232,7 @@ def test_an_engine_that_someone_else_closes_is_told_to_its_readers(letters: Pair
 
     async def scene(served: AsyncEngine) -> None:
         reader = asyncio.create_task(all_of(served, 6, 18))
-        while engine.book.reading is None:  # and stays so, behind the gate
+        while not engine.book.reading:  # and stays so, behind the gate
             await asyncio.sleep(0.001)
         closing = asyncio.create_task(asyncio.to_thread(engine.close))
         while not engine._turn._waiting:

@@ -8,45 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from block_accounts import assert_all_blocks_are_back, watched
 from lettered import MOST_NEW, lettered_engine, lettered_prompts
 from test_requests_join_and_leave import assert_each_has_its_own, run_arrivals
 from tiny_engines import Pair, is_empty, new_tokens, random_prompts, tiny_engine, tokens_of
 
 from eagle3core import ConfigError, Engine, RejectionAcceptance, SpeculativeConfig
-from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, LENGTH, RUNNING
+from eagle3core.step.sizes import blocks_for
 
 pytestmark = pytest.mark.reference
 
 SMALL = 19  # blocks of 4 tokens: the longest request alone takes 17
-
-
-def watched(engine: Engine) -> Engine:
-    """The engine, which before every step finds its tables true: rows in blocks of the request's own alone."""
-    runner, blocks = engine.runner, engine.book.blocks
-    enqueue, sizes = runner.enqueue, engine.runner.sizes
-
-    def checked(*args: Any, **options: Any) -> None:
-        state, table = runner.state.state, runner.state.tables.tolist()
-        written: list[int] = []
-        for slot in state[RUNNING].nonzero()[:, 0].tolist():
-            length, draft_length = int(state[LENGTH, slot]), int(state[DRAFT_LENGTH, slot])
-            first = draft_length if runner.draft is not None else length
-            ends = range(first // sizes.block, (length + sizes.path_len - 1) // sizes.block + 1)
-            assert all(block >= 0 for block in table[slot][: ends.stop]), "a row without a block"
-            written += [table[slot][i] for i in ends]
-        assert len(set(written)) == len(written), "two requests write to one block"
-        assert all(blocks.pool.n_holders(block) == 1 for block in written), "somebody else may read what is written"
-        enqueue(*args, **options)
-
-    runner.enqueue = checked  # type: ignore[method-assign]
-    return engine
-
-
-def assert_all_blocks_are_back(engine: Engine) -> None:
-    """Nobody holds any."""
-    pool, counts = engine.book.blocks.pool, engine.book.blocks.counts
-    assert (pool.n_held, pool.n_available) == (0, pool.n_blocks)
-    assert counts.n_taken == counts.n_given_back > 0
 
 
 def small_engine(letters: Pair, k: int | None, n_slots: int, n_behind: int, **changes: Any) -> Engine:
@@ -168,7 +140,7 @@ def test_a_prompt_under_reading_is_put_back_before_any_that_runs(letters: Pair, 
     reads = engine.add_request(prompts[6], new_tokens(18))
     was_read = False
     while engine.step():
-        was_read |= engine.book.reading is reads.request
+        was_read |= reads.id in engine.book.reading
     assert was_read
     assert runs.response().req_metrics.num_put_back == 0
     assert reads.response().req_metrics.num_put_back > 0
@@ -193,6 +165,26 @@ def test_what_drafts_did_not_fill_is_given_back_where_blocks_are_short(letters: 
     engine = small_engine(letters, 3, 4, 1)
     assert tokens_of(engine.generate(lettered_prompts(), new_tokens(MOST_NEW))) == alone
     assert engine.book.blocks.counts.n_rewound > 0
+    assert_all_blocks_are_back(engine)
+
+
+def test_blocks_taken_ahead_where_many_are_empty_are_given_back_to_one_that_waits(letters: Pair) -> None:
+    """Where there are plenty, no step has a block cleared before it; nobody waits for what another may never need."""
+    engine, prompts = small_engine(letters, 3, 2, 0, cache_blocks=10, block_size=4), lettered_prompts()[:2]
+    account, taken = engine.book.blocks, []
+    first = engine.add_request(prompts[0][:4], new_tokens(24, ignore_eos=True))
+    engine.step()
+    taken.append(account.pool.n_held)
+    second = engine.add_request(prompts[1][:4], new_tokens(24, ignore_eos=True))
+    while not (first.finish_reason and second.finish_reason):
+        engine.step()
+        if not taken[1:]:
+            assert len(engine.book.running) == 2, "the second waits for blocks that the first does not need"
+            taken.append(account.counts.n_rewound)
+    assert taken[0] == blocks_for(len(prompts[0][:4]) + 24 - 1 + engine.runner.sizes.in_flight, 4), (
+        "all that it may come to hold"
+    )
+    assert taken[1] > 0
     assert_all_blocks_are_back(engine)
 
 
@@ -221,8 +213,7 @@ def test_blocks_taken_and_given_back_are_logged_on_request(
         monkeypatch.setenv("EAGLE3_KV_DEBUG", "1")
         engine.generate([[1, 2, 3]], new_tokens(3))
     assert [message for message in caplog.messages if "[KV]" in message] == [
-        "[EAGLE][KV] request 1 slot 0 takes 1 blocks [0]; 1 of 34 held, 0 kept",
-        "[EAGLE][KV] request 1 slot 0 takes 1 blocks [1]; 2 of 34 held, 0 kept",
+        "[EAGLE][KV] request 1 slot 0 takes 2 blocks [0, 1]; 2 of 34 held, 0 kept",
         "[EAGLE][KV] request 1 slot 0 gives back 2 blocks [0, 1]; 0 of 34 held, 0 kept",
     ]
 

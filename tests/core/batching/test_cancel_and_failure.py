@@ -37,7 +37,7 @@ def everywhere(letters: Pair, n_behind: int = 1) -> tuple[Engine, dict[str, Requ
     engine.step()
     book = engine.book
     assert list(book.running) == [handles["running"].id]
-    assert book.reading is handles["reading"].request
+    assert list(book.reading) == [handles["reading"].id]
     assert list(book.waiting) == [handles["waiting"].request]
     return engine, handles
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from block_accounts import assert_all_blocks_are_back, watched
 from device_engines import BY_MEANING, device_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lettered import MOST_NEW, N_LETTERS, lettered_engine
-from test_blocks_run_out import assert_all_blocks_are_back, watched
 from test_requests_join_and_leave import assert_each_has_its_own, run_arrivals
 from tiny_engines import Pair, is_empty, new_tokens, random_prompts, tiny_engine, tokens_of
 from torch import Tensor

@@ -189,6 +189,30 @@ def test_requests_that_arrive_and_leave_at_any_step_get_what_they_get_alone(
     assert is_empty(made)
 
 
+@pytest.mark.parametrize(
+    "spec", [None, chain(3), tree(TREES[0]), looked_up("ngram")], ids=["plain", "chain", "tree", "ngram"]
+)
+def test_twenty_short_prompts_that_arrive_together_share_passes_and_get_what_they_get_alone(
+    prompts: list[list[int]], spec: SpeculativeConfig | None
+) -> None:
+    text, limits = [token for prompt in prompts for token in prompt], new_tokens(N_TOKENS, ignore_eos=True)
+    short = [text[i : i + n] for i, n in enumerate([1, 64, 63, *range(7, 58, 3)])]
+    plain = engine(None, max_batch_size=1)
+    expected = [tokens_of(plain.generate([prompt], limits))[0] for prompt in short]
+    made = engine(spec, max_batch_size=24, session_len=256)
+    runs = [made.add_request(prompt[:100], new_tokens(100, ignore_eos=True)) for prompt in prompts[:3]]
+    made.step()
+    n_before = made.book.n_passes
+    handles = [made.add_request(prompt, limits) for prompt in short]
+    while made.step():
+        pass
+    assert made.book.n_passes - n_before == 3
+    assert [handle.token_ids for handle in handles] == expected
+    for handle, prompt in zip(runs, prompts, strict=False):
+        assert [handle.token_ids] == tokens_of(plain.generate([prompt[:100]], new_tokens(100, ignore_eos=True)))
+    assert is_empty(made)
+
+
 @pytest.mark.parametrize("spec", [None, chain(3), tree(TREES[0])], ids=["plain", "chain", "tree"])
 def test_requests_that_share_beginnings_in_a_small_cache_get_what_they_get_alone(
     prompts: list[list[int]], spec: SpeculativeConfig | None

@@ -21,6 +21,8 @@ from eagle3core.kernels.attention.plan import Plan, choose_plan, plan_key, ruled
 from eagle3core.kernels.card import SHARED_BYTES
 from eagle3core.kernels.gemm.candidates import gemm_candidates
 from eagle3core.kernels.gemm.card import CARD as GEMM
+from eagle3core.kernels.gemm.epilogue import Epilogue
+from eagle3core.kernels.gemm.launcher import gemm
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling, ruled_tiling
 
 pytestmark = pytest.mark.reference
@@ -64,6 +66,20 @@ def test_a_tuned_setting_is_used_for_every_row_count_of_its_regime_and_the_rule_
         assert choose_tiling(*other) == ruled_tiling(*other)
     assert choose_tiling("sm_90a", 1, 4, 256, False) == ruled_tiling("sm_90a", 1, 4, 256, False)
     assert choose_tiling("sm_90a", 1, 4, 256, True, "f16") == ruled_tiling("sm_90a", 1, 4, 256)
+
+
+@pytest.mark.parametrize("tiling", [Tiling("bulk", 2, 1, 4, 3), Tiling("bulk", 2, 2, 2, 4)])
+def test_a_tuned_setting_of_bulk_copies_for_16_rows_is_used_from_9_rows_on(known: Path, tiling: Tiling) -> None:
+    write(known, gemm=[entry({**KEY, "rows": 16, "k": 512}, asdict(tiling))])
+    for rows in (9, 12, 16):
+        assert choose_tiling("sm_90a", rows, 4, 512) == tiling
+        x, w, y = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((rows, 512), (64, 512), (rows, 64)))
+        scratch = torch.zeros(1), torch.zeros(1, dtype=torch.int32)
+        (launch,) = gemm("sm_90a", Epilogue("store"), x=x, w=w, y=y, k=512, packed=True, weight_rows=64,
+                         scratch=scratch, operands={})  # fmt: skip
+        assert tiling.name in launch.variant.name
+    for rows in (8, 17):
+        assert choose_tiling("sm_90a", rows, 4, 512) == ruled_tiling("sm_90a", rows, 4, 512)
 
 
 def test_a_tuned_plan_is_used_in_its_regime_and_under_its_own_order_of_sums_only(known: Path) -> None:

@@ -12,6 +12,7 @@ from serving import CHAT, COMPLETION, LETTERS, MISSING, WHY_NOT, client, events_
 from tiny_engines import Pair, new_tokens
 
 from eagle3core.trace import Trace
+from lab.serve.asked import CompletionAsked
 from lab.serve.service import Service
 
 pytestmark = [pytest.mark.reference, pytest.mark.skipif(bool(MISSING), reason=WHY_NOT)]
@@ -219,3 +220,36 @@ def test_models_health_and_metrics_say_what_is_there(letters: Pair) -> None:
     assert values["eagle3_generated_tokens_total"] == "44"
     assert 0 < int(values["eagle3_accepted_tokens_total"]) < int(values["eagle3_drafted_tokens_total"])
     assert int(values["eagle3_drafted_tokens_total"]) == 3 * int(values["eagle3_steps_total"])
+    assert values['eagle3_engine_info{path="torch"}'] == "1"
+
+
+def test_metrics_say_how_many_blocks_are_held_while_requests_run_and_kept_once_they_have_ended(letters: Pair) -> None:
+    service = Service(
+        letter_pipe(letters, max_batch_size=2, cache_blocks=40, prefix_cache=True), "tiny", most_waiting=4
+    )
+
+    async def blocks(http: httpx.AsyncClient) -> dict[str, int]:
+        lines = (await http.get("/metrics")).text.splitlines()
+        found = dict(line.removeprefix("eagle3_").rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        return {name: int(value) for name, value in found.items()}
+
+    async def scene() -> tuple[dict[str, int], ...]:
+        async with client(service) as http:
+            work = service.begin(await service.jobs(CompletionAsked(prompt="abcdefghij", max_tokens=40)))
+            pieces = work.pieces()
+            await anext(pieces)
+            during = await blocks(http)
+            await pieces.aclose()  # type: ignore[attr-defined]
+            await work.close()
+            while service.n_running:
+                await asyncio.sleep(0.001)
+            after = await blocks(http)
+            await http.post(COMPLETION, json={"prompt": "abcdefghij", "max_tokens": 2, "temperature": 0})
+            return during, after, await blocks(http)
+
+    during, after, again = play(service, scene)
+    assert during["cache_blocks"] == after["cache_blocks"] == 40
+    assert during["cache_blocks_held"] >= 3
+    assert (after["cache_blocks_held"], after["found_tokens_total"]) == (0, 0)
+    assert after["cache_blocks_kept"] >= 2
+    assert again["found_tokens_total"] == 8, "two blocks of four, which the first request left"

@@ -103,6 +103,7 @@ RAW: list[tuple[str, str, bytes, dict[str, str], int, str]] = [
     ("POST", COMPLETION, b'{"prompt": "a", "temperature": NaN}', JSON, 400, "NaN is no number"),
     ("POST", COMPLETION, b'{"prompt": "a", "top_k": ' + b"9" * 5000 + b"}", JSON, 400, "the body is no JSON"),
     ("POST", COMPLETION, b"[1]", JSON, 400, "the body is [1]"),
+    ("POST", COMPLETION, b'{"prompt": 1, "\\ud800": 1}', JSON, 400, "the body has a field '\\ud800'"),
     ("POST", COMPLETION, b"", JSON, 400, "the body is no JSON"),
     ("POST", COMPLETION, b'{"prompt": "a"}', {"Content-Type": "text/plain"}, 415, "sent as text/plain"),
     ("POST", COMPLETION, b" " * (MOST_BYTES + 1), JSON, 413, "more than 1048576 bytes"),

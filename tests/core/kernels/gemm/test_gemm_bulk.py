@@ -10,15 +10,18 @@ from eagle3core.errors import KernelLimit
 from eagle3core.kernels import proof
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError
-from eagle3core.kernels.gemm.card import CARD, gemm_launches
+from eagle3core.kernels.gemm.card import CARD, LLAMA_8B, gemm_launches
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.launcher import gemm, gemm_variant
+from eagle3core.kernels.gemm.reference import epilogue_of
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling, ruled_tiling
 
 CPU = torch.device("cpu")
 STORE = {"kind": "store", "m": 3, "n": 32, "k": 640, "dtype": "bf16", "packed": True}  # five units a stream
 BULK = {"kernel": "bulk", "x_tiles": 1, "w_tiles": 1, "units": 1, "stages": 3, "split": 1}
 RING = {**BULK, "kernel": "ring"}
+BULK_16 = {**BULK, "x_tiles": 2}
+QUICK = {("sm_90a", "qkv", 4), ("sm_120", "qkv", 4)}  # the richest epilogue, and where it takes most registers
 
 
 def example(case, seed=6):
@@ -54,6 +57,54 @@ def test_bits_equal_those_of_the_ring(case, setting):
     expected = proof.run(CARD, "sm_90a", case, inputs, emulator.execute, RING)
     assert [proof.differing(outputs[name], expected[name]) for name in expected] == [0] * len(expected)
     assert all(d.passes for d in proof.deviations(CARD, case, inputs, outputs))
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(
+    ("case", "setting"),
+    [
+        ({"m": 16}, {"stages": 2}),
+        ({"m": 9}, {"stages": 8}),  # more than a stream has; one row in the second tile
+        ({"m": 16, "k": 1024, "n": 16}, {"units": 4, "stages": 3}),  # two stages, half of each register array
+        ({"m": 13, "k": 1536, "n": 16, "dtype": "f16"}, {"units": 4, "stages": 2}),  # the last stage without a partner
+        ({"m": 12, "k": 1280}, {"units": 2, "stages": 2, "w_tiles": 2}),  # five stages through a ring of two
+        ({"m": 10, "k": 96}, {"stages": 2}),  # a stream without units
+        ({"m": 27, "k": 128, "n": 16}, {"stages": 2}),  # two blocks of rows, the last rows of the second tile missing
+        ({"m": 20, "k": 128, "n": 16}, {"stages": 2}),  # two blocks of rows, no second tile in the last
+        ({"kind": "residual", "m": 14, "k": 256}, {"units": 2}),
+        ({"kind": "swiglu", "m": 11, "k": 256, "n": 16, "norm": True}, {"w_tiles": 2}),
+        ({"kind": "qkv", "m": 16, "k": 128, "norm": True, "q_heads": 3, "kv_heads": 1, "head_dim": 32, "block": 16},
+         {}),
+        ({"kind": "head", "m": 15, "k": 128, "n": 64, "norm": True, "bias": True}, {}),
+    ],
+)  # fmt: skip
+def test_bits_of_16_rows_equal_those_of_the_ring_and_of_blocks_of_8(case, setting):
+    case = {**STORE, **case}
+    inputs, outputs = run(None, case, **{**BULK_16, **setting})
+    for other in (RING, {**BULK, **setting}):
+        expected = proof.run(CARD, "sm_90a", case, inputs, emulator.execute, other)
+        assert [proof.differing(outputs[name], expected[name]) for name in expected] == [0] * len(expected)
+    assert all(d.passes for d in proof.deviations(CARD, case, inputs, outputs))
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("units", [1, 2, 4])
+def test_every_number_of_rows_up_to_16_gives_the_bits_of_16_and_writes_no_other_row(units):
+    case = {**STORE, "m": 16, "n": 16, "k": 512 if units == 4 else 256, "kind": "residual"}
+    inputs = example(case)
+    whole = proof.run(CARD, "sm_90a", case, inputs, emulator.execute, {**RING, "units": 1})
+    for m in range(1, 17):
+        # Rows past the last are of another tensor as far as the emulator knows: reading one is an error.
+        part = {name: tensor[:m].clone() if name in ("x", "residual") else tensor for name, tensor in inputs.items()}
+        outputs = CARD.outputs(case, inputs)
+        poisoned = {name: tensor.clone() for name, tensor in outputs.items()}
+        given = {name: tensor[:m] for name, tensor in outputs.items()}
+        emulator.execute(
+            gemm_launches("sm_90a", {**case, "m": m}, part, given, **{**BULK_16, "units": units, "stages": 2})
+        )
+        for name, tensor in outputs.items():
+            assert proof.differing(tensor[:m], whole[name][:m]) == 0, (name, m)
+            assert proof.differing(tensor[m:], poisoned[name][m:]) == 0, (name, m)
 
 
 @pytest.mark.emulated
@@ -103,6 +154,7 @@ def another_slot():
 
 
 @pytest.mark.emulated
+@pytest.mark.parametrize("setting", [{}, {"x_tiles": 2}])
 @pytest.mark.parametrize(
     ("plant", "message"),
     [
@@ -114,9 +166,9 @@ def another_slot():
         (another_slot, "race|nobody has written|outside|bounds"),
     ],
 )
-def test_a_planted_bug_in_the_ring_is_found(plant, message):
+def test_a_planted_bug_in_the_ring_is_found(plant, message, setting):
     with pytest.raises(EmulationError, match=message):
-        run(plant())
+        run(plant(), **setting)
 
 
 # ---- choice and limits
@@ -140,7 +192,9 @@ def test_bulk_copies_feed_up_to_8_rows_where_they_exist_and_stages_are_whole():
         ("sm_80", 128, True, {}),
         ("sm_90a", 128, False, {}),
         ("sm_90a", 144, True, {}),
-        ("sm_90a", 128, True, {"x_tiles": 2}),
+        ("sm_90a", 128, True, {"x_tiles": 4}),
+        ("sm_90a", 1024, True, {"x_tiles": 2, "units": 8}),
+        ("sm_80", 128, True, {"x_tiles": 2}),
     ],
 )
 def test_what_bulk_copies_cannot_feed_is_refused_with_the_way_out(arch, k, packed, changed):
@@ -161,3 +215,23 @@ def test_a_stage_is_one_copy_and_no_lane_copies_for_itself(arch):
     assert made.faults(variant) == []
     assert made.sass["UBLKCP"] == tiling.stages + 2  # the first stages, and a refill in each half of the loop
     assert made.sass["LDGSTS"] == 0
+
+
+@pytest.mark.compiled
+@pytest.mark.parametrize(
+    ("arch", "case", "units"),
+    [
+        pytest.param(arch, case, units, marks=() if (arch, case["kind"], units) in QUICK else pytest.mark.slow)
+        for arch in ("sm_90a", "sm_100", "sm_120") for case in LLAMA_8B[:5] if case["k"] == 4096 for units in (4, 2)
+    ],
+)  # fmt: skip
+def test_16_rows_stay_in_registers_and_one_copy_brings_a_stage(arch, case, units):
+    from eagle3core.kernels.compile import compile_variant
+
+    tiling = Tiling("bulk", 2, 1, units, 3)
+    variant = gemm_variant(arch, "bf16", epilogue_of({**case, "m": 16, "packed": True}), tiling, True, False)
+    made = compile_variant(variant, arch, disassemble=True)
+    assert made.faults(variant) == []
+    assert made.sass["UBLKCP"] == tiling.stages + 2
+    assert made.sass["LDGSTS"] == 0
+    assert made.sass["HMMA"] == 2 * 2 * 2 * units  # two products a unit and tile of x, in each half of the loop

@@ -159,6 +159,8 @@ def test_parts_list_their_checks_over_the_pairs_they_need(planted: Subject) -> N
         "long": 1,
         "memory": 2,
         "trees": 10,
+        "waiting": 3,
+        "serving": 4,
     }
     for one in (*listed["identity"], *listed["long"]):
         assert verdicts([one])[one.name].held, one.name
