@@ -101,11 +101,11 @@ def test_drawn_tokens_are_the_same_after_waiting_again(letters: Pair, k: int | N
 def test_tokens_drawn_by_rejection_are_the_same_after_waiting_again(letters: Pair, n_behind: int) -> None:
     """There a step draws other numbers in its middle than where it begins, so it has to begin where it would have."""
     prompts = lettered_prompts()
-    limits = [new_tokens(MOST_NEW, temperature=0.9, top_p=0.95, seed=i, logprobs=True) for i in range(len(prompts))]
+    limits = [new_tokens(MOST_NEW, temperature=2.0, seed=i, logprobs=True) for i in range(len(prompts))]
     spec = SpeculativeConfig(model=str(letters[1]), num_speculative_tokens=3, acceptance=RejectionAcceptance())
     one_by_one = tiny_engine(letters, None, max_batch_size=1, speculative_config=spec)
     expected = [one_by_one.generate([p], each)[0] for p, each in zip(prompts, limits, strict=True)]
-    engine = small_engine(letters, None, 4, n_behind, speculative_config=spec)
+    engine = small_engine(letters, None, 4, n_behind, speculative_config=spec, block_size=2, cache_blocks=34)
     responses = engine.generate(prompts, limits)
     assert tokens_of(responses) == tokens_of(expected)
     assert engine.book.blocks.counts.n_put_back > 0, "blocks never ran out"
