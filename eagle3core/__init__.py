@@ -5,6 +5,7 @@ Engine.from_pretrained(target_dir, EngineConfig(...)).generate(token ids, Genera
 Engine.stream, Pipeline.stream, AsyncEngine(engine).stream -> tokens or text as they come
 """
 
+from eagle3core.acceptance import ForcedAcceptance, MedusaAcceptance, RejectionAcceptance, RelaxedAcceptance
 from eagle3core.alignment import check_engine_spec_alignment, to_engine_spec_dict, validate_eagle_runtime_config
 from eagle3core.async_engine import AsyncEngine, AsyncTextStream
 from eagle3core.batching import TextStream, TokenStream
@@ -37,10 +38,14 @@ __all__ = [
     "EagleMetricsSummary",
     "Engine",
     "EngineConfig",
+    "ForcedAcceptance",
     "GenerationConfig",
     "InvariantViolated",
     "KernelLimit",
+    "MedusaAcceptance",
     "Pipeline",
+    "RejectionAcceptance",
+    "RelaxedAcceptance",
     "RequestHandle",
     "RequestMetrics",
     "Response",

@@ -175,6 +175,12 @@ def validate_engine_config(config: EngineConfig) -> None:
             "ranks in the order of an EAGLE-3 head, method 'eagle3'",
             "leave collect_draft_ranks out",
         )
+    if spec is not None and spec.acceptance is not None and config.collect_draft_ranks:
+        raise ConfigError(
+            f"collect_draft_ranks is on with acceptance {spec.acceptance.label}",
+            "ranks of the target's own choice, acceptance None",
+            "leave collect_draft_ranks or acceptance out",
+        )
 
 
 def _require_share(name: str, value: object, usual: float) -> None:

@@ -32,6 +32,7 @@ from eagle3core.loading import (
 )
 from eagle3core.memory import MemoryPlan, plan_loaded, plan_reading
 from eagle3core.performance import mode as performance_mode
+from eagle3core.performance.refusals import check_asked
 from eagle3core.request import Request, RequestHandle, Response, Tokenizer, new_request, settings_for
 from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import Trace
@@ -250,21 +251,11 @@ class Engine(Closing):
 
     def _request(self, index: int, prompt: Sequence[int], generation: GenerationConfig) -> Request:
         geometry, length = self.target.geometry, self.config.session_len
-        if generation.temperature and performance_mode.is_on():
-            raise ConfigError(
-                f"temperature is {generation.temperature} in performance mode",
-                "0: what performance mode promises is of greedy decoding",
-                f"leave temperature out, or unset {performance_mode.VARIABLE}",
-            )
-        if generation.n_top is not None and performance_mode.is_on():
-            raise ConfigError(
-                f"logprobs is {generation.logprobs} in performance mode",
-                "False: they are copied to the host in every step, which performance mode promises not to do",
-                f"leave logprobs out, or unset {performance_mode.VARIABLE}",
-            )
+        rule = self.runner.sizes.acceptance
+        check_asked(generation, rule)
         request = new_request(
             index, list(prompt), generation, next(self._ids) % _MOST_IDS, target=geometry, session_len=length,
-            tokenizer=self.tokenizer,
+            tokenizer=self.tokenizer, rule=rule,
         )  # fmt: skip
         self.book.blocks.check_fits(index, request)
         return request

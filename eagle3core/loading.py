@@ -98,6 +98,7 @@ def device_sizes(config: EngineConfig, *, drafts: bool, n_blocks: int | None = N
         block=config.block_size,
         keeps_ranks=config.collect_draft_ranks and drafts,
         pool=n_blocks,
+        acceptance=spec.acceptance if spec else None,
     )
 
 
@@ -295,4 +296,5 @@ def speculation_from(config: EngineConfig, draft: Drafter | None) -> Speculation
     what = f"{spec.depth} drafted tokens a step"
     if spec.tree_kind != "chain":
         what = f"a {spec.tree_kind} tree of {spec.n_nodes} nodes a step"
-    return SpeculationState(True, f"{spec.method} with {what}")
+    rule = f", acceptance {spec.acceptance.label}" if spec.acceptance is not None else ""
+    return SpeculationState(True, f"{spec.method} with {what}{rule}")

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 from eagle3core.errors import ConfigError, InvariantViolated
 from eagle3core.trees import StepTree
 
+USUAL = "of the target's own choice"  # the rule that has no name of its own
+
 
 @dataclass(frozen=True)
 class StepRecord:
@@ -26,6 +28,7 @@ class StepRecord:
         cut: a stop or the length limit dropped committed tokens.
         ranks: the draft's rank of the target's token at each level whose prefix was right, -1 outside its vocabulary.
         tree: what was drafted, where the draft grew a tree.
+        acceptance: the rule by which drafts were accepted; None: where they were the target's own choice.
     """
 
     start: int
@@ -35,6 +38,7 @@ class StepRecord:
     cut: bool
     ranks: tuple[int, ...] | None = None
     tree: StepTree | None = None
+    acceptance: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class SpecInfo:
         rewind_steps: steps that took any back.
         num_cut_steps: steps cut short by a stop or a limit.
         accepted_histogram: entry a counts the complete steps that accepted a drafts.
+        acceptance: the rule by which drafts were accepted; None: where they were the target's own choice.
     """
 
     num_drafts: int
@@ -58,6 +63,7 @@ class SpecInfo:
     rewind_steps: int
     num_cut_steps: int
     accepted_histogram: tuple[int, ...]
+    acceptance: str | None = None
 
     @property
     def n_complete(self) -> int:
@@ -105,7 +111,12 @@ class SpecInfo:
                 "mean_accepted_draft_tokens": self.mean_accepted_draft_tokens,
                 "mean_acceptance_rate": self.mean_acceptance_rate,
             }
-        return block
+        return block | _named(self.acceptance)
+
+
+def _named(acceptance: str | None) -> dict[str, Any]:
+    """The rule as a block names it; nothing for the usual one."""
+    return {} if acceptance is None else {"acceptance": acceptance}
 
 
 def spec_info_from_steps(steps: list[StepRecord], depth: int) -> SpecInfo | None:
@@ -125,6 +136,7 @@ def spec_info_from_steps(steps: list[StepRecord], depth: int) -> SpecInfo | None
         rewind_steps=sum(count > 0 for count in rewound),
         num_cut_steps=sum(step.cut for step in steps),
         accepted_histogram=tuple(histogram),
+        acceptance=steps[0].acceptance,
     )
 
 
@@ -160,6 +172,7 @@ class SpeculativeDecodingStats:
     Attributes:
         num_spec_tokens: depth of the draft, k.
         accepted_histogram: entry a counts complete steps that accepted a drafts.
+        acceptance: the rule by which drafts were accepted, one for all; None: where they were the target's own choice.
     """
 
     num_spec_tokens: int
@@ -167,6 +180,7 @@ class SpeculativeDecodingStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     accepted_histogram: list[int] = field(default_factory=list)
+    acceptance: str | None = None
 
     def __post_init__(self) -> None:
         self.accepted_histogram = self.accepted_histogram or [0] * (self.num_spec_tokens + 1)
@@ -175,7 +189,7 @@ class SpeculativeDecodingStats:
         """Add a response's counters; a response without spec_info changes nothing.
 
         Raises:
-            ConfigError: the response was drafted at another depth.
+            ConfigError: the response was drafted at another depth, or accepted by another rule.
         """
         info = response.req_metrics.spec_info
         if info is None:
@@ -186,6 +200,13 @@ class SpeculativeDecodingStats:
                 f"depth {self.num_spec_tokens}, which these counters are for",
                 "keep one SpeculativeDecodingStats for each num_speculative_tokens",
             )
+        if self.num_drafts and info.acceptance != self.acceptance:
+            raise ConfigError(
+                f"a response with acceptance {info.acceptance or USUAL}",
+                f"acceptance {self.acceptance or USUAL}, which these counters are for",
+                "keep one SpeculativeDecodingStats for each rule of acceptance",
+            )
+        self.acceptance = info.acceptance
         self.num_drafts += info.num_drafts
         self.num_draft_tokens += info.num_draft_tokens
         self.num_accepted_tokens += info.num_accepted_tokens
@@ -223,6 +244,7 @@ class EagleMetricsSummary:
     fraction_steps_ge_2: float
     max_acceptance_length: int
     acceptance_by_position: tuple[float, ...]
+    acceptance: str | None = None
 
     @classmethod
     def from_stats(cls, stats: SpeculativeDecodingStats) -> EagleMetricsSummary | None:
@@ -254,8 +276,11 @@ class EagleMetricsSummary:
             fraction_steps_ge_2=info.acceptance_by_position[0],
             max_acceptance_length=max(a for a, n in enumerate(info.accepted_histogram) if n) + 1,
             acceptance_by_position=info.acceptance_by_position,
+            acceptance=stats.acceptance,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """The `eagle_speculation` block of a benchmark record (docs/requirements.md R-125)."""
-        return {"enabled": True, **self.__dict__, "acceptance_by_position": list(self.acceptance_by_position)}
+        counted = {name: value for name, value in self.__dict__.items() if name != "acceptance"}
+        by_position = list(self.acceptance_by_position)
+        return {"enabled": True, **counted, "acceptance_by_position": by_position, **_named(self.acceptance)}

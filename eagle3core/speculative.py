@@ -11,6 +11,7 @@ from functools import cached_property
 from os import PathLike
 from typing import Any, Literal
 
+from eagle3core.acceptance import AcceptanceRule, check_acceptance
 from eagle3core.checks import is_count, require_count, require_flag, require_ids
 from eagle3core.errors import ConfigError, shown
 from eagle3core.lookup import LOOKUPS
@@ -58,6 +59,7 @@ class SpeculativeConfig:
         choices: a fixed tree: "mc_sim_7b_63", a .yaml, .yml or .json file, or a list of paths (docs/engine.md).
         use_dynamic_tree: a tree grown anew in every step from what the draft holds likely; not with choices.
         dynamic_tree_max_top_k: candidates of each node of a dynamic tree, and nodes of a level that go on, 1..16.
+        acceptance: a rule of `eagle3core.acceptance`; None accepts the drafts that are the target's own choice.
     """
 
     method: str = "eagle3"
@@ -73,6 +75,7 @@ class SpeculativeConfig:
     choices: Choices | None = None
     use_dynamic_tree: bool = False
     dynamic_tree_max_top_k: int = 10
+    acceptance: AcceptanceRule | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.capture_layers, Sequence):  # a list, as JSON and TOML give it, is welcome
@@ -158,12 +161,8 @@ def _check_tree_settings(spec: SpeculativeConfig) -> None:
 
 def _derived(spec: SpeculativeConfig) -> dict[str, int]:
     """Values of the depth and the limits that were left out; a bad depth is left to `validate_speculative_config`."""
-    tree, depth, path, nodes = (
-        spec.static_tree,
-        spec.num_speculative_tokens,
-        spec.max_path_len,
-        spec.max_decoding_tokens,
-    )
+    tree, depth = spec.static_tree, spec.num_speculative_tokens
+    path, nodes = spec.max_path_len, spec.max_decoding_tokens
     if depth is DEFAULT_DEPTH:
         depth = int(depth) if tree is None else tree.depth
     if not is_count(depth):
@@ -198,6 +197,7 @@ def validate_speculative_config(spec: SpeculativeConfig) -> None:
     if spec.use_dynamic_tree:
         _check_dynamic_tree(spec)
     _check_taps(spec)
+    check_acceptance(spec.acceptance, spec.is_lookup, spec.method, spec.tree_kind, spec.depth)
 
 
 def _check_method(spec: SpeculativeConfig) -> None:

@@ -26,6 +26,7 @@ ORDER = (
     "eagle3core.sampling",
     "eagle3core.trees",
     "eagle3core.lookup",
+    "eagle3core.acceptance",
     "eagle3core.speculative",
     "eagle3core.config",
     "eagle3core.arguments",

@@ -182,7 +182,7 @@ class Book:
         left, (blocks, n_cached) = stop.limit - len(request.token_ids), self.blocks.begin(request)
         wanted = SlotRequest(
             request.id, tokens, left, stop.end_tokens, request.sampling, logprobs=request.n_top is not None,
-            blocks=blocks, n_cached=n_cached,
+            blocks=blocks, n_cached=n_cached, first=request.kept_token[0] if request.kept_token else None,
         )  # fmt: skip
         self._progress[request.id] = self.runner.begin(request.slot, wanted)
 
@@ -219,7 +219,7 @@ class Book:
         self.waiting.appendleft(request)
         stop = self._stop_reading if request.id in self.reading else self._stop_running
         stop(request)
-        request.n_put_back += 1
+        request.put_back()
         self.blocks.counts.n_put_back += 1
 
     def _stop_reading(self, request: Request) -> None:

@@ -45,7 +45,7 @@ def log_flags(
         log.info("[EAGLE] slot %d step %d drafted %s committed %s", slot, number, list(drafts), list(committed))
     if spec.eagle_metrics_debug:
         counts = (step.n_draft, step.n_accepted, step.n_committed)
-        log.info("[EAGLE][Metrics] slot %d drafted %d accepted %d committed %d", slot, *counts)
+        log.info("[EAGLE][Metrics] slot %d drafted %d accepted %d committed %d%s", slot, *counts, _rule_of(step))
 
 
 def asked_families() -> frozenset[str]:
@@ -73,8 +73,13 @@ def log_families(
                  step.n_accepted)  # fmt: skip
     if step.n_draft and ACCEPT_DEBUG_VARIABLE in asked:
         cut = ", cut at the end" if step.cut else ""
-        log.info("[EAGLE][Accept] %s accepted %d of %d, committed %d%s", where, step.n_accepted, step.n_draft,
-                 step.n_committed, cut)  # fmt: skip
+        log.info("[EAGLE][Accept] %s accepted %d of %d, committed %d%s%s", where, step.n_accepted, step.n_draft,
+                 step.n_committed, cut, _rule_of(step))  # fmt: skip
     if SPAN_DEBUG_VARIABLE in asked:
         first = n_prompt + step.start
         log.info("[EAGLE][Span] %s positions %d..%d", where, first, first + step.n_committed - 1)
+
+
+def _rule_of(step: StepRecord) -> str:
+    """The end of a line: the rule by which drafts were accepted, where it is not the usual one."""
+    return f", acceptance {step.acceptance}" if step.acceptance is not None else ""

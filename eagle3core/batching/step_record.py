@@ -27,4 +27,5 @@ def record_of(
         static = spec.static_tree if spec is not None else None
         accepted = row.tokens[: row.n_accepted]
         tree = StepTree.of(row.drafts, row.parents, accepted, static.ranks if static is not None else None)
-    return StepRecord(start, len(drafts), row.n_accepted, n_committed, cut, ranks, tree)
+    rule = spec.acceptance.label if spec is not None and spec.acceptance is not None else None
+    return StepRecord(start, len(drafts), row.n_accepted, n_committed, cut, ranks, tree, rule)

@@ -21,6 +21,7 @@ class SlotRequest:
         blocks: where the rows of prompt and first step go, in order; None: the slot's own (`BlockTables.own_blocks`).
         n_cached: tokens of the prompt whose rows lie in the first of `blocks` already: whole blocks, and not the last
             token.
+        first: its first token, where that is known and not to be drawn: of a request that was put back.
     """
 
     id: int
@@ -31,6 +32,7 @@ class SlotRequest:
     logprobs: bool = False
     blocks: Sequence[int] | None = None
     n_cached: int = 0
+    first: int | None = None
 
 
 @dataclass

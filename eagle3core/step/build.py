@@ -20,6 +20,7 @@ from eagle3core.kernels.slots.compact_kv import COMPACT_KV
 from eagle3core.kernels.slots.open_step import OPEN_STEP, OpenRows, OpenSlots
 from eagle3core.kernels.slots.slot_state import LENGTH, LIMIT, ROOT, RUNNING
 from eagle3core.kernels.tree.accept import ACCEPT, Commit
+from eagle3core.step.acceptance import Verified, rejected, rewrite_choices
 from eagle3core.step.buffers import rows_of
 from eagle3core.step.draw import draw
 from eagle3core.step.grow import propose_tree
@@ -118,7 +119,26 @@ class StepBuilder:
         if isinstance(draft, PackedTarget):
             return ModelProposal(self.emit, draft, self.state, self.opened, self.batch).stages()
         work = (self.emit, self.target.geometry, draft, self.state, self.opened, self.batch)
-        return propose_tree(*work) if self.sizes.grown else propose_chain(*work)
+        return propose_tree(*work) if self.sizes.grown else propose_chain(*work, draws=self._draws_drafts)
+
+    @property
+    def _draws_drafts(self) -> bool:
+        return self.draws and self.sizes.draws_drafts
+
+    def _by_rule(self) -> list[Call]:
+        """What stands between the target's choices and the walk: a rule that rewrites them, or nothing."""
+        rule, state, shape = self.sizes.acceptance, self.state, self.shape
+        if rule is None or self.sizes.nodes == 1 or (self.sizes.draws_drafts and not self.draws):
+            return []
+        logits = rows_of(state.head.logits, self.choices.numel(), state.head.logits.shape[1])
+        slots = rows_of(self.step.active, self.batch)
+        at = Verified(logits, self.tokens, shape.parents, shape.depths, shape.positions, slots, state.state,
+                      state.draws, self.choices)  # fmt: skip
+        if not self.sizes.draws_drafts:
+            return [rewrite_choices(rule, at)]
+        assert isinstance(self.draft, PackedDraft), "only a head's chain draws its drafts"
+        kept = _present(_present(state.draft).level_logits)
+        return [rejected(at, kept, self.draft.draft_to_target)]
 
     def _opened(self) -> OpenRows:
         sizes, batch = self.sizes, self.batch
@@ -186,6 +206,7 @@ class StepBuilder:
             logits = rows_of(state.head.logits, len(chosen), state.head.logits.shape[1])
             slots = rows_of(self.step.active, batch)
             calls.append(draw(logits, self.shape.positions.view(-1), slots, state.draws, chosen, ahead=1))
+        calls += self._by_rule()
         calls.append(ACCEPT.call(
             arch, tokens, self.choices, self.shape.parents, self.shape.depths, self.shape.masks, self.step.no_ends, got
         ))  # fmt: skip

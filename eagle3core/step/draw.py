@@ -36,25 +36,30 @@ class DrawSettings:
 
     Attributes:
         shares: `[S, 4]` f32: temperature, top_p, min_p, epsilon. counts: `[S, 2]` int64: top_k (0: all) and key.
+        first: `[S]` int32: the first token of a prompt under reading where it is known, else -1.
     """
 
     shares: Tensor
     counts: Tensor
+    first: Tensor
 
 
 def new_draw_settings(slots: int, device: torch.device) -> DrawSettings:
     """Greedy settings for every slot."""
-    return DrawSettings(torch.zeros(slots, 4, device=device), torch.zeros(slots, 2, dtype=torch.int64, device=device))
+    counts = torch.zeros(slots, 2, dtype=torch.int64, device=device)
+    first = torch.full((slots,), -1, dtype=torch.int32, device=device)
+    return DrawSettings(torch.zeros(slots, 4, device=device), counts, first)
 
 
-def set_draws(settings: DrawSettings, slot: int, sampling: Sampling | None) -> None:
-    """Let a slot draw as a request asks; None: greedy."""
+def set_draws(settings: DrawSettings, slot: int, sampling: Sampling | None, first: int | None = None) -> None:
+    """Let a slot draw as a request asks, None: greedily; `first`: its prompt's first token, where that is known."""
     shares, counts = [0.0] * 4, [0, 0]
     if sampling is not None:
         shares = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.posterior_threshold]
         counts = [sampling.top_k, key_of(sampling.seed)]
     settings.shares[slot].copy_(torch.tensor(shares))
     settings.counts[slot].copy_(torch.tensor(counts))
+    settings.first[slot : slot + 1].fill_(-1 if first is None else first)
 
 
 def mixed(x: Tensor) -> Tensor:
@@ -107,7 +112,12 @@ def kept_tokens(logits: Tensor, shares: Tensor, top_k: Tensor) -> Tensor:
 
 def drawn_tokens(logits: Tensor, shares: Tensor, top_k: Tensor, numbers: Tensor) -> Tensor:
     """`[R]` ids drawn from `logits: [R, V]` by `numbers: [R]` in [0, 1); the rest as in `kept_tokens`."""
-    mass = kept_tokens(logits, shares, top_k).cumsum(dim=1)
+    return first_beyond(kept_tokens(logits, shares, top_k), numbers)
+
+
+def first_beyond(kept: Tensor, numbers: Tensor) -> Tensor:
+    """`[R]` ids: the first whose cumulative share of `kept: [R, V]` exceeds `numbers: [R]` in [0, 1)."""
+    mass = kept.cumsum(dim=1)
     aim = numbers[:, None].to(mass.dtype) * mass[:, -1:]
     return (mass > aim).int().argmax(dim=1)
 
@@ -124,6 +134,17 @@ def draw(logits: Tensor, positions: Tensor, slots: Tensor, settings: DrawSetting
     operands = {"logits": logits, "positions": positions, "slots": slots, "ids": ids, "ahead": ahead,
                 "shares": settings.shares, "counts": settings.counts}  # fmt: skip
     return Call("draw", operands, partial(_draw, logits, positions, slots, settings, ids, ahead))
+
+
+def keep_known(settings: DrawSettings, slots: Tensor, ids: Tensor) -> Call:
+    """Put known first tokens of prompts in the place of drawn ones: `slots, ids: [n]`, -1 for none; ids of -1 stay."""
+    operands = {"first": settings.first, "slots": slots, "ids": ids}
+    return Call("keep_known", operands, partial(_keep_known, settings.first, slots, ids))
+
+
+def _keep_known(first: Tensor, slots: Tensor, ids: Tensor) -> None:
+    known = first[slots.clamp_min(0).long()]
+    ids.copy_(known.where((known >= 0) & (slots >= 0) & (ids >= 0), ids))
 
 
 def _draw(logits: Tensor, positions: Tensor, slots: Tensor, settings: DrawSettings, ids: Tensor, ahead: int) -> None:

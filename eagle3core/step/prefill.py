@@ -17,7 +17,7 @@ from eagle3core.kernels.slots.open_chunk import OPEN_CHUNK, ChunkRows
 from eagle3core.kernels.slots.slot_state import REQUEST
 from eagle3core.kernels.tree.mask_words import pack_words
 from eagle3core.step.buffers import columns_of, rows_of
-from eagle3core.step.draw import draw
+from eagle3core.step.draw import draw, keep_known
 from eagle3core.step.outcome import KeptLogprobs, keep_logprobs
 from eagle3core.step.passes import DRAFT, DraftPass, Emitter, Rows, TargetPass, draft_keys, target_stages
 from eagle3core.step.program import Program, Stage, Tap, after_all
@@ -90,6 +90,8 @@ def finish_program(
     choose = emit.choose(state.head, n, state.first)
     if draws:
         choose.append(draw(logits, n_prompt, slots, state.draws, state.first, ahead=0))
+        if sizes.draws_drafts:
+            choose.append(keep_known(state.draws, slots, state.first))
     stages = [
         Stage("target.head", tuple(head), ("BASE_DECODE_STEP",), {"target.head": Tap(logits, slots)}),
         Stage("accept", tuple(choose), ("EAGLE_ACCEPT",)),

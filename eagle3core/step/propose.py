@@ -15,6 +15,7 @@ from eagle3core.kernels.card import Call
 from eagle3core.kernels.layer.take_rows import TAKE_ROWS
 from eagle3core.kernels.slots.open_step import OpenRows
 from eagle3core.kernels.tree.mask_words import pack_words
+from eagle3core.step.acceptance import draw_drafts
 from eagle3core.step.buffers import columns_of, rows_of
 from eagle3core.step.passes import DRAFT, TREE, DraftPass, Emitter, Rows, TargetPass, draft_stages, target_stages
 from eagle3core.step.program import Stage, Tap, after_all
@@ -100,7 +101,10 @@ class Proposal:
 
 
 class ChainProposal(Proposal):
-    """One token a level, the most likely; written to `state.step.drafted` `[N, B]` behind the roots."""
+    """One token a level, the most likely or, with `draws`, a drawn one of rows that draw; written to
+    `state.step.drafted` `[N, B]` behind the roots."""
+
+    draws = False
 
     def stages(self) -> list[Stage]:
         """All passes."""
@@ -125,17 +129,25 @@ class ChainProposal(Proposal):
         calls = calls + head
         if self.own.level_logits is not None:
             calls.append(keep_logits(logits, self.own.level_logits[level]))
-        choose = self.emit.choose(self.own.head, self.batch, drafted[level + 1], self.draft.draft_to_target)
+        to_target = self.draft.draft_to_target
+        choose = self.emit.choose(self.own.head, self.batch, drafted[level + 1], to_target)
+        if self.draws:
+            slots = rows_of(self.state.step.active, self.batch)
+            whose = (self.opened.lengths, slots, self.state.draws)
+            choose.append(draw_drafts(logits, *whose, to_target, level, drafted[level + 1]))
         scope = f"chain{level}" if level else "extend"
         head_stage = self.head_stage(calls, logits, self.opened.lengths, scope)
         return [head_stage, Stage("tree.grow", tuple(choose), TREE)]
 
 
 def propose_chain(
-    emit: Emitter, target: TargetGeometry, draft: PackedDraft, state: DeviceState, opened: OpenRows, batch: int
-) -> list[Stage]:
-    """The stages that draft a chain for `batch` sequences."""
-    return ChainProposal(emit, target, draft, state, opened, batch).stages()
+    emit: Emitter, target: TargetGeometry, draft: PackedDraft, state: DeviceState, opened: OpenRows, batch: int,
+    *, draws: bool = False,
+) -> list[Stage]:  # fmt: skip
+    """The stages that draft a chain for `batch` sequences; `draws`: rows that draw their tokens draw drafts too."""
+    chain = ChainProposal(emit, target, draft, state, opened, batch)
+    chain.draws = draws
+    return chain.stages()
 
 
 class ModelProposal:

@@ -123,7 +123,7 @@ class DeviceRunner:
         """
         blocks = self.tables.own_blocks(slot) if request.blocks is None else request.blocks
         self.tables.assign(slot, blocks, request.n_cached // self.sizes.block)
-        set_draws(self.state.draws, slot, request.sampling)
+        set_draws(self.state.draws, slot, request.sampling, request.first)
         return Reading(slot, request, request.n_cached)
 
     def read_on(self, readings: Sequence[Reading], trace: Trace) -> int:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from eagle3core.acceptance import AcceptanceRule, RejectionAcceptance
 from eagle3core.geometry import DrafterGeometry, DraftGeometry, TargetGeometry
 from eagle3core.step.tree import FlatTree, GrownTree
 
@@ -49,6 +50,7 @@ class DeviceSizes:
         block: tokens of a cache block.
         keeps_ranks: the draft's rank of the target's token is kept at every level of a chain.
         pool: blocks of the cache, which slots share; None: as many as all slots' longest sessions take.
+        acceptance: the rule by which drafts are accepted; None: where they are the target's own choice.
     """
 
     n_slots: int
@@ -60,6 +62,7 @@ class DeviceSizes:
     block: int = 64
     keeps_ranks: bool = False
     pool: int | None = None
+    acceptance: AcceptanceRule | None = None
 
     @property
     def entries(self) -> int:
@@ -118,6 +121,16 @@ class DeviceSizes:
     def chain_levels(self) -> int:
         """Passes of the draft after its first in which a sequence has one row, placed as the step opens."""
         return 0 if self.grown else max(self.path_len - 2, 0)
+
+    @property
+    def draws_drafts(self) -> bool:
+        """Whether a chain's drafts are drawn where tokens are, and accepted by rejection."""
+        return isinstance(self.acceptance, RejectionAcceptance)
+
+    @property
+    def keeps_logits(self) -> bool:
+        """Whether the draft's logits of every level of a chain are kept until the target has chosen."""
+        return (self.keeps_ranks or self.draws_drafts) and self.grown is None
 
     @property
     def is_chain(self) -> bool:

@@ -45,7 +45,7 @@ class StepTensors:
 
 @dataclass(frozen=True)
 class DraftTensors:
-    """Scratch of the draft's passes; `level_logits: [levels, S, Vd]` where ranks are kept."""
+    """Scratch of the draft's passes; `level_logits: [levels, S, Vd]` where `sizes.keeps_logits`."""
 
     act: Activations
     head: HeadRows
@@ -258,7 +258,6 @@ def _draft_tensors(
         return torch.zeros(n, width, dtype=dtype, device=device)
 
     vocabulary, levels = _padded(draft.draft_vocab_size), sizes.path_len - 1
-    keeps_logits = sizes.keeps_ranks and sizes.grown is None
     k, v = (_pages(block, 1, sizes.n_blocks, sizes.block, dtype, device)[0] for _ in "kv")
     return DraftTensors(
         act=act, head=new_head_rows(slots * sizes.beam, vocabulary, dtype, device), k=k, v=v,
@@ -266,7 +265,7 @@ def _draft_tensors(
         x=rows(n, 2 * width), out=rows(n, width), feedback=rows(slots, width), next_feedback=rows(slots, width),
         scaled=rows(slots, width),
         sums=torch.zeros(slots, act.sums.shape[1], dtype=act.sums.dtype, device=device),
-        level_logits=rows(levels * slots, vocabulary).view(levels, slots, vocabulary) if keeps_logits else None,
+        level_logits=rows(levels * slots, vocabulary).view(levels, slots, vocabulary) if sizes.keeps_logits else None,
     )  # fmt: skip
 
 

@@ -83,11 +83,42 @@ class BenchOptions(PairOptions):
         allowed=f"{', '.join(get_args(PeerName))}, separated by commas, or none",
     )  # fmt: skip
     records: Path | None = option(None, "write nested records to this file too", metavar="NAME.json")
+    forced_length: Annotated[float, Field(ge=1, le=MOST_DRAFTS + 1)] | None = option(
+        None, "tokens a step, bonus included, whatever the target holds: speed alone, text that means nothing",
+        allowed=f"a number of 1 to {MOST_DRAFTS + 1}",
+    )  # fmt: skip
+    forced_drafts: Annotated[float, Field(ge=0, le=MOST_DRAFTS)] | None = option(
+        None, "the same as accepted drafts a step, bonus left out", allowed=f"a number of 0 to {MOST_DRAFTS}"
+    )
 
     @property
     def dial_depth(self) -> int:
         """The deepest."""
         return max(self.spec)
+
+    @property
+    def forced(self) -> float | None:
+        """Tokens a step with the bonus, where they are forced."""
+        return self.forced_length if self.forced_drafts is None else self.forced_drafts + 1
+
+    @model_validator(mode="after")
+    def _forces_what_nothing_contradicts(self) -> Self:
+        given = {"--forced-length": self.forced_length, "--forced-drafts": self.forced_drafts, "--share": self.share,
+                 "--acceptance-length": self.acceptance_length}  # fmt: skip
+        names = [name for name, value in given.items() if value is not None]
+        if self.forced is not None and len(names) > 1:
+            raise ExperimentError(
+                f"{' and '.join(names)} were given together", "one way of saying what is accepted",
+                "leave the others out: what is forced comes whatever the pair would accept",
+            )  # fmt: skip
+        depths = [k for k in self.spec if k]
+        if self.forced is not None and (not depths or self.forced > min(depths) + 1):
+            raise ExperimentError(
+                f"a forced length of {self.forced:g} with --spec {','.join(map(str, self.spec))}",
+                "depths whose drafts and bonus are at least as many, each but 0",
+                "lower the length, or raise the least of --spec",
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_the_pairs_own_shapes(self) -> Self:

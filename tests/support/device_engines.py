@@ -10,6 +10,7 @@ from agreeing_pairs import write_agreeing_pair
 from tiny_engines import Pair
 
 from eagle3core import Engine, EngineConfig, SpeculativeConfig
+from eagle3core.acceptance import AcceptanceRule
 from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.step.replay import EagerReplayer, Replayer
 from eagle3core.step.run import DeviceRunner
@@ -51,6 +52,7 @@ def device_runner(
     order: tuple[int, int] | None = ORDER,
     chunk: int = 64,
     n_behind: int | None = None,
+    acceptance: AcceptanceRule | None = None,
 ) -> DeviceRunner:
     """A runner of `k` drafts a step, of a tree that the draft grows, or of another whose tokens come from outside."""
     drafts = k is not None or isinstance(tree, GrownTree) if drafts is None else drafts
@@ -58,7 +60,7 @@ def device_runner(
     shape = tree or chain_tree(k or 0)
     beams = shape.beam_rows if isinstance(shape, GrownTree) else 0
     room = session_len + max(shape.n_nodes, 2 * (k or 0), beams)
-    sizes = DeviceSizes(n_slots, session_len, room, shape, chunk=chunk, span=8)
+    sizes = DeviceSizes(n_slots, session_len, room, shape, chunk=chunk, span=8, acceptance=acceptance)
     return DeviceRunner(target, draft, sizes, arch="sm_90a", replayer=replayer, order=order, n_behind=n_behind)
 
 
@@ -73,11 +75,14 @@ def device_engine(
     tokenizer: Any = None,
     chunk: int = 64,
     n_behind: int | None = None,
+    acceptance: AcceptanceRule | None = None,
     **changes: Any,
 ) -> Engine:
     """An engine whose runner is the device's, with prefill passes of `chunk` rows."""
-    runner = device_runner(pair, k, replayer, n_slots=n_slots, session_len=session_len, chunk=chunk, n_behind=n_behind)
-    spec = None if k is None else SpeculativeConfig(model=str(pair[1]), num_speculative_tokens=k)
+    sizes: dict[str, Any] = {"n_slots": n_slots, "session_len": session_len, "chunk": chunk}
+    runner = device_runner(pair, k, replayer, **sizes, n_behind=n_behind, acceptance=acceptance)
+    how: dict[str, Any] = {"num_speculative_tokens": k, "acceptance": acceptance}
+    spec = None if k is None else SpeculativeConfig(model=str(pair[1]), **how)
     config = EngineConfig(session_len=session_len, max_batch_size=n_slots, dtype="bfloat16", device="cpu",
                           prefill_chunk=64, speculative_config=spec, **changes)  # fmt: skip
     return Engine(runner.target, runner.draft, config, trace=trace, runner=runner, tokenizer=tokenizer)

@@ -15,7 +15,7 @@ from eagle3core import Engine
 from eagle3core.config import GenerationConfig
 from eagle3core.geometry import TargetGeometry
 from eagle3core.kernels.layer import rms_norm_reference, rope_reference, rope_tables
-from eagle3core.request import Response, without_errors
+from eagle3core.request import Response, own_tokens, without_errors
 from eagle3core.weights import rope_frequencies
 from lab.errors import ExperimentError
 from lab.pairs.planted.pair import PlantedPair
@@ -198,7 +198,8 @@ def check_dial(
     # A request's last step is cut short, or just complete; half a step more is lost to chance on average.
     n_requests = max(slots, math.ceil(1.1 * n_steps / max(n_tokens / length - 1, 1)))
     prompts = pair.prompts(n_requests, context, seed=seed)
-    responses = without_errors(engine.generate(prompts, GenerationConfig(max_new_tokens=n_tokens, ignore_eos=True)))
+    generation = GenerationConfig(max_new_tokens=n_tokens, ignore_eos=True)
+    responses = own_tokens(without_errors(engine.generate(prompts, generation)))
     found = count_dial(pair, prompts, responses, k)
     if found.n_steps < n_steps:
         raise ExperimentError(

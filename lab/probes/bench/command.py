@@ -70,8 +70,9 @@ def scenario_of(options: BenchOptions) -> Scenario:
         warmup=options.warmup,
         dtype=chosen_dtype(options.dtype, device),
         device=device,
-        peers=options.peers,
+        peers=options.peers if options.forced is None else (),  # what a peer commits cannot be forced
         seed=options.seed,
+        forced=options.forced,
     )
 
 

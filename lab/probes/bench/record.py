@@ -86,7 +86,7 @@ def scenario_block(scenario: Scenario, point: Point, k: int) -> dict[str, Value]
     return block(
         "scenario",
         {
-            "name": point.name(k),
+            "name": scenario.name(point, k),
             "batch_size": point.batch,
             "context_length": point.context,
             "max_new_tokens": scenario.tokens,

@@ -88,6 +88,7 @@ class PointResult:
         speed = Spread(tuple(window.tokens_per_s for window in windows))
         floor_ms = self.floor(k).ms(self.gb_per_s)
         is_spanned = self.spans is None or k in self.spans
+        rule = self.scenario.rule(k)
         missing = [f"{name} at {depth} drafts: {one.reason}" for (name, depth), one in self.peers.items() if one.reason]
         return {
             **speed.values("decode_tokens_per_s"),
@@ -100,8 +101,10 @@ class PointResult:
             "total_runs": len(windows),
             **(self._speculative_values(k, steps) if k else {}),
             **self._against_peers(k, steps),
-            "n_divergent": sum(a != b for a, b in zip(work.tokens, self.works[0].tokens, strict=True)),
-            "n_wrong_requests": self.source.n_wrong(work.prompts, work.tokens),
+            **({} if rule is None else {"acceptance": rule.label}),
+            # What is forced is nobody's text: it is like the baseline's by chance alone.
+            "n_divergent": self._n_divergent(work) if rule is None else None,
+            "n_wrong_requests": self.source.n_wrong(work.prompts, work.tokens) if rule is None else None,
             "is_complete": not missing,
             "incomplete": missing,
             **scenario_block(self.scenario, self.point, k),
@@ -110,6 +113,10 @@ class PointResult:
             **speculation_block(work.responses, k),
             **({f"stage_ms.{name}": ms for name, ms in stage_ms(work).items()} if is_spanned else {}),
         }
+
+    def _n_divergent(self, work: Work) -> int:
+        """Requests whose tokens are not the baseline's."""
+        return sum(a != b for a, b in zip(work.tokens, self.works[0].tokens, strict=True))
 
     def _speculative_values(self, k: int, steps: Spread) -> dict[str, Any]:
         base, floor = self.full(0), self.floor(k)
@@ -121,9 +128,9 @@ class PointResult:
         length = acceptance_length(self.works[k].responses)
         planted = self.source.planted
         # What chance did to one round's acceptance is in `speedup`; at the planted one only the step's cost is left.
-        at_dial = (
-            {} if planted is None else {"speedup_at_dial": expected_length(planted.tokens.share, k) / ratio.median}
-        )
+        has_dial = planted is not None and self.scenario.forced is None
+        share = planted.tokens.share if planted is not None else 0.0
+        at_dial = {"speedup_at_dial": expected_length(share, k) / ratio.median} if has_dial else {}
         return {
             **at_dial,
             **ratio.values("step_over_base"),
@@ -194,6 +201,8 @@ def line_of(name: str, values: Mapping[str, Any]) -> str:
             f"decoding only {values['speedup']:.2f}x, with prefill {values['with_prefill_speedup']:.2f}x at "
             f"{values['acceptance_length'] or 0:.2f} tokens a step"
         )
+    if "acceptance" in values:
+        text += f", acceptance {values['acceptance']}: the text means nothing"
     if "speedup_at_dial" in values:
         text += f", {values['speedup_at_dial']:.2f}x at the planted acceptance"
     for key, value in values.items():

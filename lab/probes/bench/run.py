@@ -138,8 +138,9 @@ class Bench:
         for k, work in result.works.items():
             work.generation = replace(work.generation, max_new_tokens=min(self.scenario.tokens, SPAN_TOKENS))
             values = {**result.engine_values(k), **invariants_block(work, k), **shared}
-            self.rows.measured(point.name(k), values, self.parameters(point, k, "engine"), self.scenario)
-            self.tell("  " + line_of(point.name(k), values))
+            name = self.scenario.name(point, k)
+            self.rows.measured(name, values, self.parameters(point, k, "engine"), self.scenario)
+            self.tell("  " + line_of(name, values))
         for (name, k), one in result.peers.items():
             label, parameters = f"{point.name(k)}/{name}", self.parameters(point, k, name)
             if one.reason:
@@ -152,7 +153,7 @@ class Bench:
 
     def _all_missing(self, point: Point, reason: str) -> None:
         for k in self.scenario.ks:
-            self.rows.missing(point.name(k), reason, self.parameters(point, k, "engine"))
+            self.rows.missing(self.scenario.name(point, k), reason, self.parameters(point, k, "engine"))
         for name, k in self._peer_keys():
             self.rows.missing(f"{point.name(k)}/{name}", reason, self.parameters(point, k, name))
         self.tell(f"{point}: missing: {reason}")
@@ -161,12 +162,14 @@ class Bench:
         """Where a row stands in the grid."""
         scenario = self.scenario
         # Named only where it is not the usual one, so that rows of old still belong to the same series.
-        cache = {} if scenario.cache_share == CACHE_SHARE else {"cache_share": scenario.cache_share}
+        cache: dict[str, Any] = {} if scenario.cache_share == CACHE_SHARE else {"cache_share": scenario.cache_share}
+        rule = scenario.rule(k)
+        forced = {} if rule is None else {"acceptance": rule.label}
         return {
             "who": who, "geometry": scenario.geometry, "pair": scenario.pair, "context": point.context,
             "batch": point.batch, "spec_k": k, "dtype": scenario.dtype, "device": scenario.device,
-            "share": scenario.share if scenario.pair == "planted" else None, "tokens": scenario.tokens,
-            **cache,
+            "share": scenario.share if scenario.pair == "planted" and rule is None else None,
+            "tokens": scenario.tokens, **cache, **forced,
         }  # fmt: skip
 
     # -- what runs
@@ -193,7 +196,8 @@ class Bench:
         session = self.session_len(point)
         share = self.scenario.cache_share
         engines = {
-            k: source.engine(k, batch=point.batch, session_len=session, cache_share=share) for k in self.scenario.ks
+            k: source.engine(k, batch=point.batch, session_len=session, cache_share=share, rule=self.scenario.rule(k))
+            for k in self.scenario.ks
         }
         for engine in engines.values() if not self.scenario.warmup else ():
             engine.runner.prepare()  # or the first round would pay for it

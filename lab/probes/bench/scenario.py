@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import get_args
 
+from eagle3core import ForcedAcceptance
 from lab.errors import ExperimentError
 from lab.options.values import MOST_DRAFTS as MOST_DRAFTS
 from lab.options.values import DtypeName, PairName, PeerName, check_depths
@@ -35,6 +36,7 @@ class Scenario:
         peers: what is timed beside the engine.
         seed: of a planted pair's weights and of prompts.
         cache_share: of the free memory, for both KV caches.
+        forced: tokens that every step of drafts is forced to commit, bonus included; None: what the target agrees with.
     """
 
     geometry: str
@@ -50,6 +52,7 @@ class Scenario:
     peers: tuple[str, ...] = PEERS
     seed: int = 0
     cache_share: float = CACHE_SHARE
+    forced: float | None = None
 
     def __post_init__(self) -> None:
         if self.pair not in PAIRS:
@@ -63,6 +66,11 @@ class Scenario:
         unknown = [peer for peer in self.peers if peer not in PEERS]
         if unknown:
             raise ExperimentError(f"no peer {unknown[0]!r}", ", ".join(PEERS), "name one of these, or none")
+        if self.forced is not None and self.peers:
+            raise ExperimentError(
+                f"peers {', '.join(self.peers)} beside a forced length of {self.forced:g}", "the engine alone",
+                "leave the peers out: what they commit is not forced",
+            )  # fmt: skip
         check_depths(self.ks)
         if self.tokens < 16 or self.rounds < 1 or self.warmup < 0:
             raise ExperimentError(
@@ -70,3 +78,12 @@ class Scenario:
                 "at least 16 tokens, one round and no negative warm-up",
                 "raise them",
             )
+
+    def rule(self, k: int) -> ForcedAcceptance | None:
+        """How the engine accepts `k` drafts a step."""
+        return ForcedAcceptance(length=self.forced) if k and self.forced is not None else None
+
+    def name(self, point: Point, k: int) -> str:
+        """The name of a row, which says where acceptance is forced."""
+        rule = self.rule(k)
+        return point.name(k) + (f"_{rule.label.replace(' ', '_')}" if rule is not None else "")

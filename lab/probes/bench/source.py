@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3core import Engine
+from eagle3core import Engine, ForcedAcceptance
 from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.config import EngineConfig
 from eagle3core.geometry import DraftGeometry, TargetGeometry
@@ -102,14 +102,23 @@ class PairSource:
         follow = self.planted.tokens.follow
         return sum(list(out) != follow(prompt[-1], len(out)) for prompt, out in zip(prompts, outputs, strict=True))
 
-    def engine(self, k: int, *, batch: int, session_len: int, cache_share: float = CACHE_SHARE) -> Engine:
-        """An engine that drafts `k` tokens a step; a plain one captures nothing, and must not pay for it."""
+    def engine(
+        self,
+        k: int,
+        *,
+        batch: int,
+        session_len: int,
+        cache_share: float = CACHE_SHARE,
+        rule: ForcedAcceptance | None = None,
+    ) -> Engine:
+        """An engine that drafts `k` tokens a step, accepted by `rule`; a plain one captures nothing, and must not pay
+        for it."""
         limit = self.target_geometry.max_position_embeddings
         if session_len > limit:
             raise ExperimentError(
                 f"a session of {session_len} tokens", f"at most {limit}, the target's positions", "shorten the context"
             )
-        spec = SpeculativeConfig(model=str(self.card["pair"]), num_speculative_tokens=k) if k else None
+        spec = SpeculativeConfig(model=str(self.card["pair"]), num_speculative_tokens=k, acceptance=rule) if k else None
         config = EngineConfig(
             session_len=session_len,
             max_batch_size=batch,

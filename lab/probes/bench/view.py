@@ -134,11 +134,17 @@ def _cells(row: Row) -> dict[str, Any]:
     where, of = row.parameters, row.values
     return {
         "geometry": where["geometry"], "context": where["context"], "batch": where["batch"],
-        "spec_k": where["spec_k"], "who": where["who"],
+        "spec_k": where["spec_k"], "who": who_of(row),
         "tokens_per_s": of[RATE], "p10": of.get(f"{RATE}_p10"), "p90": of.get(f"{RATE}_p90"),
         "speedup": of.get("speedup"), "with_prefill_speedup": of.get("with_prefill_speedup"),
         "acceptance_length": of.get("acceptance_length"),
     }  # fmt: skip
+
+
+def who_of(row: Row) -> str:
+    """The implementation, and how its drafts were accepted where that is not the target's choice."""
+    rule = row.parameters.get("acceptance")
+    return str(row.parameters["who"]) + (f", {rule}" if rule else "")
 
 
 def rates(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:

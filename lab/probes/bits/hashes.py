@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.request import without_errors
+from eagle3core.request import own_tokens, without_errors
 from lab.errors import ExperimentError, NotComparable
 from lab.parity.by_request import RequestTrace
 from lab.parity.recording import check_prompts, traced
@@ -77,7 +77,7 @@ def record_hashes(engine: Engine, prompts: Sequence[Sequence[int]], n_tokens: in
     trace = HashTrace(steps=n_tokens)
     with traced(engine, trace):
         responses = engine.generate([list(prompt) for prompt in prompts], GenerationConfig(n_tokens, ignore_eos=True))
-    answers = [tuple(response.token_ids) for response in without_errors(responses)]
+    answers = [tuple(response.token_ids) for response in own_tokens(without_errors(responses))]
     return [
         filed(tuple(prompt), tokens, tensors)
         for prompt, tokens, tensors in zip(prompts, answers, trace.requests, strict=True)

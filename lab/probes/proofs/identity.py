@@ -15,6 +15,7 @@ from torch import Tensor
 
 from eagle3core import Engine
 from eagle3core.config import GenerationConfig
+from eagle3core.request import own_tokens
 from lab.probes.proofs.check import Check, Verdict
 from lab.probes.proofs.logit_bits import LogitBits
 from lab.probes.proofs.subject import Setting, Subject, tree_setting
@@ -131,7 +132,7 @@ class Identity:
     def _decode(self, setting: Setting, prompts: Tokens, engine: Engine | None = None) -> Tokens:
         engine = engine or self.subject.engine(setting)
         responses = engine.generate(prompts, GenerationConfig(self.plan.n_tokens, ignore_eos=True))
-        return [list(response.token_ids) for response in responses]
+        return [list(response.token_ids) for response in own_tokens(responses)]
 
     def _follows_map(self) -> Verdict:
         tokens = self.subject.tokens

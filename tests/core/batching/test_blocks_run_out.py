@@ -13,7 +13,7 @@ from lettered import MOST_NEW, lettered_engine, lettered_prompts
 from test_requests_join_and_leave import assert_each_has_its_own, run_arrivals
 from tiny_engines import Pair, is_empty, new_tokens, random_prompts, tiny_engine, tokens_of
 
-from eagle3core import ConfigError, Engine, SpeculativeConfig
+from eagle3core import ConfigError, Engine, RejectionAcceptance, SpeculativeConfig
 from eagle3core.step.sizes import blocks_for
 
 pytestmark = pytest.mark.reference
@@ -95,6 +95,41 @@ def test_drawn_tokens_are_the_same_after_waiting_again(letters: Pair, k: int | N
     engine = small_engine(letters, k, 4, 1)
     assert tokens_of(engine.generate(prompts, limits)) == expected
     assert engine.book.blocks.counts.n_put_back > 0, "blocks never ran out"
+
+
+@pytest.mark.parametrize("n_behind", [0, 1])
+def test_tokens_drawn_by_rejection_are_the_same_after_waiting_again(letters: Pair, n_behind: int) -> None:
+    """There a step draws other numbers in its middle than where it begins, so it has to begin where it would have."""
+    prompts = lettered_prompts()
+    limits = [new_tokens(MOST_NEW, temperature=2.0, seed=i, logprobs=True) for i in range(len(prompts))]
+    spec = SpeculativeConfig(model=str(letters[1]), num_speculative_tokens=3, acceptance=RejectionAcceptance())
+    one_by_one = tiny_engine(letters, None, max_batch_size=1, speculative_config=spec)
+    expected = [one_by_one.generate([p], each)[0] for p, each in zip(prompts, limits, strict=True)]
+    engine = small_engine(letters, None, 4, n_behind, speculative_config=spec, block_size=2, cache_blocks=34)
+    responses = engine.generate(prompts, limits)
+    assert tokens_of(responses) == tokens_of(expected)
+    assert engine.book.blocks.counts.n_put_back > 0, "blocks never ran out"
+    for ours, alone in zip(responses, expected, strict=True):
+        pairs = zip(ours.logprobs or [], alone.logprobs or [], strict=True)
+        assert all(a.token_id == b.token_id and abs(a.logprob - b.logprob) < 1e-9 for a, b in pairs)
+    assert_all_blocks_are_back(engine)
+
+
+def test_a_request_that_is_cancelled_while_it_waits_again_has_all_its_tokens(letters: Pair) -> None:
+    spec = SpeculativeConfig(model=str(letters[1]), num_speculative_tokens=3, acceptance=RejectionAcceptance())
+    engine = small_engine(letters, None, 4, 0, speculative_config=spec)
+    limits = [new_tokens(MOST_NEW, temperature=0.9, seed=i) for i in range(8)]
+    handles = [engine.add_request(prompt, each) for prompt, each in zip(lettered_prompts(), limits, strict=True)]
+    most: dict[int, list[int]] = {}
+    cancelled = None
+    while engine.step():
+        waits = next((h for h in handles if h.request.kept_token is not None and h.id in most), None)
+        if waits is not None and cancelled is None:
+            cancelled = waits
+            engine.cancel(waits.id)
+            assert waits.token_ids == most[waits.id]
+        most |= {handle.id: handle.token_ids for handle in handles if handle.request.kept_token is None}
+    assert cancelled is not None, "nobody waited again"
 
 
 def test_a_prompt_under_reading_is_put_back_before_any_that_runs(letters: Pair, alone: list[list[int]]) -> None:

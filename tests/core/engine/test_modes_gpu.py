@@ -10,7 +10,16 @@ import torch
 from tiny_engines import accepted_counts, is_empty, new_tokens, tokens_of
 from torch import Tensor
 
-from eagle3core import Engine, EngineConfig, RequestHandle, SpeculativeConfig
+from eagle3core import (
+    Engine,
+    EngineConfig,
+    ForcedAcceptance,
+    MedusaAcceptance,
+    RejectionAcceptance,
+    RelaxedAcceptance,
+    RequestHandle,
+    SpeculativeConfig,
+)
 from eagle3core.trace import RecordingTrace, Trace
 from lab.acceptance.shapes import shape_named
 from lab.pairs import shipped_folder, shipped_pair
@@ -253,3 +262,35 @@ def test_no_bit_of_any_stage_differs_from_plain_decoding(prompts: list[list[int]
     strips = strips_of(plain, record_hashes(engine(spec, max_batch_size=4), prompts[:4], 32))
     assert sentences(strips, "plain", "drafts")[1] == "no bit of any stage differs"
     assert min(strip.n_compared for strip in strips) > 500
+
+
+def by_rule(rule: Any, k: int = 3) -> SpeculativeConfig:
+    return SpeculativeConfig(model=str(shipped_pair().draft), num_speculative_tokens=k, acceptance=rule)
+
+
+@pytest.mark.parametrize("n_slots", [3, 8])
+def test_sampled_drafts_give_each_request_what_it_gets_alone(prompts: list[list[int]], n_slots: int) -> None:
+    limits = [new_tokens(N_TOKENS, temperature=0.9, top_p=0.95, seed=i, ignore_eos=True) for i in range(len(prompts))]
+    one_by_one = engine(by_rule(RejectionAcceptance()), max_batch_size=1)
+    expected = [tokens_of(one_by_one.generate([p], each))[0] for p, each in zip(prompts, limits, strict=True)]
+    responses = engine(by_rule(RejectionAcceptance()), max_batch_size=n_slots).generate(prompts, limits)
+    assert tokens_of(responses) == expected
+    assert accepted_counts(responses) >= {0, 1, 2}
+
+
+@pytest.mark.parametrize("rule", [RejectionAcceptance(), MedusaAcceptance()])
+def test_greedy_requests_keep_their_tokens_under_rules_for_drawn_ones(
+    prompts: list[list[int]], alone: list[list[int]], rule: Any
+) -> None:
+    assert tokens_of(engine(by_rule(rule)).generate(prompts, new_tokens(N_TOKENS, ignore_eos=True))) == alone
+
+
+def test_forced_and_relaxed_lengths_are_what_they_say_on_the_gpu(
+    prompts: list[list[int]], alone: list[list[int]]
+) -> None:
+    limits = new_tokens(1 + 8 * 3, ignore_eos=True)
+    forced = engine(by_rule(ForcedAcceptance(length=3))).generate(prompts, limits)
+    assert accepted_counts(forced) == {2}
+    assert all(response.lossy is not None for response in forced)
+    strict = engine(by_rule(RelaxedAcceptance(1, 0.0))).generate(prompts, new_tokens(N_TOKENS, ignore_eos=True))
+    assert tokens_of(strict) == alone

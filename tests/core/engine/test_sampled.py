@@ -21,7 +21,7 @@ from tiny_engines import (
     tokens_of,
 )
 
-from eagle3core import ConfigError, Engine, GenerationConfig, SpeculativeConfig
+from eagle3core import ConfigError, Engine, GenerationConfig, RejectionAcceptance, SpeculativeConfig
 from eagle3core.step.draw import kept_tokens
 from eagle3core.trace import RecordingTrace
 
@@ -72,6 +72,43 @@ def check_drawn_tokens(
     for engine in (tiny_engine(pair, 3, max_batch_size=n_slots), tree_engine(pair, max_batch_size=n_slots)):
         assert tokens_of(engine.generate(prompts, limits)) == expected
         assert is_empty(engine)
+
+
+@settings(max_examples=4)
+@given(ANY_DRAW)
+def test_company_changes_no_token_of_sampled_drafts(pair: Pair, settings: tuple[Any, ...]) -> None:
+    """Another token than by matching drafts with draws, for some seeds, but always the same one."""
+    seed, temperature, top_k, top_p, min_p, n_slots = settings
+    spec = SpeculativeConfig(model=str(pair[1]), num_speculative_tokens=3, acceptance=RejectionAcceptance())
+    limits = [
+        new_tokens(14, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed + i) for i in range(4)
+    ]
+    prompts = random_prompts(LENGTHS)
+    alone = tiny_engine(pair, None, max_batch_size=1, speculative_config=spec)
+    expected = [tokens_of(alone.generate([prompt], each))[0] for prompt, each in zip(prompts, limits, strict=True)]
+    engine = tiny_engine(pair, None, max_batch_size=n_slots, speculative_config=spec)
+    limits[1] = new_tokens(9)  # a greedy one among them
+    responses = engine.generate(prompts, limits)
+    assert [tokens_of(responses)[i] for i in (0, 2, 3)] == [expected[i] for i in (0, 2, 3)]
+    assert responses[1].token_ids == tokens_of(tiny_engine(pair, None).generate(prompts[1:2], new_tokens(9)))[0]
+    assert all(response.lossy is None for response in responses)
+    assert is_empty(engine)
+
+
+def test_tokens_of_sampled_drafts_are_distributed_as_those_of_plain_draws(pair: Pair) -> None:
+    """Two tokens behind the first, whose place the rule decides about, over seeds: both ways by one chi-square."""
+    prompt, n = random_prompts([5])[0], 400
+    spec = SpeculativeConfig(model=str(pair[1]), num_speculative_tokens=2, acceptance=RejectionAcceptance())
+    counts: list[Counter[tuple[int, ...]]] = []
+    for changes, first in (({}, 0), ({"speculative_config": spec}, 10_000)):
+        engine = tiny_engine(pair, None, max_batch_size=16, **changes)
+        limits = [new_tokens(3, temperature=0.9, top_k=2, seed=first + i) for i in range(n)]
+        counts.append(Counter(tuple(tokens) for tokens in tokens_of(engine.generate([prompt] * n, limits))))
+    keys = sorted(set(counts[0]) | set(counts[1]))
+    assert len(keys) > 3
+    statistic = sum((counts[0][key] - counts[1][key]) ** 2 / (counts[0][key] + counts[1][key]) for key in keys)
+    freedom = torch.tensor((len(keys) - 1) / 2)
+    assert float(torch.special.gammaincc(freedom, torch.tensor(statistic / 2))) > 1e-4
 
 
 def test_greedy_requests_beside_drawn_ones_keep_their_tokens(pair: Pair) -> None:

@@ -10,6 +10,7 @@ from device_engines import device_engine, device_runner, write_nano_pair
 from tiny_engines import Pair, new_tokens, random_prompts, tokens_of
 from torch import Tensor
 
+from eagle3core.acceptance import AcceptanceRule, ForcedAcceptance, RejectionAcceptance
 from eagle3core.step.replay import EagerReplayer, emulate
 from eagle3core.step.run import SlotRequest
 from eagle3core.step.tree import FlatTree
@@ -44,6 +45,17 @@ def test_speculation_gives_the_baselines_tokens_and_the_bits_of_its_logits(pair:
     assert drafted == tokens
     assert torch.equal(same, logits)
     assert tokens == tokens_of(device_engine(pair, 3, MEANING).generate([prompt], new_tokens(n)))[0]
+
+
+@pytest.mark.parametrize("rule", [RejectionAcceptance(), ForcedAcceptance(length=2.5)])
+def test_rules_of_acceptance_give_the_same_tokens_whether_kernels_run_or_their_meaning(
+    pair: Pair, rule: AcceptanceRule
+) -> None:
+    prompt, n = random_prompts([6], n_vocab=64, seed=2), new_tokens(4, temperature=1.0, seed=3)
+    engines = [device_engine(pair, 2, by, n_slots=1, chunk=16, acceptance=rule) for by in (LANES, MEANING)]
+    lanes, meaning = (engine.generate(prompt, n)[0] for engine in engines)
+    assert lanes.token_ids == meaning.token_ids
+    assert lanes.req_metrics == meaning.req_metrics
 
 
 @pytest.mark.slow

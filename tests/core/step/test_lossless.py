@@ -1,7 +1,8 @@
 """What steps that draw commit is distributed as the target's own draws: joint counts of three tokens, by chi-square.
 
 A target over eight tokens whose distribution depends on the last two; a draft that proposes what it holds likely, a
-chain or a tree. Nodes get the target's logits, and the step's own draw and acceptance do the rest. All cells together
+chain or a tree, or that draws a chain ("sampled") over six of the tokens, accepted by rejection. Nodes get the
+target's logits, and the step's own draws and acceptance do the rest. All cells together
 raise a false alarm in one run of a thousand; a bias of 0.02 in one acceptance probability is planted and found.
 """
 
@@ -13,9 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from eagle3core.kernels.slots.slot_state import N_FIELDS
 from eagle3core.kernels.tree.accept import ACCEPT, new_commit
 from eagle3core.kernels.tree.mask_words import pack_words
-from eagle3core.step.draw import KEY, draw, kept_tokens, key_of, mixed, new_draw_settings
+from eagle3core.step.acceptance import Verified, draw_drafts, rejected
+from eagle3core.step.draw import KEY, DrawSettings, draw, kept_tokens, key_of, mixed, new_draw_settings
 from eagle3core.step.tree import FlatTree, chain_tree
 
 pytestmark = pytest.mark.reference
@@ -24,9 +27,11 @@ V, N_TOKENS = 8, 3
 AT_ONCE = 10_000  # requests: more at once are slower, since nothing stays in the cache
 FALSE_ALARMS = 1e-3
 CELLS = [
-    (shape, temperature, top_p) for shape in ("chain", "tree") for temperature in (0.7, 1.0) for top_p in (0.9, 1.0)
-]
-TREES = {"chain": chain_tree(3), "tree": FlatTree((-1, 0, 0, 0, 1, 1, 2, 4, 4, 6))}
+    (shape, temperature, top_p)
+    for shape in ("chain", "tree", "sampled") for temperature in (0.7, 1.0) for top_p in (0.9, 1.0)
+]  # fmt: skip
+TREES = {"chain": chain_tree(3), "tree": FlatTree((-1, 0, 0, 0, 1, 1, 2, 4, 4, 6)), "sampled": chain_tree(3)}
+KNOWN = torch.tensor([6, 0, 3, 1, 7, 4], dtype=torch.int32)  # target ids of the tokens that the drawing draft knows
 CPU = torch.device("cpu")
 
 
@@ -57,6 +62,22 @@ def drafted(models: Models, tree: FlatTree, last: Tensor) -> tuple[Tensor, Tenso
     return torch.stack(tokens, dim=1).int(), torch.stack(pairs, dim=1)
 
 
+def draft_logits(models: Models, tree: FlatTree, last: Tensor, settings: DrawSettings, length: Tensor) -> tuple[
+    Tensor, Tensor, Tensor
+]:  # fmt: skip
+    """As `drafted`, of a chain whose tokens are drawn; and the logits `[k, R, Vd]` that they were drawn from."""
+    pairs, tokens, kept = [last], [last[:, 1].int()], []
+    slots = torch.arange(len(last), dtype=torch.int32)
+    for level in range(tree.n_nodes - 1):
+        above = pairs[-1]
+        kept.append(models.draft[above[:, 0], above[:, 1]][:, KNOWN.long()])
+        ids = KNOWN[kept[-1].argmax(dim=1)]
+        draw_drafts(kept[-1], (length - 1).int(), slots, settings, KNOWN, level, ids).meaning()
+        tokens.append(ids)
+        pairs.append(torch.stack([above[:, 1], ids.long()], dim=1))
+    return torch.stack(tokens, dim=1), torch.stack(pairs, dim=1), torch.stack(kept)
+
+
 def committed(models: Models, shape: str, temperature: float, top_p: float, n: int, bias: float = 0.0) -> Tensor:
     """`[n, N_TOKENS]` tokens that n requests get after the tokens 0, 1, each with a seed of its own."""
     parts = [range(first, min(first + AT_ONCE, n)) for first in range(0, n, AT_ONCE)]
@@ -77,12 +98,21 @@ def decoded(models: Models, shape: str, temperature: float, top_p: float, seeds:
     parents = torch.tensor(tree.parents, dtype=torch.int32).expand(n, -1).contiguous()
     words, slots = pack_words(tree.mask).expand(n, -1, -1).contiguous(), torch.arange(n, dtype=torch.int32)
     while bool((count < N_TOKENS).any()):
-        tokens, pairs = drafted(models, tree, text)
+        kept = torch.empty(0)
+        if shape == "sampled":
+            tokens, pairs, kept = draft_logits(models, tree, text, settings, length)
+        else:
+            tokens, pairs = drafted(models, tree, text)
         logits = models.target[pairs[..., 0], pairs[..., 1]].view(-1, V)
         choices = logits.argmax(1).int()
         positions = (length[:, None] - 1 + depths).int().view(-1)
         draw(logits, positions, slots, settings, choices, ahead=1).meaning()
         chosen = choices.view(n, nodes)
+        if shape == "sampled":
+            state = torch.zeros(N_FIELDS, n, dtype=torch.int32)
+            at = Verified(logits, tokens, parents, depths.expand(n, -1), positions.view(n, nodes), slots, state,
+                          settings, chosen)  # fmt: skip
+            rejected(at, kept, KNOWN).meaning()
         if bias:
             flips = (torch.rand(n, generator=torch.Generator().manual_seed(seeds[0])) < bias) & (count == 0)
             chosen[:, 0] = torch.where(flips, tokens[:, 1], chosen[:, 0])
@@ -140,16 +170,23 @@ def test_200_000_draws_of_every_cell_fit_the_targets_distribution() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize("shape", ["chain", "tree", "sampled"])
 def test_a_bias_of_2_in_100_in_one_acceptance_is_found(shape: str) -> None:
     """Its chi-square lies so far out that 99 of 100 such runs are beyond the bar; of 2 models both are."""
     for seed in range(2):
         models = Models(seed)
         law = models.law(1.0, 1.0)
-        child = int(models.draft[0, 1].argmax())
-        flips = 0.02 / (1.0 - float(law[0, 1, child]))
+        flips = 0.02 / (1.0 - acceptance_of_the_first(models, shape, law))
         tokens = committed(models, shape, 1.0, 1.0, 200_000, bias=flips)
         assert p_value(tokens, law) < FALSE_ALARMS / len(CELLS) * 1e-3
+
+
+def acceptance_of_the_first(models: Models, shape: str, law: Tensor) -> float:
+    """Probability that the first draft after 0, 1 is accepted at temperature 1."""
+    if shape != "sampled":
+        return float(law[0, 1, int(models.draft[0, 1].argmax())])
+    known = KNOWN.long()
+    return float(torch.minimum(law[0, 1, known], models.draft[0, 1, known].softmax(0)).sum())
 
 
 def test_the_tokens_of_a_seed_do_not_depend_on_what_was_drafted() -> None:

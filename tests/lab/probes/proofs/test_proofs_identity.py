@@ -10,10 +10,12 @@ import torch
 from proof_subjects import planted_subject, verdicts
 from tiny_engines import random_prompts
 
+from eagle3core import ConfigError, EngineConfig, ForcedAcceptance, RelaxedAcceptance
+from eagle3core.acceptance import AcceptanceRule
 from eagle3core.step.replay import EagerReplayer
 from lab.probes.proofs.identity import Identity, IdentityPlan, compare_bits, compare_tokens
 from lab.probes.proofs.plans import planted_prompts
-from lab.probes.proofs.subject import Subject
+from lab.probes.proofs.subject import Setting, Subject
 
 pytestmark = pytest.mark.reference
 
@@ -80,6 +82,25 @@ def test_a_row_whose_bits_depend_on_the_depth_is_found(nano_kernels: Subject) ->
     broken = found["nano logits spec-3 x 1"]
     assert broken.held is False
     assert "first: prompt 0, row" in broken.detail
+
+
+@pytest.mark.parametrize("rule", [ForcedAcceptance(length=1), RelaxedAcceptance(1, 0.0)])
+def test_answers_that_are_not_the_targets_own_are_never_proven_identical(
+    nano_kernels: Subject, rule: AcceptanceRule
+) -> None:
+    """Not even by rules so strict that every token would be equal."""
+
+    class Lossy(Subject):
+        def config(self, setting: Setting) -> EngineConfig:
+            config = super().config(setting)
+            spec = config.speculative_config
+            accepted = spec and dataclasses.replace(spec, acceptance=rule)
+            return dataclasses.replace(config, speculative_config=accepted)
+
+    fields = {field.name: getattr(nano_kernels, field.name) for field in dataclasses.fields(Subject)}
+    checks = Identity(Lossy(**fields), random_prompts([3], n_vocab=256), IdentityPlan((2,), (1,), 4, 128)).checks()
+    with pytest.raises(ConfigError, match="tokens are not the target's own"):  # which a run writes as its reason
+        checks[0].judge()
 
 
 def test_first_differences_are_named() -> None:

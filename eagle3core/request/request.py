@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from operator import index as index_of
 from typing import Protocol
 
+from eagle3core.acceptance import AcceptanceRule, RejectionAcceptance
 from eagle3core.arguments import check_type
 from eagle3core.config import GenerationConfig
 from eagle3core.errors import ConfigError, DecodeError, shown
 from eagle3core.geometry import TargetGeometry
 from eagle3core.metrics import RequestMetrics, StepRecord, spec_info_from_steps
+from eagle3core.request.response import Response
 from eagle3core.sampling import Sampling
 from eagle3core.step.outcome import TokenLogprob
 from eagle3core.stop import FinishReason, StopCriteria
@@ -24,49 +26,6 @@ class Tokenizer(Protocol):
         """Text of `token_ids`."""
 
 
-@dataclass(frozen=True, repr=False)
-class Response:
-    """One finished request.
-
-    Attributes:
-        text: generated text, cut before a stop word; empty without a tokenizer.
-        token_ids: generated tokens, an end token included.
-        n_prompt_tokens: tokens of the prompt.
-        finish_reason: "eos", "stop" or "length"; "error" for a request that could not go on, "cancelled" for one that
-            was ended before its end.
-        req_metrics: counters of the request.
-        error: why a request could not go on; `token_ids` are right up to there. None for every other end.
-        seed: of a request whose tokens were drawn; with it the same request gives the same tokens. None for a greedy
-            one.
-        logprobs: of every token, if asked for (`GenerationConfig.logprobs`).
-    """
-
-    text: str
-    token_ids: list[int]
-    n_prompt_tokens: int
-    finish_reason: FinishReason
-    req_metrics: RequestMetrics
-    error: DecodeError | None = None
-    seed: int | None = None
-    logprobs: list[TokenLogprob] | None = None
-
-    def __repr__(self) -> str:
-        """In a line: the beginning of the text, how many tokens, and why it ended."""
-        return f"Response({shown(self.text, 60)}, {len(self.token_ids)} tokens, {self.finish_reason!r})"
-
-
-def without_errors(responses: Sequence[Response]) -> list[Response]:
-    """`responses`, of which none could not go on: for whoever measures or compares.
-
-    Raises:
-        DecodeError: of the first that could not.
-    """
-    for response in responses:
-        if response.error is not None:
-            raise response.error
-    return list(responses)
-
-
 @dataclass(eq=False)
 class Request:
     """A prompt, what it has generated so far, and the steps that did it.
@@ -76,6 +35,8 @@ class Request:
         logprobs: of its tokens. n_top: likeliest tokens that it tells of each; None: it stays empty.
         n_put_back: how often it had to wait again. n_cached: tokens of its prompt that had been read for others.
         names: of its full cache blocks (`cache.names`).
+        rule: by which its drafts are accepted; None: where they are the target's own choice.
+        kept_token: its newest token while it waits again, where that token is to come again and not to be drawn.
     """
 
     id: int
@@ -92,9 +53,33 @@ class Request:
     n_put_back: int = 0
     n_cached: int = 0
     names: list[bytes] = field(default_factory=list)
+    rule: AcceptanceRule | None = None
+    kept_token: tuple[int, list[TokenLogprob]] | None = None
+
+    def put_back(self) -> None:
+        """Wait again, from the newest token on.
+
+        What follows a token is drawn by other numbers where a step begins than in its middle, if drafts are accepted
+        by rejection: so the next step has to begin where it would have, behind the newest token. That one is taken
+        away here and comes again, unchanged, as the prompt's first.
+        """
+        self.n_put_back += 1
+        goes_on_drawing = self.sampling is not None and isinstance(self.rule, RejectionAcceptance)
+        if goes_on_drawing and self.token_ids and self.kept_token is None:
+            self.kept_token = self.token_ids.pop(), [self.logprobs.pop()] if self.logprobs else []
+
+    def _return_token(self) -> None:
+        """Have the token again that was kept while the request waited."""
+        if self.kept_token is not None:
+            (token, logprob), self.kept_token = self.kept_token, None
+            self.logprobs += logprob
+            self.token_ids.append(token)
 
     def take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> int:
         """Add `tokens` up to the one that ends the request, and what is known of them; how many were added."""
+        if self.kept_token is not None:  # `tokens` are this one, as the prompt's first
+            self._return_token()
+            return len(tokens)
         for n_taken, token in enumerate(tokens, start=1):
             if self.n_top is not None and logprobs is not None:  # before its token: a reader sees tokens first
                 self.logprobs.append(logprobs[n_taken - 1].with_top(self.n_top))
@@ -117,10 +102,12 @@ class Request:
 
     def cancel(self) -> None:
         """End the request with the tokens it has."""
+        self._return_token()
         self.finish_reason = "cancelled"
 
     def fail(self, cause: BaseException) -> None:
         """End the request, since a call of the engine broke off while it was under way."""
+        self._return_token()
         self.error = DecodeError(
             f"request {self.id} was ended after {len(self.token_ids)} tokens by a call that broke off: "
             f"{type(cause).__name__}: {cause}",
@@ -144,6 +131,7 @@ class Request:
             error=self.error,
             seed=self.sampling.seed if self.sampling is not None else None,
             logprobs=self.logprobs if self.n_top is not None else None,
+            lossy=self.rule.lossy(draws=self.sampling is not None) if self.rule is not None else None,
         )
 
 
@@ -231,8 +219,9 @@ def new_request(
     target: TargetGeometry,
     session_len: int,
     tokenizer: Tokenizer | None,
+    rule: AcceptanceRule | None = None,
 ) -> Request:
-    """The request for prompt number `index` (as errors name it).
+    """The request for prompt number `index` (as errors name it), whose drafts are accepted by `rule`.
 
     Raises:
         ConfigError: an empty or too long prompt, a token outside the vocabulary, stop words without a tokenizer.
@@ -262,7 +251,7 @@ def new_request(
         generation, target.eos_token_ids, session_len - len(prompt), lambda ids: detokenize(tokenizer, ids)
     )
     tokens = [index_of(token) for token in prompt]
-    return Request(request_id, tokens, stop, sampling=generation.sampling(), n_top=generation.n_top)
+    return Request(request_id, tokens, stop, sampling=generation.sampling(), n_top=generation.n_top, rule=rule)
 
 
 def _is_token(token: object, n_vocab: int) -> bool:
