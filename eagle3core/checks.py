@@ -43,3 +43,8 @@ def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """That a value is one of a few names, or a ConfigError that lists them."""
     if value not in choices:
         raise ConfigError(f"{name} is {shown(value)}", f"one of {tuple(choices)}", f"set {name} to one of them")
+
+
+def is_given(value: object) -> bool:
+    """Whether a setting says anything; of an array, which has no truth of its own, too."""
+    return not (value is None or value is False or (isinstance(value, str | tuple) and not value))

@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any, Literal
 
 from eagle3core.acceptance import AcceptanceRule, check_acceptance
-from eagle3core.checks import is_count, require_count, require_flag, require_ids
+from eagle3core.checks import is_count, is_given, require_count, require_flag, require_ids
 from eagle3core.errors import ConfigError, shown
 from eagle3core.lookup import LOOKUPS
 from eagle3core.trees import MAX_DEPTH, MAX_TOP_K, StaticTree, most_dynamic_nodes, read_choices
@@ -221,18 +221,13 @@ def _check_method(spec: SpeculativeConfig) -> None:
 
 def _check_chain_alone(spec: SpeculativeConfig) -> None:
     names = ("model", *OF_A_HEAD) if spec.is_lookup else OF_A_HEAD
-    given = [f"{name} {shown(getattr(spec, name))}" for name in names if _is_given(getattr(spec, name))]
+    given = [f"{name} {shown(getattr(spec, name))}" for name in names if is_given(getattr(spec, name))]
     if given:
         raise ConfigError(
             f"method is {spec.method!r} with {' and '.join(given)}",
             "a chain of num_speculative_tokens" + (", and no draft model" if spec.is_lookup else ""),
             "leave that out, or set method='eagle3'",
         )
-
-
-def _is_given(value: Any) -> bool:
-    """Whether a setting says anything; of an array, which has no truth of its own, too."""
-    return not (value is None or value is False or (isinstance(value, str | tuple) and not value))
 
 
 def _check_limits(spec: SpeculativeConfig) -> None:
@@ -252,12 +247,12 @@ def _check_limits(spec: SpeculativeConfig) -> None:
 
 
 def _check_static_tree(spec: SpeculativeConfig, tree: StaticTree) -> None:
-    if tree.depth != spec.num_speculative_tokens:
+    k = spec.num_speculative_tokens
+    if tree.depth != k:
         raise ConfigError(
-            f"num_speculative_tokens is {spec.num_speculative_tokens} with choices of depth {tree.depth}",
-            "the depth of the choices",
+            f"num_speculative_tokens is {k} with choices of depth {tree.depth}", "the depth of the choices",
             "leave num_speculative_tokens out, or give choices of that depth",
-        )
+        )  # fmt: skip
     widest = max(tree.non_leaves_by_depth)
     if widest > spec.max_non_leaves_per_layer:
         raise ConfigError(
@@ -292,14 +287,13 @@ def _check_dynamic_tree(spec: SpeculativeConfig) -> None:
 
 
 def _check_taps(spec: SpeculativeConfig) -> None:
-    require_ids("capture_layers", spec.capture_layers or (), "layer ids")
-    if (spec.capture_layers is None) != (spec.capture_convention is None):
+    layers, convention = spec.capture_layers, spec.capture_convention
+    require_ids("capture_layers", layers or (), "layer ids")
+    if (layers is None) != (convention is None):
         raise ConfigError(
-            f"capture_layers is {spec.capture_layers!r} with capture_convention {spec.capture_convention!r}",
+            f"capture_layers is {layers!r} with capture_convention {convention!r}",
             "both, or neither: the same ids mean different tensors in the two conventions",
             "add capture_convention='input' (id i is what layer i reads) or 'output' (what layer i writes)",
         )
-    if spec.capture_convention not in (None, "input", "output"):
-        raise ConfigError(
-            f"capture_convention is {spec.capture_convention!r}", "'input' or 'output'", "name one of the two"
-        )
+    if convention not in (None, "input", "output"):
+        raise ConfigError(f"capture_convention is {convention!r}", "'input' or 'output'", "name one of the two")
