@@ -144,7 +144,12 @@ def case_text(shape: Mapping[str, Any]) -> str:
 
 
 def _plain(value: Any) -> str:
-    return str(list(value) if isinstance(value, tuple) else value).removeprefix("torch.")  # as JSON gives it back
+    return str(_listed(value)).removeprefix("torch.")
+
+
+def _listed(value: Any) -> Any:
+    """Lists for tuples, those within others too: as JSON gives them back."""
+    return [_listed(one) for one in value] if isinstance(value, tuple | list) else value
 
 
 def values_of(

@@ -35,11 +35,12 @@ def test_notebooks_are_copied_once_and_a_copy_with_work_in_it_is_kept(
     assert all(line.endswith("kept") for line in said[2:])
 
 
-def test_make_jupyter_opens_a_folder_that_git_ignores() -> None:
+def test_make_jupyter_opens_a_folder_that_git_ignores_and_hands_arguments_on() -> None:
     made = subprocess.run(
-        ["make", "-n", "-o", "install", "jupyter"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    [opened] = re.findall(r"jupyter lab (\S+)", made.stdout)
+        ["make", "-n", "-o", "install", "jupyter", "JUPYTER_ARGS=--allow-root"], cwd=ROOT, capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    [opened] = re.findall(r"jupyter lab --allow-root (\S+)", made.stdout)
     assert f"notebooks --copy {opened}" in made.stdout
     ignored = subprocess.run(["git", "check-ignore", "-q", f"{opened}/40_speed.ipynb"], cwd=ROOT, check=False)
     assert ignored.returncode == 0, f"{opened} is tracked"
