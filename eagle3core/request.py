@@ -75,7 +75,7 @@ class Request:
         slot: where it lies while it runs. sampling: how its tokens are drawn; None for a greedy one.
         logprobs: of its tokens. n_top: likeliest tokens that it tells of each; None: it stays empty.
         n_put_back: how often it had to wait again. n_cached: tokens of its prompt that had been read for others.
-        names: of its full cache blocks (`cache.names`).
+        names: of its full cache blocks (`cache.names`). most_drafts: of a step that it uses; None: all.
     """
 
     id: int
@@ -92,6 +92,7 @@ class Request:
     n_put_back: int = 0
     n_cached: int = 0
     names: list[bytes] = field(default_factory=list)
+    most_drafts: int | None = None
 
     def take(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None) -> int:
         """Add `tokens` up to the one that ends the request, and what is known of them; how many were added."""
@@ -262,7 +263,10 @@ def new_request(
         generation, target.eos_token_ids, session_len - len(prompt), lambda ids: detokenize(tokenizer, ids)
     )
     tokens = [index_of(token) for token in prompt]
-    return Request(request_id, tokens, stop, sampling=generation.sampling(), n_top=generation.n_top)
+    return Request(
+        request_id, tokens, stop, sampling=generation.sampling(), n_top=generation.n_top,
+        most_drafts=generation.max_draft_tokens,
+    )  # fmt: skip
 
 
 def _is_token(token: object, n_vocab: int) -> bool:

@@ -58,6 +58,8 @@ class SpeculativeConfig:
         choices: a fixed tree: "mc_sim_7b_63", a .yaml, .yml or .json file, or a list of paths (docs/engine.md).
         use_dynamic_tree: a tree grown anew in every step from what the draft holds likely; not with choices.
         dynamic_tree_max_top_k: candidates of each node of a dynamic tree, and nodes of a level that go on, 1..16.
+        adaptive: each step's depth, or of a tree whether it is drafted, is chosen anew (docs/engine.md); the tree or
+            num_speculative_tokens is then the most.
     """
 
     method: str = "eagle3"
@@ -73,6 +75,7 @@ class SpeculativeConfig:
     choices: Choices | None = None
     use_dynamic_tree: bool = False
     dynamic_tree_max_top_k: int = 10
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.capture_layers, Sequence):  # a list, as JSON and TOML give it, is welcome
@@ -148,7 +151,8 @@ class SpeculativeConfig:
 
 def _check_tree_settings(spec: SpeculativeConfig) -> None:
     """What has to hold before a tree is read and limits are derived from it."""
-    require_flag("use_dynamic_tree", spec.use_dynamic_tree)
+    for name in ("use_dynamic_tree", "adaptive"):
+        require_flag(name, getattr(spec, name))
     require_count("dynamic_tree_max_top_k", spec.dynamic_tree_max_top_k, MAX_TOP_K)
     if spec.use_dynamic_tree and spec.choices is not None:
         raise ConfigError(

@@ -16,6 +16,7 @@ import torch
 
 from eagle3core.batching import step_log
 from eagle3core.batching.blocks import CacheBlocks
+from eagle3core.batching.depths import Depths
 from eagle3core.batching.proposals import Proposals
 from eagle3core.batching.share import ReadingShare
 from eagle3core.batching.step_record import record_of
@@ -24,8 +25,8 @@ from eagle3core.errors import InvariantViolated
 from eagle3core.kernels.slots.slot_state import NO_ROOM, NOT_FINITE
 from eagle3core.performance import mode as performance_mode
 from eagle3core.request import Request
-from eagle3core.step.admission import Reading, SlotRequest
-from eagle3core.step.outcome import RowOutcome
+from eagle3core.step.admission import EVERY_DRAFT, Reading, SlotRequest
+from eagle3core.step.outcome import Outcome, RowOutcome
 from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import Trace
 
@@ -40,7 +41,7 @@ class Book:
 
     Attributes:
         waiting, reading, running: the requests; those that run by their id, oldest first.
-        blocks: who holds which blocks of the cache.
+        blocks: who holds which blocks of the cache. depths: chooses each step's; None: all steps have the same.
     """
 
     def __init__(self, runner: DeviceRunner, promises: performance_mode.Watch, config: EngineConfig) -> None:
@@ -52,6 +53,7 @@ class Book:
         self._progress: Reading | None = None  # of the prompt under reading
         self._share = ReadingShare(config.prefill_share)
         self._proposals = Proposals(config.speculative_config)
+        self.depths = Depths(runner) if runner.sizes.n_kept else None
         self._n_steps = 0
         self._is_counting = False  # a run, from the first request in an empty book to an empty book, is open
 
@@ -102,7 +104,7 @@ class Book:
 
     def settle(self) -> None:
         """With an empty book: read what is under way, of requests that ended meanwhile, and end the run."""
-        self._proposals.forget()
+        self._forget()
         self.runner.collect(everything=True)
         if self._is_counting:
             self._is_counting = False
@@ -120,7 +122,7 @@ class Book:
             self.waiting.remove(request)
         request.cancel()
         if self.is_empty:
-            self._proposals.forget()
+            self._forget()
             self.runner.collect(everything=True)
         return True
 
@@ -134,8 +136,14 @@ class Book:
         self._is_counting = False
         self._share.forget()
         self.blocks.forget()
-        self._proposals.forget()
+        self._forget()
         self.runner.abandon()
+
+    def _forget(self) -> None:
+        """Drop what is known of drafts of requests that no longer run."""
+        self._proposals.forget()
+        if self.depths:
+            self.depths.forget()
 
     @property
     def _may_read(self) -> bool:
@@ -181,6 +189,7 @@ class Book:
         wanted = SlotRequest(
             request.id, tokens, left, stop.end_tokens, request.sampling, logprobs=request.n_top is not None,
             blocks=blocks, n_cached=n_cached,
+            most_drafts=EVERY_DRAFT if request.most_drafts is None else request.most_drafts,
         )  # fmt: skip
         self._progress = self.runner.begin(request.slot, wanted)
 
@@ -192,12 +201,16 @@ class Book:
         step_log.log_active(number, [request.slot for request in self.running.values()], self.runner.n_slots)
         draws = any(request.sampling is not None for request in self.running.values())
         logprobs = any(request.n_top is not None for request in self.running.values())
-        self.runner.ready(n_running, trace, draws=draws, logprobs=logprobs)
+        depth = self.depths.next(self.running.values()) if self.depths else None
+        kind = self.runner.kind_for(depth)
+        self.runner.ready(n_running, trace, draws=draws, logprobs=logprobs, depth=depth)
         self._proposals.write(self.runner, self.running)
         with trace.scope(f"step{number}"), self.promises.step(n_running):
-            self.runner.enqueue(n_running, number, trace, draws=draws, logprobs=logprobs)
+            self.runner.enqueue(n_running, number, trace, draws=draws, logprobs=logprobs, depth=depth)
+        if self.depths:
+            self.depths.enqueued(number, kind)
         self._n_steps += 1
-        self._share.stepped(self.runner.rows_of_step(n_running))
+        self._share.stepped(self.runner.rows_of_step(n_running, kind))
         self._collect(trace)
 
     def _make_room(self, trace: Trace) -> None:
@@ -237,6 +250,8 @@ class Book:
         """Read the outcomes that are known, or wait for all of them, row by row, and retire who is finished."""
         for outcome in self.runner.collect(everything=everything):
             asked = step_log.asked_families()
+            if self.depths:
+                self.depths.saw(outcome)
             for row in outcome.rows:
                 request = self.running.get(row.request_id)
                 if request is None:
@@ -245,22 +260,23 @@ class Book:
                     request.take(row.tokens, row.logprobs)
                     trace.tap("first_token", torch.tensor([row.tokens]))
                 else:
-                    self._read(request, row, outcome.step, asked)
+                    self._read(request, row, outcome, asked)
                 if row.is_broken:
                     request.break_off()
                     log.error("[EAGLE] slot %d: %s", row.slot, request.error)
                 self._retire(request, row)
 
-    def _read(self, request: Request, row: RowOutcome, number: int, asked: frozenset[str]) -> None:
+    def _read(self, request: Request, row: RowOutcome, outcome: Outcome, asked: frozenset[str]) -> None:
+        number = outcome.step or 0
         if row.fault:
             self._report(row, number)
         elif not row.is_broken:
             self.promises.row(row)
         start = len(request.token_ids)
         n_committed = request.take(row.tokens, row.logprobs)
-        self.blocks.committed(request, number, n_committed, is_sound=not row.fault)
-        drafts = self._proposals.made_of(row.drafts)
-        step = record_of(row, start, n_committed, drafts, self.config.speculative_config)
+        self.blocks.committed(request, number, n_committed, is_sound=not row.fault, reads=outcome.reads)
+        drafts = self._proposals.made_of(row.drafts, request.most_drafts)
+        step = record_of(row, start, n_committed, drafts, self.config.speculative_config, outcome.n_drafts)
         has_drafts = self.runner.n_drafts > 0
         if self.config.enable_metrics and has_drafts:
             request.steps.append(step)

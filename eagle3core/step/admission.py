@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from eagle3core.sampling import Sampling
 
+EVERY_DRAFT = (1 << 31) - 1
+
 
 @dataclass(frozen=True)
 class SlotRequest:
@@ -17,6 +19,7 @@ class SlotRequest:
         ends: tokens that end it. sampling: how its tokens are drawn; None for a greedy one.
         logprobs: log-probabilities of its tokens are kept.
         blocks: where the rows of prompt and first step go, in order; None: the slot's own (`BlockTables.own_blocks`).
+        most_drafts: of a path that the request uses.
         n_cached: tokens of the prompt whose rows lie in the first of `blocks` already: whole blocks, and not the last
             token.
     """
@@ -29,6 +32,7 @@ class SlotRequest:
     logprobs: bool = False
     blocks: Sequence[int] | None = None
     n_cached: int = 0
+    most_drafts: int = EVERY_DRAFT
 
 
 @dataclass

@@ -32,6 +32,8 @@ class DeviceSizes:
         block: tokens of a cache block.
         keeps_ranks: the draft's rank of the target's token is kept at every level of a chain.
         pool: blocks of the cache, which slots share; None: as many as all slots' longest sessions take.
+        n_kept: places of a slot for states of steps without drafts, a power of two, so that such steps may be mixed
+            with others of any depth; 0: every step is of the tree.
     """
 
     n_slots: int
@@ -43,6 +45,7 @@ class DeviceSizes:
     block: int = 64
     keeps_ranks: bool = False
     pool: int | None = None
+    n_kept: int = 0
 
     @property
     def entries(self) -> int:
@@ -100,6 +103,16 @@ class DeviceSizes:
     def seed_row(self) -> int:
         """First of the rows that keep the taps of a prompt's last token, a slot each, after those of a step."""
         return self.step_rows
+
+    @property
+    def kept_row(self) -> int:
+        """First of the rows that keep the taps of steps without drafts, `n_kept` a slot, after the seeds."""
+        return self.step_rows + self.n_slots
+
+    @property
+    def pending(self) -> int:
+        """Most entries that a draft has not read."""
+        return max(self.path_len, self.n_kept)
 
 
 @dataclass(frozen=True)

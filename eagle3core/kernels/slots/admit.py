@@ -18,6 +18,7 @@ from eagle3core.kernels.slots.slot_state import (
     FOUND_END,
     GOES_ON,
     LENGTH,
+    MOST_DRAFTS,
     MOST_ENDS,
     N_FIELDS,
     N_PENDING,
@@ -53,7 +54,7 @@ def admit_reference(request: Tensor, first: Tensor, before: Admitted, seed_row: 
     `unread`: entries of the prompt that the draft's cache still lacks: a head's last one takes the first token with it.
     """
     made = Admitted(*(tensor.clone() for tensor in before))
-    slot, n_prompt, budget, plain, request_id = request[:N_REQUEST].tolist()
+    slot, n_prompt, budget, plain, request_id, most = request[:N_REQUEST].tolist()
     token, ends = int(first[0]), request[N_REQUEST:]
     finish = FOUND_END if token in ends.tolist() else SPENT_BUDGET if budget <= 1 else GOES_ON
     finish = NO_CHOICE_LEFT if token < 0 else finish
@@ -61,6 +62,7 @@ def admit_reference(request: Tensor, first: Tensor, before: Admitted, seed_row: 
     for name, value in (
         (RUNNING, int(finish == GOES_ON)), (LENGTH, n_prompt), (ROOT, token), (DRAFT_LENGTH, n_prompt - unread),
         (N_PENDING, 1), (BUDGET, budget - 1), (PLAIN, plain), (REQUEST_ID, request_id),
+        (MOST_DRAFTS, most),
     ):  # fmt: skip
         field[name] = value
     made.ends[slot] = ends
@@ -87,6 +89,7 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
             isa.wait_previous()
         slot, n_prompt = isa.load_u32(request), isa.load_u32(request + 4)
         budget, plain, request_id = isa.load_u32(request + 8), isa.load_u32(request + 12), isa.load_u32(request + 16)
+        most = isa.load_u32(request + 20)
         token, end = isa.load_u32(first), isa.load_u32(request + (N_REQUEST + lane) * 4)
         # An admission takes a block of results as a step does.
         block = i32((isa.load_u32(turn) + 1) & (RESULT_BLOCKS - 1))
@@ -121,6 +124,7 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
             isa.store_u32(fields + BUDGET * pitch, budget - 1)
             isa.store_u32(fields + PLAIN * pitch, plain)
             isa.store_u32(fields + REQUEST_ID * pitch, request_id)
+            isa.store_u32(fields + MOST_DRAFTS * pitch, most)
             if pending > 0:
                 isa.store_u32(pending_tokens + i64(slot) * pending * 4, token)
                 isa.store_u32(pending_rows + i64(slot) * pending * 4, seed_row + slot)
@@ -174,8 +178,8 @@ ADMIT = Op("admit", admit, admit_meaning)
 
 
 def admit_cost(width: int, pending: int) -> Cost:
-    """The request, its token and the turn in; eight fields, the ends, a pending entry, the turn and a row out."""
-    return Cost(4 * (N_REQUEST + MOST_ENDS + 1 + 1 + 8 + 1 + MOST_ENDS + width) + (8 if pending else 0))
+    """The request, its token and the turn in; nine fields, the ends, a pending entry, the turn and a row out."""
+    return Cost(4 * (N_REQUEST + MOST_ENDS + 1 + 1 + 9 + 1 + MOST_ENDS + width) + (8 if pending else 0))
 
 
 def _example(case: Case, generator: torch.Generator, device: torch.device) -> Tensors:
@@ -184,7 +188,7 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
 
     n_slots = case["slots"]
     request = torch.full((N_REQUEST + MOST_ENDS,), -1, dtype=torch.int32, device=device)
-    request[:N_REQUEST] = torch.tensor([n_slots - 1, 17, case["budget"], 0, 41], dtype=torch.int32)
+    request[:N_REQUEST] = torch.tensor([n_slots - 1, 17, case["budget"], 0, 41, 3], dtype=torch.int32)
     request[N_REQUEST : N_REQUEST + 2] = torch.tensor([5, 9], dtype=torch.int32)
     return {
         "request": request, "first": torch.tensor([case["first"]], dtype=torch.int32, device=device),
@@ -228,5 +232,5 @@ CARD = Card(
         {"slots": 2, "budget": 7, "first": 4, "pending": 4, "width": 12, "seed_row": 3, "unread": 0},
     ),
     shapes=({"slots": 4, "budget": 7, "first": 4, "pending": 4, "width": 12, "seed_row": 12},),
-    hand_counts=(({"width": 12, "pending": 4}, Cost(4 * (37 + 1 + 1 + 8 + 1 + 32 + 12) + 8)),),
+    hand_counts=(({"width": 12, "pending": 4}, Cost(4 * (38 + 1 + 1 + 9 + 1 + 32 + 12) + 8)),),
 )
