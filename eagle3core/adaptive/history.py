@@ -17,7 +17,7 @@ PRIOR = 1.0  # rows that the chance at the depth before stands for
 UNKNOWN = 0.5  # chance of a first draft of which nothing is known
 ALLOWANCE = 0.8  # plain steps that drafts may lose before they have shown anything
 MOST_KEPT = 8.0  # of what they have gained: a mean takes about so many steps to follow a change
-REGAINED = 0.0025  # of a step, with every plain one: what looking again may take
+REGAINED = 0.002  # of a step, with every plain one: what looking again may take
 
 
 @dataclass

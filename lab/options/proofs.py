@@ -10,7 +10,7 @@ from pydantic import Field
 from lab.options.fields import Options, option
 from lab.options.values import ArchName, ExistingFile, GeometryName, PlantedGeometryName, Seconds, ShareSlice
 
-PartName = Literal["identity", "parity", "quiet", "slots", "long", "memory", "trees"]
+PartName = Literal["identity", "parity", "quiet", "slots", "long", "memory", "trees", "adaptive"]
 STATE_FILE = Path("reports", "gates.jsonl")
 
 

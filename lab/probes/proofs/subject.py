@@ -53,12 +53,14 @@ class Setting:
         k: drafts of a chain; of a tree the most on a path.
         batch: slots. session_len: tokens of a session.
         tree: name of a tree's shape (`lab.acceptance.shapes`), or None for a chain.
+        adaptive: `k` is the most, and each step's depth is chosen anew.
     """
 
     k: int
     batch: int
     session_len: int
     tree: str | None = None
+    adaptive: bool = False
 
     @property
     def drafts(self) -> str:
@@ -69,7 +71,9 @@ class Setting:
         """The draft settings; None for plain decoding."""
         if self.tree is not None:
             return SpeculativeConfig(model=model, **shape_named(self.tree).settings)
-        return SpeculativeConfig(model=model, num_speculative_tokens=self.k) if self.k else None
+        if not self.k:
+            return None
+        return SpeculativeConfig(model=model, num_speculative_tokens=self.k, adaptive=self.adaptive)
 
 
 def tree_setting(tree: str, batch: int, session_len: int) -> Setting:

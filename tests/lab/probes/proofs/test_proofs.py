@@ -159,6 +159,7 @@ def test_parts_list_their_checks_over_the_pairs_they_need(planted: Subject) -> N
         "long": 1,
         "memory": 2,
         "trees": 10,
+        "adaptive": 16,
     }
     for one in (*listed["identity"], *listed["long"]):
         assert verdicts([one])[one.name].held, one.name
