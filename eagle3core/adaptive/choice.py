@@ -55,7 +55,8 @@ def choose(curve: StepCurve, history: History, moment: Moment) -> Choice:
     over = {depth: curve.time_us(depth, rows, context) / plain_us for depth in depths}
     gains = {depth: lengths[depth] / over[depth] for depth in depths}
     risks = {depth: max(0.0, over[depth] - sure[depth]) for depth in depths}
-    free = max(0.0, history.balance - history.reserved) * min(1.0, rows / LEARNS)
+    # What is under way counts twice: its results may show that another such step is not worth its risk.
+    free = max(0.0, history.balance - 2.0 * history.reserved) * min(1.0, rows / LEARNS)
 
     def choice(depth: int, reason: str) -> Choice:
         return Choice(depth, reason, over[depth], risks[depth], gains[depth])

@@ -30,6 +30,7 @@ from eagle3core.kernels.slots.slot_state import (
     GOES_ON,
     LENGTH,
     MISSING_BLOCKS,
+    MOST_DRAFTS,
     MOST_ENDS,
     N_FIELDS,
     N_PENDING,
@@ -92,6 +93,7 @@ def commit_reference(decided: Decided, before: Committed, keeps: Kept = NOT_KEPT
     field[PLAIN] |= (fault != NO_FAULT).int()
     is_plain = field[PLAIN] != 0
     n, path, tokens = _followed(decided, rows, is_plain)
+    n = n.minimum(field[MOST_DRAFTS])  # the target's choice behind the last that counts is its bonus
     at = torch.arange(path_len, device=n.device)
     n, is_stuck, redoes = _chosen(tokens, n, ~is_plain & (decided.choices.shape[1] > 1))
     fault |= redoes * NOT_FINITE
@@ -207,9 +209,9 @@ COMMIT = Op("commit", commit, commit_meaning)
 
 
 def commit_cost(batch: int, nodes: int, path_len: int, pending: int) -> Cost:
-    """Slot, turn, acceptance, path, tokens, choice, nodes and places, ends, six fields in; seven fields, pending
+    """Slot, turn, acceptance, path, tokens, choice, nodes and places, ends, seven fields in; seven fields, pending
     entries, kept and the result row out."""
-    read = 4 + 4 + 4 + 8 * path_len + 4 + 8 * nodes - 4 + 4 * MOST_ENDS + 6 * 4
+    read = 4 + 4 + 4 + 8 * path_len + 4 + 8 * nodes - 4 + 4 * MOST_ENDS + 7 * 4
     return Cost(batch * (read + 7 * 4 + 8 * min(pending, path_len) + 4 + 4 * result_width(path_len, nodes)))
 
 
@@ -221,6 +223,7 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
 
     state = integers(1, 9, N_FIELDS, n_slots)
     state[PLAIN], state[BUDGET] = 0, integers(1, 2 * path_len, n_slots)
+    state[MOST_DRAFTS] = path_len if "unchosen" in case else integers(0, path_len + 1, n_slots)
     if "keeps" in case:
         state[N_PENDING] = integers(1, case["pending"], n_slots)
     order = torch.randperm(n_slots, generator=generator, device=device).sort().values.int()
@@ -294,8 +297,8 @@ CARD = Card(
     hand_counts=(
         (
             {"batch": 2, "nodes": 4, "path_len": 3, "pending": 3},
-            # in: 12 + 24 + 4 + 28 + 128 + 24; out: 28 + 24 + 4 + 4 * 12
-            Cost(2 * (220 + 104)),
+            # in: 12 + 24 + 4 + 28 + 128 + 28; out: 28 + 24 + 4 + 4 * 12
+            Cost(2 * (224 + 104)),
         ),
     ),
 )  # fmt: skip

@@ -11,6 +11,7 @@ from eagle3core.kernels.slots.slot_state import (
     FOUND_END,
     LENGTH,
     MISSING_BLOCKS,
+    MOST_DRAFTS,
     MOST_ENDS,
     N_PENDING,
     N_RESULT,
@@ -61,6 +62,7 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, n_kept: in
             budget, plain = isa.load_u32(fields + BUDGET * pitch), isa.load_u32(fields + PLAIN * pitch)
             length, start = isa.load_u32(fields + LENGTH * pitch), isa.load_u32(fields + DRAFT_LENGTH * pitch)
             n_pending, request_id = isa.load_u32(fields + N_PENDING * pitch), isa.load_u32(fields + REQUEST_ID * pitch)
+            most = isa.load_u32(fields + MOST_DRAFTS * pitch)
             end = isa.load_u32(ends + (i64(slot) * MOST_ENDS + lane) * 4)
             root_place, is_missing = isa.load_u32(places + row * (nodes * 4)), i32(0)
             at = lane
@@ -81,6 +83,8 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, n_kept: in
                 plain = i32(1)
             if plain != 0:
                 n = i32(0)
+            # The target's choice behind the last draft that its request uses is as good a bonus.
+            n = i32(min(n, most))
             # How many tokens in a row the target did choose; all lanes count alike.
             n_chosen = i32(n + 1)
             for t in range(path_len):
