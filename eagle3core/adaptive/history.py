@@ -17,6 +17,7 @@ PRIOR = 1.0  # rows that the chance at the depth before stands for
 UNKNOWN = 0.5  # chance of a first draft of which nothing is known
 ALLOWANCE = 0.8  # plain steps that drafts may lose before they have shown anything
 MOST_KEPT = 8.0  # of what they have gained: a mean takes about so many steps to follow a change
+DOUBTED = 0.5  # what is left of it with every step that loses more than there is
 REGAINED = 0.002  # of a step, with every plain one: what looking again may take
 
 
@@ -80,6 +81,8 @@ class History:
         self.reserved = max(0.0, self.reserved - risk)
         gain = 1.0 + sum(accepted) / len(accepted) - over_plain
         self.balance = min(MOST_KEPT, self.balance + gain)
+        if self.balance < 0.0:  # what is known is of better times
+            self.tried, self.right = [n * DOUBTED for n in self.tried], [n * DOUBTED for n in self.right]
 
 
 def _lengths(chances: Sequence[float]) -> list[float]:

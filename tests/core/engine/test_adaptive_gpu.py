@@ -23,10 +23,8 @@ pytestmark = [
 ]
 
 N_TOKENS = 64
-WAYS: dict[str, dict[str, Any]] = {
-    "chain": {"num_speculative_tokens": 4},
-    "tree": shape_named("dynamic-8/3/4").settings,
-}
+TREE = shape_named("dynamic-8/3/4").settings
+WAYS: dict[str, dict[str, Any]] = {"chain": {"num_speculative_tokens": 4}, "tree": dict(TREE)}
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ def rate(tokens_per_s: float, *, is_right: bool = True) -> Rate:
 
 @pytest.mark.parametrize(
     ("adaptive", "fixed", "held"),
-    [(98.0, 100.0, False), (99.5, 90.0, True), (194.5, 200.0, True), (193.0, 200.0, False)],
+    [(98.0, 99.0, False), (99.5, 90.0, True), (194.5, 200.0, True), (193.0, 200.0, False)],
 )
 def test_both_shares_have_to_be_kept(adaptive: float, fixed: float, held: bool) -> None:
     verdict = judge_rates(rate(adaptive), {1: rate(50.0), 2: rate(fixed)}, rate(100.0))
