@@ -10,12 +10,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import isfinite
+from typing import ClassVar
 
 from eagle3core.errors import ConfigError, shown
 
 
 class AcceptanceRule(ABC):
-    """A rule by which drafts are accepted."""
+    """A rule by which drafts are accepted.
+
+    Attributes:
+        of_one_depth: what it says that steps of several depths would make untrue; None: they may be mixed.
+    """
+
+    of_one_depth: ClassVar[str | None] = None
 
     @property
     @abstractmethod
@@ -45,6 +52,9 @@ class RejectionAcceptance(AcceptanceRule):
     A draft is accepted with probability min(1, p/q); at the first that is not, the token is drawn from max(p - q, 0),
     behind the last from p. Tokens are distributed as the target's own. A chain of an EAGLE-3 head alone.
     """
+
+    # A token is drawn by other numbers where a step ends than in its middle, and the depth would say where that is.
+    of_one_depth = "a seed's tokens would depend on how long steps take"
 
     @property
     def label(self) -> str:
@@ -131,6 +141,8 @@ class ForcedAcceptance(AcceptanceRule):
         accepted_drafts: accepted drafts a step, 0 to depth, as TensorRT-LLM counts them.
     """
 
+    of_one_depth = "a step of fewer drafts could not accept as many"
+
     length: float | None = None
     accepted_drafts: float | None = None
 
@@ -180,7 +192,9 @@ def _shape(tree_kind: str) -> str:
     return "a chain" if tree_kind == "chain" else f"a {tree_kind} tree"
 
 
-def check_acceptance(rule: object, is_lookup: bool, method: str, tree_kind: str, depth: int) -> None:
+def check_acceptance(
+    rule: object, is_lookup: bool, method: str, tree_kind: str, depth: int, *, is_adaptive: bool = False
+) -> None:
     """Refuse what is no rule, and draft settings that contradict it.
 
     Raises:
@@ -193,6 +207,12 @@ def check_acceptance(rule: object, is_lookup: bool, method: str, tree_kind: str,
             f"acceptance is {shown(rule)}",
             "None, or a rule: RejectionAcceptance, RelaxedAcceptance, MedusaAcceptance or ForcedAcceptance",
             "leave it out, or write for example acceptance=RejectionAcceptance()",
+        )
+    if is_adaptive and rule.of_one_depth is not None:
+        raise ConfigError(
+            f"adaptive is True with acceptance {rule.label}, where {rule.of_one_depth}",
+            "acceptance None, RelaxedAcceptance or MedusaAcceptance beside adaptive",
+            "leave adaptive out, or acceptance",
         )
     rule.check(is_lookup, method, tree_kind, depth)
 

@@ -60,6 +60,8 @@ class SpeculativeConfig:
         use_dynamic_tree: a tree grown anew in every step from what the draft holds likely; not with choices.
         dynamic_tree_max_top_k: candidates of each node of a dynamic tree, and nodes of a level that go on, 1..16.
         acceptance: a rule of `eagle3core.acceptance`; None accepts the drafts that are the target's own choice.
+        adaptive: each step's depth, or of a tree whether it is drafted, is chosen anew (docs/engine.md); the tree or
+            num_speculative_tokens is then the most.
     """
 
     method: str = "eagle3"
@@ -76,6 +78,7 @@ class SpeculativeConfig:
     use_dynamic_tree: bool = False
     dynamic_tree_max_top_k: int = 10
     acceptance: AcceptanceRule | None = None
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.capture_layers, Sequence):  # a list, as JSON and TOML give it, is welcome
@@ -151,7 +154,8 @@ class SpeculativeConfig:
 
 def _check_tree_settings(spec: SpeculativeConfig) -> None:
     """What has to hold before a tree is read and limits are derived from it."""
-    require_flag("use_dynamic_tree", spec.use_dynamic_tree)
+    for name in ("use_dynamic_tree", "adaptive"):
+        require_flag(name, getattr(spec, name))
     require_count("dynamic_tree_max_top_k", spec.dynamic_tree_max_top_k, MAX_TOP_K)
     if spec.use_dynamic_tree and spec.choices is not None:
         raise ConfigError(
@@ -197,7 +201,8 @@ def validate_speculative_config(spec: SpeculativeConfig) -> None:
     if spec.use_dynamic_tree:
         _check_dynamic_tree(spec)
     _check_taps(spec)
-    check_acceptance(spec.acceptance, spec.is_lookup, spec.method, spec.tree_kind, spec.depth)
+    its = (spec.is_lookup, spec.method, spec.tree_kind, spec.depth)
+    check_acceptance(spec.acceptance, *its, is_adaptive=spec.adaptive)
 
 
 def _check_method(spec: SpeculativeConfig) -> None:

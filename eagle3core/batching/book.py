@@ -17,6 +17,7 @@ import torch
 
 from eagle3core.batching import step_log
 from eagle3core.batching.blocks import CacheBlocks
+from eagle3core.batching.depths import Depths
 from eagle3core.batching.proposals import Proposals
 from eagle3core.batching.share import ReadingShare
 from eagle3core.batching.step_record import record_of
@@ -25,8 +26,8 @@ from eagle3core.errors import InvariantViolated
 from eagle3core.kernels.slots.slot_state import NO_ROOM, NOT_FINITE
 from eagle3core.performance import mode as performance_mode
 from eagle3core.request import Request
-from eagle3core.step.admission import Reading, SlotRequest, is_full
-from eagle3core.step.outcome import RowOutcome
+from eagle3core.step.admission import EVERY_DRAFT, Reading, SlotRequest, is_full
+from eagle3core.step.outcome import Outcome, RowOutcome
 from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import Trace
 
@@ -42,6 +43,7 @@ class Book:
     Attributes:
         waiting, reading, running: the requests, oldest first; those that are read or run by their id.
         blocks: who holds which blocks of the cache. n_passes: over prompts, so far.
+        depths: chooses each step's; None: all steps have the same.
     """
 
     def __init__(self, runner: DeviceRunner, promises: performance_mode.Watch, config: EngineConfig) -> None:
@@ -54,6 +56,7 @@ class Book:
         self._progress: dict[int, Reading] = {}  # of the prompts under reading
         self._share = ReadingShare(config.prefill_share)
         self._proposals = Proposals(config.speculative_config)
+        self.depths = Depths(runner) if runner.sizes.n_kept else None
         self._n_steps, self._is_counting = 0, False  # counts a run: from the first request in an empty book to its end
 
     @property
@@ -100,7 +103,7 @@ class Book:
 
     def settle(self) -> None:
         """With an empty book: read what is under way, of requests that ended meanwhile, and end the run."""
-        self._proposals.forget()
+        self._forget()
         self.runner.collect(everything=True)
         if self._is_counting:
             self._is_counting = False
@@ -118,7 +121,7 @@ class Book:
             self.waiting.remove(request)
         request.cancel()
         if self.is_empty:
-            self._proposals.forget()
+            self._forget()
             self.runner.collect(everything=True)
         return True
 
@@ -133,8 +136,14 @@ class Book:
         self._is_counting = False
         self._share.forget()
         self.blocks.forget()
-        self._proposals.forget()
+        self._forget()
         self.runner.abandon()
+
+    def _forget(self) -> None:
+        """Drop what is known of drafts of requests that no longer run."""
+        self._proposals.forget()
+        if self.depths:
+            self.depths.forget()
 
     @property
     def _may_read(self) -> bool:
@@ -183,6 +192,7 @@ class Book:
         wanted = SlotRequest(
             request.id, tokens, left, stop.end_tokens, request.sampling, logprobs=request.n_top is not None,
             blocks=blocks, n_cached=n_cached, first=request.kept_token[0] if request.kept_token else None,
+            most_drafts=EVERY_DRAFT if request.most_drafts is None else request.most_drafts,
         )  # fmt: skip
         self._progress[request.id] = self.runner.begin(request.slot, wanted)
 
@@ -194,12 +204,16 @@ class Book:
         step_log.log_active(number, [request.slot for request in self.running.values()], self.runner.n_slots)
         draws = any(request.sampling is not None for request in self.running.values())
         logprobs = any(request.n_top is not None for request in self.running.values())
-        self.runner.ready(n_running, trace, draws=draws, logprobs=logprobs)
+        depth = self.depths.next(self.running.values()) if self.depths else None
+        kind = self.runner.kind_for(depth)
+        self.runner.ready(n_running, trace, draws=draws, logprobs=logprobs, depth=depth)
         self._proposals.write(self.runner, self.running)
         with trace.scope(f"step{number}"), self.promises.step(n_running):
-            self.runner.enqueue(n_running, number, trace, draws=draws, logprobs=logprobs)
+            self.runner.enqueue(n_running, number, trace, draws=draws, logprobs=logprobs, depth=depth)
+        if self.depths:
+            self.depths.enqueued(number, kind)
         self._n_steps += 1
-        self._share.stepped(self.runner.rows_of_step(n_running))
+        self._share.stepped(self.runner.rows_of_step(n_running, kind))
         self._collect(trace)
 
     def _make_room(self, trace: Trace) -> None:
@@ -237,6 +251,8 @@ class Book:
         """Read the outcomes that are known, or wait for all of them, row by row, and retire who is finished."""
         for outcome in self.runner.collect(everything=everything):
             asked = step_log.asked_families()
+            if self.depths:
+                self.depths.saw(outcome)
             for row in outcome.rows:
                 request = self.running.get(row.request_id)
                 if request is None:
@@ -245,22 +261,23 @@ class Book:
                     request.take(row.tokens, row.logprobs)
                     trace.tap("first_token", torch.tensor([row.tokens]))
                 else:
-                    self._read(request, row, outcome.step, asked)
+                    self._read(request, row, outcome, asked)
                 if row.is_broken:
                     request.break_off()
                     log.error("[EAGLE] slot %d: %s", row.slot, request.error)
                 self._retire(request, row)
 
-    def _read(self, request: Request, row: RowOutcome, number: int, asked: frozenset[str]) -> None:
+    def _read(self, request: Request, row: RowOutcome, outcome: Outcome, asked: frozenset[str]) -> None:
+        number = outcome.step or 0
         if row.fault:
             self._report(row, number)
         elif not row.is_broken:
             self.promises.row(row)
         start = len(request.token_ids)
         n_committed = request.take(row.tokens, row.logprobs)
-        self.blocks.committed(request, number, n_committed, is_sound=not row.fault)
-        drafts = self._proposals.made_of(row.drafts)
-        step = record_of(row, start, n_committed, drafts, self.config.speculative_config)
+        self.blocks.committed(request, number, n_committed, is_sound=not row.fault, reads=outcome.reads)
+        drafts = self._proposals.made_of(row.drafts, request.most_drafts)
+        step = record_of(row, start, n_committed, drafts, self.config.speculative_config, outcome.n_drafts)
         has_drafts = self.runner.n_drafts > 0
         if self.config.enable_metrics and has_drafts:
             request.steps.append(step)

@@ -24,6 +24,7 @@ from lab.pairs.planted.disk import write_pair
 from lab.pairs.planted.weights import PlantedWeights
 from lab.pairs.prompts import prompts_for
 from lab.parity.recording import PairUnderTest
+from lab.probes.proofs.adaptive import Adaptive, AdaptivePlan, draft_of_length
 from lab.probes.proofs.check import Check
 from lab.probes.proofs.identity import Identity, IdentityPlan
 from lab.probes.proofs.kernel_parity import KernelParity, ParityPlan
@@ -77,6 +78,7 @@ class Plans:
     trees: TreeCostPlan = field(default_factory=lambda: H200_TREES)
     waiting: WaitingPlan = field(default_factory=WaitingPlan)
     serving: ServingPlan = field(default_factory=ServingPlan)
+    adaptive: AdaptivePlan = field(default_factory=AdaptivePlan)
 
     def settings(self, part: str) -> dict[str, list[Setting]]:
         """Engines that a part makes, by pair: "shipped", or the geometry's name."""
@@ -94,6 +96,7 @@ class Plans:
             "trees": {self.geometry: self.trees.settings()},
             "waiting": {self.geometry: self.waiting.settings()},
             "serving": {SHIPPED: self.serving.settings()},
+            "adaptive": {self.geometry: self.adaptive.settings()},
         }[part]
 
 
@@ -115,7 +118,7 @@ class Proofs:
         yield from {
             "identity": self._identity, "parity": self._parity, "quiet": self._quiet, "slots": self._slots,
             "long": self._long, "memory": self._memory, "trees": self._trees, "waiting": self._waiting,
-            "serving": self._serving,
+            "serving": self._serving, "adaptive": self._adaptive,
         }[part]()  # fmt: skip
 
     def close(self) -> None:
@@ -176,6 +179,15 @@ class Proofs:
 
     def _serving(self) -> Iterator[Check]:
         yield from Serving(self.plans.serving).checks()
+
+    def _adaptive(self) -> Iterator[Check]:
+        plans, subject = self.plans, self.pair(self.plans.geometry)
+        block = subject.config(plans.adaptive.setting(1, drafts=True)).block_size
+
+        def draft(length: float) -> PackedDraft:
+            return draft_of_length(subject, find_geometry(plans.geometry), plans.adaptive.k, length, block)
+
+        yield from Adaptive(subject, draft, self._planted_prompts, plans.adaptive).checks()
 
     def _trained_prompts(self, n: int, most: int) -> list[list[int]]:
         return [list(prompt.ids) for prompt in prompts_for(shipped_pair().target, limit=n, max_tokens=most)[0]]
