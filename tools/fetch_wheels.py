@@ -16,7 +16,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # What the lab needs and a torch image usually lacks; their own needs come along.
-PACKAGES = ("papermill", "ipykernel", "nbclient", "nbconvert", "nvtx", "pydantic", "hypothesis", "greenlet")
+PACKAGES = (
+    "papermill",
+    "ipykernel",
+    "nbclient",
+    "nbconvert",
+    "nvtx",
+    "pydantic",
+    "hypothesis",
+    "greenlet",
+    "starlette",
+    "uvicorn",
+)
 GLIBC_MINORS = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)  # pip matches a manylinux tag exactly
 
 
