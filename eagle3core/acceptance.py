@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from math import isfinite
+from math import ceil, isfinite
 from typing import ClassVar
 
 from eagle3core.errors import ConfigError, shown
@@ -44,6 +44,13 @@ class AcceptanceRule(ABC):
             ConfigError: it does.
         """
 
+    def check_request(self, most_drafts: int | None) -> None:  # noqa: B027  # most fit all
+        """Refuse a request that uses so few drafts of a step that the rule does not hold; None: it uses all.
+
+        Raises:
+            ConfigError: it does not.
+        """
+
 
 @dataclass(frozen=True)
 class RejectionAcceptance(AcceptanceRule):
@@ -54,7 +61,7 @@ class RejectionAcceptance(AcceptanceRule):
     """
 
     # A token is drawn by other numbers where a step ends than in its middle, and the depth would say where that is.
-    of_one_depth = "a seed's tokens would depend on how long steps take"
+    of_one_depth = "a seed's tokens would depend on where each step ends"
 
     @property
     def label(self) -> str:
@@ -185,6 +192,15 @@ class ForcedAcceptance(AcceptanceRule):
                 f"acceptance is {self.label} with {depth} drafts on the longest path",
                 f"a length of 1 to {depth + 1}, which is 0 to {depth} accepted drafts",
                 "lower it, or raise num_speculative_tokens",
+            )
+
+    def check_request(self, most_drafts: int | None) -> None:
+        """As many drafts as are forced."""
+        if most_drafts is not None and most_drafts < self.drafts:
+            raise ConfigError(
+                f"max_draft_tokens is {most_drafts} with acceptance {self.label}",
+                f"at least {ceil(self.drafts)}, the accepted drafts of a step",
+                "leave max_draft_tokens out",
             )
 
 

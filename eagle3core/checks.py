@@ -43,3 +43,16 @@ def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """That a value is one of a few names, or a ConfigError that lists them."""
     if value not in choices:
         raise ConfigError(f"{name} is {shown(value)}", f"one of {tuple(choices)}", f"set {name} to one of them")
+
+
+def check_taps(layers: tuple[int, ...] | None, convention: object) -> None:
+    """That ids of tapped layers come with the convention that numbers them, or a ConfigError."""
+    require_ids("capture_layers", layers or (), "layer ids")
+    if (layers is None) != (convention is None):
+        raise ConfigError(
+            f"capture_layers is {layers!r} with capture_convention {convention!r}",
+            "both, or neither: the same ids mean different tensors in the two conventions",
+            "add capture_convention='input' (id i is what layer i reads) or 'output' (what layer i writes)",
+        )
+    if convention not in (None, "input", "output"):
+        raise ConfigError(f"capture_convention is {convention!r}", "'input' or 'output'", "name one of the two")

@@ -87,7 +87,7 @@ class GenerationConfig:
         top_k, top_p, min_p, posterior_threshold: tokens that are left out; by default none.
         seed: of the draws; None takes one by chance, which the response then names.
         max_draft_tokens: most drafts of a step that this request uses, at most as many as the engine makes; None: all.
-            It changes speed, not tokens.
+            It changes speed, not tokens (of some rules of acceptance tokens too: docs/engine.md).
         logprobs: True keeps every token's log-probability under the target, before temperature; a number also those of
             so many likeliest tokens of its place (`Response.logprobs`).
     """

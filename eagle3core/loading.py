@@ -294,8 +294,7 @@ def speculation_from(config: EngineConfig, draft: Drafter | None) -> Speculation
             f"a PackedDraft for 'eagle3', a PackedTarget for {DRAFT_TARGET!r}",
             "set the method that the model is for",
         )
-    is_chain = spec.tree_kind == "chain"
-    what = f"{spec.depth} drafted tokens" if is_chain else f"a {spec.tree_kind} tree of {spec.n_nodes} nodes"
+    what = f"{spec.depth} drafted tokens" if spec.tree_kind == "chain" else spec.tree_label
     what = f"at most {what} a step, as pays" if spec.adaptive else f"{what} a step"
     rule = f", acceptance {spec.acceptance.label}" if spec.acceptance is not None else ""
     return SpeculationState(True, f"{spec.method} with {what}{rule}")

@@ -273,11 +273,7 @@ class EagleMetricsSummary:
             tuple(stats.accepted_histogram),
             depth_histogram=tuple(stats.depth_histogram),
         )
-        length, accepted, rate = (
-            info.mean_acceptance_length,
-            info.mean_accepted_draft_tokens,
-            info.mean_acceptance_rate,
-        )
+        length, accepted, rate = info.mean_acceptance_length, info.mean_accepted_draft_tokens, info.mean_acceptance_rate
         if length is None or accepted is None or rate is None:
             return None
         return cls(

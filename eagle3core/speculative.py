@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any, Literal
 
 from eagle3core.acceptance import AcceptanceRule, check_acceptance
-from eagle3core.checks import is_count, require_count, require_flag, require_ids
+from eagle3core.checks import check_taps, is_count, require_count, require_flag
 from eagle3core.errors import ConfigError, shown
 from eagle3core.lookup import LOOKUPS
 from eagle3core.trees import MAX_DEPTH, MAX_TOP_K, StaticTree, most_dynamic_nodes, read_choices
@@ -123,6 +123,11 @@ class SpeculativeConfig:
         return "chain" if self.static_tree is None else "static"
 
     @property
+    def tree_label(self) -> str:
+        """The tree in a few words."""
+        return f"a {self.tree_kind} tree of {self.n_nodes} nodes"
+
+    @property
     def n_nodes(self) -> int:
         """Nodes that a step sends to the target for a sequence, the root included."""
         if self.use_dynamic_tree:
@@ -200,7 +205,7 @@ def validate_speculative_config(spec: SpeculativeConfig) -> None:
         _check_static_tree(spec, spec.static_tree)
     if spec.use_dynamic_tree:
         _check_dynamic_tree(spec)
-    _check_taps(spec)
+    check_taps(spec.capture_layers, spec.capture_convention)
     its = (spec.is_lookup, spec.method, spec.tree_kind, spec.depth)
     check_acceptance(spec.acceptance, *its, is_adaptive=spec.adaptive)
 
@@ -293,18 +298,4 @@ def _check_dynamic_tree(spec: SpeculativeConfig) -> None:
             f"max_non_leaves_per_layer is {spec.max_non_leaves_per_layer} with dynamic_tree_max_top_k {k}",
             f"at least {k}: so many nodes of a level get children",
             f"set max_non_leaves_per_layer={k}, or lower dynamic_tree_max_top_k",
-        )
-
-
-def _check_taps(spec: SpeculativeConfig) -> None:
-    require_ids("capture_layers", spec.capture_layers or (), "layer ids")
-    if (spec.capture_layers is None) != (spec.capture_convention is None):
-        raise ConfigError(
-            f"capture_layers is {spec.capture_layers!r} with capture_convention {spec.capture_convention!r}",
-            "both, or neither: the same ids mean different tensors in the two conventions",
-            "add capture_convention='input' (id i is what layer i reads) or 'output' (what layer i writes)",
-        )
-    if spec.capture_convention not in (None, "input", "output"):
-        raise ConfigError(
-            f"capture_convention is {spec.capture_convention!r}", "'input' or 'output'", "name one of the two"
         )

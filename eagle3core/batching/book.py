@@ -18,12 +18,12 @@ import torch
 from eagle3core.batching import step_log
 from eagle3core.batching.blocks import CacheBlocks
 from eagle3core.batching.depths import Depths
+from eagle3core.batching.faults import report_fault
 from eagle3core.batching.proposals import Proposals
 from eagle3core.batching.share import ReadingShare
 from eagle3core.batching.step_record import record_of
 from eagle3core.config import EngineConfig
 from eagle3core.errors import InvariantViolated
-from eagle3core.kernels.slots.slot_state import NO_ROOM, NOT_FINITE
 from eagle3core.performance import mode as performance_mode
 from eagle3core.request import Request
 from eagle3core.step.admission import EVERY_DRAFT, Reading, SlotRequest, is_full
@@ -42,8 +42,7 @@ class Book:
 
     Attributes:
         waiting, reading, running: the requests, oldest first; those that are read or run by their id.
-        blocks: who holds which blocks of the cache. n_passes: over prompts, so far.
-        depths: chooses each step's; None: all steps have the same.
+        blocks: who holds which of the cache. n_passes: over prompts, so far. depths: chooses a step's, where chosen.
     """
 
     def __init__(self, runner: DeviceRunner, promises: performance_mode.Watch, config: EngineConfig) -> None:
@@ -52,12 +51,11 @@ class Book:
         self.waiting: deque[Request] = deque()
         self.reading: dict[int, Request] = {}  # between two passes one at most: whose prompt the last one cut
         self.running: dict[int, Request] = {}
-        self.n_passes = 0
         self._progress: dict[int, Reading] = {}  # of the prompts under reading
-        self._share = ReadingShare(config.prefill_share)
-        self._proposals = Proposals(config.speculative_config)
+        self._share, self._proposals = ReadingShare(config.prefill_share), Proposals(config.speculative_config)
         self.depths = Depths(runner) if runner.sizes.n_kept else None
-        self._n_steps, self._is_counting = 0, False  # counts a run: from the first request in an empty book to its end
+        # A run, whose steps are counted, goes from the first request in an empty book to its end.
+        self.n_passes, self._n_steps, self._is_counting = 0, 0, False
 
     @property
     def unfinished(self) -> Iterator[Request]:
@@ -268,12 +266,11 @@ class Book:
                 self._retire(request, row)
 
     def _read(self, request: Request, row: RowOutcome, outcome: Outcome, asked: frozenset[str]) -> None:
-        number = outcome.step or 0
+        number, start = outcome.step or 0, len(request.token_ids)
         if row.fault:
-            self._report(row, number)
+            report_fault(row, number)
         elif not row.is_broken:
             self.promises.row(row)
-        start = len(request.token_ids)
         n_committed = request.take(row.tokens, row.logprobs)
         self.blocks.committed(request, number, n_committed, is_sound=not row.fault, reads=outcome.reads)
         drafts = self._proposals.made_of(row.drafts, request.most_drafts)
@@ -282,22 +279,8 @@ class Book:
         if self.config.enable_metrics and has_drafts:
             request.steps.append(step)
         made = (row.slot, number, step, drafts, request.token_ids[start:])
-        if self.config.speculative_config is not None and has_drafts:
-            step_log.log_flags(self.config.speculative_config, *made)
-        if asked:
-            step_log.log_families(asked, *made, n_prompt=len(request.prompt))
-
-    def _report(self, row: RowOutcome, number: int) -> None:
-        """Say that an invariant broke: the slot goes on as the baseline would, or nothing can go on.
-
-        Raises:
-            InvariantViolated: in performance mode (docs/requirements.md R-62), or when the slot has no room left.
-        """
-        broken = performance_mode.broken_by_fault(row.slot, row.fault, number)
-        is_of_engine = row.fault & ~NOT_FINITE  # numbers that overflow are the model's, and no reason to end a batch
-        if row.fault & NO_ROOM or (is_of_engine and performance_mode.is_on()):
-            raise broken
-        log.error("[EAGLE] slot %d goes on without its drafts: %s", row.slot, broken)
+        step_log.log_flags(self.config.speculative_config if has_drafts else None, *made)
+        step_log.log_families(asked, *made, n_prompt=len(request.prompt))
 
     def _retire(self, request: Request, row: RowOutcome) -> None:
         """Take a finished request out of the book, and its slot out of the next steps.

@@ -225,7 +225,8 @@ def new_request(
     """The request for prompt number `index` (as errors name it), whose drafts are accepted by `rule`.
 
     Raises:
-        ConfigError: an empty or too long prompt, a token outside the vocabulary, stop words without a tokenizer.
+        ConfigError: an empty or too long prompt, a token outside the vocabulary, stop words without a tokenizer,
+            fewer drafts than the rule needs.
     """
     if not prompt:
         raise ConfigError(f"prompt {index} is empty", "at least one token", "give it a token, such as BOS")
@@ -248,6 +249,8 @@ def new_request(
             "stop_token_ids, or an engine with a tokenizer",
             "use pipeline(...), or pass tokenizer= to the engine",
         )
+    if rule is not None:
+        rule.check_request(generation.max_draft_tokens)
     stop = StopCriteria(
         generation, target.eos_token_ids, session_len - len(prompt), lambda ids: detokenize(tokenizer, ids)
     )

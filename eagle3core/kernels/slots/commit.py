@@ -173,17 +173,14 @@ def commit_variant(arch: str, nodes: int, path_len: int, pending: int, keeps: Ke
         name=f"commit_{nodes}_{path_len}_{pending}{keeps.name}",
         make=make_commit,
         constants={
-            "nodes": nodes, "path_len": path_len, "pending": pending, "n_kept": keeps.n, "unread": keeps.is_unread,
-            "overlap": overlaps(arch),
+            "nodes": nodes, "path_len": path_len, "pending": pending, **keeps.constants, "overlap": overlaps(arch)
         },
         parameters=parameters(
             "active:in n_accepted:in path:in tokens:in choices:in node_tokens:in places:in ends:in state:inout "
-            "pending_tokens:inout pending_rows:inout kept:out turn:in results:out n_slots:i32 "
-            "width:i32 first_kept:i32"
+            "pending_tokens:inout pending_rows:inout kept:out turn:in results:out n_slots:i32 width:i32 first_kept:i32"
         ),
-        threads=THREADS,
+        threads=THREADS, instructions={"VOTE": 1},
         max_registers=96,  # the loop over a path is unrolled
-        instructions={"VOTE": 1},
         dependent=overlaps(arch),
     )  # fmt: skip
 
@@ -193,8 +190,8 @@ def commit(arch: str, decided: Decided, out: Committed, keeps: Kept = NOT_KEPT) 
     (batch, path_len), nodes = decided.path.shape, decided.choices.shape[1]
     return [
         commit_variant(arch, nodes, path_len, out.pending_tokens.shape[1], keeps).launch(
-            (batch,), **decided._asdict(), **out._asdict(), n_slots=out.state.shape[1], width=out.results.shape[2],
-            first_kept=keeps.first,
+            (batch,), **decided._asdict(), **out._asdict(), first_kept=keeps.first, n_slots=out.state.shape[1],
+            width=out.results.shape[2],
         )
     ]  # fmt: skip
 

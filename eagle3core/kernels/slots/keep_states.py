@@ -35,6 +35,11 @@ class Kept(NamedTuple):
     is_unread: bool
 
     @property
+    def constants(self) -> dict[str, int | bool]:
+        """As a kernel's constants say it."""
+        return {"n_kept": self.n, "unread": self.is_unread}
+
+    @property
     def name(self) -> str:
         """As a kernel's name says it."""
         return f"_keeps_{self.n}{'_more' if self.is_unread else ''}" if self.n or self.is_unread else ""

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
 
 from eagle3core.checkpoint import draft_shapes, load_draft, load_target, target_shapes
 from eagle3core.config import EngineConfig
@@ -19,15 +18,13 @@ from eagle3core.step import EagerReplayer, GraphReplayer, variants_of
 from eagle3core.weights import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
 from lab.options.proofs import PartName
 from lab.pairs import shipped_pair
-from lab.pairs.planted import PlantedGeometry, PlantedPair, TokenMap, find_geometry
-from lab.pairs.planted.disk import write_pair
-from lab.pairs.planted.weights import PlantedWeights
+from lab.pairs.planted import PlantedGeometry, TokenMap, find_geometry
 from lab.pairs.prompts import prompts_for
 from lab.parity.recording import PairUnderTest
 from lab.probes.proofs.adaptive import Adaptive, AdaptivePlan, draft_of_length
 from lab.probes.proofs.check import Check
 from lab.probes.proofs.identity import Identity, IdentityPlan
-from lab.probes.proofs.kernel_parity import KernelParity, ParityPlan
+from lab.probes.proofs.kernel_parity import KernelParity, ParityPlan, wide_pair
 from lab.probes.proofs.long import LongPlan, LongRuns
 from lab.probes.proofs.memory_access import MemoryAccess
 from lab.probes.proofs.quiet import Quiet, QuietPlan
@@ -48,7 +45,6 @@ SHIPPED_IDENTITY = IdentityPlan(
 )  # fmt: skip
 PLANTED_IDENTITY = IdentityPlan(tuple(range(8)), (1,), 512, 32768 + 512 + 8)
 PLANTED_COMPANY = IdentityPlan((0, 3, 7), (3,), 128, 4096 + 128 + 8, logit_slots=(1,), logit_tokens=32)
-LAYERS = 2  # of the wide random target: its widths are what a stage's error depends on
 
 
 @dataclass(frozen=True)
@@ -207,29 +203,6 @@ def planted_prompts(tokens: TokenMap, n: int, length: int, seed: int = 1) -> lis
     for i, prompt in enumerate(prompts):
         prompt[-1] = cycle[i * len(ids) // n]
     return prompts
-
-
-class RandomWeights(PlantedWeights):
-    """Every matrix random, nothing planted: what a stage has to be right for is its arithmetic alone."""
-
-    def tensor(self, name: str) -> Tensor:
-        """The tensor of that name, its rows of length 1, a table's of length sqrt(E)."""
-        shape = self.shapes[name]
-        if name.endswith("embed_tokens.weight"):
-            return self.table()
-        return self._gain(name, shape) if len(shape) == 1 else self._normal(name, shape, shape[1] ** -0.5)
-
-
-def wide_pair(folder: Path, geometry: PlantedGeometry, device: torch.device) -> PairUnderTest:
-    """A pair of `LAYERS` random layers and a random draft of a geometry's widths, on disk for Hugging Face."""
-    target = replace(geometry.target, n_layers=LAYERS)
-    draft = replace(geometry.draft, taps=tuple(range(len(geometry.draft.taps))))
-    made = PlantedPair(PlantedGeometry(f"{geometry.name} layers", target, draft), share=1.0, device=device)
-    common: dict[str, Any] = {"seed": 4, "dtype": torch.bfloat16, "device": device}
-    for side in ("target", "draft"):
-        setattr(made, f"{side}_weights", RandomWeights(made.geometry, made.tokens, **common, side=side))
-    on_disk = write_pair(folder, made)
-    return PairUnderTest(on_disk.target, on_disk.draft, "bfloat16", device.type)
 
 
 def packed_from_disk(name: str, pair: PairUnderTest) -> Subject:

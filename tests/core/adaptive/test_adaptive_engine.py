@@ -24,7 +24,15 @@ from tiny_engines import (
     write_tiny_pair,
 )
 
-from eagle3core import Engine, SpeculativeConfig
+from eagle3core import (
+    ConfigError,
+    Engine,
+    ForcedAcceptance,
+    RejectionAcceptance,
+    RelaxedAcceptance,
+    SpeculativeConfig,
+)
+from eagle3core.acceptance import AcceptanceRule
 from eagle3core.adaptive import Choice, History, Moment, StepCurve
 from eagle3core.kernels.slots.slot_state import LENGTH
 from eagle3core.metrics import SpeculativeDecodingStats
@@ -50,11 +58,13 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return write_tiny_pair(tmp_path_factory.mktemp("pair"))
 
 
-def adaptive_engine(pair: Pair, way: str = "chain", seed: int | None = None, **changes: Any) -> Engine:
+def adaptive_engine(
+    pair: Pair, way: str = "chain", seed: int | None = None, acceptance: AcceptanceRule | None = None, **changes: Any
+) -> Engine:
     """An engine that chooses each step's depth; with a seed by chance."""
     fields = dict(WAYS[way])
     model = {"small model": str(pair[0]), "ngram": None}.get(way, str(pair[1]))
-    spec = SpeculativeConfig(model=model, adaptive=True, **fields)
+    spec = SpeculativeConfig(model=model, adaptive=True, acceptance=acceptance, **fields)
     made = Engine.from_pretrained(pair[0], engine_config(pair, None, speculative_config=spec, **changes))
     if seed is not None:
         assert made.book.depths is not None
@@ -182,6 +192,59 @@ def test_a_request_uses_as_many_drafts_as_it_says_and_others_all(pair: Pair, way
         if way == "chain":
             assert {step.n_draft for step in response.req_metrics.steps} == {3 if n is None else min(n, 3)}
     assert any(step.n_accepted > 1 for step in responses[3].req_metrics.steps)
+
+
+def test_prompts_that_share_a_pass_bring_their_own_numbers_of_drafts(pair: Pair) -> None:
+    prompts, most = random_prompts([9, 3, 12]), [0, 2, None]
+    spec = SpeculativeConfig(model=str(pair[1]), num_speculative_tokens=3)
+    made = Engine.from_pretrained(
+        pair[0], engine_config(pair, None, speculative_config=spec, prefill_chunk=192, block_size=64)
+    )
+    responses = made.generate(prompts, [new_tokens(N_NEW, max_draft_tokens=n) for n in most])
+    assert made.book.n_passes == 1
+    assert tokens_of(responses) == tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(N_NEW)))
+    drafted = [{step.n_draft for step in response.req_metrics.steps} for response in responses]
+    assert drafted == [{0}, {2}, {3}]
+
+
+@pytest.mark.parametrize("way", ["chain", "fixed tree", "small model", "ngram"])
+def test_a_strict_rule_of_acceptance_gives_plain_decodings_tokens_at_any_depth(pair: Pair, way: str) -> None:
+    prompts = random_prompts(LENGTHS)
+    expected = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(N_NEW)))
+    made = adaptive_engine(pair, way, 4, acceptance=RelaxedAcceptance(1, 0.0))
+    assert tokens_of(made.generate(prompts, new_tokens(N_NEW))) == expected
+
+
+@pytest.mark.parametrize("way", ["chain", "fixed tree", "dynamic tree", "small model"])
+def test_a_rule_that_lets_everything_through_accepts_every_draft_of_any_depth(pair: Pair, way: str) -> None:
+    made = adaptive_engine(pair, way, 4, acceptance=RelaxedAcceptance(10**6, 1e9))
+    responses = made.generate(random_prompts(LENGTHS), new_tokens(N_NEW))
+    steps = [step for response in responses for step in response.req_metrics.steps if not step.cut]
+    assert [step.n_accepted for step in steps] == [step.depth for step in steps]
+    assert len({step.depth for step in steps}) > 1
+
+
+def test_sampled_drafts_are_the_same_for_a_seed_where_a_request_uses_fewer(pair: Pair) -> None:
+    prompts, fields = random_prompts(LENGTHS[:3]), {"num_speculative_tokens": 3, "acceptance": RejectionAcceptance()}
+    spec = SpeculativeConfig(model=str(pair[1]), **fields)
+    made = Engine.from_pretrained(pair[0], engine_config(pair, None, speculative_config=spec))
+    most = [0, 1, 2]
+    limits = [new_tokens(20, temperature=0.8, seed=n, max_draft_tokens=n) for n in most]
+    together = made.generate(prompts, limits)
+    alone = [made.generate([prompt], [limit])[0] for prompt, limit in zip(prompts, limits, strict=True)]
+    assert tokens_of(together) == tokens_of(alone)
+    for n, response in zip(most, together, strict=True):
+        assert max(step.n_accepted for step in response.req_metrics.steps) <= n
+    # Without drafts nothing is rejected: the tokens are the target's own draws.
+    assert tokens_of(together)[0] == tokens_of(tiny_engine(pair, None).generate(prompts[:1], limits[:1]))[0]
+
+
+def test_a_forced_length_refuses_a_request_of_fewer_drafts(pair: Pair) -> None:
+    spec = SpeculativeConfig(model=str(pair[1]), num_speculative_tokens=3, acceptance=ForcedAcceptance(length=3))
+    made = Engine.from_pretrained(pair[0], engine_config(pair, None, speculative_config=spec))
+    with pytest.raises(ConfigError, match="max_draft_tokens is 1 with acceptance forced to 3"):
+        made.generate([[1, 2]], new_tokens(8, max_draft_tokens=1))
+    assert is_empty(made)
 
 
 def test_no_more_is_drafted_than_somebody_uses(pair: Pair) -> None:
