@@ -11,7 +11,7 @@ from lab.options.fields import Options, option
 from lab.options.values import ArchName, ExistingFile, GeometryName, PlantedGeometryName, Seconds, ShareSlice
 
 PartName = Literal[
-    "identity", "parity", "quiet", "slots", "long", "memory", "trees", "waiting", "serving", "adaptive"
+    "identity", "parity", "quiet", "slots", "long", "memory", "trees", "waiting", "adaptive", "serving"
 ]  # fmt: skip
 STATE_FILE = Path("reports", "gates.jsonl")
 
