@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any, Literal
 
 from eagle3core.acceptance import AcceptanceRule, check_acceptance
-from eagle3core.checks import check_taps, is_count, require_count, require_flag
+from eagle3core.checks import check_taps, is_count, is_given, require_count, require_flag
 from eagle3core.errors import ConfigError, shown
 from eagle3core.lookup import LOOKUPS
 from eagle3core.trees import MAX_DEPTH, MAX_TOP_K, StaticTree, most_dynamic_nodes, read_choices
@@ -231,18 +231,13 @@ def _check_method(spec: SpeculativeConfig) -> None:
 
 def _check_chain_alone(spec: SpeculativeConfig) -> None:
     names = ("model", *OF_A_HEAD) if spec.is_lookup else OF_A_HEAD
-    given = [f"{name} {shown(getattr(spec, name))}" for name in names if _is_given(getattr(spec, name))]
+    given = [f"{name} {shown(getattr(spec, name))}" for name in names if is_given(getattr(spec, name))]
     if given:
         raise ConfigError(
             f"method is {spec.method!r} with {' and '.join(given)}",
             "a chain of num_speculative_tokens" + (", and no draft model" if spec.is_lookup else ""),
             "leave that out, or set method='eagle3'",
         )
-
-
-def _is_given(value: Any) -> bool:
-    """Whether a setting says anything; of an array, which has no truth of its own, too."""
-    return not (value is None or value is False or (isinstance(value, str | tuple) and not value))
 
 
 def _check_limits(spec: SpeculativeConfig) -> None:
@@ -262,12 +257,12 @@ def _check_limits(spec: SpeculativeConfig) -> None:
 
 
 def _check_static_tree(spec: SpeculativeConfig, tree: StaticTree) -> None:
-    if tree.depth != spec.num_speculative_tokens:
+    k = spec.num_speculative_tokens
+    if tree.depth != k:
         raise ConfigError(
-            f"num_speculative_tokens is {spec.num_speculative_tokens} with choices of depth {tree.depth}",
-            "the depth of the choices",
+            f"num_speculative_tokens is {k} with choices of depth {tree.depth}", "the depth of the choices",
             "leave num_speculative_tokens out, or give choices of that depth",
-        )
+        )  # fmt: skip
     widest = max(tree.non_leaves_by_depth)
     if widest > spec.max_non_leaves_per_layer:
         raise ConfigError(

@@ -289,10 +289,9 @@ class Watch:
 
     def end(self, weights: Tensor) -> None:
         """When the engine is empty again: a line of its slots and acceptance, and invariant 7."""
-        if not is_on():
-            return
-        log.info("[EAGLE][Active] %s", self.counts.line())
-        self._compare(weights)
+        if is_on():
+            log.info("[EAGLE][Active] %s", self.counts.line())
+            self._compare(weights)
 
     def _compare(self, weights: Tensor) -> None:
         answers, self._answers = self._answers, []

@@ -217,25 +217,29 @@ def test_twenty_short_prompts_that_arrive_together_share_passes_and_get_what_the
 def test_requests_that_share_beginnings_in_a_small_cache_get_what_they_get_alone(
     prompts: list[list[int]], spec: SpeculativeConfig | None
 ) -> None:
-    """Texts of up to 400 tokens in blocks of 64, of which two of the longest do not fit; all begin alike."""
-    limits = new_tokens(120, ignore_eos=True)
+    """400 requests of random lengths, stops, arrivals and cancellations, texts of up to 400 tokens that begin alike, in
+    14 blocks of 64: two of the longest do not fit."""
     common = [token for prompt in prompts for token in prompt][:128]
     texts = [[*common, *prompt] for prompt in prompts]
-    plain = engine(None, max_batch_size=1)
-    expected = tokens_of(plain.generate(texts, limits))
+    expected = tokens_of(engine(None, max_batch_size=1).generate(texts, new_tokens(120, ignore_eos=True)))
     made, draw = engine(spec, prefix_cache=True, cache_blocks=14), random.Random(4)
-    asked: list[tuple[RequestHandle, int]] = []
+    asked: list[tuple[RequestHandle, list[int]]] = []
     is_busy = True
-    while is_busy or len(asked) < 80:
-        for _ in range(min(draw.choice([0, 0, 1, 3]), 80 - len(asked))):
-            which = draw.randrange(len(texts))
-            asked.append((made.add_request(texts[which], limits), which))
-        if asked and draw.random() < 0.02:
+    while is_busy or len(asked) < 400:
+        for _ in range(min(draw.choice([0, 0, 1, 3]), 400 - len(asked))):
+            which, n, at = draw.randrange(len(texts)), draw.randint(1, 120), draw.randint(0, 400)
+            stops, wanted = tuple(expected[which][at : at + 1]), expected[which][:n]
+            if set(stops) & set(wanted):
+                wanted = wanted[: wanted.index(stops[0]) + 1]
+            limits = new_tokens(n, ignore_eos=True, stop_token_ids=stops)
+            asked.append((made.add_request(texts[which], limits), wanted))
+        if asked and draw.random() < 0.01:
             made.cancel(draw.choice(asked[-8:])[0].id)
         is_busy = made.step()
-    for handle, which in asked:
-        assert handle.token_ids == expected[which][: len(handle.token_ids)], handle
-        assert handle.finish_reason in ("length", "cancelled")
+    for handle, wanted in asked:
+        is_cut = handle.finish_reason == "cancelled"
+        assert handle.token_ids == (wanted[: len(handle.token_ids)] if is_cut else wanted), handle
+    assert {handle.finish_reason for handle, _ in asked} == {"length", "stop", "cancelled"}
     counts = made.book.blocks.counts
     assert min(counts.n_put_back, counts.n_found_tokens, made.book.blocks.pool.n_evicted) > 0
     assert counts.n_taken == counts.n_given_back
