@@ -45,7 +45,6 @@ def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise ConfigError(f"{name} is {shown(value)}", f"one of {tuple(choices)}", f"set {name} to one of them")
 
 
-<<<<<<< HEAD
 def check_taps(layers: tuple[int, ...] | None, convention: object) -> None:
     """That ids of tapped layers come with the convention that numbers them, or a ConfigError."""
     require_ids("capture_layers", layers or (), "layer ids")
@@ -57,8 +56,8 @@ def check_taps(layers: tuple[int, ...] | None, convention: object) -> None:
         )
     if convention not in (None, "input", "output"):
         raise ConfigError(f"capture_convention is {convention!r}", "'input' or 'output'", "name one of the two")
-=======
+
+
 def is_given(value: object) -> bool:
     """Whether a setting says anything; of an array, which has no truth of its own, too."""
     return not (value is None or value is False or (isinstance(value, str | tuple) and not value))
->>>>>>> main
