@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from math import isfinite
+from math import ceil, isfinite
+from typing import ClassVar
 
 from eagle3core.errors import ConfigError, shown
 
 
 class AcceptanceRule(ABC):
-    """A rule by which drafts are accepted."""
+    """A rule by which drafts are accepted.
+
+    Attributes:
+        of_one_depth: what it says that steps of several depths would make untrue; None: they may be mixed.
+    """
+
+    of_one_depth: ClassVar[str | None] = None
 
     @property
     @abstractmethod
@@ -37,6 +44,13 @@ class AcceptanceRule(ABC):
             ConfigError: it does.
         """
 
+    def check_request(self, most_drafts: int | None) -> None:  # noqa: B027  # most fit all
+        """Refuse a request that uses so few drafts of a step that the rule does not hold; None: it uses all.
+
+        Raises:
+            ConfigError: it does not.
+        """
+
 
 @dataclass(frozen=True)
 class RejectionAcceptance(AcceptanceRule):
@@ -45,6 +59,9 @@ class RejectionAcceptance(AcceptanceRule):
     A draft is accepted with probability min(1, p/q); at the first that is not, the token is drawn from max(p - q, 0),
     behind the last from p. Tokens are distributed as the target's own. A chain of an EAGLE-3 head alone.
     """
+
+    # A token is drawn by other numbers where a step ends than in its middle, and the depth would say where that is.
+    of_one_depth = "a seed's tokens would depend on where each step ends"
 
     @property
     def label(self) -> str:
@@ -131,6 +148,8 @@ class ForcedAcceptance(AcceptanceRule):
         accepted_drafts: accepted drafts a step, 0 to depth, as TensorRT-LLM counts them.
     """
 
+    of_one_depth = "a step of fewer drafts could not accept as many"
+
     length: float | None = None
     accepted_drafts: float | None = None
 
@@ -175,12 +194,23 @@ class ForcedAcceptance(AcceptanceRule):
                 "lower it, or raise num_speculative_tokens",
             )
 
+    def check_request(self, most_drafts: int | None) -> None:
+        """As many drafts as are forced."""
+        if most_drafts is not None and most_drafts < self.drafts:
+            raise ConfigError(
+                f"max_draft_tokens is {most_drafts} with acceptance {self.label}",
+                f"at least {ceil(self.drafts)}, the accepted drafts of a step",
+                "leave max_draft_tokens out",
+            )
+
 
 def _shape(tree_kind: str) -> str:
     return "a chain" if tree_kind == "chain" else f"a {tree_kind} tree"
 
 
-def check_acceptance(rule: object, is_lookup: bool, method: str, tree_kind: str, depth: int) -> None:
+def check_acceptance(
+    rule: object, is_lookup: bool, method: str, tree_kind: str, depth: int, *, is_adaptive: bool = False
+) -> None:
     """Refuse what is no rule, and draft settings that contradict it.
 
     Raises:
@@ -193,6 +223,12 @@ def check_acceptance(rule: object, is_lookup: bool, method: str, tree_kind: str,
             f"acceptance is {shown(rule)}",
             "None, or a rule: RejectionAcceptance, RelaxedAcceptance, MedusaAcceptance or ForcedAcceptance",
             "leave it out, or write for example acceptance=RejectionAcceptance()",
+        )
+    if is_adaptive and rule.of_one_depth is not None:
+        raise ConfigError(
+            f"adaptive is True with acceptance {rule.label}, where {rule.of_one_depth}",
+            "acceptance None, RelaxedAcceptance or MedusaAcceptance beside adaptive",
+            "leave adaptive out, or acceptance",
         )
     rule.check(is_lookup, method, tree_kind, depth)
 

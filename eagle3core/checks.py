@@ -45,6 +45,19 @@ def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise ConfigError(f"{name} is {shown(value)}", f"one of {tuple(choices)}", f"set {name} to one of them")
 
 
+def check_taps(layers: tuple[int, ...] | None, convention: object) -> None:
+    """That ids of tapped layers come with the convention that numbers them, or a ConfigError."""
+    require_ids("capture_layers", layers or (), "layer ids")
+    if (layers is None) != (convention is None):
+        raise ConfigError(
+            f"capture_layers is {layers!r} with capture_convention {convention!r}",
+            "both, or neither: the same ids mean different tensors in the two conventions",
+            "add capture_convention='input' (id i is what layer i reads) or 'output' (what layer i writes)",
+        )
+    if convention not in (None, "input", "output"):
+        raise ConfigError(f"capture_convention is {convention!r}", "'input' or 'output'", "name one of the two")
+
+
 def is_given(value: object) -> bool:
     """Whether a setting says anything; of an array, which has no truth of its own, too."""
     return not (value is None or value is False or (isinstance(value, str | tuple) and not value))

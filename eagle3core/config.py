@@ -86,6 +86,8 @@ class GenerationConfig:
             settings below say from what part of it (`sampling.Sampling`).
         top_k, top_p, min_p, posterior_threshold: tokens that are left out; by default none.
         seed: of the draws; None takes one by chance, which the response then names.
+        max_draft_tokens: most drafts of a step that this request uses, at most as many as the engine makes; None: all.
+            It changes speed, not tokens (of some rules of acceptance tokens too: docs/engine.md).
         logprobs: True keeps every token's log-probability under the target, before temperature; a number also those of
             so many likeliest tokens of its place (`Response.logprobs`).
     """
@@ -101,6 +103,7 @@ class GenerationConfig:
     posterior_threshold: float = 0.0
     seed: int | None = None
     logprobs: bool | int = False
+    max_draft_tokens: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("stop_token_ids", "stop_words"):
@@ -114,6 +117,10 @@ class GenerationConfig:
         if not isinstance(self.logprobs, bool) and not (is_count(self.logprobs) and self.logprobs <= MOST_LOGPROBS):
             allowed = f"True, False or an integer from 1 to {MOST_LOGPROBS}"
             raise ConfigError(f"logprobs is {shown(self.logprobs)}", allowed, "set logprobs to one of them")
+        most = self.max_draft_tokens
+        if isinstance(most, bool) or not (most is None or (isinstance(most, int) and most >= 0)):
+            allowed = "None or an integer of at least 0"
+            raise ConfigError(f"max_draft_tokens is {shown(most)}", allowed, "leave it out, or set it to 0 or more")
         check_sampling(*self._draws)
         for word in self.stop_words:
             if not isinstance(word, str) or not word:
@@ -168,6 +175,12 @@ def validate_engine_config(config: EngineConfig) -> None:
             f"session_len is {config.session_len} with max_decoding_tokens {spec.decoding_tokens}",
             "session_len >= max_decoding_tokens",
             "raise session_len or lower num_speculative_tokens",
+        )
+    if spec is not None and spec.adaptive and config.collect_draft_ranks:
+        raise ConfigError(
+            "collect_draft_ranks is on with adaptive speculation",
+            "one of the two: ranks are kept of steps that all have the same depth",
+            "leave one of them out",
         )
     if spec is not None and spec.method != "eagle3" and config.collect_draft_ranks:
         raise ConfigError(

@@ -28,7 +28,7 @@ from eagle3core.speculative import DRAFT_TARGET, SpeculativeConfig
 from eagle3core.step.kernel_limits import why_plain_torch
 from eagle3core.step.replay import EagerReplayer, GraphReplayer
 from eagle3core.step.run import DeviceRunner
-from eagle3core.step.sizes import SPAN, DeviceSizes
+from eagle3core.step.sizes import SPAN, STEPS_KEPT, DeviceSizes
 from eagle3core.step.tree import FlatTree, GrownTree, chain_tree
 from eagle3core.trees import beam_scores
 from eagle3core.weights.packed import Drafter, PackedDraft, PackedTarget, pack_checkpoints
@@ -99,6 +99,7 @@ def device_sizes(config: EngineConfig, *, drafts: bool, n_blocks: int | None = N
         keeps_ranks=config.collect_draft_ranks and drafts,
         pool=n_blocks,
         acceptance=spec.acceptance if spec else None,
+        n_kept=STEPS_KEPT if spec is not None and spec.adaptive else 0,
     )
 
 
@@ -293,8 +294,7 @@ def speculation_from(config: EngineConfig, draft: Drafter | None) -> Speculation
             f"a PackedDraft for 'eagle3', a PackedTarget for {DRAFT_TARGET!r}",
             "set the method that the model is for",
         )
-    what = f"{spec.depth} drafted tokens a step"
-    if spec.tree_kind != "chain":
-        what = f"a {spec.tree_kind} tree of {spec.n_nodes} nodes a step"
+    what = f"{spec.depth} drafted tokens" if spec.tree_kind == "chain" else spec.tree_label
+    what = f"at most {what} a step, as pays" if spec.adaptive else f"{what} a step"
     rule = f", acceptance {spec.acceptance.label}" if spec.acceptance is not None else ""
     return SpeculationState(True, f"{spec.method} with {what}{rule}")

@@ -29,6 +29,7 @@ class StepRecord:
         ranks: the draft's rank of the target's token at each level whose prefix was right, -1 outside its vocabulary.
         tree: what was drafted, where the draft grew a tree.
         acceptance: the rule by which drafts were accepted; None: where they were the target's own choice.
+        depth: drafts on the longest path, where that is chosen anew in every step; None: the engine's.
     """
 
     start: int
@@ -39,6 +40,7 @@ class StepRecord:
     ranks: tuple[int, ...] | None = None
     tree: StepTree | None = None
     acceptance: str | None = None
+    depth: int | None = None
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class SpecInfo:
         num_cut_steps: steps cut short by a stop or a limit.
         accepted_histogram: entry a counts the complete steps that accepted a drafts.
         acceptance: the rule by which drafts were accepted; None: where they were the target's own choice.
+        depth_histogram: entry d counts the complete steps of depth d; None where all have the engine's.
     """
 
     num_drafts: int
@@ -64,6 +67,7 @@ class SpecInfo:
     num_cut_steps: int
     accepted_histogram: tuple[int, ...]
     acceptance: str | None = None
+    depth_histogram: tuple[int, ...] | None = None
 
     @property
     def n_complete(self) -> int:
@@ -85,8 +89,10 @@ class SpecInfo:
 
     @property
     def mean_acceptance_rate(self) -> float | None:
-        """Accepted over drafted tokens in complete steps, 0..1."""
-        drafts, depth = self.mean_accepted_draft_tokens, len(self.accepted_histogram) - 1
+        """Accepted drafts over depth in complete steps, 0..1; None where none drafted."""
+        drafts, depth = self.mean_accepted_draft_tokens, float(len(self.accepted_histogram) - 1)
+        if self.depth_histogram is not None and self.n_complete:
+            depth = sum(d * n for d, n in enumerate(self.depth_histogram)) / self.n_complete
         return None if drafts is None or depth == 0 else drafts / depth
 
     @property
@@ -123,10 +129,11 @@ def spec_info_from_steps(steps: list[StepRecord], depth: int) -> SpecInfo | None
     """Counters of a request from its steps; None when it had no speculative step."""
     if not steps or depth == 0:
         return None
-    histogram = [0] * (depth + 1)
+    histogram, depths = [0] * (depth + 1), [0] * (depth + 1)
     for step in steps:
         if not step.cut:
             histogram[step.n_accepted] += 1
+            depths[depth if step.depth is None else step.depth] += 1
     rewound = [step.n_draft - step.n_accepted for step in steps]
     return SpecInfo(
         num_drafts=len(steps),
@@ -137,6 +144,7 @@ def spec_info_from_steps(steps: list[StepRecord], depth: int) -> SpecInfo | None
         num_cut_steps=sum(step.cut for step in steps),
         accepted_histogram=tuple(histogram),
         acceptance=steps[0].acceptance,
+        depth_histogram=tuple(depths) if any(step.depth is not None for step in steps) else None,
     )
 
 
@@ -173,6 +181,7 @@ class SpeculativeDecodingStats:
         num_spec_tokens: depth of the draft, k.
         accepted_histogram: entry a counts complete steps that accepted a drafts.
         acceptance: the rule by which drafts were accepted, one for all; None: where they were the target's own choice.
+        depth_histogram: entry d counts complete steps of depth d.
     """
 
     num_spec_tokens: int
@@ -181,9 +190,11 @@ class SpeculativeDecodingStats:
     num_accepted_tokens: int = 0
     accepted_histogram: list[int] = field(default_factory=list)
     acceptance: str | None = None
+    depth_histogram: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.accepted_histogram = self.accepted_histogram or [0] * (self.num_spec_tokens + 1)
+        self.depth_histogram = self.depth_histogram or [0] * (self.num_spec_tokens + 1)
 
     def update_from_output(self, response: HasMetrics) -> None:
         """Add a response's counters; a response without spec_info changes nothing.
@@ -212,6 +223,8 @@ class SpeculativeDecodingStats:
         self.num_accepted_tokens += info.num_accepted_tokens
         for accepted, count in enumerate(info.accepted_histogram):
             self.accepted_histogram[accepted] += count
+        for depth, count in enumerate(info.depth_histogram or (*([0] * self.num_spec_tokens), info.n_complete)):
+            self.depth_histogram[depth] += count
 
     def update_per_draft(self, n_draft: int, n_accepted: int) -> None:
         """Add one complete verify step.
@@ -229,6 +242,7 @@ class SpeculativeDecodingStats:
         self.num_draft_tokens += n_draft
         self.num_accepted_tokens += n_accepted
         self.accepted_histogram[n_accepted] += 1
+        self.depth_histogram[self.num_spec_tokens] += 1
 
 
 @dataclass(frozen=True)
@@ -257,12 +271,9 @@ class EagleMetricsSummary:
             0,
             0,
             tuple(stats.accepted_histogram),
+            depth_histogram=tuple(stats.depth_histogram),
         )
-        length, accepted, rate = (
-            info.mean_acceptance_length,
-            info.mean_accepted_draft_tokens,
-            info.mean_acceptance_rate,
-        )
+        length, accepted, rate = info.mean_acceptance_length, info.mean_accepted_draft_tokens, info.mean_acceptance_rate
         if length is None or accepted is None or rate is None:
             return None
         return cls(

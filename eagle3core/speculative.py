@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any, Literal
 
 from eagle3core.acceptance import AcceptanceRule, check_acceptance
-from eagle3core.checks import is_count, is_given, require_count, require_flag, require_ids
+from eagle3core.checks import check_taps, is_count, is_given, require_count, require_flag
 from eagle3core.errors import ConfigError, shown
 from eagle3core.lookup import LOOKUPS
 from eagle3core.trees import MAX_DEPTH, MAX_TOP_K, StaticTree, most_dynamic_nodes, read_choices
@@ -60,6 +60,8 @@ class SpeculativeConfig:
         use_dynamic_tree: a tree grown anew in every step from what the draft holds likely; not with choices.
         dynamic_tree_max_top_k: candidates of each node of a dynamic tree, and nodes of a level that go on, 1..16.
         acceptance: a rule of `eagle3core.acceptance`; None accepts the drafts that are the target's own choice.
+        adaptive: each step's depth, or of a tree whether it is drafted, is chosen anew (docs/engine.md); the tree or
+            num_speculative_tokens is then the most.
     """
 
     method: str = "eagle3"
@@ -76,6 +78,7 @@ class SpeculativeConfig:
     use_dynamic_tree: bool = False
     dynamic_tree_max_top_k: int = 10
     acceptance: AcceptanceRule | None = None
+    adaptive: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.capture_layers, Sequence):  # a list, as JSON and TOML give it, is welcome
@@ -120,6 +123,11 @@ class SpeculativeConfig:
         return "chain" if self.static_tree is None else "static"
 
     @property
+    def tree_label(self) -> str:
+        """The tree in a few words."""
+        return f"a {self.tree_kind} tree of {self.n_nodes} nodes"
+
+    @property
     def n_nodes(self) -> int:
         """Nodes that a step sends to the target for a sequence, the root included."""
         if self.use_dynamic_tree:
@@ -151,7 +159,8 @@ class SpeculativeConfig:
 
 def _check_tree_settings(spec: SpeculativeConfig) -> None:
     """What has to hold before a tree is read and limits are derived from it."""
-    require_flag("use_dynamic_tree", spec.use_dynamic_tree)
+    for name in ("use_dynamic_tree", "adaptive"):
+        require_flag(name, getattr(spec, name))
     require_count("dynamic_tree_max_top_k", spec.dynamic_tree_max_top_k, MAX_TOP_K)
     if spec.use_dynamic_tree and spec.choices is not None:
         raise ConfigError(
@@ -196,8 +205,9 @@ def validate_speculative_config(spec: SpeculativeConfig) -> None:
         _check_static_tree(spec, spec.static_tree)
     if spec.use_dynamic_tree:
         _check_dynamic_tree(spec)
-    _check_taps(spec)
-    check_acceptance(spec.acceptance, spec.is_lookup, spec.method, spec.tree_kind, spec.depth)
+    check_taps(spec.capture_layers, spec.capture_convention)
+    its = (spec.is_lookup, spec.method, spec.tree_kind, spec.depth)
+    check_acceptance(spec.acceptance, *its, is_adaptive=spec.adaptive)
 
 
 def _check_method(spec: SpeculativeConfig) -> None:
@@ -284,16 +294,3 @@ def _check_dynamic_tree(spec: SpeculativeConfig) -> None:
             f"at least {k}: so many nodes of a level get children",
             f"set max_non_leaves_per_layer={k}, or lower dynamic_tree_max_top_k",
         )
-
-
-def _check_taps(spec: SpeculativeConfig) -> None:
-    layers, convention = spec.capture_layers, spec.capture_convention
-    require_ids("capture_layers", layers or (), "layer ids")
-    if (layers is None) != (convention is None):
-        raise ConfigError(
-            f"capture_layers is {layers!r} with capture_convention {convention!r}",
-            "both, or neither: the same ids mean different tensors in the two conventions",
-            "add capture_convention='input' (id i is what layer i reads) or 'output' (what layer i writes)",
-        )
-    if convention not in (None, "input", "output"):
-        raise ConfigError(f"capture_convention is {convention!r}", "'input' or 'output'", "name one of the two")

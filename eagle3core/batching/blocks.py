@@ -149,11 +149,12 @@ class CacheBlocks:
         held.as_of, held.n_final = step, held.n_known - 1  # the draft's row of the last token is yet to come
         self._name(request, held)
 
-    def committed(self, request: Request, step: int, n: int, *, is_sound: bool) -> None:
-        """Note that the step of that number added `n` tokens to the request's cache, with a fault or without."""
+    def committed(self, request: Request, step: int, n: int, *, is_sound: bool, reads: bool = True) -> None:
+        """Note that the step of that number added `n` tokens to the request's cache, with a fault or without;
+        `reads`: its draft read what waited for it."""
         held = self._held[request.id]
         # The step's first pass gave the draft its rows of what was there; those of the new tokens come with the next.
-        held.n_final = held.n_known
+        held.n_final = held.n_known if reads else held.n_final
         held.n_known += n
         held.as_of = step + 1
         held.is_sound &= is_sound

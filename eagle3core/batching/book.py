@@ -17,16 +17,17 @@ import torch
 
 from eagle3core.batching import step_log
 from eagle3core.batching.blocks import CacheBlocks
+from eagle3core.batching.depths import Depths
+from eagle3core.batching.faults import report_fault
 from eagle3core.batching.proposals import Proposals
 from eagle3core.batching.share import ReadingShare
 from eagle3core.batching.step_record import record_of
 from eagle3core.config import EngineConfig
 from eagle3core.errors import InvariantViolated
-from eagle3core.kernels.slots.slot_state import NO_ROOM, NOT_FINITE
 from eagle3core.performance import mode as performance_mode
 from eagle3core.request import Request
-from eagle3core.step.admission import Reading, SlotRequest, is_full
-from eagle3core.step.outcome import RowOutcome
+from eagle3core.step.admission import EVERY_DRAFT, Reading, SlotRequest, is_full
+from eagle3core.step.outcome import Outcome, RowOutcome
 from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import Trace
 
@@ -41,7 +42,7 @@ class Book:
 
     Attributes:
         waiting, reading, running: the requests, oldest first; those that are read or run by their id.
-        blocks: who holds which blocks of the cache. n_passes: over prompts, so far.
+        blocks: who holds which of the cache. n_passes: over prompts, so far. depths: chooses a step's, where chosen.
     """
 
     def __init__(self, runner: DeviceRunner, promises: performance_mode.Watch, config: EngineConfig) -> None:
@@ -50,11 +51,11 @@ class Book:
         self.waiting: deque[Request] = deque()
         self.reading: dict[int, Request] = {}  # between two passes one at most: whose prompt the last one cut
         self.running: dict[int, Request] = {}
-        self.n_passes = 0
         self._progress: dict[int, Reading] = {}  # of the prompts under reading
-        self._share = ReadingShare(config.prefill_share)
-        self._proposals = Proposals(config.speculative_config)
-        self._n_steps, self._is_counting = 0, False  # counts a run: from the first request in an empty book to its end
+        self._share, self._proposals = ReadingShare(config.prefill_share), Proposals(config.speculative_config)
+        self.depths = Depths(runner) if runner.sizes.n_kept else None
+        # A run, whose steps are counted, goes from the first request in an empty book to its end.
+        self.n_passes, self._n_steps, self._is_counting = 0, 0, False
 
     @property
     def unfinished(self) -> Iterator[Request]:
@@ -100,7 +101,7 @@ class Book:
 
     def settle(self) -> None:
         """With an empty book: read what is under way, of requests that ended meanwhile, and end the run."""
-        self._proposals.forget()
+        self._forget()
         self.runner.collect(everything=True)
         if self._is_counting:
             self._is_counting = False
@@ -118,7 +119,7 @@ class Book:
             self.waiting.remove(request)
         request.cancel()
         if self.is_empty:
-            self._proposals.forget()
+            self._forget()
             self.runner.collect(everything=True)
         return True
 
@@ -133,8 +134,14 @@ class Book:
         self._is_counting = False
         self._share.forget()
         self.blocks.forget()
-        self._proposals.forget()
+        self._forget()
         self.runner.abandon()
+
+    def _forget(self) -> None:
+        """Drop what is known of drafts of requests that no longer run."""
+        self._proposals.forget()
+        if self.depths:
+            self.depths.forget()
 
     @property
     def _may_read(self) -> bool:
@@ -183,6 +190,7 @@ class Book:
         wanted = SlotRequest(
             request.id, tokens, left, stop.end_tokens, request.sampling, logprobs=request.n_top is not None,
             blocks=blocks, n_cached=n_cached, first=request.kept_token[0] if request.kept_token else None,
+            most_drafts=EVERY_DRAFT if request.most_drafts is None else request.most_drafts,
         )  # fmt: skip
         self._progress[request.id] = self.runner.begin(request.slot, wanted)
 
@@ -194,12 +202,16 @@ class Book:
         step_log.log_active(number, [request.slot for request in self.running.values()], self.runner.n_slots)
         draws = any(request.sampling is not None for request in self.running.values())
         logprobs = any(request.n_top is not None for request in self.running.values())
-        self.runner.ready(n_running, trace, draws=draws, logprobs=logprobs)
+        depth = self.depths.next(self.running.values()) if self.depths else None
+        kind = self.runner.kind_for(depth)
+        self.runner.ready(n_running, trace, draws=draws, logprobs=logprobs, depth=depth)
         self._proposals.write(self.runner, self.running)
         with trace.scope(f"step{number}"), self.promises.step(n_running):
-            self.runner.enqueue(n_running, number, trace, draws=draws, logprobs=logprobs)
+            self.runner.enqueue(n_running, number, trace, draws=draws, logprobs=logprobs, depth=depth)
+        if self.depths:
+            self.depths.enqueued(number, kind)
         self._n_steps += 1
-        self._share.stepped(self.runner.rows_of_step(n_running))
+        self._share.stepped(self.runner.rows_of_step(n_running, kind))
         self._collect(trace)
 
     def _make_room(self, trace: Trace) -> None:
@@ -237,6 +249,8 @@ class Book:
         """Read the outcomes that are known, or wait for all of them, row by row, and retire who is finished."""
         for outcome in self.runner.collect(everything=everything):
             asked = step_log.asked_families()
+            if self.depths:
+                self.depths.saw(outcome)
             for row in outcome.rows:
                 request = self.running.get(row.request_id)
                 if request is None:
@@ -245,42 +259,28 @@ class Book:
                     request.take(row.tokens, row.logprobs)
                     trace.tap("first_token", torch.tensor([row.tokens]))
                 else:
-                    self._read(request, row, outcome.step, asked)
+                    self._read(request, row, outcome, asked)
                 if row.is_broken:
                     request.break_off()
                     log.error("[EAGLE] slot %d: %s", row.slot, request.error)
                 self._retire(request, row)
 
-    def _read(self, request: Request, row: RowOutcome, number: int, asked: frozenset[str]) -> None:
+    def _read(self, request: Request, row: RowOutcome, outcome: Outcome, asked: frozenset[str]) -> None:
+        number, start = outcome.step or 0, len(request.token_ids)
         if row.fault:
-            self._report(row, number)
+            report_fault(row, number)
         elif not row.is_broken:
             self.promises.row(row)
-        start = len(request.token_ids)
         n_committed = request.take(row.tokens, row.logprobs)
-        self.blocks.committed(request, number, n_committed, is_sound=not row.fault)
-        drafts = self._proposals.made_of(row.drafts)
-        step = record_of(row, start, n_committed, drafts, self.config.speculative_config)
+        self.blocks.committed(request, number, n_committed, is_sound=not row.fault, reads=outcome.reads)
+        drafts = self._proposals.made_of(row.drafts, request.most_drafts)
+        step = record_of(row, start, n_committed, drafts, self.config.speculative_config, outcome.n_drafts)
         has_drafts = self.runner.n_drafts > 0
         if self.config.enable_metrics and has_drafts:
             request.steps.append(step)
         made = (row.slot, number, step, drafts, request.token_ids[start:])
-        if self.config.speculative_config is not None and has_drafts:
-            step_log.log_flags(self.config.speculative_config, *made)
-        if asked:
-            step_log.log_families(asked, *made, n_prompt=len(request.prompt))
-
-    def _report(self, row: RowOutcome, number: int) -> None:
-        """Say that an invariant broke: the slot goes on as the baseline would, or nothing can go on.
-
-        Raises:
-            InvariantViolated: in performance mode (docs/requirements.md R-62), or when the slot has no room left.
-        """
-        broken = performance_mode.broken_by_fault(row.slot, row.fault, number)
-        is_of_engine = row.fault & ~NOT_FINITE  # numbers that overflow are the model's, and no reason to end a batch
-        if row.fault & NO_ROOM or (is_of_engine and performance_mode.is_on()):
-            raise broken
-        log.error("[EAGLE] slot %d goes on without its drafts: %s", row.slot, broken)
+        step_log.log_flags(self.config.speculative_config if has_drafts else None, *made)
+        step_log.log_families(asked, *made, n_prompt=len(request.prompt))
 
     def _retire(self, request: Request, row: RowOutcome) -> None:
         """Take a finished request out of the book, and its slot out of the next steps.

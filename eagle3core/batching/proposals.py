@@ -41,9 +41,12 @@ class Proposals:
         drafts = {request.slot: self._extended(request, self._make).propose(self._n) for request in running.values()}
         runner.write_drafts(drafts)
 
-    def made_of(self, drafts: list[int]) -> list[int]:
-        """Of a step's drafts those that were proposed; a look-up that found less left the rest without a token."""
-        return drafts if self._make is None else [token for token in drafts if token != NO_TOKEN]
+    def made_of(self, drafts: list[int], most: int | None) -> list[int]:
+        """Of a step's drafts those that were proposed and used; a look-up that found less, and a request that uses
+        `most` on a path, left the rest without a token."""
+        if self._make is None and most is None:
+            return drafts
+        return [token for token in drafts if token != NO_TOKEN]
 
     def forget(self) -> None:
         """Drop every look-up, since nothing runs."""

@@ -38,9 +38,16 @@ def log_blocks(what: str, request_id: int, slot: int, blocks: Sequence[int], poo
 
 
 def log_flags(
-    spec: SpeculativeConfig, slot: int, number: int, step: StepRecord, drafts: Sequence[int], committed: Sequence[int]
+    spec: SpeculativeConfig | None,
+    slot: int,
+    number: int,
+    step: StepRecord,
+    drafts: Sequence[int],
+    committed: Sequence[int],
 ) -> None:
-    """The lines that the flags of the draft settings ask for."""
+    """The lines that the flags of the draft settings ask for; None: no drafts, so no lines."""
+    if spec is None:
+        return
     if spec.eagle_debug:
         log.info("[EAGLE] slot %d step %d drafted %s committed %s", slot, number, list(drafts), list(committed))
     if spec.eagle_metrics_debug:
@@ -67,6 +74,8 @@ def log_families(
     Args:
         number: of the step. n_prompt: tokens of the request's prompt, the first of which has position 0.
     """
+    if not asked:
+        return
     where = f"slot {slot} step {number}"
     if step.n_draft and ALIGN_DEBUG_VARIABLE in asked:
         log.info("[EAGLE][Align] %s drafted %s target %s agree %d", where, list(drafts), list(committed),

@@ -34,7 +34,7 @@ class Request:
         slot: where it lies while it runs. sampling: how its tokens are drawn; None for a greedy one.
         logprobs: of its tokens. n_top: likeliest tokens that it tells of each; None: it stays empty.
         n_put_back: how often it had to wait again. n_cached: tokens of its prompt that had been read for others.
-        names: of its full cache blocks (`cache.names`).
+        names: of its full cache blocks (`cache.names`). most_drafts: of a step that it uses; None: all.
         rule: by which its drafts are accepted; None: where they are the target's own choice.
         kept_token: its newest token while it waits again, where that token is to come again and not to be drawn.
     """
@@ -55,6 +55,7 @@ class Request:
     names: list[bytes] = field(default_factory=list)
     rule: AcceptanceRule | None = None
     kept_token: tuple[int, list[TokenLogprob]] | None = None
+    most_drafts: int | None = None
 
     def put_back(self) -> None:
         """Wait again, from the newest token on.
@@ -224,7 +225,8 @@ def new_request(
     """The request for prompt number `index` (as errors name it), whose drafts are accepted by `rule`.
 
     Raises:
-        ConfigError: an empty or too long prompt, a token outside the vocabulary, stop words without a tokenizer.
+        ConfigError: an empty or too long prompt, a token outside the vocabulary, stop words without a tokenizer,
+            fewer drafts than the rule needs.
     """
     if not prompt:
         raise ConfigError(f"prompt {index} is empty", "at least one token", "give it a token, such as BOS")
@@ -247,11 +249,16 @@ def new_request(
             "stop_token_ids, or an engine with a tokenizer",
             "use pipeline(...), or pass tokenizer= to the engine",
         )
+    if rule is not None:
+        rule.check_request(generation.max_draft_tokens)
     stop = StopCriteria(
         generation, target.eos_token_ids, session_len - len(prompt), lambda ids: detokenize(tokenizer, ids)
     )
     tokens = [index_of(token) for token in prompt]
-    return Request(request_id, tokens, stop, sampling=generation.sampling(), n_top=generation.n_top, rule=rule)
+    return Request(
+        request_id, tokens, stop, sampling=generation.sampling(), n_top=generation.n_top, rule=rule,
+        most_drafts=generation.max_draft_tokens,
+    )  # fmt: skip
 
 
 def _is_token(token: object, n_vocab: int) -> bool:

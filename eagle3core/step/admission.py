@@ -9,6 +9,8 @@ from typing import NamedTuple
 from eagle3core.sampling import Sampling
 from eagle3core.step.sizes import ChunkShape, DeviceSizes, blocks_for
 
+EVERY_DRAFT = (1 << 31) - 1
+
 
 @dataclass(frozen=True)
 class SlotRequest:
@@ -19,6 +21,7 @@ class SlotRequest:
         ends: tokens that end it. sampling: how its tokens are drawn; None for a greedy one.
         logprobs: log-probabilities of its tokens are kept.
         blocks: where the rows of prompt and first step go, in order; None: the slot's own (`BlockTables.own_blocks`).
+        most_drafts: of a path that the request uses.
         n_cached: tokens of the prompt whose rows lie in the first of `blocks` already: whole blocks, and not the last
             token.
         first: its first token, where that is known and not to be drawn: of a request that was put back.
@@ -33,6 +36,7 @@ class SlotRequest:
     blocks: Sequence[int] | None = None
     n_cached: int = 0
     first: int | None = None
+    most_drafts: int = EVERY_DRAFT
 
 
 @dataclass

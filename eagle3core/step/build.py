@@ -7,6 +7,7 @@ Source: EAGLE-3, arXiv 2503.01840, section 3; docs/requirements.md R-53, R-81..R
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -17,17 +18,19 @@ from eagle3core.kernels.layer.gather_rows import GATHER_ROWS
 from eagle3core.kernels.slots.active_slots import ACTIVE_SLOTS
 from eagle3core.kernels.slots.commit import COMMIT, Committed, Decided
 from eagle3core.kernels.slots.compact_kv import COMPACT_KV
+from eagle3core.kernels.slots.keep_states import KEEP_STATES
 from eagle3core.kernels.slots.open_step import OPEN_STEP, OpenRows, OpenSlots
 from eagle3core.kernels.slots.slot_state import LENGTH, LIMIT, ROOT, RUNNING
 from eagle3core.kernels.tree.accept import ACCEPT, Commit
 from eagle3core.step.acceptance import Verified, rejected, rewrite_choices
 from eagle3core.step.buffers import rows_of
+from eagle3core.step.depths.kinds import StepKind, usual_kind
 from eagle3core.step.draw import draw
 from eagle3core.step.grow import propose_tree
 from eagle3core.step.outcome import KeptLogprobs, keep_logprobs
 from eagle3core.step.passes import TREE, Emitter, Rows, TargetPass, target_stages
 from eagle3core.step.program import Program, Stage, Tap, after_all
-from eagle3core.step.propose import ModelProposal, propose_chain
+from eagle3core.step.propose import ModelProposal, Proposal, propose_chain
 from eagle3core.step.ranks import count_ranks, inverse_map
 from eagle3core.step.state import DeviceState, tree_words
 from eagle3core.step.tree import FlatTree
@@ -61,6 +64,7 @@ class StepBuilder:
         emit: for which architecture.
         target, draft: weights; without a draft only the root is verified, unless the tree has more nodes: then their
             tokens are what the caller wrote to `state.step.drafted` (`[N, B]`, row 0 is overwritten by the roots).
+        kind: of the step, of those that the state is made for.
         draws: some rows may draw their tokens; greedy ones choose as without.
         logprobs: where log-probabilities of the committed tokens are kept; None: nowhere.
     """
@@ -72,9 +76,13 @@ class StepBuilder:
         draft: Drafter | None,
         state: DeviceState,
         batch: int,
+        kind: StepKind,
         draws: bool,
         logprobs: KeptLogprobs | None,
     ) -> None:
+        # A smaller tree uses the first elements of the same tensors.
+        state = replace(state, sizes=replace(state.sizes, tree=kind.tree))
+        self.kind = kind
         self.emit, self.target, self.draft, self.state, self.batch = emit, target, draft, state, batch
         self.sizes, self.step, self.draws, self.logprobs = state.sizes, state.step, draws, logprobs
         nodes, path = self.sizes.nodes, self.sizes.path_len
@@ -109,9 +117,10 @@ class StepBuilder:
     def program(self) -> Program:
         """All stages."""
         stages = [self._open()]
-        if self.draft is not None:
-            stages += self._propose(self.draft)
-        stages += self._verify(first_waits=self.draft is None)
+        drafts = self.draft is not None and self.sizes.nodes > 1
+        if self.draft is not None and self.kind.entries:
+            stages += self._propose(self.draft) if drafts else self._read(self.draft)
+        stages += self._verify(first_waits=not drafts)
         return (*stages, *self._accept())
 
     def _propose(self, draft: Drafter) -> list[Stage]:
@@ -140,9 +149,16 @@ class StepBuilder:
         kept = _present(_present(state.draft).level_logits)
         return [rejected(at, kept, self.draft.draft_to_target)]
 
+    def _read(self, draft: Drafter) -> list[Stage]:
+        """What a draft that proposes nothing reads, so that it can go on later."""
+        if isinstance(draft, PackedTarget):
+            return ModelProposal(self.emit, draft, self.state, self.opened, self.batch).reading(self.kind.entries)[0]
+        work = Proposal(self.emit, self.target.geometry, draft, self.state, self.opened, self.batch)
+        return work.keys_alone(self.kind.entries)
+
     def _opened(self) -> OpenRows:
         sizes, batch = self.sizes, self.batch
-        pending = sizes.path_len if self.draft else 0
+        pending = self.kind.entries
         levels, words = sizes.chain_levels if self.draft else 0, -(-sizes.nodes // 32)
         shapes = {
             "tables": (batch, sizes.entries),
@@ -222,7 +238,12 @@ class StepBuilder:
             logits = rows_of(state.head.logits, len(chosen), state.head.logits.shape[1])
             kept_of_path = keep_logprobs(logits, self.choices, got.path, state.turn, self.logprobs)
             stages.append(Stage("accept.logprobs", (kept_of_path,), ("EAGLE_ACCEPT",)))
-        stages.append(Stage("commit", (COMMIT.call(arch, decided, committed),), ("EAGLE_TAIL_COMMIT",)))
+        commit: list[Call] = []
+        if self.kind.keeps.n:
+            kept_of = (self.step.active, self.opened.lengths, state.captured)
+            commit.append(KEEP_STATES.call(arch, *kept_of, self.kind.keeps))
+        commit.append(COMMIT.call(arch, decided, committed, self.kind.keeps))
+        stages.append(Stage("commit", tuple(commit), ("EAGLE_TAIL_COMMIT",)))
         moves: list[Call] = []
         if not self.sizes.is_chain:  # a chain's path lies where it belongs: taking back its rest is a shorter length
             kept_rows = (self.opened.tables, self.opened.lengths, got.path, kept)
@@ -238,11 +259,14 @@ def step_program(
     state: DeviceState,
     batch: int,
     *,
+    kind: StepKind | None = None,
     draws: bool = False,
     logprobs: KeptLogprobs | None = None,
 ) -> Program:
-    """The step for `batch` rows; `draws`: some of them may draw their tokens, `logprobs`: where those are kept."""
-    return StepBuilder(emit, target, draft, state, batch, draws, logprobs).program()
+    """The step for `batch` rows; `kind`: None for that of the state's tree; `draws`: some of them may draw their
+    tokens, `logprobs`: where those are kept."""
+    kind = kind or usual_kind(state.sizes, draft)
+    return StepBuilder(emit, target, draft, state, batch, kind, draws, logprobs).program()
 
 
 def _present(tensors: T | None) -> T:

@@ -17,7 +17,17 @@ from eagle3core.kernels.slots.open_step import OpenRows
 from eagle3core.kernels.tree.mask_words import pack_words
 from eagle3core.step.acceptance import draw_drafts
 from eagle3core.step.buffers import columns_of, rows_of
-from eagle3core.step.passes import DRAFT, TREE, DraftPass, Emitter, Rows, TargetPass, draft_stages, target_stages
+from eagle3core.step.passes import (
+    DRAFT,
+    TREE,
+    DraftPass,
+    Emitter,
+    Rows,
+    TargetPass,
+    draft_keys,
+    draft_stages,
+    target_stages,
+)
 from eagle3core.step.program import Stage, Tap, after_all
 from eagle3core.step.ranks import keep_logits
 from eagle3core.step.state import DeviceState
@@ -56,18 +66,36 @@ class Proposal:
 
     def first_pass(self) -> tuple[list[Stage], DraftPass]:
         """The pass over pending entries, which begins with their fused taps."""
-        own, opened, draft, pending = self.own, self.opened, self.draft, self.sizes.path_len
-        n = self.batch * pending
-        taps, hidden = rows_of(own.taps, n, own.taps.shape[1]), rows_of(own.hidden, n, own.hidden.shape[1])
-        parts = columns_of(taps, self.target.block.hidden_size)
-        fuse = after_all([TAKE_ROWS.call(self.emit.arch, self.state.captured, opened.entry_rows.view(-1), parts)])
-        fuse += self.emit.linear(draft.fc, taps, hidden, draft.geometry.block)
-        entries = opened.entry_slots.view(-1)
-        stages = [Stage("draft.fc", tuple(fuse), DRAFT, {"draft.taps": Tap(taps, entries, "extend")})]
+        own, opened, pending = self.own, self.opened, self.sizes.path_len
+        n, entries = self.batch * pending, opened.entry_slots.view(-1)
+        fuse, hidden = self._fused(n)
+        stages = [fuse]
         rows = Rows(opened.entry_positions.view(-1), entries, opened.entry_lengths, opened.tables, self.causal(pending))
         over = self.over(hidden, opened.entry_tokens.view(-1), n, own.out)
         stages += draft_stages(self.emit, over, rows, "extend", first_waits=False)
         return stages, over
+
+    def keys_alone(self, entries: int) -> list[Stage]:
+        """What of the first pass a later step needs: keys and values of up to `entries` pending entries a sequence.
+
+        A head has one layer, so its keys need no attention; they are the first pass's, row by row.
+        """
+        own, opened, n = self.own, self.opened, self.batch * entries
+        fuse, hidden = self._fused(n)
+        rows = Rows(opened.entry_positions.view(-1), opened.entry_slots.view(-1), opened.entry_lengths, opened.tables,
+                    self.causal(entries))  # fmt: skip
+        over = self.over(hidden, opened.entry_tokens.view(-1), n, own.out)
+        return [fuse, draft_keys(self.emit, over, rows, "extend", first_waits=False)]
+
+    def _fused(self, n: int) -> tuple[Stage, Tensor]:
+        """The fused taps `[n, Hd]` of the pending entries."""
+        own, opened, draft = self.own, self.opened, self.draft
+        taps, hidden = rows_of(own.taps, n, own.taps.shape[1]), rows_of(own.hidden, n, own.hidden.shape[1])
+        parts = columns_of(taps, self.target.block.hidden_size)
+        fuse = after_all([TAKE_ROWS.call(self.emit.arch, self.state.captured, opened.entry_rows.view(-1), parts)])
+        fuse += self.emit.linear(draft.fc, taps, hidden, draft.geometry.block)
+        tap = Tap(taps, opened.entry_slots.view(-1), "extend")
+        return Stage("draft.fc", tuple(fuse), DRAFT, {"draft.taps": tap}), hidden
 
     def over(self, hidden: Tensor, tokens: Tensor, n: int, out: Tensor) -> DraftPass:
         """Operands of a pass over `n` rows."""
@@ -159,14 +187,19 @@ class ModelProposal:
         self.drafted = rows_of(state.step.drafted, state.sizes.nodes, batch)
         self.pending = state.sizes.path_len
 
+    def reading(self, entries: int) -> tuple[list[Stage], tuple[Tensor, Tensor]]:
+        """A pass over up to `entries` tokens committed last, and what the head reads of its rows."""
+        opened, batch = self.opened, self.batch
+        rows = Rows(
+            opened.entry_positions.view(-1), opened.entry_slots.view(-1), opened.entry_lengths, opened.tables,
+            triangle(opened, batch, entries),
+        )  # fmt: skip
+        return self._read(opened.entry_tokens.view(-1), rows, "extend")
+
     def stages(self) -> list[Stage]:
         """A pass over the tokens committed last, the root behind them, then a pass a level."""
         own, opened, batch = self.own, self.opened, self.batch
-        rows = Rows(
-            opened.entry_positions.view(-1), opened.entry_slots.view(-1), opened.entry_lengths, opened.tables,
-            triangle(opened, batch, self.pending),
-        )  # fmt: skip
-        stages, every = self._read(opened.entry_tokens.view(-1), rows, "extend")
+        stages, every = self.reading(self.pending)
         last = [rows_of(t, batch, t.shape[1]) for t in (own.scaled, own.sums)]
         take = TAKE_ROWS.call(self.emit.arch, every, opened.last_rows, last)
         stages += self._choose([take], last[0], last[1], 0)

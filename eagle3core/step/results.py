@@ -7,6 +7,7 @@ once where the host makes the drafts, which begin with the newest tokens. Source
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -24,13 +25,17 @@ NO_TOKEN = -1  # of a node without a draft: its row embeds as zeros, and the tar
 
 
 class Sent(NamedTuple):
-    """A block under way: what filled it (an admission, or the step of that number), its turn and rows, and whether
-    log-probabilities lie beside it."""
+    """A block under way: what filled it (an admission, or the step of that number), its turn and rows, whether
+    log-probabilities lie beside it, the kind of the step, and the mark of its end; `is_next`: nothing else ran since
+    the block before."""
 
     step: int | None
     turn: int
     n_rows: int
     logprobs: bool = False
+    kind: int | None = None
+    mark: int = 0
+    is_next: bool = False
 
 
 class ResultQueue:
@@ -40,19 +45,25 @@ class ResultQueue:
         blocks: `[n, S, W]` int32, for kernels in the host's memory; the first program that runs after this writes block
             1, the next one block 2, and so on, beginning again at 0.
         device: what writes them, on its current stream, whichever GPU is current; on the CPU they are there at once.
+        is_timed: whether the time between two blocks is wanted.
     """
 
-    def __init__(self, blocks: Tensor, device: torch.device) -> None:
-        self._blocks, self._device = list(blocks), device
+    def __init__(self, blocks: Tensor, device: torch.device, *, is_timed: bool = False) -> None:
+        self._blocks, self._device, self._is_timed = list(blocks), device, is_timed
+        # A mark outlasts the reading of the block behind it; those that wait are read one behind.
+        n = len(self._blocks) + 2
         is_cuda = device.type == "cuda"
-        self._events = [torch.cuda.Event() for _ in blocks] if is_cuda else []  # type: ignore[no-untyped-call]
-        self._turn = 0
+        self._events = [torch.cuda.Event(enable_timing=is_timed) for _ in range(n)] if is_cuda else []  # type: ignore[no-untyped-call]
+        self._clock = [0.0] * n
+        self._turn = self._mark = 0
         self._sent: deque[Sent] = deque()
 
     def __len__(self) -> int:
         return len(self._sent)
 
-    def send(self, n_rows: int, step: int | None, *, logprobs: bool = False) -> None:
+    def send(
+        self, n_rows: int, step: int | None, *, logprobs: bool = False, kind: int | None = None, is_next: bool = False
+    ) -> None:
         """Note that the program just enqueued, an admission or a step, writes `n_rows` rows of the next block.
 
         Raises:
@@ -63,17 +74,30 @@ class ResultQueue:
                 f"{len(self._blocks)} results are under way already", "one step behind", "collect after every step"
             )
         self._turn = (self._turn + 1) % len(self._blocks)
+        self._mark = (self._mark + 1) % len(self._clock)
         if self._events:
-            self._events[self._turn].record(torch.cuda.current_stream(self._device))
-        self._sent.append(Sent(step, self._turn, n_rows, logprobs))
+            self._events[self._mark].record(torch.cuda.current_stream(self._device))
+        elif self._is_timed:
+            self._clock[self._mark] = time.perf_counter()
+        self._sent.append(Sent(step, self._turn, n_rows, logprobs, kind, self._mark, is_next))
 
     def receive(self) -> tuple[Sent, list[list[int]]]:
         """Wait for the oldest block: what it was sent as, and its rows."""
         sent = self._sent.popleft()
         if self._events:
-            self._events[sent.turn].synchronize()
+            self._events[sent.mark].synchronize()
         rows: list[list[int]] = self._blocks[sent.turn][: sent.n_rows].tolist()
         return sent, rows
+
+    def took_us(self, sent: Sent) -> float | None:
+        """From the block before to this one, which has been received; None where other work lay between, or nobody
+        asked. Both ends are past, so this waits for nothing."""
+        if not (self._is_timed and sent.is_next):
+            return None
+        before = (sent.mark - 1) % len(self._clock)
+        if self._events:
+            return 1e3 * float(self._events[before].elapsed_time(self._events[sent.mark]))
+        return 1e6 * (self._clock[sent.mark] - self._clock[before])
 
     def forget(self) -> None:
         """Drop what is under way and begin as a new queue does; the device has to begin at block 0 as well."""
@@ -178,7 +202,7 @@ class GivenPrompts:
             if n == reading.n_left:
                 row = len(spans) * shape.tokens - (-n % shape.tokens) - 1
                 seed = self._sizes.seed_row + slot
-                requests.append((slot, last, request.budget, 0, request.id, row, seed))
+                requests.append((slot, last, request.budget, 0, request.id, row, seed, request.most_drafts))
                 ends.append([*request.ends[:MOST_ENDS], *[-1] * (MOST_ENDS - len(request.ends))])
         for table, rows in ((given.requests.T, requests), (given.ends, ends), (given.spans.T, spans),
                             (given.tokens, tokens)):  # fmt: skip

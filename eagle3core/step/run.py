@@ -17,10 +17,12 @@ from eagle3core.cache import BlockTables
 from eagle3core.kernels.gemm.launcher import workspace, workspace_bytes
 from eagle3core.kernels.slots.slot_state import GOES_ON, N_RESULT, NO_CHOICE_LEFT, NOT_FINITE, RUNNING
 from eagle3core.step.admission import Reading, SlotRequest, parts_of_pass
-from eagle3core.step.build import step_program
+from eagle3core.step.depths import KEEPS, StepKind, Unread, kinds_of
+from eagle3core.step.depths.programs import StepPrograms
+from eagle3core.step.depths.timing import Times, times_of
 from eagle3core.step.draw import set_draws
 from eagle3core.step.gemm_audit import audit
-from eagle3core.step.outcome import KeptLogprobs, Outcome, RowOutcome, new_kept_logprobs
+from eagle3core.step.outcome import Outcome, RowOutcome
 from eagle3core.step.passes import Emitter
 from eagle3core.step.prefill import chunk_program, finish_program
 from eagle3core.step.program import Program
@@ -42,7 +44,8 @@ class DeviceRunner:
         n_behind: newest results that are left unread, so that the host waits for nothing; 1 on a GPU, else 0.
 
     Attributes:
-        n_slots: sequences at once. depth: drafts on the longest path. n_drafts: drafts of a step.
+        n_slots: sequences at once. depth: drafts on the longest path. n_drafts: drafts of a step, at most.
+        kinds: of steps, by number. steps: their programs.
         chunks: programs of a pass over prompts, by shape; largest last. finish: what follows one in which prompts end.
         gemms: the matrix products of all programs; none where no kernels run.
         tables: which blocks the slots' rows lie in.
@@ -67,17 +70,18 @@ class DeviceRunner:
         self.tables = BlockTables(self.state.tables, self.state.pages)
         n_bytes = workspace_bytes(sizes.most_rows, shape.most_columns)
         self.emit = Emitter(arch, order, workspace(target.device, n_bytes) if arch is not None else None)
-        self.programs = {batch: step_program(self.emit, target, draft, self.state, batch) for batch in buckets(sizes)}
+        models = (self.emit, target, draft, self.state)
+        self.kinds = kinds_of(sizes, draft)
+        self.steps = StepPrograms(models, self.kinds, buckets(sizes), sizes)
         shapes = chunk_shapes(sizes, kernels=arch is not None)
-        self.chunks = {shape: chunk_program(self.emit, target, draft, self.state, shape) for shape in shapes}
-        self.finish = finish_program(self.emit, target, draft, self.state)
+        self.chunks = {shape: chunk_program(*models, shape) for shape in shapes}
+        self.finish = finish_program(*models)
         self.gemms = audit(arch, self.all_programs)
-        self._asked: dict[tuple[int | None, bool, bool], Program] = {}  # by batch, None for `finish`; draws; logprobs
-        self._logprobs: KeptLogprobs | None = None
-        self._change: Callable[[Program], Program] | None = None
+        self._unread = Unread(self.kinds, sizes.n_kept)
+        self._is_next = False  # whether the newest result is that of a step, and nothing was enqueued since
         self._whole: dict[int, Enqueue] = {}
         self._staged: dict[int, Staged] = {}
-        self._results = ResultQueue(self.state.results, target.device)
+        self._results = ResultQueue(self.state.results, target.device, is_timed=sizes.n_kept > 0)
         self._given = GivenDrafts(self.state.step.drafted, sizes.nodes, self._results)
         self._prompts = GivenPrompts(self.state.given, sizes)
 
@@ -87,9 +91,14 @@ class DeviceRunner:
         return self.emit.arch is not None
 
     @property
+    def programs(self) -> dict[int, Program]:
+        """The steps of the whole depth, by rows."""
+        return self.steps.by_kind[self.depth]
+
+    @property
     def all_programs(self) -> tuple[Program, ...]:
         """Every program: passes over prompts, the ends of prompts, steps."""
-        return (*self.chunks.values(), self.finish, *self.programs.values())
+        return (*self.chunks.values(), self.finish, *self.steps.all)
 
     @property
     def n_under_way(self) -> int:
@@ -111,9 +120,7 @@ class DeviceRunner:
         """Run `change(program)` in place of every program from now on, for one that is to differ on purpose."""
         self.chunks = {shape: change(program) for shape, program in self.chunks.items()}
         self.finish = change(self.finish)
-        self.programs = {batch: change(program) for batch, program in self.programs.items()}
-        self._asked.clear()
-        self._change = change
+        self.steps.change(change)
         self.replay_by(self.replayer)
 
     def begin(self, slot: int, request: SlotRequest) -> Reading:
@@ -121,6 +128,7 @@ class DeviceRunner:
 
         One that is given up needs no word: the slot's next takes its place.
         """
+        self._is_next = False
         blocks = self.tables.own_blocks(slot) if request.blocks is None else request.blocks
         self.tables.assign(slot, blocks, request.n_cached // self.sizes.block)
         set_draws(self.state.draws, slot, request.sampling, request.first)
@@ -136,16 +144,17 @@ class DeviceRunner:
             rows of the pass, padding included.
         """
         parts, shape = parts_of_pass(readings, list(self.chunks), self.sizes)
+        self._is_next = False
         self._prompts.write(parts, shape)
         self._run(self.chunks[shape], trace)
         for reading, n in parts:
             reading.n_read += n
         ended = [reading.request for reading, _ in parts if reading.is_done]
         if ended:
-            draws, logprobs = any(one.sampling is not None for one in ended), any(one.logprobs for one in ended)
+            asks = any(one.sampling is not None for one in ended), any(one.logprobs for one in ended)
             # The end reads buffers that a step would overwrite, so it follows its pass at once.
-            self._run(self._finish_of(draws, logprobs), trace)
-            self._results.send(len(ended), None, logprobs=logprobs)
+            self._run(self.steps.finish(*asks) if any(asks) else self.finish, trace)
+            self._results.send(len(ended), None, logprobs=asks[1])
         return shape.rows
 
     def admit(self, slot: int, request: SlotRequest, trace: Trace) -> None:
@@ -155,13 +164,32 @@ class DeviceRunner:
             while not reading.is_done:
                 self.read_on([reading], trace)
 
-    def rows_of_step(self, n_running: int) -> int:
-        """Rows that the target verifies in a step of `n_running` slots, those of the program's padding included."""
-        return self._batch_of(n_running) * self.sizes.nodes
+    def batch_of(self, n_running: int) -> int:
+        """Rows of the program for a step of `n_running` slots, each with its nodes."""
+        return next(n for n in self.programs if n >= n_running)
 
-    def ready(self, n_running: int, trace: Trace, *, draws: bool = False, logprobs: bool = False) -> None:
+    def kind_for(self, depth: int | None) -> int:
+        """The kind of step that runs next if `depth` drafts are wanted (None: all). Without drafts where the draft has
+        too much to read first."""
+        return self.depth if depth is None else self._unread.kind_for(depth)
+
+    def rows_of_step(self, n_running: int, kind: int | None = None) -> int:
+        """Rows that the target verifies in a step of `n_running` slots, those of the program's padding included."""
+        return self.batch_of(n_running) * self.kinds[self.depth if kind is None else kind].tree.n_nodes
+
+    def time_steps(self) -> Times:
+        """Microseconds by (drafts, rows) of steps over empty slots; before anything is admitted. Empty on a CPU."""
+        every = self.steps.by_kind.items()
+        steps = {(kind, n): self._enqueue_of(program) for kind, by_rows in every for n, program in by_rows.items()}
+        times = times_of(steps, self.target.device, self.sizes.n_kept)
+        self.state.turn.zero_()
+        return times
+
+    def ready(
+        self, n_running: int, trace: Trace, *, draws: bool = False, logprobs: bool = False, depth: int | None = None
+    ) -> None:
         """Capture what `enqueue` will run, unless it is: a clock around the step is not to see that."""
-        program = self._step_of(n_running, draws, logprobs)
+        program = self.steps.of(self.kind_for(depth), self.batch_of(n_running), draws, logprobs)
         if trace.is_detailed:
             self._staged_of(program)
         else:
@@ -169,13 +197,19 @@ class DeviceRunner:
 
     def write_drafts(self, drafts: Mapping[int, Sequence[int]]) -> None:
         """Drafts of the next step by slot, of every slot that runs; for a runner without a draft model."""
-        self._given.write(drafts, self._batch_of(len(drafts)))
+        self._given.write(drafts, self.batch_of(len(drafts)))
 
-    def enqueue(self, n_running: int, step: int, trace: Trace, *, draws: bool = False, logprobs: bool = False) -> None:
+    def enqueue(
+        self, n_running: int, step: int, trace: Trace, *, draws: bool = False, logprobs: bool = False,
+        depth: int | None = None,
+    ) -> None:  # fmt: skip
         """Advance every running slot by a step, of which there are at most `n_running`; `draws`: some draw tokens,
-        `logprobs`: some ask for those."""
-        self._run(self._step_of(n_running, draws, logprobs), trace)
-        self._results.send(self._batch_of(n_running), step, logprobs=logprobs)
+        `logprobs`: some ask for those; `depth`: drafts that are wanted, None for all (`kind_for`)."""
+        kind = self.kind_for(depth)
+        self._run(self.steps.of(kind, self.batch_of(n_running), draws, logprobs), trace)
+        self._results.send(self.batch_of(n_running), step, logprobs=logprobs, kind=kind, is_next=self._is_next)
+        self._unread.ran(kind)
+        self._is_next = True
 
     def collect(self, *, everything: bool) -> list[Outcome]:
         """Outcomes in the order of the work. Without `everything`, only those that need no waiting for the newest."""
@@ -193,35 +227,10 @@ class DeviceRunner:
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         self._results.forget()
+        self._unread.forget()
+        self._is_next = False
         self.state.state[RUNNING].zero_()
         self.state.turn.zero_()  # where the host's count begins again; half a step may have moved it
-
-    def _batch_of(self, n_running: int) -> int:
-        return next(n for n in self.programs if n >= n_running)
-
-    def _finish_of(self, draws: bool, logprobs: bool) -> Program:
-        """`finish`; one for a request that asks for more than a greedy token is made when the first such comes."""
-        if not (draws or logprobs):
-            return self.finish
-        models = (self.emit, self.target, self.draft, self.state)
-        return self._made((None, draws, logprobs), lambda kept: finish_program(*models, draws=draws, logprobs=kept))
-
-    def _step_of(self, n_running: int, draws: bool, logprobs: bool) -> Program:
-        """The step; one whose requests ask for more than greedy tokens is made when the first such comes."""
-        batch = self._batch_of(n_running)
-        if not (draws or logprobs):
-            return self.programs[batch]
-        models = (self.emit, self.target, self.draft, self.state, batch)
-        return self._made((batch, draws, logprobs), lambda kept: step_program(*models, draws=draws, logprobs=kept))
-
-    def _made(self, key: tuple[int | None, bool, bool], make: Callable[[KeptLogprobs | None], Program]) -> Program:
-        if key not in self._asked:
-            if key[2] and self._logprobs is None:
-                columns, device = self.state.head.logits.shape[1], self.target.device
-                self._logprobs = new_kept_logprobs(self.n_slots, self.sizes.path_len, columns, device)
-            program = make(self._logprobs if key[2] else None)
-            self._asked[key] = program if self._change is None else self._change(program)
-        return self._asked[key]
 
     def _run(self, program: Program, trace: Trace) -> None:
         if trace.is_detailed:
@@ -243,20 +252,23 @@ class DeviceRunner:
         ranks = None
         if self.state.ranks is not None and sent.step is not None:
             ranks = self.state.ranks[sent.turn].tolist()
+        kind = self.kinds[self.depth if sent.kind is None else sent.kind]
         rows = [
-            self._row(numbers, None if ranks is None else tuple(ranks[b]))
+            self._row(kind, numbers, None if ranks is None else tuple(ranks[b]))
             for b, numbers in enumerate(block) if numbers[0] >= 0
         ]  # fmt: skip
-        if sent.logprobs and self._logprobs is not None:
+        if sent.logprobs and self.steps.logprobs is not None:
             live = [b for b, numbers in enumerate(block) if numbers[0] >= 0]
             tokens = {b: row.tokens for b, row in zip(live, rows, strict=True)}
-            found = self._logprobs.of(sent.turn, [tokens.get(b, []) for b in range(len(block))])
+            found = self.steps.logprobs.of(sent.turn, [tokens.get(b, []) for b in range(len(block))])
             rows = [replace(row, logprobs=found[b]) for b, row in zip(live, rows, strict=True)]
-        return Outcome(sent.step, rows)
+        n_drafts = 0 if sent.step is None else kind.depth
+        return Outcome(sent.step, rows, n_drafts, sent.kind != KEEPS, self._results.took_us(sent))
 
-    def _row(self, numbers: list[int], kept: tuple[int, ...] | None) -> RowOutcome:
+    def _row(self, kind: StepKind, numbers: list[int], kept: tuple[int, ...] | None) -> RowOutcome:
         (slot, n_accepted, n_committed, finish, fault, request_id), tokens = numbers[:N_RESULT], numbers[N_RESULT:]
-        drafts, has_ended = tokens[self.sizes.path_len :], finish != GOES_ON
+        at = kind.depth + 1  # a smaller step's row is shorter than the block's
+        drafts, has_ended = tokens[at : at + kind.tree.n_nodes - 1], finish != GOES_ON
         is_broken = finish == NO_CHOICE_LEFT
         # Where the target chose nothing there is no bonus; else the host cuts: it knows stops that the device does not.
         n_made = n_committed if is_broken or fault & NOT_FINITE else n_accepted + 1

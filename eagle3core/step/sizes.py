@@ -16,6 +16,10 @@ _SMALL_BATCH = 4
 _SHORT_SPAN = 16
 SPAN = 64  # tokens of a prompt that attention's kernels treat as one sequence: as many as they take at once
 
+# Steps without drafts whose states wait together for the draft. What reading them takes of as many plain steps was
+# reckoned from the products' times on an H200 (8B): 0.2 % at one row, 0.5 % at 64, where more would save nothing.
+STEPS_KEPT = 8
+
 
 class ChunkShape(NamedTuple):
     """A pass over prompts: so many spans, each of so many tokens of one prompt."""
@@ -51,6 +55,8 @@ class DeviceSizes:
         keeps_ranks: the draft's rank of the target's token is kept at every level of a chain.
         pool: blocks of the cache, which slots share; None: as many as all slots' longest sessions take.
         acceptance: the rule by which drafts are accepted; None: where they are the target's own choice.
+        n_kept: places of a slot for states of steps without drafts, a power of two, so that such steps may be mixed
+            with others of any depth; 0: every step is of the tree.
     """
 
     n_slots: int
@@ -63,6 +69,7 @@ class DeviceSizes:
     keeps_ranks: bool = False
     pool: int | None = None
     acceptance: AcceptanceRule | None = None
+    n_kept: int = 0
 
     @property
     def entries(self) -> int:
@@ -140,6 +147,16 @@ class DeviceSizes:
     def seed_row(self) -> int:
         """First of the rows that keep the taps of a prompt's last token, a slot each, after those of a step."""
         return self.step_rows
+
+    @property
+    def kept_row(self) -> int:
+        """First of the rows that keep the taps of steps without drafts, `n_kept` a slot, after the seeds."""
+        return self.step_rows + self.n_slots
+
+    @property
+    def pending(self) -> int:
+        """Most entries that a draft has not read."""
+        return max(self.path_len, self.n_kept)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class DeviceState:
     Attributes:
         state, ends, pending_tokens, pending_rows, tables: per slot, see `kernels.slots`: `slot_state`, `open_step`.
         k, v: `[L, n_blocks, K, block, D]`.
-        captured: a `[step_rows + n_slots, E]` for each tap: a step's rows, then the seeds.
+        captured: a `[step_rows + n_slots (1 + n_kept), E]` for each tap: a step's rows, the seeds, what is kept.
         chunk_captured: a `[chunk, E]` for each tap.
         act, head: of the target. step, draft, small: scratch, the last two of a head or a small model.
         draws: how each slot's tokens are drawn.
@@ -162,7 +162,7 @@ def new_device_state(
     target, draft = shape.target, shape.draft
     device, dtype, slots = shape.device, shape.dtype, sizes.n_slots
     hidden = target.block.hidden_size
-    pending = sizes.path_len if draft else 0
+    pending = sizes.pending if draft else 0
     passes = ((sizes.n_spans, sizes.span), (slots, sizes.nodes))
     sides = Sizes(sizes.most_rows, passes, sizes.entries * sizes.block + 64)
     act = new_activations(arch, target.block, sides, dtype, device, order)
@@ -185,7 +185,7 @@ def new_device_state(
         tables=integers(slots, sizes.entries, fill=-1),
         k=k,
         v=v,
-        captured=tuple(rows(sizes.step_rows + slots, hidden) for _ in range(shape.n_taps)),
+        captured=tuple(rows(sizes.kept_row + slots * sizes.n_kept, hidden) for _ in range(shape.n_taps)),
         chunk_captured=tuple(rows(sizes.chunk, hidden) for _ in range(shape.n_taps)),
         act=act,
         head=new_head_rows(sizes.step_rows, _padded(target.vocab_size), dtype, device),
@@ -249,9 +249,9 @@ def _draft_tensors(
     arch: str | None, draft: DraftGeometry, shape: StateShape, sizes: DeviceSizes, order: tuple[int, int] | None
 ) -> DraftTensors:
     block, dtype, device = draft.block, shape.dtype, shape.device
-    width, pending, slots = block.hidden_size, sizes.path_len, sizes.n_slots
+    width, pending, slots = block.hidden_size, sizes.pending, sizes.n_slots
     n = max(slots * pending, slots * sizes.beam, sizes.chunk)
-    sides = Sizes(n, ((slots, pending), (slots, sizes.beam)), sizes.entries * sizes.block + 64)
+    sides = Sizes(n, ((slots, sizes.path_len), (slots, sizes.beam)), sizes.entries * sizes.block + 64)
     act = new_activations(arch, block, sides, dtype, device, order)
 
     def rows(n: int, width: int) -> Tensor:
@@ -273,8 +273,8 @@ def _small_tensors(
     arch: str | None, model: TargetGeometry, shape: StateShape, sizes: DeviceSizes, order: tuple[int, int] | None
 ) -> SmallTensors:
     block, dtype, device, slots = model.block, shape.dtype, shape.device, sizes.n_slots
-    n = max(slots * sizes.path_len, sizes.chunk)
-    sides = Sizes(n, ((sizes.n_spans, sizes.span), (slots, sizes.path_len)), sizes.entries * sizes.block + 64)
+    n = max(slots * sizes.pending, sizes.chunk)
+    sides = Sizes(n, ((sizes.n_spans, sizes.span), (slots, sizes.pending)), sizes.entries * sizes.block + 64)
     act = new_activations(arch, block, sides, dtype, device, order)
     k, v = (_pages(block, model.n_layers, sizes.n_blocks, sizes.block, dtype, device) for _ in "kv")
     return SmallTensors(

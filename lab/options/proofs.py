@@ -10,7 +10,9 @@ from pydantic import Field
 from lab.options.fields import Options, option
 from lab.options.values import ArchName, ExistingFile, GeometryName, PlantedGeometryName, Seconds, ShareSlice
 
-PartName = Literal["identity", "parity", "quiet", "slots", "long", "memory", "trees", "waiting", "serving"]
+PartName = Literal[
+    "identity", "parity", "quiet", "slots", "long", "memory", "trees", "waiting", "adaptive", "serving"
+]  # fmt: skip
 STATE_FILE = Path("reports", "gates.jsonl")
 
 

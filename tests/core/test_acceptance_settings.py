@@ -49,6 +49,9 @@ def spec(rule: Any, **changes: Any) -> SpeculativeConfig:
         (lambda: spec(RejectionAcceptance(), method="draft_target"), "with method 'draft_target' and a chain"),
         (lambda: spec(RejectionAcceptance(), **TREE), "with method 'eagle3' and a dynamic tree"),
         (lambda: spec(ForcedAcceptance(length=2), **TREE), "with method 'eagle3' and a dynamic tree"),
+        (lambda: spec(ForcedAcceptance(length=2), adaptive=True), "adaptive is True with acceptance forced to 2"),
+        (lambda: spec(RejectionAcceptance(), adaptive=True), "adaptive is True with acceptance by rejection"),
+        (lambda: ForcedAcceptance(length=2.5).check_request(1), "max_draft_tokens is 1 with acceptance forced to 2.5"),
         (lambda: EngineConfig(speculative_config=spec(RelaxedAcceptance(2, 1.0)), collect_draft_ranks=True),
          "collect_draft_ranks is on with acceptance relaxed to the top 2 within 1"),
     ],
@@ -59,6 +62,16 @@ def test_what_is_no_rule_or_contradicts_one_is_refused_in_three_parts(make: Any,
     assert what in caught.value.what
     assert caught.value.allowed
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize("rule", [None, RelaxedAcceptance(3, 0.5), MedusaAcceptance()])
+def test_rules_that_hold_at_any_depth_go_with_depths_chosen_anew(rule: AcceptanceRule | None) -> None:
+    assert spec(rule, adaptive=True).adaptive
+
+
+def test_a_forced_length_takes_requests_that_use_as_many_drafts() -> None:
+    for most in (None, 2, 3):
+        ForcedAcceptance(length=2.5).check_request(most)
 
 
 def test_a_rule_of_its_own_is_nobodys_default() -> None:

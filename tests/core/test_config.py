@@ -221,9 +221,33 @@ def test_the_mode_follows_from_the_configuration_and_nothing_else(monkeypatch: p
 
 
 def test_no_request_can_switch_the_mode() -> None:
+    """A request may use fewer drafts than the engine makes, which changes neither mode nor tokens (docs/engine.md)."""
     names = {field.name for field in dataclasses.fields(GenerationConfig)}
     draws = {"temperature", "top_k", "top_p", "min_p", "posterior_threshold", "seed"}
-    assert names == {"max_new_tokens", "ignore_eos", "stop_token_ids", "stop_words", "logprobs", *draws}
+    assert names == {
+        "max_new_tokens",
+        "ignore_eos",
+        "stop_token_ids",
+        "stop_words",
+        "logprobs",
+        "max_draft_tokens",
+        *draws,
+    }
+
+
+@pytest.mark.parametrize("value", [-1, True, 1.5, "2"])
+def test_most_drafts_of_a_request_are_none_or_a_number_from_0_on(value: Any) -> None:
+    error = refusal(lambda: GenerationConfig(max_draft_tokens=value))
+    assert error.what == f"max_draft_tokens is {value!r}"
+    assert error.allowed == "None or an integer of at least 0"
+    assert GenerationConfig(max_draft_tokens=0).max_draft_tokens == 0
+
+
+def test_adaptive_is_a_flag_and_keeps_no_ranks() -> None:
+    assert refusal(lambda: SpeculativeConfig(model="draft", adaptive=1)).what == "adaptive is 1"  # type: ignore[arg-type]
+    spec = SpeculativeConfig(model="draft", adaptive=True)
+    error = refusal(lambda: EngineConfig(speculative_config=spec, collect_draft_ranks=True))
+    assert error.what == "collect_draft_ranks is on with adaptive speculation"
 
 
 def test_merging_needs_an_engine_configuration() -> None:

@@ -53,6 +53,7 @@ def device_runner(
     chunk: int = 64,
     n_behind: int | None = None,
     acceptance: AcceptanceRule | None = None,
+    n_kept: int = 0,
 ) -> DeviceRunner:
     """A runner of `k` drafts a step, of a tree that the draft grows, or of another whose tokens come from outside."""
     drafts = k is not None or isinstance(tree, GrownTree) if drafts is None else drafts
@@ -60,7 +61,7 @@ def device_runner(
     shape = tree or chain_tree(k or 0)
     beams = shape.beam_rows if isinstance(shape, GrownTree) else 0
     room = session_len + max(shape.n_nodes, 2 * (k or 0), beams)
-    sizes = DeviceSizes(n_slots, session_len, room, shape, chunk=chunk, span=8, acceptance=acceptance)
+    sizes = DeviceSizes(n_slots, session_len, room, shape, chunk=chunk, span=8, acceptance=acceptance, n_kept=n_kept)
     return DeviceRunner(target, draft, sizes, arch="sm_90a", replayer=replayer, order=order, n_behind=n_behind)
 
 

@@ -19,6 +19,7 @@ from eagle3core.kernels.slots.slot_state import (
     FOUND_END,
     GOES_ON,
     LENGTH,
+    MOST_DRAFTS,
     MOST_ENDS,
     N_FIELDS,
     N_PENDING,
@@ -60,7 +61,7 @@ def admit_reference(
     made = Admitted(*(tensor.clone() for tensor in before))
     made.turn[0] = (made.turn[0] + 1) % RESULT_BLOCKS
     for i, request in enumerate(requests.T.tolist()):
-        slot, n_prompt, budget, plain, request_id, _, seed_row = request
+        slot, n_prompt, budget, plain, request_id, _, seed_row, most = request
         if slot < 0:
             continue
         token, ends = int(first[i]), request_ends[i]
@@ -69,7 +70,7 @@ def admit_reference(
         field = made.state[:, slot]
         for name, value in (
             (RUNNING, int(finish == GOES_ON)), (LENGTH, n_prompt), (ROOT, token), (DRAFT_LENGTH, n_prompt - unread),
-            (N_PENDING, 1), (BUDGET, budget - 1), (PLAIN, plain), (REQUEST_ID, request_id),
+            (N_PENDING, 1), (BUDGET, budget - 1), (PLAIN, plain), (REQUEST_ID, request_id), (MOST_DRAFTS, most),
         ):  # fmt: skip
             field[name] = value
         made.ends[slot] = ends
@@ -102,7 +103,7 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
             if slot >= 0:
                 n_prompt, budget = isa.load_u32(request + pitch), isa.load_u32(request + 2 * pitch)
                 plain, request_id = isa.load_u32(request + 3 * pitch), isa.load_u32(request + 4 * pitch)
-                seed_row = isa.load_u32(request + 6 * pitch)
+                seed_row, most = isa.load_u32(request + 6 * pitch), isa.load_u32(request + 7 * pitch)
                 token = isa.load_u32(first + i64(i) * 4)
                 end = isa.load_u32(request_ends + (i64(i) * MOST_ENDS + lane) * 4)
                 result = results + i64(i32(block * n_slots + i)) * width * 4
@@ -136,6 +137,7 @@ def make_admit(isa: Any, *, overlap: bool) -> Any:
                     isa.store_u32(fields + BUDGET * step, budget - 1)
                     isa.store_u32(fields + PLAIN * step, plain)
                     isa.store_u32(fields + REQUEST_ID * step, request_id)
+                    isa.store_u32(fields + MOST_DRAFTS * step, most)
                     if pending > 0:
                         isa.store_u32(pending_tokens + i64(slot) * pending * 4, token)
                         isa.store_u32(pending_rows + i64(slot) * pending * 4, seed_row)
@@ -193,9 +195,9 @@ ADMIT = Op("admit", admit, admit_meaning)
 
 
 def admit_cost(requests: int, width: int, pending: int) -> Cost:
-    """The turn in and out; of a request six numbers, its ends and its token in, and eight fields, the ends, a pending
+    """The turn in and out; of a request seven numbers, its ends and its token in, and nine fields, the ends, a pending
     entry and a row out."""
-    each = 4 * (6 + MOST_ENDS + 1 + 8 + MOST_ENDS + width) + (8 if pending else 0)
+    each = 4 * (7 + MOST_ENDS + 1 + 9 + MOST_ENDS + width) + (8 if pending else 0)
     return Cost(8 + requests * each)
 
 
@@ -207,7 +209,8 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
     requests = torch.full((N_REQUEST, n), -1, dtype=torch.int32, device=device)
     for i, budget in enumerate(case["budgets"]):
         if budget is not None:
-            numbers = [n_slots - 1 - i, 17 + i, budget, 0, 41 + i, 3, case["seed_row"] + n_slots - 1 - i]
+            seed_row = case["seed_row"] + n_slots - 1 - i
+            numbers = [n_slots - 1 - i, 17 + i, budget, 0, 41 + i, 3, seed_row, 2 + i]
             requests[:, i] = torch.tensor(numbers, dtype=torch.int32)
     ends = torch.full((n, MOST_ENDS), -1, dtype=torch.int32, device=device)
     ends[:, :2] = torch.tensor([5, 9], dtype=torch.int32)
@@ -256,6 +259,6 @@ CARD = Card(
         {"slots": 8, "budgets": (7,) * 8, "first": tuple(range(8)), "pending": 4, "width": 12, "seed_row": 32},
     ),
     hand_counts=(
-        ({"budgets": (7, 7), "width": 12, "pending": 4}, Cost(8 + 2 * (4 * (6 + 32 + 1 + 8 + 32 + 12) + 8))),
+        ({"budgets": (7, 7), "width": 12, "pending": 4}, Cost(8 + 2 * (4 * (7 + 32 + 1 + 9 + 32 + 12) + 8))),
     ),
 )  # fmt: skip

@@ -21,6 +21,7 @@ from torch import Tensor
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.slots.commit_kernel import THREADS, make_commit
+from eagle3core.kernels.slots.keep_states import NOT_KEPT, Kept, kept_row
 from eagle3core.kernels.slots.slot_state import (
     BAD_ACCEPTANCE,
     BUDGET,
@@ -29,6 +30,7 @@ from eagle3core.kernels.slots.slot_state import (
     GOES_ON,
     LENGTH,
     MISSING_BLOCKS,
+    MOST_DRAFTS,
     MOST_ENDS,
     N_FIELDS,
     N_PENDING,
@@ -80,8 +82,8 @@ class Committed(NamedTuple):
     results: Tensor
 
 
-def commit_reference(decided: Decided, before: Committed) -> Committed:
-    """The state after the commit."""
+def commit_reference(decided: Decided, before: Committed, keeps: Kept = NOT_KEPT) -> Committed:
+    """The state after the commit; `keeps`: of a step without drafts, where its states lie for the draft to read."""
     made = Committed(*(tensor.clone() for tensor in before))
     batch, path_len = decided.path.shape
     rows = (decided.active[:batch] >= 0).nonzero()[:, 0]  # [L] the live ones
@@ -91,6 +93,7 @@ def commit_reference(decided: Decided, before: Committed) -> Committed:
     field[PLAIN] |= (fault != NO_FAULT).int()
     is_plain = field[PLAIN] != 0
     n, path, tokens = _followed(decided, rows, is_plain)
+    n = n.minimum(field[MOST_DRAFTS])  # the target's choice behind the last that counts is its bonus
     at = torch.arange(path_len, device=n.device)
     n, is_stuck, redoes = _chosen(tokens, n, ~is_plain & (decided.choices.shape[1] > 1))
     fault |= redoes * NOT_FINITE
@@ -99,23 +102,29 @@ def commit_reference(decided: Decided, before: Committed) -> Committed:
     finish = finish.masked_fill(is_stuck & (finish == GOES_ON), NO_CHOICE_LEFT)
     is_kept = at <= n[:, None]  # [L, P]
     field[RUNNING] = (finish == GOES_ON).int()
+    entry = field[N_PENDING].clone() if keeps.is_unread else torch.zeros_like(n)  # the first that is new
+    source = rows[:, None].int() * decided.choices.shape[1] + path
+    if keeps.n:
+        source = kept_row(keeps, slot, field[LENGTH]).int()[:, None]
     field[LENGTH] += n + 1
     goes_forward = n >= 0
     field[ROOT] = tokens.gather(1, n.clamp_min(0)[:, None].long())[:, 0].where(goes_forward, field[ROOT])
-    field[DRAFT_LENGTH] += field[N_PENDING].where(goes_forward, 0)
-    field[N_PENDING] = (n + 1).where(goes_forward, field[N_PENDING])
+    field[DRAFT_LENGTH] += field[N_PENDING].where(goes_forward, 0) * (not keeps.is_unread)
+    field[N_PENDING] = (entry + n + 1).where(goes_forward, field[N_PENDING])
     field[BUDGET] -= cut
     made.state[:, slot] = field
     if made.pending_tokens.shape[1]:
-        nodes = decided.choices.shape[1]
-        for pending, values in ((made.pending_tokens, tokens), (made.pending_rows, rows[:, None].int() * nodes + path)):
-            pending[slot] = torch.where(is_kept, values, pending[slot])
+        places = entry[:, None] + at  # [L, P]
+        live, j = (is_kept & (places < made.pending_tokens.shape[1])).nonzero(as_tuple=True)
+        for pending, values in ((made.pending_tokens, tokens), (made.pending_rows, source)):
+            pending[slot[live], places[live, j].long()] = values.expand(len(rows), path_len)[live, j]
     made.kept[:] = 0
     made.kept[rows] = n + 1
     numbers = torch.stack([slot.int(), n.clamp_min(0), cut, finish, fault, field[REQUEST_ID]], dim=1)
     block = made.results[int(before.turn)]
-    block[:batch] = -1
-    block[rows] = torch.cat([numbers, tokens.where(is_kept, -1), decided.node_tokens[rows, 1:]], dim=1)
+    told = torch.cat([numbers, tokens.where(is_kept, -1), decided.node_tokens[rows, 1:]], dim=1)
+    block[:batch, : told.shape[1]] = -1  # a row may have room for a larger step's
+    block[rows, : told.shape[1]] = told
     return made
 
 
@@ -156,38 +165,40 @@ def _ended(tokens: Tensor, n: Tensor, ends: Tensor, budget: Tensor, fault: Tenso
     return cut.masked_fill(has_no_room, 0), finish.masked_fill(has_no_room, STOPPED)
 
 
-def commit_variant(arch: str, nodes: int, path_len: int, pending: int) -> Variant:
+def commit_variant(arch: str, nodes: int, path_len: int, pending: int, keeps: Kept = NOT_KEPT) -> Variant:
     """The commit of trees of `nodes` with paths of up to `path_len`, and `pending` draft entries (0: no draft)."""
     if nodes < 1 or path_len < 1:
         raise KernelLimit(f"{nodes} nodes, paths of {path_len}", "at least 1 of each", "give a tree with a root")
     return Variant(
-        name=f"commit_{nodes}_{path_len}_{pending}",
+        name=f"commit_{nodes}_{path_len}_{pending}{keeps.name}",
         make=make_commit,
-        constants={"nodes": nodes, "path_len": path_len, "pending": pending, "overlap": overlaps(arch)},
+        constants={
+            "nodes": nodes, "path_len": path_len, "pending": pending, **keeps.constants, "overlap": overlaps(arch)
+        },
         parameters=parameters(
             "active:in n_accepted:in path:in tokens:in choices:in node_tokens:in places:in ends:in state:inout "
-            "pending_tokens:inout pending_rows:inout kept:out turn:in results:out n_slots:i32"
+            "pending_tokens:inout pending_rows:inout kept:out turn:in results:out n_slots:i32 width:i32 first_kept:i32"
         ),
-        threads=THREADS,
+        threads=THREADS, instructions={"VOTE": 1},
         max_registers=96,  # the loop over a path is unrolled
-        instructions={"VOTE": 1},
         dependent=overlaps(arch),
-    )
+    )  # fmt: skip
 
 
-def commit(arch: str, decided: Decided, out: Committed) -> list[Launch]:
+def commit(arch: str, decided: Decided, out: Committed, keeps: Kept = NOT_KEPT) -> list[Launch]:
     """`out` after the step that `decided` describes."""
     (batch, path_len), nodes = decided.path.shape, decided.choices.shape[1]
     return [
-        commit_variant(arch, nodes, path_len, out.pending_tokens.shape[1]).launch(
-            (batch,), **decided._asdict(), **out._asdict(), n_slots=out.state.shape[1]
+        commit_variant(arch, nodes, path_len, out.pending_tokens.shape[1], keeps).launch(
+            (batch,), **decided._asdict(), **out._asdict(), first_kept=keeps.first, n_slots=out.state.shape[1],
+            width=out.results.shape[2],
         )
-    ]
+    ]  # fmt: skip
 
 
-def commit_meaning(decided: Decided, out: Committed) -> None:
+def commit_meaning(decided: Decided, out: Committed, keeps: Kept = NOT_KEPT) -> None:
     """What `commit` computes, in plain torch."""
-    for after, tensor in zip(commit_reference(decided, out), out, strict=True):
+    for after, tensor in zip(commit_reference(decided, out, keeps), out, strict=True):
         tensor.copy_(after)
 
 
@@ -195,9 +206,9 @@ COMMIT = Op("commit", commit, commit_meaning)
 
 
 def commit_cost(batch: int, nodes: int, path_len: int, pending: int) -> Cost:
-    """Slot, turn, acceptance, path, tokens, choice, nodes and places, ends, six fields in; seven fields, pending
+    """Slot, turn, acceptance, path, tokens, choice, nodes and places, ends, seven fields in; seven fields, pending
     entries, kept and the result row out."""
-    read = 4 + 4 + 4 + 8 * path_len + 4 + 8 * nodes - 4 + 4 * MOST_ENDS + 6 * 4
+    read = 4 + 4 + 4 + 8 * path_len + 4 + 8 * nodes - 4 + 4 * MOST_ENDS + 7 * 4
     return Cost(batch * (read + 7 * 4 + 8 * min(pending, path_len) + 4 + 4 * result_width(path_len, nodes)))
 
 
@@ -209,6 +220,9 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
 
     state = integers(1, 9, N_FIELDS, n_slots)
     state[PLAIN], state[BUDGET] = 0, integers(1, 2 * path_len, n_slots)
+    state[MOST_DRAFTS] = path_len if "unchosen" in case else integers(0, path_len + 1, n_slots)
+    if "keeps" in case:
+        state[N_PENDING] = integers(1, case["pending"], n_slots)
     order = torch.randperm(n_slots, generator=generator, device=device).sort().values.int()
     active = torch.where(torch.arange(n_slots, device=device) < case["active"], order, -1).int()
     ends = torch.full((n_slots, MOST_ENDS), -1, dtype=torch.int32, device=device)
@@ -237,8 +251,12 @@ def _outputs(case: Case, inputs: Tensors) -> Tensors:
     made = {name: inputs[name].clone() for name in ("state", "pending_tokens", "pending_rows", "turn")}
     device, width = inputs["state"].device, result_width(case["path_len"], case["nodes"])
     made["kept"] = poison(case["batch"], dtype=torch.int32, device=device)
-    results = poison(RESULT_BLOCKS, case["slots"], width, dtype=torch.int32, device=device)
+    results = poison(RESULT_BLOCKS, case["slots"], case.get("width", width), dtype=torch.int32, device=device)
     return {**made, "results": results}
+
+
+def _kept(case: Case) -> Kept:
+    return Kept(*case["keeps"]) if "keeps" in case else NOT_KEPT
 
 
 def _decided(inputs: Tensors) -> Decided:
@@ -252,11 +270,11 @@ CARD = Card(
     example=_example,
     outputs=_outputs,
     reference=lambda case, inputs: dict(
-        commit_reference(_decided(inputs), Committed(**_outputs(case, inputs)))._asdict()
+        commit_reference(_decided(inputs), Committed(**_outputs(case, inputs)), _kept(case))._asdict()
     ),
-    launches=lambda arch, case, inputs, outputs: commit(arch, _decided(inputs), Committed(**outputs)),
+    launches=lambda arch, case, inputs, outputs: commit(arch, _decided(inputs), Committed(**outputs), _kept(case)),
     cost=lambda case: commit_cost(case["batch"], case["nodes"], case["path_len"], case["pending"]),
-    variants=lambda arch: [commit_variant(arch, 4, 4, 4)],
+    variants=lambda arch: [commit_variant(arch, 4, 4, 4), commit_variant(arch, 1, 1, 8, Kept(8, 9, True))],
     slow_variants=lambda arch: [commit_variant(arch, 1, 1, 0), commit_variant(arch, 64, 9, 9)],
     cases=(
         {"batch": 5, "slots": 6, "active": 4, "nodes": 4, "path_len": 4, "pending": 4, "broken": True},
@@ -264,6 +282,10 @@ CARD = Card(
         {"batch": 6, "slots": 6, "active": 6, "nodes": 4, "path_len": 4, "pending": 4, "unchosen": True},
         {"batch": 5, "slots": 5, "active": 5, "nodes": 1, "path_len": 1, "pending": 0, "unchosen": True},
         {"batch": 2, "slots": 3, "active": 2, "nodes": 1, "path_len": 1, "pending": 0},
+        {"batch": 3, "slots": 4, "active": 3, "nodes": 1, "path_len": 1, "pending": 8, "keeps": (8, 40, True)},
+        {"batch": 5, "slots": 5, "active": 5, "nodes": 1, "path_len": 1, "pending": 8, "keeps": (8, 40, False),
+         "unchosen": True},
+        {"batch": 3, "slots": 4, "active": 3, "nodes": 2, "path_len": 2, "pending": 5, "width": 15},
     ),
     slow_cases=({"batch": 9, "slots": 9, "active": 8, "nodes": 40, "path_len": 35, "pending": 35},),
     shapes=tuple(
@@ -272,8 +294,8 @@ CARD = Card(
     hand_counts=(
         (
             {"batch": 2, "nodes": 4, "path_len": 3, "pending": 3},
-            # in: 12 + 24 + 4 + 28 + 128 + 24; out: 28 + 24 + 4 + 4 * 12
-            Cost(2 * (220 + 104)),
+            # in: 12 + 24 + 4 + 28 + 128 + 28; out: 28 + 24 + 4 + 4 * 12
+            Cost(2 * (224 + 104)),
         ),
     ),
 )  # fmt: skip

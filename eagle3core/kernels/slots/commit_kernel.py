@@ -11,6 +11,7 @@ from eagle3core.kernels.slots.slot_state import (
     FOUND_END,
     LENGTH,
     MISSING_BLOCKS,
+    MOST_DRAFTS,
     MOST_ENDS,
     N_PENDING,
     N_RESULT,
@@ -29,14 +30,15 @@ from eagle3core.kernels.slots.slot_state import (
 THREADS = 32
 
 
-def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: bool) -> Any:
+def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, n_kept: int, unread: bool, overlap: bool) -> Any:
     """A warp a row; lane e looks for end token e."""
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
-    width = result_width(path_len, nodes)
+    n_told = result_width(path_len, nodes)
 
     def kernel(
         active: Any, n_accepted: Any, path: Any, tokens: Any, choices: Any, node_tokens: Any, places: Any, ends: Any,
         state: Any, pending_tokens: Any, pending_rows: Any, kept: Any, turn: Any, results: Any, n_slots: Any,
+        width: Any, first_kept: Any,
     ) -> None:  # fmt: skip
         lane, row = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x)
         if overlap:
@@ -44,11 +46,11 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: b
             isa.wait_previous()
         # Results go to a block of a few that are used in turn: the host reads one step behind.
         slot, block = isa.load_u32(active + row * 4), isa.load_u32(turn)
-        out = results + i64(i32(block * n_slots) + row) * (width * 4)
+        out = results + i64(i32(block * n_slots) + row) * width * 4
         # An empty row says so all over, so that nothing of an earlier step is taken for its result.
         if slot < 0:
             at = lane
-            while at < width:
+            while at < n_told:
                 isa.store_u32(out + at * 4, -1)
                 at = i32(at + THREADS)
             if lane == 0:
@@ -60,6 +62,7 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: b
             budget, plain = isa.load_u32(fields + BUDGET * pitch), isa.load_u32(fields + PLAIN * pitch)
             length, start = isa.load_u32(fields + LENGTH * pitch), isa.load_u32(fields + DRAFT_LENGTH * pitch)
             n_pending, request_id = isa.load_u32(fields + N_PENDING * pitch), isa.load_u32(fields + REQUEST_ID * pitch)
+            most = isa.load_u32(fields + MOST_DRAFTS * pitch)
             end = isa.load_u32(ends + (i64(slot) * MOST_ENDS + lane) * 4)
             root_place, is_missing = isa.load_u32(places + row * (nodes * 4)), i32(0)
             at = lane
@@ -80,6 +83,8 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: b
                 plain = i32(1)
             if plain != 0:
                 n = i32(0)
+            # The target's choice behind the last draft that its request uses is as good a bonus.
+            n = i32(min(n, most))
             # How many tokens in a row the target did choose; all lanes count alike.
             n_chosen = i32(n + 1)
             for t in range(path_len):
@@ -125,9 +130,15 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: b
                     if plain == 0:
                         token = isa.load_u32(tokens + (row * path_len + at) * 4)
                         node = isa.load_u32(path + (row * path_len + at) * 4)
-                    if at < pending:
-                        isa.store_u32(pending_tokens + (i64(slot) * pending + at) * 4, token)
-                        isa.store_u32(pending_rows + (i64(slot) * pending + at) * 4, row * nodes + node)
+                    # A step without drafts keeps its states behind those that the draft has not read yet.
+                    entry, source = at, i32(row * nodes + node)
+                    if n_kept > 0:
+                        source = i32(first_kept + slot * n_kept + ((length + at) & (n_kept - 1)))
+                    if unread:
+                        entry = i32(n_pending + at)
+                    if entry < pending:
+                        isa.store_u32(pending_tokens + (i64(slot) * pending + entry) * 4, token)
+                        isa.store_u32(pending_rows + (i64(slot) * pending + entry) * 4, source)
                 isa.store_u32(out + (N_RESULT + at) * 4, token)
                 at = i32(at + THREADS)
             # What was drafted goes into the result too; the root was not.
@@ -145,8 +156,11 @@ def make_commit(isa: Any, *, nodes: int, path_len: int, pending: int, overlap: b
                 isa.store_u32(fields + LENGTH * pitch, length + n + 1)
                 if n >= 0:
                     isa.store_u32(fields + ROOT * pitch, root)
-                    isa.store_u32(fields + DRAFT_LENGTH * pitch, start + n_pending)
-                    isa.store_u32(fields + N_PENDING * pitch, n + 1)
+                    if unread:
+                        isa.store_u32(fields + N_PENDING * pitch, n_pending + n + 1)
+                    else:
+                        isa.store_u32(fields + DRAFT_LENGTH * pitch, start + n_pending)
+                        isa.store_u32(fields + N_PENDING * pitch, n + 1)
                 isa.store_u32(fields + BUDGET * pitch, budget - cut)
                 isa.store_u32(fields + PLAIN * pitch, is_plain_now)
                 isa.store_u32(kept + row * 4, n + 1)

@@ -16,7 +16,7 @@ from torch import Tensor
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.slots.cache_rows import THREADS, check_block, place_in
 from eagle3core.kernels.slots.open_step_kernel import make_open_step, step_parts
-from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, LENGTH, N_FIELDS, N_PENDING, PLAIN, ROOT
+from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, LENGTH, MOST_DRAFTS, N_FIELDS, N_PENDING, PLAIN, ROOT
 from eagle3core.kernels.tree.mask_words import pack_words
 
 
@@ -26,7 +26,8 @@ class OpenSlots(NamedTuple):
     Attributes:
         active: `[S]` slot of each row, -1 past the last.
         state: `[N_FIELDS, S]`.
-        pending_tokens, pending_rows: `[S, P]` entries the draft has not read: their tokens, and where their taps lie.
+        pending_tokens, pending_rows: `[S, P']` entries the draft has not read: their tokens, and where their taps lie;
+            P of them are read, which is as many as there can be then.
         tables: `[S, M]` cache blocks, the same for target and draft.
         depths: `[N]` of the tree. mask: `[N, W]` its ancestor-or-self words.
     """
@@ -46,7 +47,7 @@ class OpenRows(NamedTuple):
     Attributes:
         lengths: `[B]` cached tokens, -1 for a dead row. tables: `[B, M]`. roots: `[B]`.
         token_rows: `[B, N]` where node t's token will lie, t B + b, or b N + t; -1, no token, for drafts of a plain
-            slot.
+            slot, and for those deeper than its request uses.
         positions, slots: `[B, N]` of the nodes. masks: `[B, N, W]`.
         entry_lengths: `[B]` the draft's entries before the pending ones.
         entry_rows, entry_tokens, entry_positions, entry_slots: `[B, P]`; row -1 and slot -1 past the last.
@@ -82,9 +83,13 @@ def new_open_rows(batch: int, nodes: int, pending: int, levels: int, entries: in
     return OpenRows(*(poison(*shape, dtype=torch.int32, device=device) for shape in shapes))
 
 
-def open_step_reference(read: OpenSlots, batch: int, levels: int, block: int, *, by_row: bool = False) -> OpenRows:
-    """The rows of a step, in plain torch; `by_row`: a row's tokens will lie side by side."""
-    nodes, pending, device = len(read.depths), read.pending_tokens.shape[1], read.state.device
+def open_step_reference(
+    read: OpenSlots, batch: int, levels: int, block: int, *, by_row: bool = False, pending: int | None = None
+) -> OpenRows:
+    """The rows of a step, in plain torch; `by_row`: a row's tokens will lie side by side. `pending`: entries that are
+    read of each slot; None: all that there is room for."""
+    nodes, device = len(read.depths), read.state.device
+    pending = read.pending_tokens.shape[1] if pending is None else pending
     slot = read.active[:batch]
     is_dead, held = slot < 0, slot.clamp_min(0).long()
     length, root, start, n = (read.state[field, held][:, None] for field in (LENGTH, ROOT, DRAFT_LENGTH, N_PENDING))
@@ -97,11 +102,12 @@ def open_step_reference(read: OpenSlots, batch: int, levels: int, block: int, *,
     node, entry, level = (torch.arange(count, device=device) for count in (nodes, pending, levels))
     is_entry = entry < n  # [B, P]
     chained = start + n + level  # [B, levels]
-    pending_rows, pending_tokens = read.pending_rows[held], read.pending_tokens[held]
+    pending_rows, pending_tokens = read.pending_rows[held, :pending], read.pending_tokens[held, :pending]
     row = torch.arange(batch, device=device)
     first_row = row * pending
     at = row[:, None] * nodes + node if by_row else node * batch + row[:, None]
-    is_left_out = (read.state[PLAIN, held][:, None] != 0) & (node > 0)  # [B, N]
+    is_plain, most = read.state[PLAIN, held][:, None] != 0, read.state[MOST_DRAFTS, held][:, None]
+    is_left_out = (is_plain & (node > 0)) | (read.depths > most)  # [B, N]
     made = OpenRows(
         lengths=length[:, 0], tables=tables, roots=root[:, 0],
         token_rows=at.masked_fill(is_left_out, -1), positions=length + read.depths,
@@ -143,7 +149,7 @@ def open_step_variant(arch: str, nodes: int, pending: int, levels: int, block: i
             "active:in state:in pending_tokens:in pending_rows:in slot_tables:in depths:const mask:const "
             "lengths:out tables:out roots:out token_rows:out positions:out slots:out masks:out entry_lengths:out "
             "entry_rows:out entry_tokens:out entry_positions:out entry_slots:out last_rows:out "
-            "chain_lengths:out chain_positions:out chain_slots:out n_slots:i32 entries:i32 batch:i32"
+            "chain_lengths:out chain_positions:out chain_slots:out n_slots:i32 entries:i32 batch:i32 held:i32"
         ),
         threads=THREADS,
         max_registers=64,
@@ -165,15 +171,17 @@ def open_step(arch: str, read: OpenSlots, out: OpenRows, block: int, *, by_row: 
             (sum(step_parts(nodes, pending, levels, entries)), batch),
             **{"slot_tables" if name == "tables" else name: value for name, value in inputs.items()},
             **out._asdict(), n_slots=read.state.shape[1], entries=entries, batch=batch,
+            held=read.pending_tokens.shape[1],
         )
     ]  # fmt: skip
 
 
 def open_step_meaning(read: OpenSlots, out: OpenRows, block: int, *, by_row: bool = False) -> None:
     """What `open_step` computes, in plain torch."""
-    made = open_step_reference(read, len(out.lengths), len(out.chain_slots), block, by_row=by_row)
+    pending = out.entry_rows.shape[1]
+    made = open_step_reference(read, len(out.lengths), len(out.chain_slots), block, by_row=by_row, pending=pending)
     for name, value in made._asdict().items():
-        if out.entry_rows.shape[1] or not name.startswith(("entry", "last", "chain")):
+        if pending or not name.startswith(("entry", "last", "chain")):
             getattr(out, name).copy_(value)
 
 
@@ -181,15 +189,16 @@ OPEN_STEP = Op("open_step", open_step, open_step_meaning)
 
 
 def open_step_cost(batch: int, nodes: int, pending: int, levels: int, entries: int) -> Cost:
-    """Slot, five fields, table and pending entries in; everything of `OpenRows` out; depths and mask once."""
+    """Slot, six fields, table and pending entries in; everything of `OpenRows` out; depths and mask once."""
     words = -(-nodes // 32)
-    read = 24 + 4 * entries + 8 * pending
+    read = 28 + 4 * entries + 8 * pending
     written = 8 + 4 * entries + nodes * (12 + 4 * words) + (8 + 16 * pending + 12 * levels if pending else 0)
     return Cost(batch * (read + written) + nodes * (4 + 4 * words))
 
 
 def _example(case: Case, generator: torch.Generator, device: torch.device) -> Tensors:
     n_slots, entries, block, nodes = case["slots"], case["entries"], case["block"], case["nodes"]
+    held = case.get("held", case["pending"])
 
     def integers(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=generator, device=device, dtype=torch.int32)
@@ -198,7 +207,7 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
     state[LENGTH] = integers(0, entries * block, n_slots)
     state[DRAFT_LENGTH] = integers(0, entries * block, n_slots)
     state[N_PENDING] = integers(0, case["pending"] + 1, n_slots)
-    state[PLAIN] = integers(0, 2, n_slots)
+    state[PLAIN], state[MOST_DRAFTS] = integers(0, 2, n_slots), integers(0, nodes, n_slots)
     tables = integers(0, 99, n_slots, entries)
     tables[0, -1] = -1
     others = torch.randperm(n_slots - 1, generator=generator, device=device)[: case["active"] - 1].sort().values
@@ -207,8 +216,8 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
     depths = torch.arange(nodes, device=device, dtype=torch.int32) // 2
     mask = torch.rand(nodes, nodes, generator=generator, device=device) > 0.5
     return {
-        "active": active, "state": state, "pending_tokens": integers(0, 99, n_slots, case["pending"]),
-        "pending_rows": integers(0, 50, n_slots, case["pending"]), "tables": tables, "depths": depths,
+        "active": active, "state": state, "pending_tokens": integers(0, 99, n_slots, held),
+        "pending_rows": integers(0, 50, n_slots, held), "tables": tables, "depths": depths,
         "mask": pack_words(mask),
     }  # fmt: skip
 
@@ -220,8 +229,9 @@ def _outputs(case: Case, inputs: Tensors) -> Tensors:
 
 def _reference(case: Case, inputs: Tensors) -> Tensors:
     made = open_step_reference(
-        OpenSlots(**inputs), case["batch"], case["levels"], case["block"], by_row=case.get("by_row", False)
-    )._asdict()
+        OpenSlots(**inputs), case["batch"], case["levels"], case["block"], by_row=case.get("by_row", False),
+        pending=case["pending"],
+    )._asdict()  # fmt: skip
     is_drafting = case["pending"] > 0
     return {name: t for name, t in made.items() if is_drafting or not name.startswith(("entry", "last", "chain"))}
 
@@ -247,6 +257,8 @@ CARD = Card(
     cases=(
         {"batch": 4, "slots": 6, "active": 3, "nodes": 5, "pending": 3, "levels": 2, "entries": 3, "block": 4},
         {"batch": 2, "slots": 2, "active": 2, "nodes": 1, "pending": 0, "levels": 0, "entries": 70, "block": 2},
+        {"batch": 2, "slots": 3, "active": 2, "nodes": 3, "pending": 2, "levels": 1, "entries": 3, "block": 4,
+         "held": 5},
     ),
     slow_cases=(
         {"batch": 3, "slots": 4, "active": 2, "nodes": 7, "pending": 4, "levels": 0, "entries": 3, "block": 4,
@@ -261,7 +273,7 @@ CARD = Card(
     hand_counts=(
         (
             {"batch": 2, "nodes": 3, "pending": 2, "levels": 1, "entries": 5},
-            Cost(2 * (24 + 20 + 16 + 8 + 20 + 3 * 16 + 8 + 32 + 12) + 24),
+            Cost(2 * (28 + 20 + 16 + 8 + 20 + 3 * 16 + 8 + 32 + 12) + 24),
         ),
     ),
 )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from eagle3core.kernels.slots.cache_rows import COPIED, THREADS, make_copy_table, make_look_up, make_row_in, parts_of
-from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, LENGTH, N_PENDING, PLAIN, ROOT
+from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, LENGTH, MOST_DRAFTS, N_PENDING, PLAIN, ROOT
 
 
 def step_parts(nodes: int, pending: int, levels: int, entries: int) -> tuple[int, int, int]:
@@ -52,6 +52,7 @@ def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: in
         lengths: Any, tables: Any, roots: Any, token_rows: Any, positions: Any, slots: Any, masks: Any,
         entry_lengths: Any, entry_rows: Any, entry_tokens: Any, entry_positions: Any, entry_slots: Any, last_rows: Any,
         chain_lengths: Any, chain_positions: Any, chain_slots: Any, n_slots: Any, entries: Any, batch: Any,
+        held: Any,
     ) -> None:  # fmt: skip
         tid, part, row = i32(cuda.threadIdx.x), i32(cuda.blockIdx.x), i32(cuda.blockIdx.y)
         sees = cuda.local.array(words, i32)
@@ -68,7 +69,7 @@ def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: in
                 isa.let_next_start()
                 isa.wait_previous()
             slot, length, root = read_slot(active, state, row, LENGTH, ROOT, n_slots)
-            position, where, plain = i32(0), i32(-1), i32(0)
+            position, where, plain, most = i32(0), i32(-1), i32(0), i32(0)
             # An empty row: nothing is seen, nothing is written, and lengths of -1 say so to later kernels.
             if slot < 0:
                 length, root = i32(-1), i32(-1)
@@ -76,13 +77,15 @@ def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: in
                     sees[w] = i32(0)
             elif t < nodes:
                 plain = isa.load_u32(state + (PLAIN * n_slots + slot) * 4)
+                most = isa.load_u32(state + (MOST_DRAFTS * n_slots + slot) * 4)
                 table = slot_tables + i64(slot) * entries * 4
                 position, where = i32(length + depth), row_in(look_up(table, i32(length + t), entries), i32(length + t))
             token_row = i32(t * batch + row)
             if by_row:
                 token_row = i32(row * nodes + t)
             # A plain slot's drafts are not even looked at: what they make of the cache may be what went wrong.
-            if slot < 0 or (plain != 0 and t > 0):
+            # Nor are those that its request does not use.
+            if slot < 0 or (plain != 0 and t > 0) or depth > most:
                 token_row = i32(-1)
             if t < nodes:
                 isa.store_u32(token_rows + (row * nodes + t) * 4, token_row)
@@ -102,12 +105,12 @@ def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: in
             if slot < 0:
                 start, n = i32(-1), i32(0)
             # Looked up before any store, so that the loads overlap.
-            source, token, held, chain_held = i32(-1), i32(0), i32(-1), i32(-1)
+            source, token, own_block, chain_held = i32(-1), i32(0), i32(-1), i32(-1)
             table, position = slot_tables + i64(slot) * entries * 4, i32(start + n + t)
             if t < n and t < pending:
-                source = isa.load_u32(pending_rows + (i64(slot) * pending + t) * 4)
-                token = isa.load_u32(pending_tokens + (i64(slot) * pending + t) * 4)
-                held = look_up(table, i32(start + t), entries)
+                source = isa.load_u32(pending_rows + (i64(slot) * held + t) * 4)
+                token = isa.load_u32(pending_tokens + (i64(slot) * held + t) * 4)
+                own_block = look_up(table, i32(start + t), entries)
             if slot >= 0 and t < levels:
                 chain_held = look_up(table, position, entries)
             if t < pending:
@@ -117,7 +120,7 @@ def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: in
                 isa.store_u32(entry_rows + at, source)
                 isa.store_u32(entry_tokens + at, token)
                 isa.store_u32(entry_positions + at, entry)
-                isa.store_u32(entry_slots + at, row_in(held, entry))
+                isa.store_u32(entry_slots + at, row_in(own_block, entry))
             if t < levels:
                 # Level by level: a level's rows lie side by side, as its launches read them.
                 at, before = (t * batch + row) * 4, position

@@ -10,9 +10,11 @@ from __future__ import annotations
 #   running 1 while the slot holds an unfinished request; length tokens in the target's cache; limit most of them;
 #   root the last sampled token, not yet in the cache; draft_length entries of the draft's cache made from true target
 #   states; n_pending committed tokens the draft has not read; budget tokens the request may still get; plain 1 once an
-#   invariant broke: the slot goes on without its drafts; request_id whose sequence it is.
-FIELDS = ("running", "length", "limit", "root", "draft_length", "n_pending", "budget", "plain", "request_id")
-RUNNING, LENGTH, LIMIT, ROOT, DRAFT_LENGTH, N_PENDING, BUDGET, PLAIN, REQUEST_ID = range(len(FIELDS))
+#   invariant broke: the slot goes on without its drafts; request_id whose sequence it is; most_drafts of a path that
+#   the request uses.
+FIELDS = ("running", "length", "limit", "root", "draft_length", "n_pending", "budget", "plain", "request_id",
+          "most_drafts")  # fmt: skip
+RUNNING, LENGTH, LIMIT, ROOT, DRAFT_LENGTH, N_PENDING, BUDGET, PLAIN, REQUEST_ID, MOST_DRAFTS = range(len(FIELDS))
 N_FIELDS = len(FIELDS)
 
 MOST_ENDS = 32  # end tokens of a request that the device looks for, a lane each; -1 fills up
@@ -34,8 +36,8 @@ SPAN_SLOT, SPAN_START, SPAN_REQUEST_ID = range(len(SPAN))
 N_SPAN = len(SPAN)
 
 #   A request whose prompt ends in the pass, those first, then -1: its slot; row of the pass that its last token has;
-#   where that row's taps are kept until the draft reads them.
-REQUEST = ("slot", "n_prompt", "budget", "plain", "request_id", "last_row", "seed_row")
+#   where that row's taps are kept until the draft reads them; drafts of a path that it uses.
+REQUEST = ("slot", "n_prompt", "budget", "plain", "request_id", "last_row", "seed_row", "most_drafts")
 N_REQUEST = len(REQUEST)
 
 

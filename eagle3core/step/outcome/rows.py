@@ -40,7 +40,15 @@ class RowOutcome:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Results of one admission (`step` is None) or of the step of that number: a row a sequence that took part."""
+    """Results of one admission (`step` is None) or of the step of that number: a row a sequence that took part.
+
+    Attributes:
+        n_drafts: on the longest path of the step. reads: whether the draft read what waited for it.
+        took_us: since the step before, where that is measured and nothing else ran between.
+    """
 
     step: int | None
     rows: list[RowOutcome]
+    n_drafts: int = 0
+    reads: bool = True
+    took_us: float | None = None

@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from lab.pairs.planted import PlantedGeometry, PlantedPair
+from lab.pairs.planted.disk import write_pair
+from lab.pairs.planted.weights import PlantedWeights
 from lab.parity.derived import DERIVED
 from lab.parity.recording import PairUnderTest, record_from
 from lab.parity.stages import StageReport, report_of
@@ -18,6 +26,7 @@ from lab.probes.proofs.check import Check, Verdict
 from lab.probes.proofs.subject import Setting, Subject
 
 PART = "parity"
+LAYERS = 2  # of the wide random target: its widths are what a stage's error depends on
 TARGET_STAGES = ("embed", "attn", "mlp", "taps", "norm", "head")
 DRAFT_STAGES = (
     "tokens", "positions", "taps", "feedback_in", "fc", "concat", "qkv", "rope", "attn", "mlp", "feedback", "norm",
@@ -104,3 +113,26 @@ def judge_stage_of(report: StageReport, stage: str) -> Verdict:
     return Verdict(
         True, f"{len(cells)} in {', '.join(kinds)}, at most {worst.ratio or 0:.2f} of the tolerance{how}", values
     )
+
+
+class RandomWeights(PlantedWeights):
+    """Every matrix random, nothing planted: what a stage has to be right for is its arithmetic alone."""
+
+    def tensor(self, name: str) -> Tensor:
+        """The tensor of that name, its rows of length 1, a table's of length sqrt(E)."""
+        shape = self.shapes[name]
+        if name.endswith("embed_tokens.weight"):
+            return self.table()
+        return self._gain(name, shape) if len(shape) == 1 else self._normal(name, shape, shape[1] ** -0.5)
+
+
+def wide_pair(folder: Path, geometry: PlantedGeometry, device: torch.device) -> PairUnderTest:
+    """A pair of `LAYERS` random layers and a random draft of a geometry's widths, on disk for Hugging Face."""
+    target = replace(geometry.target, n_layers=LAYERS)
+    draft = replace(geometry.draft, taps=tuple(range(len(geometry.draft.taps))))
+    made = PlantedPair(PlantedGeometry(f"{geometry.name} layers", target, draft), share=1.0, device=device)
+    common: dict[str, Any] = {"seed": 4, "dtype": torch.bfloat16, "device": device}
+    for side in ("target", "draft"):
+        setattr(made, f"{side}_weights", RandomWeights(made.geometry, made.tokens, **common, side=side))
+    on_disk = write_pair(folder, made)
+    return PairUnderTest(on_disk.target, on_disk.draft, "bfloat16", device.type)

@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
 import torch
-from torch import Tensor
 
 from eagle3core.checkpoint import draft_shapes, load_draft, load_target, target_shapes
 from eagle3core.config import EngineConfig
@@ -19,14 +18,13 @@ from eagle3core.step import EagerReplayer, GraphReplayer, variants_of
 from eagle3core.weights import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
 from lab.options.proofs import PartName
 from lab.pairs import shipped_pair
-from lab.pairs.planted import PlantedGeometry, PlantedPair, TokenMap, find_geometry
-from lab.pairs.planted.disk import write_pair
-from lab.pairs.planted.weights import PlantedWeights
+from lab.pairs.planted import PlantedGeometry, TokenMap, find_geometry
 from lab.pairs.prompts import prompts_for
 from lab.parity.recording import PairUnderTest
+from lab.probes.proofs.adaptive import Adaptive, AdaptivePlan, draft_of_length
 from lab.probes.proofs.check import Check
 from lab.probes.proofs.identity import Identity, IdentityPlan
-from lab.probes.proofs.kernel_parity import KernelParity, ParityPlan
+from lab.probes.proofs.kernel_parity import KernelParity, ParityPlan, wide_pair
 from lab.probes.proofs.long import LongPlan, LongRuns
 from lab.probes.proofs.memory_access import MemoryAccess
 from lab.probes.proofs.quiet import Quiet, QuietPlan
@@ -47,7 +45,6 @@ SHIPPED_IDENTITY = IdentityPlan(
 )  # fmt: skip
 PLANTED_IDENTITY = IdentityPlan(tuple(range(8)), (1,), 512, 32768 + 512 + 8)
 PLANTED_COMPANY = IdentityPlan((0, 3, 7), (3,), 128, 4096 + 128 + 8, logit_slots=(1,), logit_tokens=32)
-LAYERS = 2  # of the wide random target: its widths are what a stage's error depends on
 
 
 @dataclass(frozen=True)
@@ -77,6 +74,7 @@ class Plans:
     trees: TreeCostPlan = field(default_factory=lambda: H200_TREES)
     waiting: WaitingPlan = field(default_factory=WaitingPlan)
     serving: ServingPlan = field(default_factory=ServingPlan)
+    adaptive: AdaptivePlan = field(default_factory=AdaptivePlan)
 
     def settings(self, part: str) -> dict[str, list[Setting]]:
         """Engines that a part makes, by pair: "shipped", or the geometry's name."""
@@ -94,6 +92,7 @@ class Plans:
             "trees": {self.geometry: self.trees.settings()},
             "waiting": {self.geometry: self.waiting.settings()},
             "serving": {SHIPPED: self.serving.settings()},
+            "adaptive": {self.geometry: self.adaptive.settings()},
         }[part]
 
 
@@ -115,7 +114,7 @@ class Proofs:
         yield from {
             "identity": self._identity, "parity": self._parity, "quiet": self._quiet, "slots": self._slots,
             "long": self._long, "memory": self._memory, "trees": self._trees, "waiting": self._waiting,
-            "serving": self._serving,
+            "serving": self._serving, "adaptive": self._adaptive,
         }[part]()  # fmt: skip
 
     def close(self) -> None:
@@ -177,6 +176,15 @@ class Proofs:
     def _serving(self) -> Iterator[Check]:
         yield from Serving(self.plans.serving).checks()
 
+    def _adaptive(self) -> Iterator[Check]:
+        plans, subject = self.plans, self.pair(self.plans.geometry)
+        block = subject.config(plans.adaptive.setting(1, drafts=True)).block_size
+
+        def draft(length: float) -> PackedDraft:
+            return draft_of_length(subject, find_geometry(plans.geometry), plans.adaptive.k, length, block)
+
+        yield from Adaptive(subject, draft, self._planted_prompts, plans.adaptive).checks()
+
     def _trained_prompts(self, n: int, most: int) -> list[list[int]]:
         return [list(prompt.ids) for prompt in prompts_for(shipped_pair().target, limit=n, max_tokens=most)[0]]
 
@@ -195,29 +203,6 @@ def planted_prompts(tokens: TokenMap, n: int, length: int, seed: int = 1) -> lis
     for i, prompt in enumerate(prompts):
         prompt[-1] = cycle[i * len(ids) // n]
     return prompts
-
-
-class RandomWeights(PlantedWeights):
-    """Every matrix random, nothing planted: what a stage has to be right for is its arithmetic alone."""
-
-    def tensor(self, name: str) -> Tensor:
-        """The tensor of that name, its rows of length 1, a table's of length sqrt(E)."""
-        shape = self.shapes[name]
-        if name.endswith("embed_tokens.weight"):
-            return self.table()
-        return self._gain(name, shape) if len(shape) == 1 else self._normal(name, shape, shape[1] ** -0.5)
-
-
-def wide_pair(folder: Path, geometry: PlantedGeometry, device: torch.device) -> PairUnderTest:
-    """A pair of `LAYERS` random layers and a random draft of a geometry's widths, on disk for Hugging Face."""
-    target = replace(geometry.target, n_layers=LAYERS)
-    draft = replace(geometry.draft, taps=tuple(range(len(geometry.draft.taps))))
-    made = PlantedPair(PlantedGeometry(f"{geometry.name} layers", target, draft), share=1.0, device=device)
-    common: dict[str, Any] = {"seed": 4, "dtype": torch.bfloat16, "device": device}
-    for side in ("target", "draft"):
-        setattr(made, f"{side}_weights", RandomWeights(made.geometry, made.tokens, **common, side=side))
-    on_disk = write_pair(folder, made)
-    return PairUnderTest(on_disk.target, on_disk.draft, "bfloat16", device.type)
 
 
 def packed_from_disk(name: str, pair: PairUnderTest) -> Subject:

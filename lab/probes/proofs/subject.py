@@ -54,6 +54,7 @@ class Setting:
         batch: slots. session_len: tokens of a session.
         tree: name of a tree's shape (`lab.acceptance.shapes`), or None for a chain.
         cache_blocks: of a cache that keeps blocks for texts that begin alike; None: room for every session, none kept.
+        adaptive: `k` is the most, and each step's depth is chosen anew.
     """
 
     k: int
@@ -61,6 +62,7 @@ class Setting:
     session_len: int
     tree: str | None = None
     cache_blocks: int | None = None
+    adaptive: bool = False
 
     @property
     def drafts(self) -> str:
@@ -71,7 +73,9 @@ class Setting:
         """The draft settings; None for plain decoding."""
         if self.tree is not None:
             return SpeculativeConfig(model=model, **shape_named(self.tree).settings)
-        return SpeculativeConfig(model=model, num_speculative_tokens=self.k) if self.k else None
+        if not self.k:
+            return None
+        return SpeculativeConfig(model=model, num_speculative_tokens=self.k, adaptive=self.adaptive)
 
 
 def tree_setting(tree: str, batch: int, session_len: int) -> Setting:

@@ -24,12 +24,15 @@ def drafting_for_itself(pair: Pair) -> DeviceRunner:
     return DeviceRunner(target, target, sizes, arch="sm_90a", replayer=BY_MEANING, order=ORDER)
 
 
-@pytest.mark.parametrize("k", [None, 1, 3, "small model", "given"])
+@pytest.mark.parametrize("k", [None, 1, 3, "small model", "given", "any depth"])
 def test_nothing_is_read_early_that_a_kernel_of_the_same_program_may_still_be_writing(
     nano_pair: Pair, k: int | str | None
 ) -> None:
     if k == "small model":
         runner = drafting_for_itself(nano_pair)
+    elif k == "any depth":
+        runner = device_runner(nano_pair, 3, BY_MEANING, n_kept=4)
+        assert sorted(runner.kinds) == [-1, 0, 1, 2, 3]
     elif k == "given":
         runner = device_runner(nano_pair, None, BY_MEANING, tree=chain_tree(3), drafts=False)
     else:
@@ -37,7 +40,7 @@ def test_nothing_is_read_early_that_a_kernel_of_the_same_program_may_still_be_wr
     for chunk in runner.chunks.values():
         assert hazards(chunk, own_keys_are_early=False) == []
     assert hazards(runner.finish, own_keys_are_early=False) == []
-    for program in runner.programs.values():
+    for program in runner.steps.all:
         assert hazards(program, own_keys_are_early=True) == []
 
 

@@ -33,7 +33,7 @@ class TwoGpus:
         replay._capture_stream.cache_clear()
         fakes = {
             "CUDAGraph": lambda: SimpleNamespace(replay=lambda: self.note("replay")),
-            "Event": lambda: SimpleNamespace(record=lambda stream=None: self.note("event", stream)),
+            "Event": lambda **_: SimpleNamespace(record=lambda stream=None: self.note("event", stream)),
             "Stream": lambda index: SimpleNamespace(index=index),
             "current_device": lambda: self.current,
             "current_stream": lambda device=None: SimpleNamespace(

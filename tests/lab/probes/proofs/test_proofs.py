@@ -161,6 +161,7 @@ def test_parts_list_their_checks_over_the_pairs_they_need(planted: Subject) -> N
         "trees": 10,
         "waiting": 3,
         "serving": 4,
+        "adaptive": 16,
     }
     for one in (*listed["identity"], *listed["long"]):
         assert verdicts([one])[one.name].held, one.name

@@ -12,8 +12,7 @@ from tiny_engines import Pair, random_prompts
 
 from lab.pairs.planted import find_geometry
 from lab.parity.recording import PairUnderTest
-from lab.probes.proofs.kernel_parity import STAGES, KernelParity, ParityPlan
-from lab.probes.proofs.plans import wide_pair
+from lab.probes.proofs.kernel_parity import STAGES, KernelParity, ParityPlan, wide_pair
 from lab.probes.proofs.subject import Subject
 
 pytestmark = pytest.mark.reference
