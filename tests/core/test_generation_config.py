@@ -46,3 +46,11 @@ def test_lists_of_stops_are_welcome() -> None:
     wanted: Any = {"stop_token_ids": [1, 2], "stop_words": ["end"]}
     config = GenerationConfig(**wanted)
     assert (config.stop_token_ids, config.stop_words) == ((1, 2), ("end",))
+
+
+@pytest.mark.parametrize("value", [-1, True, 1.5, "2"])
+def test_most_drafts_of_a_request_are_none_or_a_number_from_0_on(value: Any) -> None:
+    error = refusal(lambda: GenerationConfig(max_draft_tokens=value))
+    assert error.what == f"max_draft_tokens is {value!r}"
+    assert error.allowed == "None or an integer of at least 0"
+    assert GenerationConfig(max_draft_tokens=0).max_draft_tokens == 0

@@ -294,8 +294,7 @@ CARD = Card(
     hand_counts=(
         (
             {"batch": 2, "nodes": 4, "path_len": 3, "pending": 3},
-            # in: 12 + 24 + 4 + 28 + 128 + 28; out: 28 + 24 + 4 + 4 * 12
-            Cost(2 * (224 + 104)),
+            Cost(2 * (224 + 104)),  # in: 12 + 24 + 4 + 28 + 128 + 28; out: 28 + 24 + 4 + 4 * 12
         ),
     ),
 )  # fmt: skip

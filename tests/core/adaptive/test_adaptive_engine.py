@@ -1,5 +1,4 @@
-"""Whatever depth is chosen in whichever step, tokens are those of plain decoding, and the draft goes on as if it had
-never paused."""
+"""Whatever depth a step has, tokens are those of plain decoding, and the draft goes on as if it had never paused."""
 
 from __future__ import annotations
 
@@ -297,10 +296,8 @@ def test_times_come_with_the_results_and_only_between_steps_that_follow_each_oth
 
 def test_a_draft_directory_that_is_not_there_leaves_plain_decoding(pair: Pair, tmp_path: Path) -> None:
     spec = SpeculativeConfig(model=str(tmp_path / "none"), adaptive=True)
-    made = Engine.from_pretrained(
-        pair[0], engine_config(pair, None, speculative_config=spec, on_draft_failure="baseline")
-    )
+    config = engine_config(pair, None, speculative_config=spec, on_draft_failure="baseline")
+    made, plain = Engine.from_pretrained(pair[0], config), tiny_engine(pair, None)
     assert made.book.depths is None
-    assert tokens_of(made.generate([[1, 2]], new_tokens(4))) == tokens_of(
-        tiny_engine(pair, None).generate([[1, 2]], new_tokens(4))
-    )
+    asked = ([[1, 2]], new_tokens(4))
+    assert tokens_of(made.generate(*asked)) == tokens_of(plain.generate(*asked))
