@@ -236,7 +236,7 @@ CARD = Card(
         _tiny(prefix=(13, -2, 95), heads=4, tokens=9, paths=True, sinks=True),
         _tiny(prefix=(160, 0), tokens=40, paths=True),
         _tiny(prefix=(0, 64), dim=128, heads=4, tokens=7, order=(4, 2), paths=True),
-        _tiny(prefix=(63,), heads=3, tokens=20, paths=True, tree="chain", dtype="f16"),
+        _tiny(prefix=(63,), heads=3, tokens=17, paths=True, tree="chain", dtype="f16"),
     ),
     shapes=_measured(),
     hand_counts=(

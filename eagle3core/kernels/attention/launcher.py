@@ -24,13 +24,15 @@ from torch import Tensor
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.attention.combine import combine_rows
-from eagle3core.kernels.attention.layout import BLOCK_SHIFT, LOG2_E, Shape
+from eagle3core.kernels.attention.layout import BLOCK_SHIFT, LOG2_E, UNIT, Shape
+from eagle3core.kernels.attention.paths import PLACES
 from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
 from eagle3core.kernels.card import DTYPES, PLAIN_TORCH, Launch, Op
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 from eagle3core.kernels.tree.mask_words import unpack_words
 
 MOST_TOKENS, MOST_MASKED, MOST_GROUP, DIMS = 64, 256, 16, (64, 128)
+MOST_PATH = PLACES - UNIT + 1  # tokens, wherever in a unit the prefix ends
 
 
 def paged_attention_reference(
@@ -172,7 +174,9 @@ def attention(
     """
     batch, tokens, n_heads, dim = q.shape
     n_kv_heads = k_blocks.shape[1]
-    check_limits(q.dtype, dim, n_heads, n_kv_heads, tokens, k_blocks.shape[2], earlier=earlier, window=window)
+    check_limits(
+        q.dtype, dim, n_heads, n_kv_heads, tokens, k_blocks.shape[2], earlier=earlier, window=window, path_len=path_len
+    )
     assert not path_len or not (earlier or window), "paths are of the nodes of one pass, which all keys are seen by"
     words, least = masks.shape[-1], -(-(earlier + tokens) // 32)
     assert words >= least, f"{words} mask words for {earlier} + {tokens} keys, which take {least}"
@@ -230,9 +234,9 @@ ATTENTION = Op("attention", attention, attention_meaning)
 
 def check_limits(
     dtype: torch.dtype, dim: int, n_heads: int, n_kv_heads: int, tokens: int, block: int, *, earlier: int = 0,
-    window: int = 0,
+    window: int = 0, path_len: int = 0,
 ) -> None:  # fmt: skip
-    """Refuse what the kernels are not made for; `earlier` and `window` as in `attention`.
+    """Refuse what the kernels are not made for; `earlier`, `window` and `path_len` as in `attention`.
 
     Raises:
         KernelLimit: naming the value, what is allowed, and what to do.
@@ -253,6 +257,7 @@ def check_limits(
             f"{earlier} earlier and {tokens} new keys under a mask",
             f"0 or more earlier ones, {MOST_MASKED} in all",
         ),
+        (path_len <= MOST_PATH, f"paths of {path_len} tokens in a tree", f"at most {MOST_PATH}"),
         (
             not (earlier and window),
             f"{earlier} keys of earlier passes under a window of {window}",

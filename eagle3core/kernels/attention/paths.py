@@ -18,7 +18,8 @@ from eagle3core.kernels.attention.layout import BLOCK_SHIFT, UNIT, Shape, make_t
 from eagle3core.kernels.attention.mask import HIDDEN
 from eagle3core.kernels.attention.tile import make_steps
 
-PLACES_BYTES = 36  # of a node: rows of 32 places, a byte each, then how many of them are filled, a word
+PLACES = 2 * UNIT  # of a node: two units, from the one that the prefix ends in
+PLACES_BYTES = PLACES + 4  # of a node: rows of its places, a byte each, then how many of them are filled, a word
 
 
 def tail_units(tokens: int) -> int:
@@ -75,7 +76,7 @@ def make_load_tail(isa: Any, shape: Shape, threads: int, tail: int) -> Any:
     columns = 4 * pieces  # of 16 bytes
     column_shift = columns.bit_length() - 1
     row_at, places_at = make_row_at(isa), tail * unit_bytes
-    counts_at = places_at + tail * UNIT * 32
+    counts_at = places_at + tail * UNIT * PLACES
 
     def copy_units(at: Any, k: Any, v: Any, table: Any, ctx: Any, end: Any, kv_head: Any, n_kv: Any, tid: Any) -> None:
         first = i32(ctx & -UNIT)
@@ -157,7 +158,7 @@ def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int) -> Callable[
     token_of = make_token_of(isa, shape.group)
     pieces, half_bytes, unit_bytes = shape.pieces, shape.half_bytes, shape.unit_bytes
     places_at = tail * unit_bytes
-    counts_at = places_at + tail * UNIT * 32
+    counts_at = places_at + tail * UNIT * PLACES
 
     def keys_at(row: Any) -> Any:
         return i32((row >> 4) * unit_bytes + ((row >> 3) & 1) * (pieces * 512) + (row & 7) * 64)
@@ -203,7 +204,7 @@ def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int) -> Callable[
             while node <= last:
                 n_seen = i32(isa.shared_load_u32(i32(counts + node * 4)) - past)
                 if n_seen > 0:
-                    rows = i32(isa.shared_load_u32(i32(places + node * 32 + (lane >> 2) * 4)) >> past)
+                    rows = i32(isa.shared_load_u32(i32(places + node * PLACES + (lane >> 2) * 4)) >> past)
                     near, far = keys_at(i32(rows & 255)), keys_at(i32((rows >> 8) & 255))
                     own_16 = i32(at + (lane & 3) * 16)
                     score(scores, queries, q_at, i32(own_16 + near), i32(own_16 + far))
@@ -217,7 +218,7 @@ def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int) -> Callable[
                 while node <= last:
                     if i32(isa.shared_load_u32(i32(counts + node * 4)) - past) > 0:
                         weights_of(all_weights, weights, own, node)
-                        rows = isa.shared_load_u32(i32(places + node * 32 + (lane & 7) * 4))
+                        rows = isa.shared_load_u32(i32(places + node * PLACES + (lane & 7) * 4))
                         value = i32((rows >> i32(past + (lane & 8))) & 255)
                         v_at = i32(at + half_bytes + keys_at(value))
                         v_at = i32(v_at + (((lane >> 4) ^ ((value & 7) >> 1)) << 4))

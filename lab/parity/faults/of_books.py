@@ -71,8 +71,8 @@ def _a_step_early(engine: Engine) -> None:
     blocks: Any = engine.book.blocks
     committed = blocks.committed
 
-    def early(request: Any, step: int, n: int, *, is_sound: bool) -> None:
-        committed(request, step, n, is_sound=is_sound)
+    def early(request: Any, step: int, n: int, **how: bool) -> None:
+        committed(request, step, n, **how)
         held = blocks._held[request.id]
         held.n_final = held.n_known
 

@@ -139,9 +139,11 @@ def _refilled_features(at: Place, call: Call) -> Sequence[Call]:
 
     def put_back() -> None:
         for out, old in zip(outs, held, strict=True):
-            written, was_used = torch.zeros_like(out[:, :1], dtype=torch.bool), (old != 0).any(dim=1, keepdim=True)
-            written[into[into >= 0].long()] = True
-            out.copy_(old.where(written & was_used, out))
+            # Inside a graph nothing may depend on how many rows there are: padding is written behind the last.
+            written = torch.zeros(len(out) + 1, 1, dtype=torch.bool, device=out.device)
+            written.index_fill_(0, into.where(into >= 0, len(out)).long(), True)
+            was_used = (old != 0).any(dim=1, keepdim=True)
+            out.copy_(old.where(written[:-1] & was_used, out))
 
     return around(call, hold, put_back)
 

@@ -100,10 +100,10 @@ def test_who_asks_for_what_changes_no_token_and_nobody_elses_answer(
 def test_a_step_that_nobody_asks_in_runs_the_program_it_always_ran(pair: Pair) -> None:
     engine = tiny_engine(pair, 2)
     engine.generate(random_prompts([3, 4]), new_tokens(6))
-    assert engine.runner._asked == {}
-    assert engine.runner._logprobs is None
+    steps = engine.runner.steps
+    assert (steps._asked, steps.logprobs) == ({}, None)
     engine.generate(random_prompts([3]), new_tokens(6, logprobs=True))
-    assert set(engine.runner._asked) == {(None, False, True), (1, False, True)}
+    assert {key[1:] for key in steps._asked} == {(None, False, True), (1, False, True)}
 
 
 def test_they_end_with_the_tokens_at_a_stop_and_with_what_a_stream_gave(pair: Pair) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels import proof
 from eagle3core.kernels.attention.card import CARD
+from eagle3core.kernels.attention.launcher import MOST_PATH
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.paths import tail_units
 from eagle3core.kernels.attention.plan import PATHS_PARAMETERS, attention_variant, choose_plan
@@ -90,6 +91,21 @@ def test_every_tree_up_to_64_nodes_fits_shared_memory_beside_three_sets(arch: st
 def test_a_tree_whose_keys_do_not_fit_is_refused_with_its_size() -> None:
     with pytest.raises(KernelLimit, match="a tree of 60 nodes at head size 128 on sm_120"):
         choose_plan("sm_120", Shape("bf16", 128, 4, 32, 4), 60, 1, 8, paths=True)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("prefix", [0, 15, 63])
+def test_the_longest_path_fits_its_places_wherever_the_prefix_ends(prefix: int) -> None:
+    case = {**TINY, "prefix": (prefix,), "tokens": MOST_PATH, "paths": True, "tree": "chain"}
+    assert rows_that_differ(case, case, 3) == []
+
+
+@pytest.mark.reference
+def test_a_longer_path_is_refused() -> None:
+    case = {**TINY, "prefix": (3,), "tokens": MOST_PATH + 1, "paths": True, "tree": "chain"}
+    inputs = CARD.example(case, proof.generator(1, CPU), CPU)
+    with pytest.raises(KernelLimit, match="paths of 18 tokens in a tree"):
+        CARD.launches("sm_90a", case, inputs, CARD.outputs(case, inputs))
 
 
 @pytest.mark.reference
