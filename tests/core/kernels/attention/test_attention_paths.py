@@ -54,7 +54,7 @@ def test_a_node_has_the_bits_of_plain_decoding_after_its_ancestors(
 
 @pytest.mark.slow
 @pytest.mark.emulated
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.integers(0, 140), st.integers(17, 64), st.sampled_from([(2, 2), (4, 2)]), st.integers(0, 99))
 def test_a_node_of_a_large_tree_has_the_bits_of_plain_decoding(
     prefix: int, nodes: int, order: tuple[int, int], seed: int

@@ -217,11 +217,14 @@ def test_a_stage_is_one_copy_and_no_lane_copies_for_itself(arch):
     assert made.sass["LDGSTS"] == 0
 
 
+RARE = (pytest.mark.slow, pytest.mark.exhaustive)  # no tuned setting is one of these yet
+
+
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     ("arch", "case", "units"),
     [
-        pytest.param(arch, case, units, marks=() if (arch, case["kind"], units) in QUICK else pytest.mark.slow)
+        pytest.param(arch, case, units, marks=() if (arch, case["kind"], units) in QUICK else RARE)
         for arch in ("sm_90a", "sm_100", "sm_120") for case in LLAMA_8B[:5] if case["k"] == 4096 for units in (4, 2)
     ],
 )  # fmt: skip
