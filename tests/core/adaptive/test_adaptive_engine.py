@@ -23,14 +23,7 @@ from tiny_engines import (
     write_tiny_pair,
 )
 
-from eagle3core import (
-    ConfigError,
-    Engine,
-    ForcedAcceptance,
-    RejectionAcceptance,
-    RelaxedAcceptance,
-    SpeculativeConfig,
-)
+from eagle3core import ConfigError, Engine, ForcedAcceptance, RejectionAcceptance, RelaxedAcceptance, SpeculativeConfig
 from eagle3core.acceptance import AcceptanceRule
 from eagle3core.adaptive import Choice, History, Moment, StepCurve
 from eagle3core.kernels.slots.slot_state import LENGTH
