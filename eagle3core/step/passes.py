@@ -15,7 +15,9 @@ from eagle3core.geometry import BlockGeometry
 from eagle3core.kernels.attention.launcher import ATTENTION
 from eagle3core.kernels.card import Call
 from eagle3core.kernels.choice.argmax import ARGMAX_OF_PARTIALS
+from eagle3core.kernels.gemm.launcher import ordered_input
 from eagle3core.kernels.gemm.meaning import GEMM
+from eagle3core.kernels.gemm.pack import OrderedRows
 from eagle3core.kernels.layer.draft_input import DRAFT_INPUT
 from eagle3core.kernels.layer.embedding import EMBEDDING
 from eagle3core.step.buffers import Activations, HeadRows, rows_of
@@ -79,16 +81,23 @@ class Emitter:
     scratch: tuple[Tensor, Tensor] | None = None
 
     def linear(
-        self, m: PackedLinear, x: Tensor, y: Tensor, block: BlockGeometry, **operands: Tensor | None
+        self, m: PackedLinear, x: Tensor, y: Tensor, block: BlockGeometry, ordered: OrderedRows | None = None,
+        **operands: Tensor | None,
     ) -> list[Call]:  # fmt: skip
-        """y = epilogue(x W^T)."""
+        """y = epilogue(x W^T); `ordered`: where x lies for the kernel as well."""
         given = {name: tensor for name, tensor in {**operands, "bias": m.bias}.items() if tensor is not None}
         call = GEMM.call(
             self.arch, m.epilogue, x=x, w=m.weight, y=y, k=m.k, packed=m.is_packed, weight_rows=m.rows,
             q_heads=block.n_heads, kv_heads=block.n_kv_heads, eps=block.rms_norm_eps, scratch=self.scratch,
-            operands=given,
+            ordered=ordered, operands=given,
         )  # fmt: skip
         return [call]
+
+    def ordered_for(self, m: PackedLinear, n: int) -> OrderedRows | None:
+        """Where whoever makes `n` rows for a map may leave them for its kernel; nobody else may run in between."""
+        if self.arch is None or not m.is_packed:
+            return None
+        return ordered_input(self.arch, n, m.rows, m.k, m.weight.dtype, self.scratch)
 
     def qkv(
         self, layer: PackedLayer, x: Tensor, sums: Tensor | None, act: Activations, rows: Rows,
@@ -101,14 +110,16 @@ class Emitter:
             second=pages[0], third=pages[1],
         )  # fmt: skip
 
-    def attend(self, act: Activations, rows: Rows, pages: tuple[Tensor, Tensor], block: BlockGeometry) -> list[Call]:
-        """Attention of the pass's q into `act.mixed`."""
+    def attend(
+        self, layer: PackedLayer, act: Activations, rows: Rows, pages: tuple[Tensor, Tensor], block: BlockGeometry
+    ) -> list[Call]:  # fmt: skip
+        """Attention of the pass's q into `act.mixed`, and where `project` reads it."""
         shape = (rows.batch, rows.tokens, block.n_heads, block.head_dim)
         call = ATTENTION.call(
             self.arch, q=rows_of(act.q, *shape), k_blocks=pages[0], v_blocks=pages[1], block_tables=rows.tables,
             prefix_lens=rows.prefix, masks=rows.masks, out=rows_of(act.mixed, *shape),
             scratch=(act.partial, act.tops), order=self.order, earlier=rows.earlier,
-            path_len=rows.path_len,
+            path_len=rows.path_len, ordered=self.ordered_for(layer.o, rows.n),
         )  # fmt: skip
         return [call] if rows.keys_are_old else after_all([call])
 
@@ -130,8 +141,9 @@ class Emitter:
         """Attention's output map; the residual stream after attention goes to `act.middle`."""
         mixed, middle, scaled, sums = (rows_of(t, n, t.shape[1]) for t in (act.mixed, act.middle, act.scaled, act.sums))
         return self.linear(
-            layer.o, mixed, middle, block, residual=residual, gain=layer.mlp_gain, second=scaled, third=sums
-        )
+            layer.o, mixed, middle, block, self.ordered_for(layer.o, n), residual=residual, gain=layer.mlp_gain,
+            second=scaled, third=sums,
+        )  # fmt: skip
 
     def head(self, m: PackedLinear, scaled: Tensor, sums: Tensor, out: HeadRows, block: BlockGeometry) -> list[Call]:
         """Logits of `scaled: [n, E]` and their partial maxima."""
@@ -192,7 +204,7 @@ def target_stages(
         pages = (over.k[i], over.v[i])
         attend = [
             *emit.qkv(layer, scaled, sums, act, rows, pages, block),
-            *emit.attend(act, rows, pages, block),
+            *emit.attend(layer, act, rows, pages, block),
             *emit.project(layer, act, n, stream_of(i), block),
         ]
         middle, name = rows_of(act.middle, n, width), f"{role}.{i}"
@@ -242,7 +254,7 @@ def draft_stages(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, firs
     """The draft layer; its output is left in `over.out`, what the head reads in the activations."""
     model, act, block, n = over.model, over.act, over.model.geometry.block, rows.n
     attend = [
-        *emit.attend(act, rows, (over.k, over.v), block),
+        *emit.attend(model.layer, act, rows, (over.k, over.v), block),
         *emit.project(model.layer, act, n, over.hidden, block),
     ]
     forward = emit.mlp(model.layer, act, n, over.out, model.final_gain, block)

@@ -28,6 +28,7 @@ from eagle3core.kernels.attention.layout import BLOCK_SHIFT, LOG2_E, UNIT, Shape
 from eagle3core.kernels.attention.paths import PLACES
 from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
 from eagle3core.kernels.card import DTYPES, PLAIN_TORCH, Launch, Op
+from eagle3core.kernels.gemm.pack import OrderedRows
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 from eagle3core.kernels.tree.mask_words import unpack_words
 
@@ -148,6 +149,7 @@ def attention(
     counters: Tensor | None = None,
     earlier: int = 0,
     path_len: int = 0,
+    ordered: OrderedRows | None = None,
 ) -> list[Launch]:
     """The two launches of one layer's attention.
 
@@ -168,6 +170,8 @@ def attention(
         path_len: tokens of the longest path, the root included, where the T keys are the nodes of a tree, parents
             before children and no two of a path at one depth; 0 for a chain or a chunk. A row then adds its ancestors
             at their positions, to the bits of plain decoding after the same path. Not with earlier keys or a window.
+
+        ordered: of `gemm.ordered_input`, where the output is written a second time, for the map that follows.
 
     Raises:
         KernelLimit: a shape these kernels are not made for.
@@ -196,9 +200,10 @@ def attention(
         partial=partial, tops_sums=tops_sums, counters=counters, tokens=tokens, table_width=block_tables.shape[1],
         run=plan.run, scale=scale, **behind,
     )  # fmt: skip
-    second = combine_variant(arch, shape, joined=plan.is_joined(shape)).launch(
+    second = combine_variant(arch, shape, joined=plan.is_joined(shape), ordered=ordered is not None).launch(
         (-(-tokens * shape.group // combine_rows(dim)), n_kv_heads, batch),
-        partial=partial, tops_sums=tops_sums, sinks=sinks, out=out, tokens=tokens, scale=scale,
+        partial=partial, tops_sums=tops_sums, sinks=sinks, out=out, words=ordered.words if ordered else None,
+        tokens=tokens, x_tiles=ordered.x_tiles if ordered else 1, scale=scale,
     )  # fmt: skip
     return [first, second]
 
@@ -216,10 +221,11 @@ def attention_meaning(
     order: tuple[int, int] | None = None,
     earlier: int = 0,
     path_len: int = 0,
+    ordered: OrderedRows | None = None,
 ) -> None:
     """What `attention` computes, in plain torch, for any head size, group and block.
 
-    `scratch`, `order` and `path_len` are the kernels' own and not read.
+    `scratch`, `order`, `path_len` and `ordered` are the kernels' own and not read.
     """
     if bool((prefix_lens < 0).all()):
         out.zero_()
