@@ -12,6 +12,7 @@ from tiny_engines import (
     is_empty,
     letter_tokenizer,
     new_tokens,
+    plain_tokens,
     random_prompts,
     tiny_engine,
     tokens_of,
@@ -53,7 +54,7 @@ def test_stop_tokens_end_a_request_alike(pair: Pair, token: int) -> None:
 
 def test_a_stop_in_the_middle_of_an_accepted_run_drops_what_was_agreed_behind_it(pair: Pair) -> None:
     n_cut = 0
-    unlimited = tokens_of(tiny_engine(pair, None).generate(random_prompts(MANY), new_tokens(18)))
+    unlimited = plain_tokens(pair, random_prompts(MANY), 18)
     for token in range(N_VOCAB):
         limits = GenerationConfig(max_new_tokens=18, stop_token_ids=(token,))
         responses = tiny_engine(pair, 5).generate(random_prompts(MANY), limits)
@@ -78,7 +79,7 @@ def test_end_tokens_of_the_model_end_a_request_alike(tmp_path: Path, eos: int | 
 
 def test_end_tokens_can_be_ignored_and_still_be_stop_tokens(tmp_path: Path, pair: Pair) -> None:
     ending = write_tiny_pair(tmp_path, eos=3)
-    unlimited = tokens_of(tiny_engine(pair, None).generate(random_prompts(LENGTHS), new_tokens(18)))
+    unlimited = plain_tokens(pair, random_prompts(LENGTHS), 18)
     for k in (None, 4):
         engine = tiny_engine(ending, k)
         ignoring = engine.generate(random_prompts(LENGTHS), new_tokens(18, ignore_eos=True))

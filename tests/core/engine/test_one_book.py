@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from lettered import Letters, cut
+from rings import slow_but
 from tiny_engines import Pair, is_empty, new_tokens, random_prompts, tiny_engine, tokens_of, write_tiny_pair
 
 from eagle3core import GenerationConfig
@@ -34,7 +35,7 @@ def alone(pair: Pair, prompts: list[list[int]], limits: list[GenerationConfig]) 
     return [made.generate([prompt], limit)[0].token_ids for prompt, limit in zip(prompts, limits, strict=True)]
 
 
-@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("k", slow_but([3], [None, 3]))
 def test_a_slot_that_host_and_device_end_in_neighbouring_steps_is_given_away_safely(
     lettered: Pair, k: int | None
 ) -> None:

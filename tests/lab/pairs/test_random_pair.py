@@ -120,7 +120,7 @@ def test_a_rotation_read_wrongly_changes_the_drafts_ranks(
 
 
 def test_the_engine_decodes_long_and_short_prompts_as_the_oracle_does(pair: Pair) -> None:
-    lengths, n_new = [577, 64, 1, 200], 16  # two prefill chunks, a whole block, one token, four blocks
+    lengths, n_new = [577, 64, 1, 200], 8  # two prefill chunks, a whole block, one token, four blocks
     responses = decode(pair, lengths, dtype="float64", n_new=n_new)
     target = Target(pair.target)
     draft = Draft(pair.draft, target)
