@@ -56,7 +56,7 @@ def test_any_choices_give_the_tokens_of_plain_decoding(
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(CHOICES, N_SLOTS)
 def test_more_choices_give_the_tokens_of_plain_decoding(
     pair: Pair, baseline: list[list[int]], tree: StaticTree, n_slots: int
@@ -86,7 +86,7 @@ def test_any_dynamic_tree_gives_the_tokens_of_plain_decoding(
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(dynamic_settings(), N_SLOTS)
 def test_more_dynamic_trees_give_the_tokens_of_plain_decoding(
     pair: Pair, baseline: list[list[int]], tree: dict[str, Any], n_slots: int

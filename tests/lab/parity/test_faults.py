@@ -136,7 +136,11 @@ def outcome_of_the_notebook(pair: Pair, folder: Path, fault: str) -> dict[str, o
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) for name in ("stale_draft_kv", "wrong_tap")]
+    "name",
+    [
+        pytest.param("stale_draft_kv", marks=pytest.mark.slow),
+        pytest.param("wrong_tap", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+    ],
 )
 def test_the_stage_notebook_names_the_stage_of_a_planted_bug(agreeing: Pair, tmp_path: Path, name: str) -> None:
     outcome = outcome_of_the_notebook(agreeing, tmp_path, name)
