@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rings import slow_but
 from stepping import QUIET, admit, assert_state_is_true, start
 from tiny_engines import (
     Pair,
@@ -129,8 +130,13 @@ def test_after_every_step_the_caches_and_what_the_draft_has_not_read_are_a_fresh
     assert kinds == {-1, 0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("n_paused", [1, 8, 17])
-@pytest.mark.parametrize("way", ["chain", "small model"])
+@pytest.mark.parametrize(
+    ("way", "n_paused"),
+    slow_but(
+        [("chain", 1), ("chain", 17), ("small model", 8)],
+        [(way, n) for way in ("chain", "small model") for n in (1, 8, 17)],
+    ),
+)
 def test_drafts_after_a_pause_are_those_of_an_engine_that_never_paused(pair: Pair, way: str, n_paused: int) -> None:
     """Which has read the whole text at once."""
     made, other = adaptive_engine(pair, way), adaptive_engine(pair, way)
@@ -196,7 +202,7 @@ def test_prompts_that_share_a_pass_bring_their_own_numbers_of_drafts(pair: Pair)
     assert drafted == [{0}, {2}, {3}]
 
 
-@pytest.mark.parametrize("way", ["chain", "fixed tree", "small model", "ngram"])
+@pytest.mark.parametrize("way", slow_but(["chain", "ngram"], ["chain", "fixed tree", "small model", "ngram"]))
 def test_a_strict_rule_of_acceptance_gives_plain_decodings_tokens_at_any_depth(pair: Pair, way: str) -> None:
     prompts = random_prompts(LENGTHS)
     expected = plain_tokens(pair, prompts, N_NEW)

@@ -60,9 +60,9 @@ def assert_passes(report: StageReport) -> None:
     assert report.passed, report.verdict
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES)
-def test_every_stage_agrees_on_a_pair_of_other_geometry(geometry: dict[str, Any], tmp_path: Path) -> None:
-    pair = write_random_pair(tmp_path, **{"n_layers": 8, "ffn": 96, **geometry})
+@pytest.mark.parametrize("name", slow_but([*GEOMETRIES][::2], GEOMETRIES))
+def test_every_stage_agrees_on_a_pair_of_other_geometry(name: str, tmp_path: Path) -> None:
+    pair = write_random_pair(tmp_path, **{"n_layers": 8, "ffn": 96, **GEOMETRIES[name]})
     assert_passes(run_stage_parity(*pair, prompts=PROMPTS[:1], k=2, steps=2))
 
 
