@@ -56,7 +56,7 @@ def test_a_node_has_the_bits_of_plain_decoding_after_its_ancestors(
 @pytest.mark.slow
 @pytest.mark.emulated
 @settings(max_examples=2, deadline=None)
-@given(st.integers(0, 140), st.integers(17, 64), st.sampled_from([(2, 2), (4, 2)]), st.integers(0, 99))
+@given(st.integers(0, 140), st.integers(17, 40), st.sampled_from([(2, 2), (4, 2)]), st.integers(0, 99))
 def test_a_node_of_a_large_tree_has_the_bits_of_plain_decoding(
     prefix: int, nodes: int, order: tuple[int, int], seed: int
 ) -> None:
