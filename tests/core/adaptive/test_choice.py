@@ -11,6 +11,7 @@ from statistics import mean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rings import slow_but
 from step_curves import H200, KEEP_US, reading_us, step_us
 
 from eagle3core.adaptive import Choice, History, Moment, StepCurve, choose
@@ -115,8 +116,13 @@ def test_at_least_97_percent_of_the_best_depth_and_99_of_plain_from_a_cold_start
     assert worst >= 0.98
 
 
-@pytest.mark.parametrize("batch", [1, 4, 64])
-@pytest.mark.parametrize(("before", "after"), [(0.0, 0.9), (0.9, 0.0), (0.3, 0.8)])
+@pytest.mark.parametrize(
+    ("before", "after", "batch"),
+    slow_but(
+        [(0.0, 0.9, 1), (0.9, 0.0, 4), (0.3, 0.8, 64)],
+        [(*change, batch) for change in ((0.0, 0.9), (0.9, 0.0), (0.3, 0.8)) for batch in (1, 4, 64)],
+    ),
+)
 def test_a_change_of_acceptance_is_followed(batch: int, before: float, after: float) -> None:
     """Over 1024 steps: where nothing is accepted a look costs, so at 64 sequences it comes every 150 steps."""
     of_best, of_plain, _ = shares_of_best_and_plain(batch, lambda step: before if step < 512 else after, n=1024)

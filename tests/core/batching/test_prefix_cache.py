@@ -44,7 +44,7 @@ def caching_engine(letters: Pair, k: int | None, n_slots: int, n_behind: int = 1
     return watched(lettered_engine(letters, k, n_slots, n_behind, prefix_cache=True, **changes))
 
 
-@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("k", slow_but([3], [None, 3]))
 def test_a_text_that_was_read_before_is_read_from_its_last_whole_block_on(
     letters: Pair, shared_alone: list[list[int]], k: int | None
 ) -> None:

@@ -135,7 +135,7 @@ def test_a_slot_under_reading_takes_no_part_in_steps_until_its_prompt_is_read(pa
     assert running.tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("k", slow_but([3], [None, 3]))
 def test_chunks_between_steps_change_no_bit_where_kernels_run(nano_pair: Pair, k: int | None) -> None:
     """The kernels' programs, each call computed by its definition, whose rows have the same bits beside any others."""
     prompts = random_prompts([9, 100, 6], n_vocab=256)

@@ -42,7 +42,7 @@ def test_a_slot_that_host_and_device_end_in_neighbouring_steps_is_given_away_saf
     """A stop word is found a step late, the device ends the same slot by its budget in that step."""
     prompts = random_prompts([3, 9, 5], n_vocab=6)
     free = tokens_of(engine(lettered, None, 3).generate(prompts, new_tokens(32)))
-    for at in (3, 5, 8, 11):
+    for at in (3, 8):
         word = Letters().decode(free[0][at - 2 : at + 1], skip_special_tokens=True)
         limits = [
             new_tokens(at + 2, stop_words=(word,)), new_tokens(40),

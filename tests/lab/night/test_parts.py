@@ -77,6 +77,7 @@ def test_two_parts_in_two_folders_are_one_night_and_no_job_runs_twice(first: Fir
     assert runs.read_summary(there)["word"] == "passed"
 
 
+@pytest.mark.slow
 def test_parts_that_ran_side_by_side_are_laid_together_and_judged(first: FirstPart, tmp_path: Path) -> None:
     beside = tmp_path / "beside" / "night"
     run(first.config, beside, part="2/2")

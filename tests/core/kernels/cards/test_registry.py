@@ -64,6 +64,12 @@ def one_in_three_of_long_ones(given):
     return by_hand(given, {*long} - {*long[::3]})
 
 
+def slow_where(start, given):
+    """The same; those whose id begins with `start`, which take longest, run in the slow ring."""
+    marks = pytest.mark.slow
+    return [pytest.param(*p.values, id=p.id, marks=marks) if p.id.startswith(start) else p for p in given]
+
+
 def by_hand(given, ids):
     """The same, those with these ids marked as run by hand alone."""
     return [pytest.param(*each.values, id=each.id, marks=EXHAUSTIVE) if each.id in ids else each for each in given]
@@ -170,7 +176,7 @@ def test_an_op_that_uses_all_of_its_operands_counts_each_of_their_bytes_once(nam
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize(("name", "case"), cases("cases"))
+@pytest.mark.parametrize(("name", "case"), slow_where("attention: dtype=f16 dim=128", cases("cases")))
 def test_emulated_numbers_obey_the_2x_rule_and_bits_do_not_depend_on_company(name, case):
     prove(name, case, CPU, "sm_90a", emulator.execute, seed=1)
 
@@ -190,7 +196,7 @@ def test_other_architectures_tiles_obey_the_same_rules(name, case, arch):
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("pairs", variants("variants", HOPPER))
+@pytest.mark.parametrize("pairs", slow_where("attention_streams", variants("variants", HOPPER)))
 def test_a_variant_compiles_without_faults(pairs):
     assert faults(pairs) == {arch: [] for _, arch in pairs}
 

@@ -22,8 +22,8 @@ STORE = {"kind": "store", "m": 3, "n": 32, "k": 640, "dtype": "bf16", "packed": 
 BULK = {"kernel": "bulk", "x_tiles": 1, "w_tiles": 1, "units": 1, "stages": 3, "split": 1}
 RING = {**BULK, "kernel": "ring"}
 BULK_16 = {**BULK, "x_tiles": 2}
-RICHEST = ("sm_90a", "qkv", 4)  # epilogue of all
-MOST_REGISTERS = ("sm_120", "qkv", 4)
+# The richest epilogue, and where it takes most registers.
+SHOWN = (("sm_90a", "qkv", 4), ("sm_120", "qkv", 4))
 
 
 def example(case, seed=6):
@@ -220,14 +220,13 @@ def test_a_stage_is_one_copy_and_no_lane_copies_for_itself(arch):
 
 
 RARE = (pytest.mark.slow, pytest.mark.exhaustive)  # no tuned setting is one of these yet
-MARKS = {RICHEST: (), MOST_REGISTERS: pytest.mark.slow}
 
 
 @pytest.mark.compiled
 @pytest.mark.parametrize(
     ("arch", "case", "units"),
     [
-        pytest.param(arch, case, units, marks=MARKS.get((arch, case["kind"], units), RARE))
+        pytest.param(arch, case, units, marks=RARE[: 1 if (arch, case["kind"], units) in SHOWN else 2])
         for arch in ("sm_90a", "sm_100", "sm_120") for case in LLAMA_8B[:5] if case["k"] == 4096 for units in (4, 2)
     ],
 )  # fmt: skip
