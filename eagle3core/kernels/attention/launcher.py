@@ -64,7 +64,10 @@ def paged_attention_reference(
     wide = accumulation_dtype(q.dtype)
     batch, n_queries, n_heads, head_dim = q.shape
     n_masked = tree_mask.shape[-1]
-    keys, values = (_gather_blocks(blocks, block_tables, prefix_lens, n_masked) for blocks in (k_blocks, v_blocks))
+    block = k_blocks.shape[2]
+    used = block_tables[:, : -(-(int(prefix_lens.max()) + n_masked) // block)]  # those of the longest sequence
+    held = used.clamp_min(0).long()  # missing blocks are masked off later
+    keys, values = (_gather_blocks(blocks, held) for blocks in (k_blocks, v_blocks))
     n_kv_heads = keys.shape[1]
     grouped = q.view(batch, n_queries, n_kv_heads, n_heads // n_kv_heads, head_dim).permute(0, 2, 3, 1, 4)
     scores = torch.einsum("bkgtd,bksd->bkgts", grouped.to(wide), keys.to(wide)) * head_dim**-0.5
@@ -75,8 +78,7 @@ def paged_attention_reference(
         visible = visible & within_window(window, positions, prefix_lens, keys.shape[2])
     written = (prefix_lens + n_masked).where(prefix_lens >= 0, 0)  # an empty slot's table may name another's block
     unwritten = torch.arange(keys.shape[2], device=q.device) >= written[:, None]  # [B, S]
-    block = k_blocks.shape[2]
-    unwritten |= (block_tables[:, : keys.shape[2] // block] < 0).repeat_interleave(block, dim=1)
+    unwritten |= (used < 0).repeat_interleave(block, dim=1)
     # These rows have weight 0, but may be another sequence's, and 0 times an infinity of theirs would be NaN here.
     values = values.masked_fill(unwritten[:, None, :, None], 0.0)
     scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
@@ -106,13 +108,10 @@ def within_window(window: int, positions: Tensor, prefix_lens: Tensor, n_keys: i
     return positions[:, :, None] - stands[:, None] < window
 
 
-def _gather_blocks(blocks: Tensor, block_tables: Tensor, prefix_lens: Tensor, n_new: int) -> Tensor:
-    """Contiguous `[B, K, S, D]` keys or values of every sequence, up to the longest, rounded up to whole blocks."""
-    block_size = blocks.shape[2]
-    longest = int(prefix_lens.max()) + n_new
-    used = block_tables[:, : -(-longest // block_size)].clamp_min(0).long()  # missing blocks are masked off later
-    batch, n_used = used.shape
-    return blocks[used].permute(0, 2, 1, 3, 4).reshape(batch, blocks.shape[1], n_used * block_size, -1)
+def _gather_blocks(blocks: Tensor, held: Tensor) -> Tensor:
+    """Contiguous `[B, K, S, D]` keys or values of every sequence, of whole blocks `held: [B, M]`."""
+    (batch, n_held), block = held.shape, blocks.shape[2]
+    return blocks[held].permute(0, 2, 1, 3, 4).reshape(batch, blocks.shape[1], n_held * block, -1)
 
 
 # ---- the launcher
@@ -227,7 +226,7 @@ def attention_meaning(
 
     `scratch`, `order`, `path_len` and `ordered` are the kernels' own and not read.
     """
-    if bool((prefix_lens < 0).all()):
+    if int(prefix_lens.max()) < 0:
         out.zero_()
         return
     seen = unpack_words(masks, earlier + q.shape[1])

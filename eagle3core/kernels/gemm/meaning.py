@@ -68,11 +68,11 @@ def _rotate_and_cache(v: Tensor, dim: int, q_heads: int, kv_heads: int, operands
     cos, sin = operands["table"][operands["positions"].long()][:, None].unbind(-1)  # [M, 1, D / 2]
     first, second = heads[:, : q_heads + kv_heads].chunk(2, dim=-1)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    held = operands["slots"] >= 0
-    slot = operands["slots"][held].long()
+    held = (operands["slots"] >= 0).nonzero()[:, 0]
+    slot, block = operands["slots"][held].long(), operands["second"].shape[2]
+    number, place = slot // block, slot % block
     for pages, rows in ((operands["second"], turned[:, q_heads:]), (operands["third"], heads[:, q_heads + kv_heads :])):
-        block = pages.shape[2]
-        pages[slot // block, :, slot % block] = rows[held].to(pages.dtype)
+        pages[number, :, place] = rows[held].to(pages.dtype)
     return turned[:, :q_heads].flatten(1)
 
 

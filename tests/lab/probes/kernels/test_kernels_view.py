@@ -183,6 +183,7 @@ def test_the_error_of_a_card_on_the_twin_stays_below_what_is_allowed() -> None:
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 def test_variants_are_compiled_with_registers_and_occupancy_until_the_time_is_over() -> None:
     chosen = cards.named(["gather_rows", "place_rows"])
     found = list(compiled(chosen, ARCHES[1:3], 1000.0))
