@@ -25,7 +25,7 @@ SCHEMA = 1
 
 # By the model of a stage and the epilogue of its product; a residual's stage says which of two it is.
 _TAGS = {
-    "target": {"qkv": "BASE_QKV", "swiglu": "BASE_FFN_GATE_UP", "head": "BASE_LM_HEAD"},
+    "target": {"qkv": "BASE_QKV", "store": "BASE_QKV", "swiglu": "BASE_FFN_GATE_UP", "head": "BASE_LM_HEAD"},
     "draft": {
         "store": "EAGLE3_FC", "qkv": "EAGLE3_QKV", "swiglu": "EAGLE3_FFN_GATE_UP", "head": "EAGLE3_LM_HEAD",
     },
