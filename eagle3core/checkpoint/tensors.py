@@ -24,7 +24,7 @@ FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _AGAIN = "download or export the checkpoint again"
-_CHECKED = 1 << 20  # values looked at together: what checking takes beside the tensor
+_CHECKED = 1 << 18  # values looked at together: what checking takes beside the tensor
 
 
 class TensorFiles:

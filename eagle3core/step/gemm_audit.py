@@ -109,6 +109,15 @@ class GemmAudit:
         """Products that the file should know and does not; none where there is no file."""
         return [product for product in self.counts if product not in self.tuned] if self.is_required else []
 
+    @property
+    def untuned_words(self) -> str:
+        """That some products run by guessed tilings, for people; empty where none does, or no file is there."""
+        if not self.misses:
+            return ""
+        names = ", ".join(sorted({product.tag for product in self.misses}))
+        share = f"{len(self.misses)} of {len(self.counts)} matrix products"
+        return f"{share} are not in the tuned file and run by the rule's tilings: {names}"
+
     def by_tag(self) -> dict[str, tuple[int, int]]:
         """(hits, launches) of every tag."""
         total, hits = Counter[str](), Counter[str]()

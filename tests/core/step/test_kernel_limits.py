@@ -44,12 +44,6 @@ def test_the_named_geometries_run_on_the_kernels(name: str) -> None:
     assert reason(find_geometry(name)) is None
 
 
-def test_heads_that_no_warp_can_norm_run_by_plain_torch() -> None:
-    made = find_geometry("qwen3-8b")
-    wide = replace(made.target, block=replace(made.target.block, head_dim=1024))
-    assert why_plain_torch(wide, None, EngineConfig(), torch.bfloat16) is not None
-
-
 def test_a_vocabulary_beyond_the_kernels_is_refused_with_its_size() -> None:
     assert reason(with_vocabulary(262144)) is None
     assert reason(with_vocabulary(262145)) == "a vocabulary has 262145 tokens, the kernels choose among 262144"
