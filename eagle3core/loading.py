@@ -114,7 +114,8 @@ def tree_of(spec: SpeculativeConfig) -> FlatTree | GrownTree:
 def new_runner(
     target: PackedTarget, draft: Drafter | None, config: EngineConfig, n_blocks: int | None = None
 ) -> DeviceRunner:
-    """The runner of models on their device, `n_blocks` as in `device_sizes`: graphs of kernels if packed, else torch."""
+    """The runner of models on their device, with `n_blocks` as in `device_sizes`: captured graphs of kernels for packed
+    ones, plain torch for others."""
     sizes = device_sizes(config, drafts=steps_draft(config, draft), n_blocks=n_blocks)
     spec = config.speculative_config
     n_behind = 0 if spec is not None and spec.is_lookup else None  # what is looked up begins with the newest tokens
@@ -123,8 +124,6 @@ def new_runner(
     arch, replayer = device_arch(target.device), GraphReplayer(target.device)
     runner = DeviceRunner(target, draft, sizes, arch=arch, replayer=replayer, n_behind=n_behind)
     runner.prepare()
-    if untuned := runner.gemms.untuned_words:
-        log.warning("[EAGLE] %s", untuned)
     return runner
 
 
