@@ -28,7 +28,7 @@ SCHEMA = 1
 
 # By the model of a stage and the epilogue of its product; a residual's stage says which of two it is.
 _TAGS = {
-    "target": {"qkv": "BASE_QKV", "store": "BASE_QKV", "swiglu": "BASE_FFN_GATE_UP", "head": "BASE_LM_HEAD"},
+    "target": {"qkv": "BASE_QKV", "swiglu": "BASE_FFN_GATE_UP", "head": "BASE_LM_HEAD"},
     "draft": {
         "store": "EAGLE3_FC", "qkv": "EAGLE3_QKV", "swiglu": "EAGLE3_FFN_GATE_UP", "head": "EAGLE3_LM_HEAD",
     },
@@ -168,7 +168,9 @@ def _product(stage: Stage, launch: Launch) -> Product:
         family = "BASE" if model == "target" else "EAGLE3"
         tag = f"{family}_{_RESIDUALS.get(stage.name.rpartition('.')[2], 'RESIDUAL')}"
     else:
-        tag = known.get(epilogue.kind, f"{stage.name}.{epilogue.kind}")
+        # Where heads are normed before rotation, the map of q, k and v only stores.
+        is_stored = epilogue.kind == "store" and stage.name.rpartition(".")[2] in ("attn", "qkv")
+        tag = known.get("qkv" if is_stored else epilogue.kind, f"{stage.name}.{epilogue.kind}")
     is_qkv = epilogue.kind == "qkv"
     return Product(
         tag, given["rows"], 16 * given["tiles"], given["k"], constants["dtype"],
