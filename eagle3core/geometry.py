@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "longrope", "yarn"]
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,15 @@ class RopeGeometry:
     Attributes:
         theta: base of the frequencies.
         kind: how the frequencies are stretched.
-        factor: stretch (linear, llama3, yarn).
+        factor: stretch (linear, dynamic, llama3, yarn).
         low_freq_factor, high_freq_factor: band limits (llama3).
-        original_max_position: trained context, tokens (llama3, yarn).
+        original_max_position: trained context, tokens (dynamic, llama3, longrope, yarn).
         beta_fast, beta_slow: ramp limits in rotations (yarn).
-        attention_factor: multiplier of cos and sin (yarn); None means 0.1 * ln(factor) + 1.
+        attention_factor: multiplier of cos and sin (yarn, longrope); None means 0.1 * ln(factor) + 1 (yarn).
         truncate: floor and ceil the ramp limits (yarn).
+        short_factors, long_factors: divisors of the frequencies in sessions up to the trained context, and in longer
+            ones, a value a rotated pair (longrope).
+        share: of a head's values that are rotated, its first ones.
     """
 
     theta: float = 10000.0
@@ -36,11 +39,22 @@ class RopeGeometry:
     beta_slow: float = 1.0
     attention_factor: float | None = None
     truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    share: float = 1.0
+
+    def rotated(self, head_dim: int) -> int:
+        """How many values of a head are rotated."""
+        return int(head_dim * self.share)
 
 
 @dataclass(frozen=True)
 class BlockGeometry:
-    """Widths of one decoder layer: E hidden, F feed-forward, H and K heads, D head size."""
+    """Widths of one decoder layer: E hidden, F feed-forward, H and K heads, D head size.
+
+    Attributes:
+        has_qk_norm: every head of q and k is normed over D before it is rotated, as in Qwen3.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -49,11 +63,16 @@ class BlockGeometry:
     head_dim: int
     rms_norm_eps: float
     rope: RopeGeometry
+    has_qk_norm: bool = False
 
 
 @dataclass(frozen=True)
 class TargetGeometry:
-    """A Llama-architecture target."""
+    """A target: Llama's architecture, or what differs from it by the flags here and of its block.
+
+    Attributes:
+        attention_bias: q, k, v and the output map have biases. qkv_bias: q, k and v alone, as in Qwen2.
+    """
 
     block: BlockGeometry
     n_layers: int
@@ -62,6 +81,7 @@ class TargetGeometry:
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
+    qkv_bias: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 

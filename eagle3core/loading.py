@@ -176,7 +176,7 @@ def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
     backend = choose_backend(config)
     free = backend.free_bytes if backend.device.type == "cpu" else None
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-    target = load_target(target_dir, dtype=dtype)
+    target = load_target(target_dir, dtype=dtype, casts=False)
     draft, speculation = _read_draft(target, config)
     geometry = draft.geometry if draft else None
     backend = choose_path(backend, target.geometry, geometry, config, target.dtype)
@@ -200,7 +200,7 @@ def _read_draft(
         return None, None
     try:
         if spec.method == DRAFT_TARGET:
-            return load_target(str(spec.model), dtype=target.dtype), None
+            return load_target(str(spec.model), dtype=target.dtype, casts=False), None
         checkpoint = load_draft(
             str(spec.model),
             target.geometry,
@@ -248,7 +248,7 @@ def check_fit(target: PackedTarget, draft: Drafter | None, config: EngineConfig)
     layers += [("the draft", draft.layer)] if isinstance(draft, PackedDraft) else []
     layers += [("the draft", layer) for layer in draft.layers] if isinstance(draft, PackedTarget) else []
     for whose, layer in layers if target.is_packed else ():
-        block = layer.qkv.epilogue.block
+        block = layer.qkv.epilogue.block or config.block_size  # a map that only stores writes no cache
         if block != config.block_size:  # its kernels would write keys and values to other blocks than attention reads
             raise ConfigError(
                 f"{whose} is packed for cache blocks of {block} tokens with block_size {config.block_size}",

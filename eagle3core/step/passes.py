@@ -20,6 +20,7 @@ from eagle3core.kernels.gemm.meaning import GEMM
 from eagle3core.kernels.gemm.pack import OrderedRows
 from eagle3core.kernels.layer.draft_input import DRAFT_INPUT
 from eagle3core.kernels.layer.embedding import EMBEDDING
+from eagle3core.kernels.layer.rope import ROPE
 from eagle3core.step.buffers import Activations, HeadRows, rows_of
 from eagle3core.step.program import Stage, Tap, after_all
 from eagle3core.weights.packed import PackedDraft, PackedLayer, PackedLinear, PackedTarget
@@ -103,8 +104,15 @@ class Emitter:
         self, layer: PackedLayer, x: Tensor, sums: Tensor | None, act: Activations, rows: Rows,
         pages: tuple[Tensor, Tensor], block: BlockGeometry,
     ) -> list[Call]:  # fmt: skip
-        """Rotated q of `x`; k and v go to the cache."""
+        """Rotated q of `x`; k and v go to the cache. Where heads are normed first, a second launch does both."""
         q = rows_of(act.q, len(x), act.q.shape[1])
+        if layer.q_gain is not None:
+            heads = rows_of(act.heads, len(x), act.heads.shape[1])
+            turned = ROPE.call(
+                self.arch, heads, rows.positions, rows.slots, act.rope, q.view(len(x), block.n_heads, block.head_dim),
+                *pages, q_gain=layer.q_gain, k_gain=layer.k_gain, eps=block.rms_norm_eps,
+            )  # fmt: skip
+            return [*self.linear(layer.qkv, x, heads, block, sums=sums), turned]
         return self.linear(
             layer.qkv, x, q, block, sums=sums, positions=rows.positions, slots=rows.slots, table=act.rope,
             second=pages[0], third=pages[1],

@@ -82,6 +82,11 @@ class DeviceSizes:
         return self.n_slots * self.entries if self.pool is None else self.pool
 
     @property
+    def positions(self) -> int:
+        """Rotary positions, those of rows past the last block included."""
+        return self.entries * self.block + 64
+
+    @property
     def in_flight(self) -> int:
         """Cache rows that a step may write behind a slot's committed ones."""
         return self.max_tokens - self.session_len
