@@ -45,8 +45,15 @@ def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise ConfigError(f"{name} is {shown(value)}", f"one of {tuple(choices)}", f"set {name} to one of them")
 
 
-def check_taps(layers: tuple[int, ...] | None, convention: object) -> None:
-    """That ids of tapped layers come with the convention that numbers them, or a ConfigError."""
+def check_taps(layers: tuple[int, ...] | None, convention: object, method: str) -> None:
+    """That ids of tapped layers come with the convention that numbers them and a method that has a choice of them, or
+    a ConfigError."""
+    if method == "eagle" and (layers is not None or convention is not None):
+        raise ConfigError(
+            f"capture_layers is {shown(layers)} with method 'eagle'",
+            "none: such a head reads the target's last state alone",
+            "leave capture_layers and capture_convention out",
+        )
     require_ids("capture_layers", layers or (), "layer ids")
     if (layers is None) != (convention is None):
         raise ConfigError(

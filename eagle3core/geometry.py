@@ -95,4 +95,19 @@ class DraftGeometry:
     has_head: bool
 
 
+@dataclass(frozen=True)
+class EagleGeometry(DraftGeometry):
+    """An EAGLE-1 or EAGLE-2 head: `fc` joins a token's embedding with the state before it for q, k and v.
+
+    Its one tap is n, which the target's final norm turns into the state that is read; `draft_vocab_size` and the head
+    are the target's. Source: EAGLE, arXiv 2401.15077, section 3.
+
+    Attributes:
+        fc_bias, qkv_bias: biases that the checkpoint brings.
+    """
+
+    fc_bias: bool = False
+    qkv_bias: bool = False
+
+
 DrafterGeometry = DraftGeometry | TargetGeometry  # of a head, or of a small model that drafts

@@ -31,7 +31,7 @@ from eagle3core.step.run import DeviceRunner
 from eagle3core.step.sizes import SPAN, STEPS_KEPT, DeviceSizes
 from eagle3core.step.tree import FlatTree, GrownTree, chain_tree
 from eagle3core.trees import beam_scores
-from eagle3core.weights.packed import Drafter, PackedDraft, PackedTarget, pack_checkpoints
+from eagle3core.weights import Drafter, PackedDraft, PackedEagle, PackedTarget, pack_checkpoints
 
 log = logging.getLogger("eagle3core")
 
@@ -207,6 +207,7 @@ def _read_draft(
             capture_layers=spec.capture_layers,
             capture_convention=spec.capture_convention,
             dtype=target.dtype,
+            method=spec.method,
         )
     except CheckpointError as error:
         if config.on_draft_failure == "raise":
@@ -288,10 +289,11 @@ def speculation_from(config: EngineConfig, draft: Drafter | None) -> Speculation
             "both, or neither",
             "use Engine.from_pretrained, or pass the draft",
         )
-    if draft is not None and isinstance(draft, PackedTarget) != (spec.method == DRAFT_TARGET):
+    kind = {DRAFT_TARGET: PackedTarget, "eagle": PackedEagle}.get(spec.method, PackedDraft)
+    if draft is not None and type(draft) is not kind:
         raise ConfigError(
             f"method is {spec.method!r} with a {type(draft).__name__}",
-            f"a PackedDraft for 'eagle3', a PackedTarget for {DRAFT_TARGET!r}",
+            f"a PackedDraft for 'eagle3', a PackedEagle for 'eagle', a PackedTarget for {DRAFT_TARGET!r}",
             "set the method that the model is for",
         )
     what = f"{spec.depth} drafted tokens" if spec.tree_kind == "chain" else spec.tree_label
