@@ -84,6 +84,7 @@ class DraftGeometry:
             last layer, before the final norm.
         has_embedding: the checkpoint brings its own token table; else the target's is shared.
         has_head: the checkpoint brings its own output head; else the target's is shared.
+        window: positions back that its layer sees, the query's own included; 0: all.
     """
 
     block: BlockGeometry
@@ -93,6 +94,7 @@ class DraftGeometry:
     taps: tuple[int, ...]
     has_embedding: bool
     has_head: bool
+    window: int = 0
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any, Literal
 
 from eagle3core.acceptance import AcceptanceRule, check_acceptance
-from eagle3core.checks import check_taps, is_count, is_given, require_count, require_flag
+from eagle3core.checks import check_taps, check_window, is_count, is_given, require_count, require_flag
 from eagle3core.errors import ConfigError, shown
 from eagle3core.lookup import LOOKUPS
 from eagle3core.trees import MAX_DEPTH, MAX_TOP_K, StaticTree, most_dynamic_nodes, read_choices
@@ -56,12 +56,12 @@ class SpeculativeConfig:
         capture_layers: target layers whose residual stream an "eagle3" head reads; None takes the checkpoint's own, or
             the default (2, n // 2, n - 3) in "input" numbering.
         capture_convention: whether `capture_layers` number layer inputs or layer outputs; never guessed.
-        eagle_debug: log every draft and every acceptance.
-        eagle_metrics_debug: log the counters of every step.
+        eagle_debug, eagle_metrics_debug: log every draft and every acceptance; the counters of every step.
         choices: a fixed tree: "mc_sim_7b_63", a .yaml, .yml or .json file, or a list of paths (docs/engine.md).
         use_dynamic_tree: a tree grown anew in every step from what the draft holds likely; not with choices.
         dynamic_tree_max_top_k: candidates of each node of a dynamic tree, and nodes of a level that go on, 1..16.
         acceptance: a rule of `eagle3core.acceptance`; None accepts the drafts that are the target's own choice.
+        draft_window: positions back that a head drafts with, its own included; None: all, or as its config says.
         adaptive: each step's depth, or of a tree whether it is drafted, is chosen anew (docs/engine.md); the tree or
             num_speculative_tokens is then the most.
     """
@@ -81,6 +81,7 @@ class SpeculativeConfig:
     dynamic_tree_max_top_k: int = 10
     acceptance: AcceptanceRule | None = None
     adaptive: bool = False
+    draft_window: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.capture_layers, Sequence):  # a list, as JSON and TOML give it, is welcome
@@ -207,6 +208,7 @@ def validate_speculative_config(spec: SpeculativeConfig) -> None:
         _check_static_tree(spec, spec.static_tree)
     if spec.use_dynamic_tree:
         _check_dynamic_tree(spec)
+    check_window(spec.draft_window, spec.method in HEADS, spec.depth)
     check_taps(spec.capture_layers, spec.capture_convention, spec.method)
     its = (spec.is_lookup, spec.method, spec.tree_kind, spec.depth)
     check_acceptance(spec.acceptance, *its, is_adaptive=spec.adaptive)

@@ -21,6 +21,7 @@ from eagle3core.checkpoint.layouts import canonical_name, layer_settings, refuse
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.target import layer_shapes, read_block_geometry, require_directory
 from eagle3core.checkpoint.tensors import TensorFiles, require_names
+from eagle3core.checkpoint.window import read_window
 from eagle3core.errors import CheckpointError
 from eagle3core.geometry import DraftGeometry, EagleGeometry, TargetGeometry
 
@@ -192,6 +193,7 @@ def _read_geometry(
         taps=taps,
         has_embedding=EMBEDDING in stored_as,
         has_head=HEAD in stored_as,
+        window=read_window(layer),
     )
     _require_sharable(config, geometry)
     return geometry

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.target import layer_shapes, read_block_geometry
+from eagle3core.checkpoint.window import read_window
 from eagle3core.errors import CheckpointError
 from eagle3core.geometry import EagleGeometry, TargetGeometry
 
@@ -76,6 +77,7 @@ def read_eagle_geometry(config: Settings, target: TargetGeometry, stored_as: Map
         taps=(target.n_layers,),
         has_embedding="embed_tokens.weight" in stored_as,
         has_head="lm_head.weight" in stored_as,
+        window=read_window(config),
         fc_bias=FUSION_BIAS in stored_as,
         qkv_bias=_QKV_BIAS in stored_as,
     )

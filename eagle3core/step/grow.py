@@ -49,7 +49,8 @@ class TreeProposal(Proposal):
         for level in range(1, shape.max_depth):
             positions, slots = tree.positions[level - 1].view(-1), tree.slots[level - 1].view(-1)
             n, earlier = self.batch * k, (level - 1) * k
-            rows = Rows(positions, slots, opened.lengths, opened.tables, growth.beam_mask, earlier=earlier)
+            rows = Rows(positions, slots, opened.lengths, opened.tables, growth.beam_mask, earlier=earlier,
+                        window=self.window)  # fmt: skip
             # An EAGLE-1 head's fc writes over these states, from a copy of them.
             states = rows_of(self.own.hidden, n, self.own.hidden.shape[1])
             take = TAKE_ROWS.call(arch, (above,), growth.beam_rows.view(-1), (states,))

@@ -8,6 +8,7 @@ the draft will read it. Source: docs/requirements.md R-93, R-104..R-109; fusions
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -42,6 +43,7 @@ class Rows:
             the masks' first bits are theirs.
         path_len: tokens of the longest path of a tree, the root included, whose rows' bits are to be those of plain
             decoding; 0 for a chain or a chunk, which have them anyway, and where nobody asks.
+        window: a row at position p sees old keys from position p - window + 1 on; 0: all.
     """
 
     positions: Tensor
@@ -52,6 +54,7 @@ class Rows:
     keys_are_old: bool = True
     earlier: int = 0
     path_len: int = 0
+    window: int = 0
 
     @property
     def batch(self) -> int:
@@ -106,11 +109,14 @@ class Emitter:
     def attend(self, act: Activations, rows: Rows, pages: tuple[Tensor, Tensor], block: BlockGeometry) -> list[Call]:
         """Attention of the pass's q into `act.mixed`."""
         shape = (rows.batch, rows.tokens, block.n_heads, block.head_dim)
+        near: dict[str, Any] = {}
+        if rows.window:
+            near = {"window": rows.window, "positions": rows.positions.view(rows.batch, rows.tokens)}
         call = ATTENTION.call(
             self.arch, q=rows_of(act.q, *shape), k_blocks=pages[0], v_blocks=pages[1], block_tables=rows.tables,
             prefix_lens=rows.prefix, masks=rows.masks, out=rows_of(act.mixed, *shape),
             scratch=(act.partial, act.tops), order=self.order, earlier=rows.earlier,
-            path_len=rows.path_len,
+            path_len=rows.path_len, **near,
         )  # fmt: skip
         return [call] if rows.keys_are_old else after_all([call])
 

@@ -7,6 +7,8 @@ Source: EAGLE-3, arXiv 2503.01840, section 3; of the small model Leviathan et al
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -65,6 +67,7 @@ class Proposal:
         assert state.draft is not None, "a state made with a draft has its tensors"
         self.emit, self.target, self.draft, self.state, self.opened = emit, target, draft, state, opened
         self.batch, self.own, self.sizes = batch, state.draft, state.sizes
+        self.window = min((w for w in (state.sizes.draft_window, draft.geometry.window) if w), default=0)
 
     def first_pass(self) -> tuple[list[Stage], DraftPass]:
         """The pass over pending entries, which begins with their fused taps."""
@@ -72,7 +75,8 @@ class Proposal:
         n, entries = self.batch * pending, opened.entry_slots.view(-1)
         fuse, hidden = self._fused(n)
         stages = [fuse]
-        rows = Rows(opened.entry_positions.view(-1), entries, opened.entry_lengths, opened.tables, self.causal(pending))
+        rows = Rows(opened.entry_positions.view(-1), entries, opened.entry_lengths, opened.tables, self.causal(pending),
+                    window=self.window)  # fmt: skip
         over = self.over(hidden, opened.entry_tokens.view(-1), n, own.out)
         stages += draft_stages(self.emit, over, rows, "extend", first_waits=False)
         return stages, over
@@ -165,7 +169,7 @@ class ChainProposal(Proposal):
         stages += self._choose(take, scaled, sums, drafted, 0)
         feedback, spare = own.feedback, own.next_feedback
         for level in range(1, self.sizes.path_len - 1):
-            rows = level_rows(opened, batch, level)
+            rows = replace(level_rows(opened, batch, level), window=self.window)
             above = rows_of(feedback, batch, feedback.shape[1])
             passed, over = self.follow(above, drafted[level], rows, spare, f"chain{level}")
             stages += passed
