@@ -120,12 +120,10 @@ def make_span(isa: Any, *, earlier: bool = False, paths: bool = False, windowed:
 
     def span_of_many_near(ctx: Any, tokens: Any, behind: Any) -> Any:
         end, window = i32(ctx + (behind & ((1 << EARLIER_BITS) - 1)) + tokens), i32(behind >> EARLIER_BITS)
-        n_units, first_unit = i32((end + (UNIT - 1)) >> 4), i32(0)
-        if ctx + 1 > window:
-            first_unit = i32((ctx + 1 - window) >> 4)
+        n_units, nearest = i32((end + (UNIT - 1)) >> 4), i32(max(ctx - window + 1, 0))
         if ctx < 0:
             n_units = i32(0)
-        return end, n_units, first_unit, i32(end - window)  # no query stands behind the last key
+        return end, n_units, i32(nearest >> 4), i32(end - window)  # no query stands behind the last key
 
     def span_of_paths(ctx: Any, tokens: Any, path_len: Any) -> Any:
         n_units = i32((ctx + path_len + (UNIT - 1)) >> 4)
