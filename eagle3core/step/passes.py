@@ -8,6 +8,7 @@ the draft will read it. Source: docs/requirements.md R-93, R-104..R-109; fusions
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -20,9 +21,11 @@ from eagle3core.kernels.gemm.meaning import GEMM
 from eagle3core.kernels.gemm.pack import OrderedRows
 from eagle3core.kernels.layer.draft_input import DRAFT_INPUT
 from eagle3core.kernels.layer.embedding import EMBEDDING
+from eagle3core.kernels.layer.feature_input import FEATURE_INPUT
 from eagle3core.kernels.layer.rope import ROPE
 from eagle3core.step.buffers import Activations, HeadRows, rows_of
 from eagle3core.step.program import Stage, Tap, after_all
+from eagle3core.weights.eagle import PackedEagle
 from eagle3core.weights.packed import PackedDraft, PackedLayer, PackedLinear, PackedTarget
 
 TARGET = ("BASE_DECODE_STEP",)
@@ -43,6 +46,7 @@ class Rows:
             the masks' first bits are theirs.
         path_len: tokens of the longest path of a tree, the root included, whose rows' bits are to be those of plain
             decoding; 0 for a chain or a chunk, which have them anyway, and where nobody asks.
+        window: a row at position p sees old keys from position p - window + 1 on; 0: all.
     """
 
     positions: Tensor
@@ -53,6 +57,7 @@ class Rows:
     keys_are_old: bool = True
     earlier: int = 0
     path_len: int = 0
+    window: int = 0
 
     @property
     def batch(self) -> int:
@@ -123,11 +128,14 @@ class Emitter:
     ) -> list[Call]:  # fmt: skip
         """Attention of the pass's q into `act.mixed`, and where `project` reads it."""
         shape = (rows.batch, rows.tokens, block.n_heads, block.head_dim)
+        near: dict[str, Any] = {}
+        if rows.window:
+            near = {"window": rows.window, "positions": rows.positions.view(rows.batch, rows.tokens)}
         call = ATTENTION.call(
             self.arch, q=rows_of(act.q, *shape), k_blocks=pages[0], v_blocks=pages[1], block_tables=rows.tables,
             prefix_lens=rows.prefix, masks=rows.masks, out=rows_of(act.mixed, *shape),
             scratch=(act.partial, act.tops), order=self.order, earlier=rows.earlier,
-            path_len=rows.path_len, ordered=self.ordered_for(layer.o, rows.n),
+            path_len=rows.path_len, ordered=self.ordered_for(layer.o, rows.n), **near,
         )  # fmt: skip
         return [call] if rows.keys_are_old else after_all([call])
 
@@ -227,7 +235,7 @@ class DraftPass:
     """Operands of a pass over the draft layer.
 
     Attributes:
-        hidden: `[n, Hd]` fused taps, or the feedback of the level before.
+        hidden: `[n, Hd]` fused taps, or the feedback of the level before; of an EAGLE-1 head what its fc gives.
         tokens: `[n]` target ids. x: `[n, 2 Hd]` scratch. out: `[n, Hd]` the layer's output.
         k, v: `[n_blocks, K, block, D]`.
     """
@@ -242,15 +250,33 @@ class DraftPass:
     v: Tensor
 
 
+def fused_feature(emit: Emitter, over: DraftPass, feature: Tensor, eps: float | None) -> list[Call]:
+    """`over.hidden` of an EAGLE-1 head: fc of the tokens' embeddings beside `feature: [n, H]`.
+
+    `eps`: of the target's final norm, where the features are its captured streams; None where the head's own are fed.
+    """
+    model, block = over.model, over.model.geometry.block
+    gain = None if eps is None else model.hidden_gain
+    join = FEATURE_INPUT.call(emit.arch, over.tokens, model.embedding, feature, gain, over.x, eps or block.rms_norm_eps)
+    return [join, *emit.linear(model.fc, over.x, over.hidden, block)]
+
+
 def draft_keys(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, first_waits: bool) -> Stage:
     """The draft's attention input, q, and k and v in its cache."""
     model, block = over.model, over.model.geometry.block
+    if isinstance(model, PackedEagle):  # whose fc has read the embedding, and which norms nothing before q, k, v
+        calls = emit.qkv(model.layer, over.hidden, None, over.act, rows, (over.k, over.v), block)
+        return _keys_stage(calls, over, rows, scope)
     joined = DRAFT_INPUT.call(
         emit.arch, over.tokens, model.embedding, over.hidden, model.layer.attn_gain, model.hidden_gain, over.x,
         block.rms_norm_eps,
     )  # fmt: skip
     calls = after_all([joined]) if first_waits else [joined]
     calls += emit.qkv(model.layer, over.x, None, over.act, rows, (over.k, over.v), block)
+    return _keys_stage(calls, over, rows, scope)
+
+
+def _keys_stage(calls: list[Call], over: DraftPass, rows: Rows, scope: str) -> Stage:
     taps = {
         "draft.tokens": Tap(over.tokens, rows.slots, scope), "draft.fc": Tap(over.hidden, rows.slots, scope),
         "draft.concat": Tap(over.x, rows.slots, scope),

@@ -57,6 +57,7 @@ class DeviceSizes:
         acceptance: the rule by which drafts are accepted; None: where they are the target's own choice.
         n_kept: places of a slot for states of steps without drafts, a power of two, so that such steps may be mixed
             with others of any depth; 0: every step is of the tree.
+        draft_window: positions back that a head drafts with, its own included; 0: all, or the head's own window.
     """
 
     n_slots: int
@@ -70,6 +71,7 @@ class DeviceSizes:
     pool: int | None = None
     acceptance: AcceptanceRule | None = None
     n_kept: int = 0
+    draft_window: int = 0
 
     @property
     def entries(self) -> int:

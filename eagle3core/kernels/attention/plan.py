@@ -22,7 +22,7 @@ PARAMETERS = parameters(
     "q:in k:const v:const tables:const prefix:const masks:in positions:in partial:out tops_sums:out counters:inout "
     "tokens:i32 table_width:i32 run:i32 window:i32 scale:f32"
 )
-# With earlier rows there is no window, and its place says how many there are.
+# With earlier rows its place says how many there are, and above `layout.EARLIER_BITS` what the window is.
 EARLIER_PARAMETERS = tuple(replace(p, name="earlier") if p.name == "window" else p for p in PARAMETERS)
 # With paths neither.
 PATHS_PARAMETERS = tuple(replace(p, name="path_len") if p.name == "window" else p for p in PARAMETERS)
@@ -153,12 +153,12 @@ def _ring_units(arch: str, shape: Shape, row_warps: int, groups: int, tail: int)
 
 
 def attention_variant(
-    arch: str, shape: Shape, tokens: int, plan: Plan, *, words: int = 0, paths: bool = False
+    arch: str, shape: Shape, tokens: int, plan: Plan, *, words: int = 0, paths: bool = False, windowed: bool = False
 ) -> Variant:
     """The first kernel for `tokens` queries a sequence.
 
     Args:
-        words: of a row's mask, 0 if only the T newest have bits.
+        words: of a row's mask, 0 if only the T newest have bits. windowed: with these, old keys have a window.
         paths: rows add their ancestors as plain decoding does; of `attention_rows` alone.
     """
     order = f"{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}_s{plan.stages}"
@@ -168,6 +168,8 @@ def attention_variant(
     shared["overlap"] = overlaps(arch)
     if words:  # only where set: the other variants are to stay as they were proven, name, constants and machine code
         shared["words"] = words
+    if words and windowed:
+        order, shared["windowed"] = f"{order}_window", True
     tail = tail_units(tokens) if paths else 0
     if paths:
         order, shared["tail"] = f"{order}_paths{tail}", tail
