@@ -67,7 +67,7 @@ class EagerReplayer:
 
 def compute(calls: Sequence[Call]) -> None:
     """What the calls mean, one after the other, in plain torch on the device of their operands."""
-    with torch.inference_mode():  # nobody asks for gradients, and what they need costs small tensors time
+    with torch.no_grad():  # what gradients need costs small tensors time; inference mode would hide reads of the host
         for call in calls:
             call.meaning()
 
