@@ -13,7 +13,7 @@ from typing import Literal
 from eagle3core.checks import is_count, require_choice, require_count, require_flag, require_ids
 from eagle3core.errors import ConfigError, shown
 from eagle3core.sampling import Sampling, check_sampling, sampling_of
-from eagle3core.speculative import SpeculativeConfig
+from eagle3core.speculative import HEADS, SpeculativeConfig
 
 MOST_LOGPROBS = 20  # likeliest tokens of a place that may be asked for, as OpenAI has it
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
@@ -182,10 +182,10 @@ def validate_engine_config(config: EngineConfig) -> None:
             "one of the two: ranks are kept of steps that all have the same depth",
             "leave one of them out",
         )
-    if spec is not None and spec.method != "eagle3" and config.collect_draft_ranks:
+    if spec is not None and spec.method not in HEADS and config.collect_draft_ranks:
         raise ConfigError(
             f"collect_draft_ranks is on with method {spec.method!r}",
-            "ranks in the order of an EAGLE-3 head, method 'eagle3'",
+            "ranks in the order of a head, method 'eagle3' or 'eagle'",
             "leave collect_draft_ranks out",
         )
     if spec is not None and spec.acceptance is not None and config.collect_draft_ranks:

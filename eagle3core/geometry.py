@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-RopeKind = Literal["default", "linear", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "longrope", "yarn"]
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,15 @@ class RopeGeometry:
     Attributes:
         theta: base of the frequencies.
         kind: how the frequencies are stretched.
-        factor: stretch (linear, llama3, yarn).
+        factor: stretch (linear, dynamic, llama3, yarn).
         low_freq_factor, high_freq_factor: band limits (llama3).
-        original_max_position: trained context, tokens (llama3, yarn).
+        original_max_position: trained context, tokens (dynamic, llama3, longrope, yarn).
         beta_fast, beta_slow: ramp limits in rotations (yarn).
-        attention_factor: multiplier of cos and sin (yarn); None means 0.1 * ln(factor) + 1.
+        attention_factor: multiplier of cos and sin (yarn, longrope); None means 0.1 * ln(factor) + 1 (yarn).
         truncate: floor and ceil the ramp limits (yarn).
+        short_factors, long_factors: divisors of the frequencies in sessions up to the trained context, and in longer
+            ones, a value a rotated pair (longrope).
+        share: of a head's values that are rotated, its first ones.
     """
 
     theta: float = 10000.0
@@ -36,11 +39,22 @@ class RopeGeometry:
     beta_slow: float = 1.0
     attention_factor: float | None = None
     truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    long_factors: tuple[float, ...] = ()
+    share: float = 1.0
+
+    def rotated(self, head_dim: int) -> int:
+        """How many values of a head are rotated."""
+        return int(head_dim * self.share)
 
 
 @dataclass(frozen=True)
 class BlockGeometry:
-    """Widths of one decoder layer: E hidden, F feed-forward, H and K heads, D head size."""
+    """Widths of one decoder layer: E hidden, F feed-forward, H and K heads, D head size.
+
+    Attributes:
+        has_qk_norm: every head of q and k is normed over D before it is rotated, as in Qwen3.
+    """
 
     hidden_size: int
     intermediate_size: int
@@ -49,11 +63,16 @@ class BlockGeometry:
     head_dim: int
     rms_norm_eps: float
     rope: RopeGeometry
+    has_qk_norm: bool = False
 
 
 @dataclass(frozen=True)
 class TargetGeometry:
-    """A Llama-architecture target."""
+    """A target: Llama's architecture, or what differs from it by the flags here and of its block.
+
+    Attributes:
+        attention_bias: q, k, v and the output map have biases. qkv_bias: q, k and v alone, as in Qwen2.
+    """
 
     block: BlockGeometry
     n_layers: int
@@ -62,6 +81,7 @@ class TargetGeometry:
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     mlp_bias: bool = False
+    qkv_bias: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
 
@@ -84,6 +104,7 @@ class DraftGeometry:
             last layer, before the final norm.
         has_embedding: the checkpoint brings its own token table; else the target's is shared.
         has_head: the checkpoint brings its own output head; else the target's is shared.
+        window: positions back that its layer sees, the query's own included; 0: all.
     """
 
     block: BlockGeometry
@@ -93,6 +114,22 @@ class DraftGeometry:
     taps: tuple[int, ...]
     has_embedding: bool
     has_head: bool
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class EagleGeometry(DraftGeometry):
+    """An EAGLE-1 or EAGLE-2 head: `fc` joins a token's embedding with the state before it for q, k and v.
+
+    Its one tap is n, which the target's final norm turns into the state that is read; `draft_vocab_size` and the head
+    are the target's. Source: EAGLE, arXiv 2401.15077, section 3.
+
+    Attributes:
+        fc_bias, qkv_bias: biases that the checkpoint brings.
+    """
+
+    fc_bias: bool = False
+    qkv_bias: bool = False
 
 
 DrafterGeometry = DraftGeometry | TargetGeometry  # of a head, or of a small model that drafts

@@ -27,7 +27,7 @@ from lab.options.proofs import GatesCheckOptions, GatesRunOptions, ProveOptions
 from lab.options.reader import Parser, add_options, described, read_values
 from lab.options.serve import ServeOptions
 from lab.options.speed import AbOptions, ProfileOptions, SpeedOptions
-from lab.options.sweeps import FmhaOptions, GemmOptions, ShapesOptions
+from lab.options.sweeps import FmhaOptions, GemmOptions, ShapesOptions, StepOptions
 from lab.options.training import TrainOptions
 from lab.options.trees import InspectTreeOptions
 
@@ -71,6 +71,7 @@ COMMANDS = (
     Command("sweep shapes", "log an engine's matrix products", ShapesOptions, "probes.sweeps.command:log_shapes"),
     Command("sweep gemm", "time settings of matrix products", GemmOptions, "probes.sweeps.command:sweep_gemm"),
     Command("sweep fmha", "time settings of attention", FmhaOptions, "probes.sweeps.command:sweep_fmha"),
+    Command("sweep step", "time settings of products in a step", StepOptions, "probes.sweeps.step_command:run"),
     Command("gates micro", "short runs, which count", GatesRunOptions, "probes.gates.command:run_micro"),
     Command("gates full", "long runs, after enough green micro runs", GatesRunOptions, "probes.gates.command:run_full"),
     Command("gates check", "judge stored records", GatesCheckOptions, "probes.gates.command:check"),

@@ -56,6 +56,7 @@ ORDER = (
     "eagle3core.metrics",
     "eagle3core.stop",
     "eagle3core.request",
+    "eagle3core.fit",
     "eagle3core.loading",
     "eagle3core.performance",
     "eagle3core.memory",

@@ -1,7 +1,7 @@
 """Rotary settings of a `config.json`, in the old spelling (`rope_theta`, `rope_scaling`) and in transformers 5's.
 
-Source: the keys that transformers' Llama configuration reads and writes; scalings after arXiv 2306.15595 (linear),
-arXiv 2309.00071 (yarn) and the Llama 3.1 release (llama3).
+Source: the keys that transformers' configurations read and write; scalings after arXiv 2306.15595 (linear),
+arXiv 2309.00071 (yarn, and dynamic in its section 2), arXiv 2402.13753 (longrope) and the Llama 3.1 release (llama3).
 """
 
 from __future__ import annotations
@@ -13,29 +13,44 @@ from eagle3core.errors import CheckpointError
 from eagle3core.geometry import RopeGeometry
 
 DEFAULT_THETA = 10000.0  # what every Llama code base uses when the key is absent
-KINDS = ("default", "linear", "llama3", "yarn")
+KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn", "mrope")
+# Older names: Phi-3's of longrope; and the one of sections for pictures, which turn as one where there is text alone.
+_ALIASES = {"su": "longrope", "mrope": "default"}
+MOST_FACTORS = 4096  # of a longrope list: far more than pairs of any head
 
 
-def read_rope(config: Settings, max_position: int) -> RopeGeometry:
+def read_rope(config: Settings, max_position: int, *, partial: bool = False) -> RopeGeometry:
     """Rotary parameters of a model, from its own config only.
 
     A draft never takes its target's base: published heads are trained at 10000 on targets of 500000.
+
+    Args:
+        max_position: positions of the model, the trained context of kinds that name none.
+        partial: whether a share of each head may be left unrotated.
 
     Raises:
         CheckpointError: an unknown scaling, a missing factor, or two spellings in one file that contradict.
     """
     scaling = _scaling(config)
-    _refuse_partial(config)
-    theta = _theta(config)
+    theta, share = _theta(config), _share(config, scaling, partial)
     if scaling is None:
-        return RopeGeometry(theta=theta)
-    _refuse_partial(scaling)
-    kind = scaling.text("rope_type") or scaling.text("type", "default")
-    trained = scaling.count("original_max_position_embeddings", max_position)
-    if kind == "default":
-        return RopeGeometry(theta=theta)
+        return RopeGeometry(theta=theta, share=share)
+    kind = _kind(scaling)
+    if kind not in KINDS:
+        raise scaling.bad("rope_type", kind, f"one of {KINDS}", "use a checkpoint with one of these")
+    trained = config.count(  # Phi's place, which transformers reads first
+        "original_max_position_embeddings", scaling.count("original_max_position_embeddings", max_position)
+    )
     if kind == "linear":
-        return RopeGeometry(theta=theta, kind="linear", factor=scaling.number("factor"))
+        return RopeGeometry(theta=theta, kind="linear", factor=scaling.number("factor"), share=share)
+    if kind == "dynamic":
+        return RopeGeometry(
+            theta=theta,
+            kind="dynamic",
+            factor=scaling.number("factor"),
+            original_max_position=max_position,
+            share=share,
+        )
     if kind == "llama3":
         return RopeGeometry(
             theta=theta,
@@ -44,19 +59,77 @@ def read_rope(config: Settings, max_position: int) -> RopeGeometry:
             low_freq_factor=scaling.number("low_freq_factor"),
             high_freq_factor=scaling.number("high_freq_factor"),
             original_max_position=trained,
+            share=share,
         )
+    if kind == "longrope":
+        return _longrope(scaling, theta, share, trained, max_position)
     if kind == "yarn":
-        return RopeGeometry(
-            theta=theta,
-            kind="yarn",
-            factor=scaling.number("factor"),
-            original_max_position=trained,
-            beta_fast=scaling.number("beta_fast", 32.0),
-            beta_slow=scaling.number("beta_slow", 1.0),
-            attention_factor=_attention_factor(scaling),
-            truncate=scaling.flag("truncate", True),
+        return _yarn(scaling, theta, share, trained, max_position)
+    return RopeGeometry(theta=theta, share=share)
+
+
+def check_pairs(config: Settings, rope: RopeGeometry, head_dim: int) -> None:
+    """Refuse rotary settings that do not fit the head size.
+
+    Raises:
+        CheckpointError: an odd number of rotated values, or lists of factors that are not one a rotated pair.
+    """
+    rotated = rope.rotated(head_dim)
+    if rotated % 2 or rotated < (4 if rope.kind == "dynamic" else 2):
+        raise CheckpointError(
+            f"{config.source}: partial_rotary_factor is {rope.share}, {rotated} of {head_dim} values of a head",
+            "an even number of rotated values, at least 4 with a scaling of kind dynamic and 2 without",
+            "correct it, or download it again",
         )
-    raise scaling.bad("rope_type", kind, f"one of {KINDS}", "use a checkpoint with one of these; others are not built")
+    for name, factors in (("short_factor", rope.short_factors), ("long_factor", rope.long_factors)):
+        if rope.kind == "longrope" and len(factors) != rotated // 2:
+            raise CheckpointError(
+                f"{config.source}: {name} is a list of {len(factors)}",
+                f"{rotated // 2} numbers, one a pair of the {rotated} rotated values of a head",
+                "correct it, or download it again",
+            )
+
+
+def _kind(scaling: Settings) -> str:
+    kind = scaling.text("rope_type") or scaling.text("type", "default")
+    return _ALIASES.get(kind, kind)
+
+
+def _yarn(scaling: Settings, theta: float, share: float, trained: int, max_position: int) -> RopeGeometry:
+    factor = scaling.number("factor", max_position / trained)
+    return RopeGeometry(
+        theta=theta,
+        kind="yarn",
+        factor=factor,
+        original_max_position=trained,
+        beta_fast=_number_or_zero(scaling, "beta_fast") or 32.0,
+        beta_slow=_number_or_zero(scaling, "beta_slow") or 1.0,
+        attention_factor=_attention_factor(scaling, factor),
+        truncate=scaling.flag("truncate", True),
+        share=share,
+    )
+
+
+def _longrope(scaling: Settings, theta: float, share: float, trained: int, max_position: int) -> RopeGeometry:
+    factor = scaling.number("factor", max_position / trained)
+    usual = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 and trained > 1 else 1.0
+    return RopeGeometry(
+        theta=theta,
+        kind="longrope",
+        factor=factor,
+        original_max_position=trained,
+        attention_factor=scaling.number("attention_factor", usual),
+        short_factors=_factors(scaling, "short_factor"),
+        long_factors=_factors(scaling, "long_factor"),
+        share=share,
+    )
+
+
+def _factors(scaling: Settings, key: str) -> tuple[float, ...]:
+    listed = scaling.values.get(key)
+    if not isinstance(listed, list) or not 0 < len(listed) <= MOST_FACTORS:
+        raise scaling.bad(key, listed, "a list of numbers, one a rotated pair")
+    return tuple(Settings({key: value}, scaling.source).number(key) for value in listed)
 
 
 def _theta(config: Settings) -> float:
@@ -95,20 +168,30 @@ def _plain(scaling: Settings) -> dict[str, object]:
     return values
 
 
-def _refuse_partial(place: Settings) -> None:
-    if place.number("partial_rotary_factor", 1.0) != 1.0:
-        raise place.bad(
-            "partial_rotary_factor", place.values["partial_rotary_factor"], "1.0: partial rotation is not built"
-        )
+def _share(config: Settings, scaling: Settings | None, partial: bool) -> float:
+    """How much of a head is rotated; the scaling's own word first."""
+    for place in (scaling, config):
+        share = place.number("partial_rotary_factor", 1.0) if place is not None else 1.0
+        if place is None or share == 1.0:
+            continue
+        if share > 1.0 or not partial:
+            allowed = "a share of at most 1" if partial else "1.0: partial rotation of a draft is not built"
+            raise place.bad("partial_rotary_factor", place.values["partial_rotary_factor"], allowed)
+        return share
+    return 1.0
 
 
-def _attention_factor(scaling: Settings) -> float | None:
+def _number_or_zero(scaling: Settings, key: str) -> float:
+    """A number that may be 0 or absent, which mean the same: not given."""
+    return 0.0 if scaling.values.get(key) in (0, 0.0, None) else scaling.number(key)
+
+
+def _attention_factor(scaling: Settings, factor: float) -> float | None:
     """Multiplier of cos and sin; None leaves the usual 0.1 * ln(factor) + 1 to the model."""
     if "attention_factor" in scaling:
         return scaling.number("attention_factor")
-    if "mscale" in scaling and "mscale_all_dim" in scaling:
-        stretch = math.log(max(scaling.number("factor"), 1.0))
-        return (0.1 * scaling.number("mscale") * stretch + 1.0) / (
-            0.1 * scaling.number("mscale_all_dim") * stretch + 1.0
-        )
+    scale, over_all = _number_or_zero(scaling, "mscale"), _number_or_zero(scaling, "mscale_all_dim")
+    if scale and over_all:
+        stretch = math.log(max(factor, 1.0))
+        return (0.1 * scale * stretch + 1.0) / (0.1 * over_all * stretch + 1.0)
     return None

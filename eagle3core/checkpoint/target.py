@@ -1,4 +1,4 @@
-"""A Llama-architecture target, from a Hugging Face directory to checked tensors (docs/requirements.md R-22)."""
+"""A target of Llama's kind, from a Hugging Face directory to checked tensors (docs/requirements.md R-22)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from eagle3core.arguments import check_path, check_placement
-from eagle3core.checkpoint.rope import read_rope
+from eagle3core.checkpoint.families import read_family, refuse_quantised, refuse_window
+from eagle3core.checkpoint.rope import check_pairs, read_rope
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.tensors import TensorFiles, require_names
 from eagle3core.errors import CheckpointError
@@ -27,7 +28,7 @@ class TargetCheckpoint:
     Attributes:
         geometry: its shapes.
         weights: by Hugging Face name; `lm_head.weight` is the embedding itself when they are tied.
-        dtype: of every weight.
+        dtype: of every weight; where they were left as stored, the one to cast them to.
     """
 
     geometry: TargetGeometry
@@ -36,7 +37,11 @@ class TargetCheckpoint:
 
 
 def load_target(
-    path: str | Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    path: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    casts: bool = True,
 ) -> TargetCheckpoint:
     """Read, check and cast a target.
 
@@ -44,6 +49,8 @@ def load_target(
         path: directory with config.json and safetensors (single or sharded) or pytorch_model.bin.
         dtype: compute dtype; None keeps the dtype in which the embedding is stored.
         device: where the weights go.
+        casts: False leaves the weights as they are stored, mapped from their files, and takes no memory for them:
+            whoever packs them casts each in turn.
 
     Raises:
         ConfigError, BackendUnavailable: a path, dtype or device that cannot be used; nothing was read.
@@ -62,7 +69,7 @@ def load_target(
     require_names(files, shapes, given, [HEAD] if geometry.tie_word_embeddings else [])
     weights: dict[str, Tensor] = {}
     for name, shape in shapes.items():
-        weights[name] = files.read_weight(name, shape, dtype, device)
+        weights[name] = files.read_weight(name, shape, dtype, device, casts=casts)
         dtype = dtype or weights[name].dtype
     if geometry.tie_word_embeddings:
         if HEAD in files and not torch.equal(files.read(HEAD), files.read(EMBEDDING)):
@@ -72,7 +79,7 @@ def load_target(
                 f"correct tie_word_embeddings in {directory / 'config.json'}",
             )
         weights[HEAD] = weights[EMBEDDING]
-    return TargetCheckpoint(geometry, weights, weights[EMBEDDING].dtype)
+    return TargetCheckpoint(geometry, weights, dtype or weights[EMBEDDING].dtype)
 
 
 def require_directory(path: str | Path, role: str) -> Path:
@@ -93,8 +100,19 @@ def require_directory(path: str | Path, role: str) -> Path:
     return directory
 
 
-def read_block_geometry(config: Settings) -> BlockGeometry:
+def read_block_geometry(
+    config: Settings,
+    *,
+    max_position: int = 2048,
+    head_dim: int | None = None,
+    has_qk_norm: bool = False,
+    partial: bool = False,
+) -> BlockGeometry:
     """Widths of a decoder layer.
+
+    Args:
+        max_position, head_dim: where the file has none; None: hidden_size / num_attention_heads.
+        has_qk_norm: as in `BlockGeometry`. partial: whether a share of each head may be left unrotated.
 
     Raises:
         CheckpointError: heads that do not divide, an odd head size, an activation other than SiLU.
@@ -103,16 +121,17 @@ def read_block_geometry(config: Settings) -> BlockGeometry:
     n_kv_heads = config.count("num_key_value_heads", n_heads)
     if n_heads % n_kv_heads:
         raise config.bad("num_key_value_heads", n_kv_heads, f"a divisor of num_attention_heads = {n_heads}")
-    if "head_dim" not in config and hidden % n_heads:
+    if head_dim is None and "head_dim" not in config and hidden % n_heads:
         raise config.bad(
             "hidden_size", hidden, f"a multiple of num_attention_heads = {n_heads} when head_dim is absent"
         )
-    head_dim = config.count("head_dim", hidden // n_heads or None)
+    head_dim = config.count("head_dim", head_dim or hidden // n_heads or None)
     if head_dim % 2:
         raise config.bad("head_dim", head_dim, "an even number: rotary embedding turns pairs")
     if config.text("hidden_act", "silu") not in ("silu", "swish"):
         raise config.bad("hidden_act", config.values["hidden_act"], "'silu': other activations are not built")
-    max_position = config.count("max_position_embeddings", 2048)
+    rope = read_rope(config, config.count("max_position_embeddings", max_position), partial=partial)
+    check_pairs(config, rope, head_dim)
     return BlockGeometry(
         hidden_size=hidden,
         intermediate_size=config.count("intermediate_size"),
@@ -120,7 +139,8 @@ def read_block_geometry(config: Settings) -> BlockGeometry:
         n_kv_heads=n_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),  # the Llama configuration's own default
-        rope=read_rope(config, max_position),
+        rope=rope,
+        has_qk_norm=has_qk_norm,
     )
 
 
@@ -128,31 +148,36 @@ def read_target_geometry(config: Settings, directory: Path) -> TargetGeometry:
     """Shapes of a target; the end tokens of generation_config.json are merged in.
 
     Raises:
-        CheckpointError: another architecture, quantised weights, or a missing or unusable key.
+        CheckpointError: another architecture, quantised weights, a window of attention, or a missing or unusable key.
     """
-    if config.values.get("model_type") != "llama":
-        raise config.bad(
-            "model_type",
-            config.values.get("model_type"),
-            "'llama' (Llama 2, 3, 3.1 and others of that architecture)",
-            "use a Llama-architecture target; other architectures are not built",
-        )
-    if "quantization_config" in config:
-        raise config.bad(
-            "quantization_config", "present", "absent: quantised targets are not built", "use bf16 weights"
-        )
+    family = read_family(config)
+    refuse_quantised(config, directory)
+    n_layers, n_positions = (
+        config.count("num_hidden_layers"), config.count("max_position_embeddings", family.max_position),
+    )  # fmt: skip
+    refuse_window(config, family, n_layers, n_positions)
+    block = read_block_geometry(
+        config,
+        max_position=family.max_position,
+        head_dim=family.head_dim,
+        has_qk_norm=family.has_qk_norm,
+        partial=True,
+    )
+    if block.rope.kind == "dynamic":  # its frequencies stretch with the session, and reach as much further
+        n_positions = int(n_positions * block.rope.factor)
     ends = config.ids("eos_token_id")
     generation = directory / "generation_config.json"
     if generation.is_file():
         ends = (*Settings.read(generation).ids("eos_token_id"), *ends)
     return TargetGeometry(
-        block=read_block_geometry(config),
-        n_layers=config.count("num_hidden_layers"),
+        block=block,
+        n_layers=n_layers,
         vocab_size=config.count("vocab_size"),
-        max_position_embeddings=config.count("max_position_embeddings", 2048),
+        max_position_embeddings=n_positions,
         tie_word_embeddings=config.flag("tie_word_embeddings"),
-        attention_bias=config.flag("attention_bias"),
-        mlp_bias=config.flag("mlp_bias"),
+        attention_bias=family.reads_attention_bias and config.flag("attention_bias"),
+        mlp_bias=family.reads_mlp_bias and config.flag("mlp_bias"),
+        qkv_bias=family.qkv_bias,
         bos_token_id=next(iter(config.ids("bos_token_id")), None),
         eos_token_ids=tuple(dict.fromkeys(ends)),
     )
@@ -162,16 +187,23 @@ def target_shapes(geometry: TargetGeometry) -> Iterator[tuple[str, tuple[int, ..
     """Name and shape of every tensor a target must bring, in the order of the forward pass."""
     block = geometry.block
     hidden = block.hidden_size
+    qkv, o, mlp = biased_maps(geometry)
+    bias = {f"self_attn.{n}_proj": qkv for n in "qkv"} | {f"mlp.{n}_proj": mlp for n in ("gate", "up", "down")}
+    bias["self_attn.o_proj"] = o
     yield EMBEDDING, (geometry.vocab_size, hidden)
     for i in range(geometry.n_layers):
         for name, shape in layer_shapes(block, hidden):
             yield f"model.layers.{i}.{name}.weight", shape
-            bias = geometry.attention_bias if name.startswith("self_attn.") else geometry.mlp_bias
-            if bias and len(shape) == 2:
+            if len(shape) == 2 and bias[name]:
                 yield f"model.layers.{i}.{name}.bias", shape[:1]
     yield "model.norm.weight", (hidden,)
     if not geometry.tie_word_embeddings:
         yield HEAD, (geometry.vocab_size, hidden)
+
+
+def biased_maps(geometry: TargetGeometry) -> tuple[bool, bool, bool]:
+    """Whether there are biases of q, k and v; of attention's output map; of the feed-forward's maps."""
+    return geometry.attention_bias or geometry.qkv_bias, geometry.attention_bias, geometry.mlp_bias
 
 
 def layer_shapes(block: BlockGeometry, qkv_in: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -181,6 +213,9 @@ def layer_shapes(block: BlockGeometry, qkv_in: int) -> Iterator[tuple[str, tuple
     yield "self_attn.q_proj", (block.n_heads * block.head_dim, qkv_in)
     yield "self_attn.k_proj", (block.n_kv_heads * block.head_dim, qkv_in)
     yield "self_attn.v_proj", (block.n_kv_heads * block.head_dim, qkv_in)
+    if block.has_qk_norm:
+        yield "self_attn.q_norm", (block.head_dim,)
+        yield "self_attn.k_norm", (block.head_dim,)
     yield "self_attn.o_proj", (hidden, block.n_heads * block.head_dim)
     yield "post_attention_layernorm", (hidden,)
     yield "mlp.gate_proj", (inner, hidden)

@@ -1,6 +1,7 @@
 """Named tensors of a checkpoint directory, read one at a time.
 
-Only the tensor being read is in memory twice (as stored and as cast), so a model loads in about its own size.
+Safetensors files are mapped, not copied: a tensor takes memory of its own once it is cast or moved, and checks look at
+pieces of it. So a model loads in about its own size, and no file is ever in memory beside it.
 Every file is checked for existence and byte size before anything is read (docs/requirements.md R-18).
 """
 
@@ -23,6 +24,7 @@ FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
 INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _AGAIN = "download or export the checkpoint again"
+_CHECKED = 1 << 18  # values looked at together: what checking takes beside the tensor
 
 
 class TensorFiles:
@@ -73,7 +75,13 @@ class TensorFiles:
         return tensor
 
     def read_weight(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu",
+        *,
+        casts: bool = True,
     ) -> Tensor:
         """The tensor, checked and cast.
 
@@ -82,6 +90,7 @@ class TensorFiles:
             shape: what the config promises.
             dtype: compute dtype; None keeps the stored one.
             device: where the result lives.
+            casts: False checks alone and returns the tensor as stored, mapped from its file.
 
         Raises:
             CheckpointError: wrong shape, a dtype that holds no plain floating-point weights, NaN or infinite values,
@@ -100,11 +109,13 @@ class TensorFiles:
                 f"one of {', '.join(map(_short, FLOAT_DTYPES))}; quantised weights are not built",
                 "export the checkpoint unquantised",
             )
-        _require_finite(stored, f"{self.where(name)} ({_short(stored.dtype)})", _AGAIN)
-        cast = stored.to(dtype=dtype or stored.dtype)
-        if torch.finfo(cast.dtype).max < torch.finfo(stored.dtype).max:
-            _require_finite(cast, f"{self.where(name)} cast to {_short(cast.dtype)}", "run in bfloat16 or float32")
-        return cast.to(device=device).contiguous()
+        wanted = dtype or stored.dtype
+        _require_finite(stored, stored.dtype, f"{self.where(name)} ({_short(stored.dtype)})", _AGAIN)
+        if torch.finfo(wanted).max < torch.finfo(stored.dtype).max:
+            _require_finite(
+                stored, wanted, f"{self.where(name)} cast to {_short(wanted)}", "run in bfloat16 or float32"
+            )
+        return stored.to(dtype=wanted).to(device=device).contiguous() if casts else stored
 
     def _find(self) -> dict[str, Path]:
         for index in INDEX_FILES:
@@ -195,11 +206,13 @@ def require_names(
         )
 
 
-def _require_finite(tensor: Tensor, where: str, remedy: str) -> None:
-    finite = torch.isfinite(tensor)
-    if bool(finite.all()):
+def _require_finite(tensor: Tensor, dtype: torch.dtype, where: str, remedy: str) -> None:
+    """Refuse values that are not finite in `dtype`."""
+    pieces = tensor.reshape(-1).split(_CHECKED)
+    if all(bool(torch.isfinite(piece.to(dtype)).all()) for piece in pieces):
         return
-    bad = (~finite).nonzero()
+    tensor = tensor.to(dtype)
+    bad = (~torch.isfinite(tensor)).nonzero()
     first = tuple(bad[0].tolist())
     raise CheckpointError(
         f"{where} holds {len(bad)} non-finite values of {tensor.numel()}, first {tensor[first].item()} at index "

@@ -19,8 +19,7 @@ from eagle3core.kernels.card import DTYPES
 from eagle3core.kernels.isa.by_row import one_up
 from eagle3core.kernels.layer.embedding import partials_pitch
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
-from eagle3core.kernels.layer.rope import rope_pairs
-from eagle3core.weights.rope import rope_frequencies
+from eagle3core.weights.rope import rope_table
 
 
 def rows_of(tensor: Tensor, *shape: int) -> Tensor:
@@ -44,6 +43,7 @@ class Activations:
         stream, middle: `[R, E]` residual stream at a layer's input and after its attention.
         scaled, sums: what the next GEMM reads of it: times the next gain, and partial sums of squares fp32.
         q, mixed: `[R, H * D]`. act: `[R, F]`.
+        heads: `[R, (H + 2 K) * D]` q, k and v before their norms; empty where they have none.
         partial, tops: attention's scratch.
         rope: `[positions, D / 2, 2]` fp32 (fp64 for fp64); sums are one precision up, fp32 for 16-bit rows.
     """
@@ -55,6 +55,7 @@ class Activations:
     q: Tensor
     mixed: Tensor
     act: Tensor
+    heads: Tensor
     partial: Tensor
     tops: Tensor
     rope: Tensor
@@ -77,11 +78,13 @@ class Sizes:
         rows: of all its GEMMs.
         attention: (sequences, tokens a sequence) of the passes; scratch serves the largest product.
         positions: rotary positions.
+        length: tokens of the longest session, which some kinds of rotary frequencies depend on.
     """
 
     rows: int
     attention: tuple[tuple[int, int], ...]
     positions: int
+    length: int = 0
 
 
 def attention_order(arch: str, block: BlockGeometry, order: tuple[int, int] | None) -> tuple[int, int]:
@@ -110,7 +113,7 @@ def new_activations(
         shape = Shape(DTYPES[dtype], block.head_dim, block.n_heads // block.n_kv_heads, splits, streams)
         batch, tokens = max(sizes.attention, key=lambda pass_: pass_[0] * pass_[1])
         partial, tops = attention_scratch(shape, batch, tokens, block.n_kv_heads, device)
-    frequencies, scale = rope_frequencies(block.rope, block.head_dim)
+    merged = (block.n_heads + 2 * block.n_kv_heads) * block.head_dim
     return Activations(
         stream=rows(block.hidden_size),
         middle=rows(block.hidden_size),
@@ -120,9 +123,10 @@ def new_activations(
         q=rows(queries),
         mixed=rows(queries),
         act=rows(block.intermediate_size),
+        heads=rows(merged if block.has_qk_norm else 0),
         partial=partial,
         tops=tops,
-        rope=rope_pairs(frequencies.to(device), scale, sizes.positions, accumulation_dtype(dtype)).contiguous(),
+        rope=rope_table(block.rope, block.head_dim, sizes.length, sizes.positions, accumulation_dtype(dtype), device),
     )
 
 

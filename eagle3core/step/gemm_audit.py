@@ -8,6 +8,7 @@ Source: docs/requirements.md R-99, R-102, R-104.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from eagle3core.errors import ConfigError
 from eagle3core.kernels import tuned
 from eagle3core.kernels.card import Launch
 from eagle3core.step.program import Program, Stage
+
+log = logging.getLogger("eagle3core")
 
 SHAPE_LOG_VARIABLE = "EAGLE3_GEMM_SHAPE_LOG"
 SCHEMA = 1
@@ -109,6 +112,15 @@ class GemmAudit:
         """Products that the file should know and does not; none where there is no file."""
         return [product for product in self.counts if product not in self.tuned] if self.is_required else []
 
+    @property
+    def untuned_words(self) -> str:
+        """That some products run by guessed tilings, for people; empty where none does, or no file is there."""
+        if not self.misses:
+            return ""
+        names = ", ".join(sorted({product.tag for product in self.misses}))
+        share = f"{len(self.misses)} of {len(self.counts)} matrix products"
+        return f"{share} are not in the tuned file and run by the rule's tilings: {names}"
+
     def by_tag(self) -> dict[str, tuple[int, int]]:
         """(hits, launches) of every tag."""
         total, hits = Counter[str](), Counter[str]()
@@ -119,17 +131,23 @@ class GemmAudit:
 
 
 def audit(arch: str | None, programs: Sequence[Program]) -> GemmAudit:
-    """The products of an engine's programs; added to the shape log if one is asked for; none without kernels."""
+    """The products of an engine's programs; added to the shape log if one is asked for; none without kernels.
+
+    Those that a tuned file should know and does not are told in the log.
+    """
     if arch is None:
         return GemmAudit({}, frozenset(), is_required=False)
     counts = Counter(product for program in programs for product in products_of(program))
     counts = _with_small_heads(counts)
     known = frozenset(product for product in counts if tuned.find(arch, "gemm", product.key) is not None)
     required = tuned.gpu_kind(arch) is not None and tuned.active(arch) is not None
-    log = os.environ.get(SHAPE_LOG_VARIABLE)
-    if log:
-        write_shapes(Path(log), counts)
-    return GemmAudit(counts, known, required)
+    shape_log = os.environ.get(SHAPE_LOG_VARIABLE)
+    if shape_log:
+        write_shapes(Path(shape_log), counts)
+    found = GemmAudit(counts, known, required)
+    if found.untuned_words:
+        log.warning("[EAGLE] %s", found.untuned_words)
+    return found
 
 
 def products_of(program: Program) -> Iterator[Product]:
@@ -150,7 +168,9 @@ def _product(stage: Stage, launch: Launch) -> Product:
         family = "BASE" if model == "target" else "EAGLE3"
         tag = f"{family}_{_RESIDUALS.get(stage.name.rpartition('.')[2], 'RESIDUAL')}"
     else:
-        tag = known.get(epilogue.kind, f"{stage.name}.{epilogue.kind}")
+        # Where heads are normed before rotation, the map of q, k and v only stores.
+        is_stored = epilogue.kind == "store" and stage.name.rpartition(".")[2] in ("attn", "qkv")
+        tag = known.get("qkv" if is_stored else epilogue.kind, f"{stage.name}.{epilogue.kind}")
     is_qkv = epilogue.kind == "qkv"
     return Product(
         tag, given["rows"], 16 * given["tiles"], given["k"], constants["dtype"],

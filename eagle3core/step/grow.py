@@ -20,7 +20,7 @@ from eagle3core.kernels.tree.grow_tree import GROW_TREE
 from eagle3core.kernels.tree.select_tree import SELECT_TREE
 from eagle3core.kernels.tree.tree_masks import TREE_MASKS
 from eagle3core.step.buffers import rows_of
-from eagle3core.step.passes import TREE, Emitter, Rows, draft_stages
+from eagle3core.step.passes import TREE, Emitter, Rows
 from eagle3core.step.program import Stage
 from eagle3core.step.propose import Proposal
 from eagle3core.step.ranks import keep_parents
@@ -37,9 +37,9 @@ class TreeProposal(Proposal):
         """All passes, and the choice."""
         arch, opened, k, growth = self.emit.arch, self.opened, shape.top_k, tree.growth
         stages, over = self.first_pass()
-        take, scaled, sums = self.last_rows(over)
+        last, scaled, sums = self.last_rows(over)
         head, logits = self.head(scaled, sums)
-        stages.append(self.head_stage(take + head, logits, opened.lengths, "extend"))
+        stages.append(self.head_stage(last + head, logits, opened.lengths, "extend"))
         grow = self._grow(shape, tree, logits, 0)
         if shape.max_depth > 1:
             beams = (opened.lengths, opened.tables, tree.positions, tree.slots, self.sizes.block)
@@ -49,13 +49,14 @@ class TreeProposal(Proposal):
         for level in range(1, shape.max_depth):
             positions, slots = tree.positions[level - 1].view(-1), tree.slots[level - 1].view(-1)
             n, earlier = self.batch * k, (level - 1) * k
-            rows = Rows(positions, slots, opened.lengths, opened.tables, growth.beam_mask, earlier=earlier)
-            hidden = rows_of(self.own.hidden, n, self.own.hidden.shape[1])
-            follow = TAKE_ROWS.call(arch, (above,), growth.beam_rows.view(-1), (hidden,))
-            stages.append(Stage("tree.grow", (follow,), TREE))
-            over = self.over(hidden, growth.beam_tokens.view(-1), n, self.own.out)
-            # The passes before wrote keys, and this one's rows and mask, that its attention reads early.
-            stages += draft_stages(self.emit, over, rows, f"level{level}", first_waits=True)
+            rows = Rows(positions, slots, opened.lengths, opened.tables, growth.beam_mask, earlier=earlier,
+                        window=self.window)  # fmt: skip
+            # An EAGLE-1 head's fc writes over these states, from a copy of them.
+            states = rows_of(self.own.hidden, n, self.own.hidden.shape[1])
+            take = TAKE_ROWS.call(arch, (above,), growth.beam_rows.view(-1), (states,))
+            stages.append(Stage("tree.grow", (take,), TREE))
+            passed, over = self.follow(states, growth.beam_tokens.view(-1), rows, self.own.out, f"level{level}")
+            stages += passed
             head, logits = self.head(*self.normed(over))
             stages.append(self.head_stage(head, logits, slots, f"level{level}"))
             stages.append(Stage("tree.grow", tuple(self._grow(shape, tree, logits, level)), TREE))

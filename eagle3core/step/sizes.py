@@ -57,6 +57,7 @@ class DeviceSizes:
         acceptance: the rule by which drafts are accepted; None: where they are the target's own choice.
         n_kept: places of a slot for states of steps without drafts, a power of two, so that such steps may be mixed
             with others of any depth; 0: every step is of the tree.
+        draft_window: positions back that a head drafts with, its own included; 0: all, or the head's own window.
     """
 
     n_slots: int
@@ -70,6 +71,7 @@ class DeviceSizes:
     pool: int | None = None
     acceptance: AcceptanceRule | None = None
     n_kept: int = 0
+    draft_window: int = 0
 
     @property
     def entries(self) -> int:
@@ -80,6 +82,11 @@ class DeviceSizes:
     def n_blocks(self) -> int:
         """Blocks of the cache, each with rows of target and draft."""
         return self.n_slots * self.entries if self.pool is None else self.pool
+
+    @property
+    def positions(self) -> int:
+        """Rotary positions, those of rows past the last block included."""
+        return self.entries * self.block + 64
 
     @property
     def in_flight(self) -> int:

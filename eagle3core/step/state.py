@@ -164,7 +164,7 @@ def new_device_state(
     hidden = target.block.hidden_size
     pending = sizes.pending if draft else 0
     passes = ((sizes.n_spans, sizes.span), (slots, sizes.nodes))
-    sides = Sizes(sizes.most_rows, passes, sizes.entries * sizes.block + 64)
+    sides = Sizes(sizes.most_rows, passes, sizes.positions, sizes.session_len)
     act = new_activations(arch, target.block, sides, dtype, device, order)
 
     def integers(*shape: int, fill: int = 0) -> Tensor:
@@ -251,7 +251,7 @@ def _draft_tensors(
     block, dtype, device = draft.block, shape.dtype, shape.device
     width, pending, slots = block.hidden_size, sizes.pending, sizes.n_slots
     n = max(slots * pending, slots * sizes.beam, sizes.chunk)
-    sides = Sizes(n, ((slots, sizes.path_len), (slots, sizes.beam)), sizes.entries * sizes.block + 64)
+    sides = Sizes(n, ((slots, sizes.path_len), (slots, sizes.beam)), sizes.positions, sizes.session_len)
     act = new_activations(arch, block, sides, dtype, device, order)
 
     def rows(n: int, width: int) -> Tensor:
@@ -274,7 +274,7 @@ def _small_tensors(
 ) -> SmallTensors:
     block, dtype, device, slots = model.block, shape.dtype, shape.device, sizes.n_slots
     n = max(slots * sizes.pending, sizes.chunk)
-    sides = Sizes(n, ((sizes.n_spans, sizes.span), (slots, sizes.pending)), sizes.entries * sizes.block + 64)
+    sides = Sizes(n, ((sizes.n_spans, sizes.span), (slots, sizes.pending)), sizes.positions, sizes.session_len)
     act = new_activations(arch, block, sides, dtype, device, order)
     k, v = (_pages(block, model.n_layers, sizes.n_blocks, sizes.block, dtype, device) for _ in "kv")
     return SmallTensors(

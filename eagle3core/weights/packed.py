@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3core.checkpoint.draft import DraftCheckpoint
-from eagle3core.checkpoint.target import EMBEDDING, HEAD, TargetCheckpoint
+from eagle3core.checkpoint.target import EMBEDDING, HEAD, biased_maps
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
 from eagle3core.kernels.gemm.launcher import pack_weight
+from eagle3core.weights.rope import in_order, rotary_order
 
 Source = Callable[[str], Tensor]  # a weight by its Hugging Face name, on any device, in any floating dtype
 HEAD_STEP = 64  # rows: the second pass of the argmax reads the best of every 16 in groups of 4
@@ -50,7 +50,12 @@ class PackedLinear:
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """A decoder layer: the gain before attention belongs to whoever makes its input."""
+    """A decoder layer: the gain before attention belongs to whoever makes its input.
+
+    Attributes:
+        qkv: rotates and writes the cache itself, unless
+        q_gain, k_gain: `[D]`, of the norms of every head of q and k, which have to come before that; None: no norm.
+    """
 
     attn_gain: Tensor
     mlp_gain: Tensor
@@ -58,16 +63,19 @@ class PackedLayer:
     o: PackedLinear
     gate_up: PackedLinear
     down: PackedLinear
+    q_gain: Tensor | None = None
+    k_gain: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
-        maps = (self.qkv, self.o, self.gate_up, self.down)
-        return [self.attn_gain, self.mlp_gain, *(tensor for m in maps for tensor in m.tensors)]
+        maps, gains = (self.qkv, self.o, self.gate_up, self.down), (self.attn_gain, self.mlp_gain)
+        of_heads = [gain for gain in (self.q_gain, self.k_gain) if gain is not None]
+        return [*gains, *of_heads, *(tensor for m in maps for tensor in m.tensors)]
 
 
 @dataclass(frozen=True)
 class PackedTarget:
-    """A Llama-architecture target on one device, its matrices merged; in the kernels' order if `is_packed`.
+    """A target on one device, its matrices merged; in the kernels' order if `is_packed`.
 
     Attributes:
         taps: ids of the layers whose **input** is captured, ascending; id n is the last layer's output before the
@@ -154,31 +162,36 @@ class Packer:
         tensor = self.source(name).to(device=self.device, dtype=self.dtype).contiguous()
         return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
-    def linear(self, epilogue: Epilogue, names: Sequence[str]) -> PackedLinear:
-        """The map whose rows are those of `names` (without ".weight"), one after the other."""
+    def linear(self, epilogue: Epilogue, names: Sequence[str], order: Tensor | None = None) -> PackedLinear:
+        """The map whose rows are those of `names` (without ".weight"), one after the other; `order` of q's and k's."""
         self._give_back()
-        stacked = self._stack([f"{name}.weight" for name in names])
-        bias = self._stack([f"{name}.bias" for name in names]) if epilogue.has_bias else None
+        stacked = self._stack([f"{name}.weight" for name in names], order)
+        bias = self._stack([f"{name}.bias" for name in names], order) if epilogue.has_bias else None
         rows, k = stacked.shape
         return PackedLinear(epilogue, self._packed(stacked, epilogue), rows, k, self.packs, bias)
 
     def layer(
-        self, prefix: str, block: BlockGeometry, *, normed: bool, bias: tuple[bool, bool] = (False, False)
+        self, prefix: str, block: BlockGeometry, *, normed: bool, bias: tuple[bool, bool, bool] = (False, False, False)
     ) -> PackedLayer:
-        """A decoder layer. `normed`: q, k, v read an input whose norm they apply; `bias` of attention and MLP maps."""
-        quads, (attn_bias, mlp_bias) = quads_of(block.hidden_size), bias
-        qkv = Epilogue(
-            "qkv", quads=quads if normed else 0, has_bias=attn_bias, head_dim=block.head_dim, block=self.block
-        )
+        """A decoder layer. `normed`: q, k, v read an input whose norm they apply; `bias` as of `biased_maps`."""
+        quads, (qkv_bias, o_bias, mlp_bias) = quads_of(block.hidden_size), bias
+        order, read = rotary_order(block.rope, block.head_dim), quads if normed else 0
+        qkv = Epilogue("qkv", quads=read, has_bias=qkv_bias, head_dim=block.head_dim, block=self.block)
+        q_gain = k_gain = None
+        if block.has_qk_norm:  # a head's norm needs all its sums, which lie in several tiles of the map
+            qkv = Epilogue("store", quads=read, has_bias=qkv_bias)
+            q_gain, k_gain = (in_order(self.get(f"{prefix}self_attn.{n}_norm.weight"), order) for n in "qk")
         return PackedLayer(
             attn_gain=self.get(f"{prefix}input_layernorm.weight"),
-            qkv=self.linear(qkv, [f"{prefix}self_attn.{name}_proj" for name in "qkv"]),
-            o=self.linear(Epilogue("residual", has_bias=attn_bias), [f"{prefix}self_attn.o_proj"]),
+            qkv=self.linear(qkv, [f"{prefix}self_attn.{name}_proj" for name in "qkv"], order),
+            o=self.linear(Epilogue("residual", has_bias=o_bias), [f"{prefix}self_attn.o_proj"]),
             mlp_gain=self.get(f"{prefix}post_attention_layernorm.weight"),
             gate_up=self.linear(
                 Epilogue("swiglu", quads=quads, has_bias=mlp_bias), [f"{prefix}mlp.{n}_proj" for n in ("gate", "up")]
             ),
             down=self.linear(Epilogue("residual", has_bias=mlp_bias), [f"{prefix}mlp.down_proj"]),
+            q_gain=q_gain,
+            k_gain=k_gain,
         )
 
     def head(self, weight: Tensor, *, may_share: bool) -> PackedLinear:
@@ -204,8 +217,8 @@ class Packer:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _stack(self, names: Sequence[str]) -> Tensor:
-        tensors = [self.get(name) for name in names]
+    def _stack(self, names: Sequence[str], order: Tensor | None = None) -> Tensor:
+        tensors = [in_order(self.get(name), None if ".v_proj." in name else order) for name in names]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
 
 
@@ -222,7 +235,7 @@ def pack_target(
     """A target from named tensors, merged and, if `packs`, packed layer by layer on `device`."""
     packer = Packer(source, dtype, device, block, packs=packs)
     embedding = packer.get(EMBEDDING)
-    bias = (geometry.attention_bias, geometry.mlp_bias)
+    bias = biased_maps(geometry)
     layers = tuple(
         packer.layer(f"model.layers.{i}.", geometry.block, normed=True, bias=bias) for i in range(geometry.n_layers)
     )
@@ -254,26 +267,6 @@ def pack_draft(
         shares_embedding=not geometry.has_embedding,
         shares_head=not geometry.has_head,
     )
-
-
-def pack_checkpoints(
-    target: TargetCheckpoint, draft: DraftCheckpoint | None, *, device: torch.device, block: int, packs: bool = True
-) -> tuple[PackedTarget, PackedDraft | None]:
-    """Both models of loaded checkpoints; every raw tensor is dropped from its checkpoint once it has been read."""
-    if target.geometry.tie_word_embeddings:
-        target.weights.pop(HEAD, None)  # a second name of the embedding, which nobody asks for
-    packed = pack_target(
-        target.geometry,
-        target.weights.pop,
-        dtype=target.dtype,
-        device=device,
-        block=block,
-        taps=draft.geometry.taps if draft else (),
-        packs=packs,
-    )
-    if draft is None:
-        return packed, None
-    return packed, pack_draft(draft.geometry, draft.weights.pop, draft.draft_to_target, packed, block=block)
 
 
 def _padded_map(draft_to_target: Tensor | None, rows: int) -> Tensor | None:

@@ -21,8 +21,12 @@ MOST_DRAFTS = 7
 MIN_ROUNDS = 11  # of each side, from which `lab.rows.verdict` says anything certain
 DIAL_DEPTH = 3  # the depth at which a dial's acceptance length is meant, so that all depths share one dial
 
-GeometryName = Literal["llama-3.1-8b", "llama-3.1-70b", "shipped", "nano"]
-PlantedGeometryName = Literal["llama-3.1-8b", "llama-3.1-70b", "nano"]
+GeometryName = Literal[
+    "llama-3.1-8b", "llama-3.1-70b", "llama-3.2-1b", "llama-3.2-3b", "qwen3-8b", "qwen3-4b", "shipped", "nano"
+]
+PlantedGeometryName = Literal[
+    "llama-3.1-8b", "llama-3.1-70b", "llama-3.2-1b", "llama-3.2-3b", "qwen3-8b", "qwen3-4b", "nano"
+]
 PairName = Literal["planted", "shipped"]
 PeerName = Literal["plain-torch", "hf-static"]
 DtypeName = Literal["float32", "bfloat16", "float16"]

@@ -1,80 +1,89 @@
-"""Prompt files: plain texts, chats, MT-bench questions, ShareGPT conversations, checked without a tokenizer.
+"""Prompt files: plain texts, chats and prompt sets as they are published, checked without a tokenizer.
 
-One JSON object a line (or one JSON array of objects, as ShareGPT is published). What an object is, its keys say:
+JSON lines, one JSON array, either of them gzipped, or Parquet where pyarrow is installed. What an entry is, its keys
+say:
 
-    {"text": "..."} or {"prompt": "..."}                    tokenised as it is
-    {"messages": [{"role": "user", "content": "..."}]}      through the tokenizer's chat template
-    {"turns": ["...", "..."], "question_id": 81}            MT-bench: the first turn, as a user message
-    {"conversations": [{"from": "human", "value": "..."}]}  ShareGPT: the first human turn, as a user message
+    text or prompt                    tokenised as it is (HumanEval); beside `code` a question (MBPP)
+    messages                          a chat, up to the last user message (UltraChat)
+    turns                             MT-bench, Spec-Bench, SPEED-Bench: the first, then `later` ones
+    conversations or conversation     ShareGPT, SpecForge, WildChat, LMSYS-Chat: the first question
+    question, problem                 GSM8K, MATH-500: a question
+    instruction (and input)           Alpaca, AlpacaEval: a question
+    article                           CNN/DailyMail: "Summarize: " and the article
 
-Later turns of a conversation would need the model's own answers to the earlier ones, so they are not used; messages
-after the last user message (a recorded answer) are dropped. `category` and `id` are optional everywhere.
+A later turn of MT-bench follows the model's own answer to the turns before (`prompts.next_turn`). `category` and `id`
+are optional everywhere.
 """
 
 from __future__ import annotations
 
+import gzip
+import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from lab.errors import ExperimentError
+from lab.pairs.prompt_forms import NO_CATEGORY, Message, Skipped, Written, read_entry, refused_prompt
 from lab.rows.stored.files import decoded
-from lab.rows.values import shortened
 
-NO_CATEGORY = "uncategorised"
-FORMS = ("text", "prompt", "messages", "turns", "conversations")
-# Far beyond any prompt; what is larger is a mistake, or meant to fill the memory.
-MOST_BYTES, MOST_LETTERS, MOST_ID_LETTERS = 256 << 20, 8 << 20, 200
-Message = dict[str, str]
+__all__ = ["NO_CATEGORY", "Message", "PromptFile", "Written", "read_prompt_file", "refused_prompt"]
+
+# Far beyond any prompt set that is read whole; what is larger is a mistake, or meant to fill the memory.
+MOST_BYTES, MOST_LETTERS = 256 << 20, 8 << 20
+_PARQUET_ROWS = 256  # made into Python's objects at once
 
 
 @dataclass(frozen=True)
-class Written:
-    """One prompt as its file has it.
+class PromptFile:
+    """The prompts of a file, in its order.
 
     Attributes:
-        place: file and line, for refusals.
-        content: a text, or the messages of a chat up to the last of the user.
-        category: for reports by category. id: the file's own, else the line number.
+        skipped: by reason, the recorded conversations among them that hold no question.
     """
 
-    place: str
-    content: str | list[Message]
-    category: str
-    id: str
+    prompts: tuple[Written, ...]
+    skipped: dict[str, int]
+
+    @property
+    def skipped_words(self) -> str:
+        """What was skipped, for people; empty if nothing was."""
+        reasons = ", ".join(f"{n} with {why}" for why, n in sorted(self.skipped.items()))
+        return f"{sum(self.skipped.values())} entries skipped: {reasons}" if self.skipped else ""
 
 
-def read_prompt_file(path: Path, *, limit: int | None = None) -> list[Written]:
-    """The prompts of a file, in its order.
+def read_prompt_file(path: Path, *, limit: int | None = None) -> PromptFile:
+    """The prompts of a file.
 
     Args:
         limit: read at most so many; None reads all.
 
     Raises:
-        ExperimentError: no such file, no prompt in it, or a line that is no prompt, with its number.
+        ExperimentError: no such file, no prompt in it, or an entry that is no prompt, with its number.
     """
-    prompts = [_written(entry, place) for place, entry in islice(_entries(path), limit)]
+    prompts: list[Written] = []
+    skipped: Counter[str] = Counter()
+    for place, entry in _entries(path):
+        try:
+            prompts.append(read_entry(entry, place))
+        except Skipped as reason:
+            skipped[str(reason)] += 1
+        if limit is not None and len(prompts) >= limit:
+            break
+    found = PromptFile(tuple(prompts), dict(skipped))
     if not prompts:
-        raise refused_prompt(path.name, "holds no prompt", "add at least one line")
-    return prompts
+        raise refused_prompt(path.name, f"holds no prompt{', ' * bool(skipped)}{found.skipped_words}", "add one")
+    return found
 
 
-def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every object of the file with its place in words."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ExperimentError(
-                f"prompt file {path.name} has {path.stat().st_size} bytes",
-                f"at most {MOST_BYTES}",
-                "give fewer prompts",
-            )
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as reason:
-        raise ExperimentError(
-            f"prompt file {path.name} cannot be read: {reason}", "a UTF-8 file of JSON lines", "check the path"
-        ) from reason
+def _entries(path: Path) -> Iterator[tuple[str, Any]]:
+    """Every entry of the file with its place in words."""
+    if path.suffix == ".parquet":
+        yield from _parquet_rows(path)
+        return
+    text = _read_text(path)
     if text.lstrip().startswith("["):
         listed = _decode(text, path.name)
         yield from ((f"{path.name} item {i}", entry) for i, entry in enumerate(listed, start=1))
@@ -88,67 +97,54 @@ def _entries(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield place, _decode(line, place)
 
 
+def _read_text(path: Path) -> str:
+    """The file's text, unpacked if it is gzipped, without a mark of the byte order."""
+    try:
+        _refuse_large(path, path.stat().st_size)
+        if path.suffix != ".gz":
+            return path.read_text(encoding="utf-8-sig")
+        with gzip.open(path) as file:
+            data = file.read(MOST_BYTES + 1)  # a small file may unpack to any size
+        _refuse_large(path, len(data))
+        return data.decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as reason:
+        raise ExperimentError(
+            f"prompt file {path.name} cannot be read: {reason}", "a UTF-8 file of JSON lines", "check the path"
+        ) from reason
+
+
+def _refuse_large(path: Path, n_bytes: int) -> None:
+    if n_bytes > MOST_BYTES:
+        raise ExperimentError(
+            f"prompt file {path.name} has {n_bytes} bytes", f"at most {MOST_BYTES}", "give fewer prompts"
+        )
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as reason:
+        raise ExperimentError(
+            f"prompt file {path.name} is Parquet, and pyarrow is not installed",
+            "JSON lines, or Parquet where pyarrow is installed",
+            "pip install pyarrow, or write the set as JSON lines",
+        ) from reason
+    try:
+        _refuse_large(path, path.stat().st_size)
+        number = 0
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=_PARQUET_ROWS):
+            for entry in batch.to_pylist():
+                number += 1
+                # A column is there for every row; what is null is absent.
+                yield f"{path.name} row {number}", {key: value for key, value in entry.items() if value is not None}
+    except (OSError, ArrowException) as reason:
+        raise ExperimentError(
+            f"prompt file {path.name} cannot be read: {reason}", "a Parquet file", "check the path"
+        ) from reason
+
+
 def _decode(text: str, place: str) -> Any:
     try:
         return decoded(text)
     except ValueError as reason:
         raise refused_prompt(place, f"is no JSON: {reason}", "correct or remove it") from reason
-
-
-def _written(entry: Any, place: str) -> Written:
-    if not isinstance(entry, dict):
-        raise refused_prompt(place, f"holds a {type(entry).__name__}", "write an object")
-    forms = [form for form in FORMS if form in entry]
-    if len(forms) != 1:
-        others = ", ".join(shortened(key) for key in islice(entry, 8))
-        found = " and ".join(forms) or f"none of them but {others or 'nothing'}"
-        raise refused_prompt(place, f"has {found}", "keep exactly one of these keys")
-    given, read = entry[forms[0]], {"messages": _messages, "turns": _first_turn, "conversations": _first_human}
-    content = read[forms[0]](given, place) if forms[0] in read else _text(given, place, forms[0])
-    category = _text(entry.get("category") or NO_CATEGORY, place, "category")
-    own_id = next((entry[key] for key in ("id", "question_id") if entry.get(key) is not None), place.split()[-1])
-    if not isinstance(own_id, (str, int)) or len(str(own_id)) > MOST_ID_LETTERS:
-        remedy = f"give it a number, or a text of {MOST_ID_LETTERS} letters"
-        raise refused_prompt(place, f"has the id {shortened(own_id)}", remedy)
-    return Written(place, content, category, str(own_id))
-
-
-def _messages(content: Any, place: str) -> list[Message]:
-    """Messages up to the last of the user."""
-    if not isinstance(content, list) or not content:
-        raise refused_prompt(place, f"has messages {shortened(content)}", "write a list of role and content")
-    for message in content:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise refused_prompt(
-                place, f"has the message {shortened(message)}", "give every message a role and a content"
-            )
-        _text(message.get("content"), place, f"content of the {message['role']}")
-    asked = [i for i, message in enumerate(content) if message["role"] == "user"]
-    if not asked:
-        raise refused_prompt(place, "has no message of role 'user'", "add the user's message")
-    return [{"role": m["role"], "content": m["content"]} for m in content[: asked[-1] + 1]]
-
-
-def _first_turn(content: Any, place: str) -> list[Message]:
-    if not isinstance(content, list) or not content:
-        raise refused_prompt(place, f"has turns {shortened(content)}", "write a list of texts")
-    return [{"role": "user", "content": _text(content[0], place, "first turn")}]
-
-
-def _first_human(content: Any, place: str) -> list[Message]:
-    turns = content if isinstance(content, list) else []
-    human = [turn for turn in turns if isinstance(turn, dict) and turn.get("from") in ("human", "user")]
-    if not human:
-        raise refused_prompt(place, "has no conversation turn from 'human'", "remove it, or add the human's turn")
-    return [{"role": "user", "content": _text(human[0].get("value"), place, "first human turn")}]
-
-
-def _text(value: Any, place: str, what: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise refused_prompt(place, f"has {what} {shortened(value)}", "write a non-empty text")
-    return value
-
-
-def refused_prompt(place: str, what: str, remedy: str) -> ExperimentError:
-    """The refusal of a line or a file of prompts."""
-    return ExperimentError(f"{place} {what}", f"objects with one of {', '.join(FORMS)}", remedy)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
@@ -30,32 +31,99 @@ class Prompt:
         text: the text, or the last user message of a chat.
         category: for reports by category.
         id: the file's own, else the line number.
+        chat: the messages it was made of; empty for a text.
+        later: further user turns (MT-bench's second), for `next_turn`.
     """
 
     ids: tuple[int, ...]
     text: str
     category: str = NO_CATEGORY
     id: str = ""
+    chat: tuple[Message, ...] = ()
+    later: tuple[str, ...] = ()
 
 
-def load_prompts(path: str | Path, tokenizer: Any, *, limit: int | None = None) -> list[Prompt]:
-    """Prompts of a file, in its order.
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts of a file. `skipped`: by reason, how many of its entries hold no question; in words `skipped_words`."""
+
+    prompts: list[Prompt]
+    skipped: dict[str, int]
+    skipped_words: str
+
+
+def load_prompts(
+    path: str | Path, tokenizer: Any, *, limit: int | None = None, chat_template: str = ""
+) -> list[Prompt]:
+    """The prompts of `load_prompt_set`."""
+    return load_prompt_set(path, tokenizer, limit=limit, chat_template=chat_template).prompts
+
+
+def load_prompt_set(
+    path: str | Path, tokenizer: Any, *, limit: int | None = None, chat_template: str = ""
+) -> PromptSet:
+    """Prompts of a file, in its order, and what was skipped.
 
     Args:
-        path: JSON lines, or one JSON array.
+        path: as `prompt_file` describes it.
         tokenizer: a Hugging Face tokenizer of the target.
         limit: read at most so many; None reads all.
+        chat_template: Jinja, or a file of it, for a tokenizer that has none (Vicuna's, base models').
 
     Raises:
-        ExperimentError: no such file, no prompt in it, or a line that is no prompt, with its number.
+        ExperimentError: no such file, no prompt in it, or an entry that is no prompt, with its number; a template
+            beside the tokenizer's own.
     """
+    found, chats = read_prompt_file(Path(path), limit=limit), _writer(tokenizer, chat_template)
+    return PromptSet([_prompt(written, chats) for written in found.prompts], found.skipped, found.skipped_words)
+
+
+def next_turn(prompt: Prompt, answer: str, tokenizer: Any, *, chat_template: str = "") -> Prompt:
+    """The next turn of a prompt that has `later` ones, after the model's own answer to it.
+
+    Raises:
+        ExperimentError: there is no later turn, or the template refuses the chat.
+    """
+    if not prompt.later:
+        raise refused_prompt(f"prompt {prompt.id}", "has no further turn", "ask for turns of MT-bench's form")
+    question, *later = prompt.later
+    chat = [*prompt.chat, {"role": "assistant", "content": answer}, {"role": "user", "content": question}]
+    written = Written(f"prompt {prompt.id}", chat, prompt.category, prompt.id, tuple(later))
+    return _prompt(written, _writer(tokenizer, chat_template))
+
+
+def _writer(tokenizer: Any, chat_template: str) -> ChatWriter:
+    """What writes chats out, with a template for a tokenizer that has none."""
     from eagle3core.chat import ChatWriter
 
-    chats = ChatWriter(tokenizer)
-    return [_prompt(written, chats) for written in read_prompt_file(Path(path), limit=limit)]
+    if not chat_template:
+        return ChatWriter(tokenizer)
+    if getattr(tokenizer, "chat_template", None) not in (None, chat_template):
+        raise ExperimentError(
+            "chat_template is given, and the tokenizer has one of its own",
+            "a template for a tokenizer that has none",
+            "leave it out, or remove the tokenizer's",
+        )
+    named = copy(tokenizer)
+    named.chat_template = _template_text(chat_template)
+    return ChatWriter(named)
 
 
-def prompts_for(target: str | Path, file: str = "", *, limit: int, max_tokens: int) -> tuple[list[Prompt], str]:
+def _template_text(given: str) -> str:
+    """A template as it is, or the text of the file that is named."""
+    if "{" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as reason:
+        raise ExperimentError(
+            f"chat_template {given!r} cannot be read: {reason}", "a Jinja template, or a file of one", "check the path"
+        ) from reason
+
+
+def prompts_for(
+    target: str | Path, file: str = "", *, limit: int, max_tokens: int, chat_template: str = ""
+) -> tuple[list[Prompt], str]:
     """Prompts for a notebook, and in words where they come from.
 
     A prompt longer than `max_tokens` keeps its last tokens, so that a chat still ends where the assistant begins. A
@@ -65,9 +133,10 @@ def prompts_for(target: str | Path, file: str = "", *, limit: int, max_tokens: i
         target: directory whose tokenizer is used.
         file: as `load_prompts` reads it; empty takes the held-out prompts of the shipped pair.
         limit, max_tokens: at most so many, and so long.
+        chat_template: as for `load_prompt_set`.
 
     Raises:
-        ExperimentError: as `load_prompts`, or limits below 1 prompt and 2 tokens.
+        ExperimentError: as `load_prompt_set`, or limits below 1 prompt and 2 tokens.
     """
     from lab.pairs import random_ids  # brings torch, which reading a file does not need
 
@@ -79,12 +148,16 @@ def prompts_for(target: str | Path, file: str = "", *, limit: int, max_tokens: i
     from eagle3core.pipeline import load_tokenizer
 
     path = Path(file) if file else _shipped_file()
-    loaded = load_prompts(path, load_tokenizer(target), limit=limit)
+    read = load_prompt_set(path, load_tokenizer(target), limit=limit, chat_template=chat_template)
+    loaded = read.prompts
     n_cut = sum(len(prompt.ids) > max_tokens for prompt in loaded)
     prompts = [replace(prompt, ids=prompt.ids[-max_tokens:]) for prompt in loaded]
     lengths = [len(prompt.ids) for prompt in prompts]
     cut = f", {n_cut} cut to their last {max_tokens}" if n_cut else ""
-    return prompts, f"{len(prompts)} prompts of {path.name}, {min(lengths)} to {max(lengths)} tokens{cut}"
+    skipped = f"; {read.skipped_words}" if read.skipped_words else ""
+    first = ", first turns alone" if any(prompt.later for prompt in prompts) else ""
+    words = f"{len(prompts)} prompts of {path.name}{first}, {min(lengths)} to {max(lengths)} tokens{cut}{skipped}"
+    return prompts, words
 
 
 def joined_prompts(target: str | Path, n_prompts: int, n_tokens: int) -> list[list[int]]:
@@ -174,7 +247,8 @@ def _prompt(written: Written, chats: ChatWriter) -> Prompt:
         text, ids = written.content[-1]["content"], _templated(written.content, written.place, chats)
     if not ids:
         raise refused_prompt(written.place, "gives no token", "write some text")
-    return Prompt(tuple(ids), text, written.category, written.id)
+    chat = () if isinstance(written.content, str) else tuple(written.content)
+    return Prompt(tuple(ids), text, written.category, written.id, chat, written.later)
 
 
 def _templated(chat: Sequence[Message], place: str, chats: ChatWriter) -> list[int]:
@@ -184,7 +258,7 @@ def _templated(chat: Sequence[Message], place: str, chats: ChatWriter) -> list[i
     if not chats.has_template:
         what, remedy = (
             "is a chat, and the tokenizer has no chat template",
-            "give plain texts, or add a chat template to it",
+            "give plain texts, or a chat_template",
         )
         raise refused_prompt(place, what, remedy)
     try:

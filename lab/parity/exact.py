@@ -1,8 +1,8 @@
-"""Hugging Face's Llama modules with no hidden fp32: what the truth of an fp32 or fp64 run is computed with.
+"""Hugging Face's modules with no hidden fp32: what the truth of an fp32 or fp64 run is computed with.
 
-`LlamaRMSNorm`, `LlamaRotaryEmbedding` and the eager softmax work in fp32 whatever the weights are, so an fp64 model of
-theirs is an fp32 model in those three places. The replacements here compute in the dtype of their input and change
-nothing else.
+`LlamaRMSNorm`, `LlamaRotaryEmbedding`, their equals of Mistral and Qwen, and the eager softmax work in fp32 whatever
+the weights are, so an fp64 model of theirs is an fp32 model in those three places. The replacements here compute in the
+dtype of their input and change nothing else.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, repeat_kv
+from transformers.models.mistral.modeling_mistral import MistralRMSNorm, MistralRotaryEmbedding
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, Qwen2RotaryEmbedding
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 EXACT_ATTENTION = "eagle3lab_exact"
+_NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
+_ROTATIONS = (LlamaRotaryEmbedding, MistralRotaryEmbedding, Qwen2RotaryEmbedding, Qwen3RotaryEmbedding)
 
 
 class ExactRmsNorm(nn.Module):
@@ -68,9 +73,9 @@ def make_exact(model: nn.Module, config: Any) -> None:
     config._attn_implementation = EXACT_ATTENTION
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if isinstance(child, LlamaRMSNorm):
+            if isinstance(child, _NORMS):
                 setattr(parent, name, ExactRmsNorm(child))
-            elif isinstance(child, LlamaRotaryEmbedding):
+            elif isinstance(child, _ROTATIONS):
                 setattr(parent, name, ExactRotary(child))
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging as transformers_logging
 
 from lab.parity.exact import additive_mask, make_exact
@@ -29,10 +28,10 @@ def _no_progress_bar() -> Iterator[None]:
 
 
 class TargetReference:
-    """`LlamaForCausalLM` with a hook on every stage boundary.
+    """Hugging Face's model of a checkpoint, with a hook on every stage boundary.
 
     Args:
-        directory: Hugging Face checkpoint of a Llama.
+        directory: checkpoint of a family that the engine takes, whose model is built as Llama's is.
         dtype: the dtype under test; weights are rounded to it first.
         compute_dtype: the dtype to compute in. Wider than `dtype` for the truth, so that the rounding of the weights
             is no part of the error.
@@ -50,10 +49,10 @@ class TargetReference:
         attention: str = "eager",
     ) -> None:
         with _no_progress_bar():
-            model = LlamaForCausalLM.from_pretrained(str(directory), dtype=dtype, attn_implementation=attention)
+            model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, attn_implementation=attention)
         self.model = model.to(device=device, dtype=compute_dtype).eval().requires_grad_(False)
         # A cast of the whole model also casts the frequencies; they are fp32 constants, so make them anew.
-        self.model.model.rotary_emb = LlamaRotaryEmbedding(config=model.config).to(device)
+        self.model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config).to(device)
         if compute_dtype == torch.float64:
             make_exact(self.model, self.model.config)
         self.dtype, self.device, self.attention = compute_dtype, device, attention

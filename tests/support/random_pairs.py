@@ -53,6 +53,8 @@ def write_random_pair(
     bin: bool = False,
     eos: int | list[int] = 2,
     max_position: int = 2048,
+    family: str = "llama",
+    **keys: Any,
 ) -> tuple[Path, Path]:
     """Directories of a new target and draft under `directory`.
 
@@ -70,6 +72,7 @@ def write_random_pair(
         dtype: of the files.
         seed: of the weights.
         bin: store the draft as pytorch_model.bin.
+        family: the target's `model_type`: "llama", "mistral", "qwen2" or "qwen3". keys: further ones of its config.
     """
     target_dir, draft_dir = Path(directory) / "target", Path(directory) / "draft"
     random = torch.Generator().manual_seed(seed)
@@ -93,13 +96,15 @@ def write_random_pair(
         "eos_token_id": eos,
         "torch_dtype": str(dtype).removeprefix("torch."),
         **_rope_keys(rope or {"rope_theta": 10000.0}),
+        **(family_keys(family) | keys),
     }
     _write(target_dir, config, dict(_target_weights(config, random)), dtype, bin=False)
     width = draft_hidden or hidden
     rows = draft_vocab or vocab
     n_taps = len(tuple(taps)) if taps is not None else 3
     draft_config = {
-        **{key: config[key] for key in ("model_type", "vocab_size", "hidden_act", "rms_norm_eps", "torch_dtype")},
+        **{key: config[key] for key in ("vocab_size", "hidden_act", "rms_norm_eps", "torch_dtype")},
+        "model_type": "llama",
         "architectures": ["LlamaForCausalLMEagle3"],
         "hidden_size": width,
         "intermediate_size": 2 * width,
@@ -126,6 +131,14 @@ def write_random_pair(
     return target_dir, draft_dir
 
 
+def family_keys(family: str) -> dict[str, Any]:
+    """What a target's config has more, or other, than a Llama's."""
+    names = {"mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+    more = {"model_type": family, "architectures": [names.get(family, "LlamaForCausalLM")]}
+    window = {"mistral": {"sliding_window": None}, "llama": {}}
+    return more | window.get(family, {"use_sliding_window": False, "sliding_window": None})
+
+
 def rewrite_config(directory: Path, **changes: Any) -> None:
     """Change keys of a written config.json; None removes a key."""
     path = directory / "config.json"
@@ -139,8 +152,13 @@ def _target_weights(config: dict[str, Any], random: torch.Generator) -> Named:
     for i in range(config["num_hidden_layers"]):
         for name, tensor in _layer(config, hidden, random):
             yield f"model.layers.{i}.{name}.weight", tensor
-            if tensor.dim() == 2 and config["attention_bias"]:
+            is_qkv = name.endswith(("q_proj", "k_proj", "v_proj"))
+            has_bias = config["attention_bias" if name.startswith("self_attn") else "mlp_bias"]
+            if tensor.dim() == 2 and (has_bias or (is_qkv and config["model_type"] == "qwen2")):
                 yield f"model.layers.{i}.{name}.bias", 0.1 * torch.randn(len(tensor), generator=random)
+        if config["model_type"] == "qwen3":
+            for name in ("q_norm", "k_norm"):
+                yield f"model.layers.{i}.self_attn.{name}.weight", 2.0 * _norm(config["head_dim"], random)
     yield "model.norm.weight", _norm(hidden, random)
     if not config["tie_word_embeddings"]:
         yield "lm_head.weight", 3.0 * _matrix(vocab, hidden, random)

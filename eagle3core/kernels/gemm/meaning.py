@@ -11,6 +11,7 @@ from torch import Tensor
 from eagle3core.kernels.card import DTYPES, Op
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.launcher import gemm, unpack_weight
+from eagle3core.kernels.gemm.pack import OrderedRows
 from eagle3core.kernels.gemm.reference import EPS
 from eagle3core.kernels.layer.embedding import PARTIAL, partial_squares_reference
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
@@ -29,11 +30,12 @@ def gemm_meaning(
     q_heads: int = 0,
     kv_heads: int = 0,
     eps: float = EPS,
+    ordered: OrderedRows | None = None,
     operands: Mapping[str, Tensor],
 ) -> None:
     """What `gemm` computes, for any widths and dtype: sums and epilogue in fp64 (fp32 for fp32).
 
-    Args as `gemm`; `scratch` is not read.
+    Args as `gemm`; `scratch` and `ordered` are not read.
     """
     weight = unpack_weight(w, epilogue, k) if packed else w
     # Sums of 16-bit rows are made in fp64: rounded once, they are the same bits at any number of rows, as the kernels'.

@@ -84,6 +84,9 @@ def _logits(weights: Mapping[str, Tensor], geometry: TargetGeometry, tokens: Ten
     for layer in (f"model.layers.{i}." for i in range(geometry.n_layers)):
         x = rms_norm_reference(h, weights[f"{layer}input_layernorm.weight"], block.rms_norm_eps)
         q, k, v = (heads(f"{layer}self_attn.{name}_proj", x) for name in "qkv")
+        if block.has_qk_norm:
+            gains = (weights[f"{layer}self_attn.{name}_norm.weight"] for name in "qk")
+            q, k = (rms_norm_reference(t, gain, block.rms_norm_eps) for t, gain in zip((q, k), gains, strict=True))
         q, k, v = (t.transpose(1, 2) for t in (rope_reference(q, cos, sin), rope_reference(k, cos, sin), v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         h = h + project(f"{layer}self_attn.o_proj", mixed.transpose(1, 2).flatten(2)[0])

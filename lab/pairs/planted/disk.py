@@ -54,6 +54,7 @@ def target_config(pair: PlantedPair) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         **_block_config(target.block, pair),
+        **({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]} if target.block.has_qk_norm else {}),
         "vocab_size": target.vocab_size,
         "num_hidden_layers": target.n_layers,
         "max_position_embeddings": target.max_position_embeddings,
@@ -105,6 +106,9 @@ def rope_config(rope: RopeGeometry) -> dict[str, Any]:
     if rope.kind == "yarn":
         scaling |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow, "truncate": rope.truncate}
         scaling |= {} if rope.attention_factor is None else {"attention_factor": rope.attention_factor}
-    if rope.kind in ("llama3", "yarn"):
+    if rope.kind == "longrope":
+        scaling |= {"short_factor": list(rope.short_factors), "long_factor": list(rope.long_factors)}
+        scaling |= {} if rope.attention_factor is None else {"attention_factor": rope.attention_factor}
+    if rope.kind in ("llama3", "longrope", "yarn"):
         scaling["original_max_position_embeddings"] = rope.original_max_position
     return {"rope_theta": rope.theta, "rope_scaling": scaling}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from eagle3core.geometry import BlockGeometry, DraftGeometry, RopeGeometry, TargetGeometry
 from lab.errors import ExperimentError
@@ -125,16 +126,23 @@ def _geometry(
     draft_ffn: int | None = None,
     max_position: int = 131072,
     rope: RopeGeometry | None = None,
+    eps: float = 1e-5,
+    qk_norm: bool = False,
 ) -> PlantedGeometry:
     """A target and a head of one layer as wide as the target's."""
     rope = rope or RopeGeometry()
-    block = BlockGeometry(hidden, ffn, heads, kv_heads, head_dim, 1e-5, rope)
-    own = BlockGeometry(hidden, draft_ffn or ffn, heads, kv_heads, head_dim, 1e-5, RopeGeometry(rope.theta))
+    block = BlockGeometry(hidden, ffn, heads, kv_heads, head_dim, eps, rope, qk_norm)
+    own = BlockGeometry(hidden, draft_ffn or ffn, heads, kv_heads, head_dim, eps, RopeGeometry(rope.theta))
     target = TargetGeometry(block, layers, vocab, max_position)
     return PlantedGeometry(name, target, DraftGeometry(own, hidden, vocab, draft_vocab, taps, False, True))
 
 
 _LLAMA_31 = RopeGeometry(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
+_LLAMA_32 = RopeGeometry(500000.0, "llama3", 32.0, 1.0, 4.0, 8192)
+_QWEN3: dict[str, Any] = {
+    "kv_heads": 8, "head_dim": 128, "vocab": 151936, "draft_vocab": 32000, "max_position": 40960, "eps": 1e-6,
+    "rope": RopeGeometry(1e6), "qk_norm": True,
+}  # fmt: skip
 
 GEOMETRIES = {
     geometry.name: geometry
@@ -147,6 +155,17 @@ GEOMETRIES = {
             "llama-3.1-70b", hidden=8192, layers=80, heads=64, kv_heads=8, head_dim=128, ffn=28672, vocab=128256,
             draft_vocab=32000, taps=(2, 40, 77), rope=_LLAMA_31,
         ),
+        # But for their tied tables, as below: a step reads as many bytes either way.
+        _geometry(
+            "llama-3.2-1b", hidden=2048, layers=16, heads=32, kv_heads=8, head_dim=64, ffn=8192, vocab=128256,
+            draft_vocab=32000, taps=(2, 8, 13), rope=_LLAMA_32,
+        ),
+        _geometry(
+            "llama-3.2-3b", hidden=3072, layers=28, heads=24, kv_heads=8, head_dim=128, ffn=8192, vocab=128256,
+            draft_vocab=32000, taps=(2, 14, 25), rope=_LLAMA_32,
+        ),
+        _geometry("qwen3-8b", hidden=4096, layers=36, heads=32, ffn=12288, taps=(2, 18, 33), **_QWEN3),
+        _geometry("qwen3-4b", hidden=2560, layers=36, heads=32, ffn=9728, taps=(2, 18, 33), **_QWEN3),
         # The shapes of the pair in lab/pairs/shipped, but for its tied table: a tied one has no room for a map.
         _geometry(
             "shipped", hidden=256, layers=8, heads=4, kv_heads=2, head_dim=64, ffn=640, draft_ffn=768, vocab=4096,

@@ -64,8 +64,8 @@ def test_the_yarn_attention_factor_equals_the_one_of_transformers() -> None:
     ("values", "shown"),
     [
         ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 5e5}}, "rope_theta differs within one file"),
-        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type is 'dynamic'"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type is 'longrope'"),
+        ({"rope_scaling": {"rope_type": "axial", "factor": 2.0}}, "rope_type is 'axial'"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "short_factor is missing"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": None}}, "low_freq_factor is None"),
         ({"rope_scaling": 3}, "rope_scaling is 3"),

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from eagle3core.checkpoint import load_target
 from eagle3core.errors import CheckpointError
-from eagle3core.weights.packed import pack_checkpoints
+from eagle3core.weights.checkpoints import pack_checkpoints
 
 pytestmark = pytest.mark.reference
 
@@ -156,13 +156,14 @@ def test_an_unreadable_config_is_named(target_dir: Path) -> None:
         ({"vocab_size": -1}, "vocab_size is -1"),
         ({"rms_norm_eps": True}, "rms_norm_eps is True"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
-        ({"model_type": "qwen3"}, "model_type is 'qwen3'"),
+        ({"model_type": "gemma3"}, "model_type is 'gemma3'"),
+        ({"model_type": ["llama"]}, "model_type is ['llama']"),
         ({"model_type": None}, "model_type is missing"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3"),
         ({"head_dim": 15}, "head_dim is 15"),
         ({"head_dim": None, "num_attention_heads": 6, "num_key_value_heads": 6}, "hidden_size is 64"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is 'present'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is 'a method without a name, 4 bits'"),
         ({"eos_token_id": "end"}, "eos_token_id is 'end'"),
         ({"eos_token_id": [2, 2**31]}, "eos_token_id is [2, 2147483648]"),
     ],

@@ -39,6 +39,11 @@ def test_programs_that_read_prompts_in_wide_chunks_are_built() -> None:
     assert scratch[0].nbytes > 80 << 20
 
 
+@pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3.2-3b", "qwen3-8b", "qwen3-4b"])
+def test_the_named_geometries_run_on_the_kernels(name: str) -> None:
+    assert reason(find_geometry(name)) is None
+
+
 def test_a_vocabulary_beyond_the_kernels_is_refused_with_its_size() -> None:
     assert reason(with_vocabulary(262144)) is None
     assert reason(with_vocabulary(262145)) == "a vocabulary has 262145 tokens, the kernels choose among 262144"

@@ -218,6 +218,12 @@ def test_published_geometries_have_the_published_number_of_parameters() -> None:
 
     assert count("llama-3.1-8b") == pytest.approx(8.030, abs=0.001)
     assert count("llama-3.1-70b") == pytest.approx(70.554, abs=0.001)
+    assert count("qwen3-8b") == pytest.approx(8.191, abs=0.001)
+    # Their tables are tied where they are published: 1.236, 3.213 and 4.022 thousand million with one table.
+    for name, published in (("llama-3.2-1b", 1.236), ("llama-3.2-3b", 3.213), ("qwen3-4b", 4.022)):
+        target = GEOMETRIES[name].target
+        tied = count(name) - target.vocab_size * target.block.hidden_size / 1e9
+        assert tied == pytest.approx(published, abs=0.001)
 
 
 def test_a_written_pair_decodes_alike_and_hugging_face_agrees(tmp_path: Path) -> None:

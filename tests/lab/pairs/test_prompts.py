@@ -62,7 +62,6 @@ def read_back(tokenizer: PreTrainedTokenizerFast, ids: tuple[int, ...]) -> str:
         (
             {
                 "conversations": [
-                    {"from": "gpt", "value": "hello"},
                     {"from": "human", "value": "ask"},
                     {"from": "gpt", "value": "answer"},
                 ]
@@ -110,7 +109,7 @@ def test_the_limit_stops_reading_before_later_lines(tmp_path: Path, tokenizer: P
     [
         ("{", "line 2 is no JSON"),
         ("3", "line 2 holds a int"),
-        ({"question": "why"}, "line 2 has none of them but 'question'"),
+        ({"query": "why"}, "line 2 has none of them but 'query'"),
         ({"text": "a", "prompt": "b"}, "line 2 has text and prompt"),
         ({"text": " "}, "line 2 has text ' '"),
         ({"text": None}, "line 2 has text None"),
@@ -121,7 +120,9 @@ def test_the_limit_stops_reading_before_later_lines(tmp_path: Path, tokenizer: P
         ({"messages": [{"role": "tool", "content": "x"}, {"role": "user", "content": "y"}]}, "unknown role tool"),
         ({"turns": []}, "line 2 has turns []"),
         ({"turns": [4]}, "line 2 has first turn 4"),
-        ({"conversations": [{"from": "gpt", "value": "x"}]}, "line 2 has no conversation turn from 'human'"),
+        ({"turns": ["a", ""]}, "line 2 has turn ''"),
+        ({"problem": 3}, "line 2 has problem 3"),
+        ({"instruction": "a", "question": "b"}, "line 2 has question and instruction"),
         ({"text": "a", "category": 3}, "line 2 has category 3"),
         ({"text": "a", "id": {"deep": 1}}, "line 2 has the id {'deep': 1}"),
         ({"text": "a", "id": "x" * 300}, "line 2 has the id 'xxx"),

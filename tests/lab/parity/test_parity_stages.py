@@ -25,6 +25,7 @@ pytestmark = pytest.mark.reference
 
 Pair = tuple[Path, Path]
 PROMPTS = [[5, 17, 99, 230, 301, 44, 8, 412, 77], [1, 2, 3, 4, 5]]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 1e4}
 GEOMETRIES: dict[str, dict[str, Any]] = {
     "no query groups": {"kv_heads": 4, "draft_kv_heads": 4},
     "four queries a group": {"kv_heads": 1, "draft_kv_heads": 1},
@@ -48,6 +49,10 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
     "linear rope": {"rope": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
     "other bases": {"rope": {"rope_theta": 5e5}, "draft_rope": {"rope_theta": 2e4}},
     "bf16 on disk": {"dtype": torch.bfloat16},
+    "mistral": {"family": "mistral", "head_dim": 32},
+    "qwen2": {"family": "qwen2", "tie": True, "rope": {"rope_theta": 1e6}},
+    "qwen3": {"family": "qwen3", "head_dim": 32, "tie": True, "rope": {"rope_theta": 1e6}},
+    "qwen3 with biases and yarn": {"family": "qwen3", "bias": True, "mlp_bias": False, "rope": YARN},
 }
 
 

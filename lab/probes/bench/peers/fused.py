@@ -26,6 +26,7 @@ class FusedLayer:
         gate_up: `[2 F, E]`.
         down: `[E, F]`.
         input_norm, mlp_norm: `[E]`.
+        q_norm, k_norm: `[D]`, of every head of q and k, or None.
     """
 
     qkv: Tensor
@@ -34,11 +35,15 @@ class FusedLayer:
     down: Tensor
     input_norm: Tensor
     mlp_norm: Tensor
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
 
     def parts(self, block: BlockGeometry) -> dict[str, Tensor]:
         """Views by the layer's names in a checkpoint."""
         q, kv, inner = block.n_heads * block.head_dim, block.n_kv_heads * block.head_dim, block.intermediate_size
+        norms = {"self_attn.q_norm.weight": self.q_norm, "self_attn.k_norm.weight": self.k_norm}
         return {
+            **{name: gain for name, gain in norms.items() if gain is not None},
             "self_attn.q_proj.weight": self.qkv[:q],
             "self_attn.k_proj.weight": self.qkv[q : q + kv],
             "self_attn.v_proj.weight": self.qkv[q + kv :],
@@ -114,4 +119,6 @@ def _layer(weights: Weights, prefix: str) -> FusedLayer:
         down=weights[f"{prefix}mlp.down_proj.weight"],
         input_norm=weights[f"{prefix}input_layernorm.weight"],
         mlp_norm=weights[f"{prefix}post_attention_layernorm.weight"],
+        q_norm=weights.get(f"{prefix}self_attn.q_norm.weight"),
+        k_norm=weights.get(f"{prefix}self_attn.k_norm.weight"),
     )

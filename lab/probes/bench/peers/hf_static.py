@@ -1,4 +1,4 @@
-"""Peer: Hugging Face's LlamaForCausalLM with a StaticCache, compiled with mode="reduce-overhead".
+"""Peer: Hugging Face's Llama or Qwen3 with a StaticCache, compiled with mode="reduce-overhead".
 
 The model's parameters are views into the plain-torch peer's matrices, so both together hold one copy of the weights.
 """
@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM, StaticCache
 
 from eagle3core.geometry import TargetGeometry
 from lab.pairs.planted.disk import rope_config
@@ -98,7 +97,8 @@ class HFStatic:
 def _model(target: FusedTarget, geometry: TargetGeometry) -> Any:
     """The model over the shared weights, nothing copied."""
     block, like = geometry.block, target.table
-    config = LlamaConfig(
+    make_config: Any = Qwen3Config if block.has_qk_norm else LlamaConfig
+    config = make_config(
         vocab_size=geometry.vocab_size,
         hidden_size=block.hidden_size,
         intermediate_size=block.intermediate_size,
@@ -113,8 +113,8 @@ def _model(target: FusedTarget, geometry: TargetGeometry) -> Any:
         **rope_config(block.rope),
     )
     with torch.device("meta"):
-        model = LlamaForCausalLM(config)
+        model: Any = (Qwen3ForCausalLM if block.has_qk_norm else LlamaForCausalLM)(config)
     model.load_state_dict(target.named(block), assign=True)
     # A buffer that no checkpoint holds, so it is still without storage.
-    model.model.rotary_emb = LlamaRotaryEmbedding(config=config).to(like.device)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config=config).to(like.device)
     return model.eval().requires_grad_(False)

@@ -69,6 +69,9 @@ class _Stack:
         block, layer, stop = self.block, self.layers[i], at.start + at.n_rows
         heads = F.linear(x, layer.qkv).view(*x.shape[:2], -1, block.head_dim)
         turned, v = heads[:, :, : -block.n_kv_heads], heads[:, :, -block.n_kv_heads :]
+        if layer.q_norm is not None and layer.k_norm is not None:
+            q, k = turned.tensor_split([block.n_heads], dim=2)
+            turned = torch.cat([self.norm(q, layer.q_norm), self.norm(k, layer.k_norm)], dim=2)
         turned = torch.addcmul(turned * at.cos, turned.roll(block.head_dim // 2, -1), at.sin)
         q, k = turned[:, :, : block.n_heads], turned[:, :, block.n_heads :]
         self.k[i][:, :, at.start : stop] = k.transpose(1, 2)

@@ -96,7 +96,7 @@ def test_a_stage_is_floor_and_kernels_above_it_and_gaps_and_the_row_says_if_the_
 # -- floors
 
 
-@pytest.mark.parametrize("geometry", ["nano", "llama-3.1-8b", "llama-3.1-70b"])
+@pytest.mark.parametrize("geometry", ["nano", "llama-3.1-8b", "llama-3.1-70b", "qwen3-8b"])
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_floors_of_the_stages_sum_to_the_step_as_counted_whole(geometry: str, tied: bool) -> None:
     shapes = GEOMETRIES[geometry]
