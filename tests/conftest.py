@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +44,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imports and lists of tests make next to no garbage, and looking for it takes longer the more there is."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.set_threshold(10_000, 20, 20)  # a test of an engine makes thousands of objects, all freed at once
+        gc.enable()
 
 
 seen: set[Path] = set()  # files of which a test has begun in this process

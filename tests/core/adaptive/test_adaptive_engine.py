@@ -76,7 +76,7 @@ def by_chance(draw: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(1))
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_but(["chain", "dynamic tree", "ngram"], WAYS))
 def test_any_depth_in_any_step_gives_plain_decodings_tokens(pair: Pair, way: str, seed: int) -> None:
     prompts = random_prompts(LENGTHS, seed=seed)
     expected = plain_tokens(pair, prompts, N_NEW)

@@ -79,14 +79,14 @@ def test_any_batch_gives_each_prompts_own_tokens(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"tie": True},
-        {"heads": 4, "kv_heads": 4},
+        pytest.param({"tie": True}, marks=pytest.mark.slow),
+        pytest.param({"heads": 4, "kv_heads": 4}, marks=pytest.mark.slow),
         {"heads": 8, "kv_heads": 1},
         {"draft_hidden": 16, "draft_heads": 2, "draft_kv_heads": 1},
-        {"bias": True},
+        pytest.param({"bias": True}, marks=pytest.mark.slow),
         {"own_head": False},
         {"vocab": 24, "draft_vocab": 5},
-        {"taps": (0, 2), "convention": "input"},
+        pytest.param({"taps": (0, 2), "convention": "input"}, marks=pytest.mark.slow),
         {"rope": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
     ],
     ids=lambda changes: ", ".join(changes),

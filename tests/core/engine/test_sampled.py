@@ -144,6 +144,7 @@ def test_a_temperature_near_zero_and_one_token_left_are_greedy(pair: Pair) -> No
         assert tokens_of(tree_engine(pair).generate(prompts, new_tokens(16, seed=3, **narrow))) == greedy
 
 
+@pytest.mark.slow
 def test_first_tokens_of_many_seeds_are_distributed_as_the_targets_own(pair: Pair) -> None:
     prompt, n = random_prompts([5])[0], 300
     trace = RecordingTrace()

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from device_engines import device_engine, device_runner, write_nano_pair
-from rings import slow_but
 from tiny_engines import Pair, new_tokens, random_prompts, tokens_of
 from torch import Tensor
 
@@ -48,9 +47,8 @@ def test_speculation_gives_the_baselines_tokens_and_the_bits_of_its_logits(pair:
     assert tokens == tokens_of(device_engine(pair, 3, MEANING).generate([prompt], new_tokens(n)))[0]
 
 
-@pytest.mark.parametrize(
-    "rule", slow_but([RejectionAcceptance()], [RejectionAcceptance(), ForcedAcceptance(length=2.5)])
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [RejectionAcceptance(), ForcedAcceptance(length=2.5)])
 def test_rules_of_acceptance_give_the_same_tokens_whether_kernels_run_or_their_meaning(
     pair: Pair, rule: AcceptanceRule
 ) -> None:

@@ -289,6 +289,7 @@ def test_splits_of_a_bundle_give_the_same_bits_whoever_joins_them(tokens):
     assert all(proof.differing(out, outs[0]) == 0 for out in outs[1:])
 
 
+@pytest.mark.slow
 def test_a_stream_longer_than_the_entries_looked_up_at_once_finds_its_blocks():
     case = {**CHAIN, "tokens": 1, "prefix": (2200,), "order": (2, 2), "heads": 1}
     assert faults(case, settings=({"units": 1, "run": 1}, {**PAIRS, "run": 2})) == []

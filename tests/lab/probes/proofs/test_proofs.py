@@ -199,6 +199,7 @@ def test_unknown_parts_and_shares_are_refused(capsys: pytest.CaptureFixture[str]
     assert cli.main(["prove", "quiet", "--build", "cubins", "--share", "0/2"]) == EXIT_USAGE
 
 
+@pytest.mark.slow
 def test_kernels_of_every_part_are_known_without_a_gpu() -> None:
     small = Plans(
         geometry="nano", shipped=IdentityPlan((0, 2), (1, 3), 8, 128), planted=IdentityPlan((1,), (1,), 8, 128),
