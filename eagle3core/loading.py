@@ -96,10 +96,10 @@ def device_sizes(config: EngineConfig, *, drafts: bool, n_blocks: int | None = N
         chunk=config.prefill_chunk,
         span=SPAN if config.prefill_chunk % SPAN == 0 else config.prefill_chunk,
         block=config.block_size,
-        keeps_ranks=config.collect_draft_ranks and drafts,
+        keeps_ranks=config.keeps_ranks and drafts,
         pool=n_blocks,
         acceptance=spec.acceptance if spec else None,
-        n_kept=STEPS_KEPT if spec is not None and spec.adaptive else 0,
+        n_kept=STEPS_KEPT if spec is not None and config.varies_depth else 0,
         draft_window=(spec.draft_window or 0) if spec else 0,
     )
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from lab.ending import ended
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
+from lab.options.acceptance import GoldenOptions, InspectRunOptions
 from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions
 from lab.options.bits import InspectBitsOptions
 from lab.options.exchange import ImportOptions, TapsOptions, UpgradeOptions
@@ -66,6 +67,7 @@ COMMANDS = (
     Command("scenarios", "run the bench over named suites", ScenariosOptions, "probes.bench.suite:run"),
     Command("ab", "compare two commits or settings, measured in turns", AbOptions, "probes.ab.command:run"),
     Command("import", "hold acceptance of vLLM or SGLang against ours", ImportOptions, "acceptance.imported:run"),
+    Command("golden", "keep a run's acceptance lengths for later runs", GoldenOptions, "acceptance.golden.file:run"),
     Command("prove", "prove the GPU engine: bits, parity, memory", ProveOptions, "probes.proofs.command:run"),
     Command("speed", "time every depth and take its step apart", SpeedOptions, "probes.speed.command:run"),
     Command("sweep shapes", "log an engine's matrix products", ShapesOptions, "probes.sweeps.command:log_shapes"),
@@ -80,6 +82,7 @@ COMMANDS = (
     Command("planted", "check a planted pair, or write it to disk", PlantedOptions, "probes.bench.dial:run"),
     Command("train", "train a small (target, draft) pair from scratch", TrainOptions, "training.command:run"),
     Command("inspect tree", "show a draft tree and its buffers", InspectTreeOptions, "acceptance.inspected_tree:run"),
+    Command("inspect run", "show what a run's drafts gave", InspectRunOptions, "acceptance.stored.inspected_run:run"),
     Command("inspect bits", "say where the bits of two runs part", InspectBitsOptions, "probes.bits.command:run"),
     Command("rows upgrade", "carry stored rows over to today's form", UpgradeOptions, "rows.upgrade:run"),
     Command("serve", "answer OpenAI's completions and chats over HTTP", ServeOptions, "serve.command:run"),
