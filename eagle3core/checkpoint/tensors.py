@@ -208,8 +208,9 @@ def require_names(
 
 def _require_finite(tensor: Tensor, dtype: torch.dtype, where: str, remedy: str) -> None:
     """Refuse values that are not finite in `dtype`."""
-    pieces = tensor.reshape(-1).split(_CHECKED)
-    if all(bool(torch.isfinite(piece.to(dtype)).all()) for piece in pieces):
+    flat = tensor.reshape(-1)
+    pieces = (flat[at : at + _CHECKED].to(dtype) for at in range(0, len(flat), _CHECKED))
+    if all(bool(torch.isfinite(piece).all()) for piece in pieces):
         return
     tensor = tensor.to(dtype)
     bad = (~torch.isfinite(tensor)).nonzero()

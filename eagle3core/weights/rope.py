@@ -87,7 +87,7 @@ def in_order(rows: Tensor, order: Tensor | None) -> Tensor:
 
 def _dynamic_base(rope: RopeGeometry, rotated: int, length: int) -> float:
     longest = max(length, rope.original_max_position) / rope.original_max_position
-    return rope.theta * (rope.factor * longest - (rope.factor - 1)) ** (rotated / (rotated - 2))
+    return float(rope.theta * (rope.factor * longest - (rope.factor - 1)) ** (rotated / (rotated - 2)))
 
 
 def _llama3_frequencies(frequencies: Tensor, rope: RopeGeometry) -> Tensor:

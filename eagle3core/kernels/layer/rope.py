@@ -101,7 +101,7 @@ def rope_meaning(
     kv_heads, block = k_blocks.shape[1:3]
     wide = torch.float64 if qkv.dtype in DTYPES else accumulation_dtype(qkv.dtype)
     heads = qkv.view(rows, -1, head_dim)
-    turned = list(heads[:, : q_heads + kv_heads].to(wide).split([q_heads, kv_heads], dim=1))
+    turned = list(heads[:, : q_heads + kv_heads].to(wide).tensor_split([q_heads], dim=1))
     for i, gain in enumerate((q_gain, k_gain)):
         if gain is not None:
             turned[i] = rms_norm_reference(turned[i], gain.to(wide), eps)
@@ -161,8 +161,9 @@ def _outputs(case: Case, inputs: Tensors) -> Tensors:
 
 
 def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors) -> list[Launch]:
-    read = {name: tensor for name, tensor in inputs.items() if name not in ("k_blocks", "v_blocks")}
-    return rope(arch, **read, **outputs)
+    read = (inputs[name] for name in ("qkv", "positions", "slots", "table"))
+    written = (outputs[name] for name in ("q", "k_blocks", "v_blocks"))
+    return rope(arch, *read, *written, q_gain=inputs.get("q_gain"), k_gain=inputs.get("k_gain"))
 
 
 def _reference(case: Case, inputs: Tensors) -> Tensors:
@@ -216,7 +217,7 @@ CARD = Card(
         rope_variant(arch, dtype, head_dim, block, normed)
         for dtype, head_dim, block, normed in (
             ("bf16", 128, 64, False), ("bf16", 64, 64, False), ("bf16", 128, 16, False), ("f16", 128, 64, False),
-            ("bf16", 64, 64, True), ("bf16", 256, 64, True), ("f16", 128, 64, True),
+            ("bf16", 64, 64, True), ("f16", 128, 64, True),
         )
     ],
     cases=(
