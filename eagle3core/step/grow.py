@@ -8,12 +8,13 @@ Source: EAGLE-2, arXiv 2406.16858, section 4; EAGLE-3, arXiv 2503.01840; docs/re
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from eagle3core.geometry import TargetGeometry
 from eagle3core.kernels.card import Call
 from eagle3core.kernels.choice.top_k import TOP_K
-from eagle3core.kernels.layer.take_rows import TAKE_ROWS
 from eagle3core.kernels.slots.open_step import OpenRows
 from eagle3core.kernels.slots.place_rows import PLACE_ROWS
 from eagle3core.kernels.tree.grow_tree import GROW_TREE
@@ -51,9 +52,8 @@ class TreeProposal(Proposal):
             n, earlier = self.batch * k, (level - 1) * k
             rows = Rows(positions, slots, opened.lengths, opened.tables, growth.beam_mask, earlier=earlier)
             hidden = rows_of(self.own.hidden, n, self.own.hidden.shape[1])
-            follow = TAKE_ROWS.call(arch, (above,), growth.beam_rows.view(-1), (hidden,))
-            stages.append(Stage("tree.grow", (follow,), TREE))
             over = self.over(hidden, growth.beam_tokens.view(-1), n, self.own.out)
+            over = replace(over, above=(above, growth.beam_rows.view(-1)))
             # The passes before wrote keys, and this one's rows and mask, that its attention reads early.
             stages += draft_stages(self.emit, over, rows, f"level{level}", first_waits=True)
             head, logits = self.head(*self.normed(over))

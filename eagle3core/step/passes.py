@@ -16,7 +16,7 @@ from eagle3core.kernels.attention.launcher import ATTENTION
 from eagle3core.kernels.card import Call
 from eagle3core.kernels.choice.argmax import ARGMAX_OF_PARTIALS
 from eagle3core.kernels.gemm.meaning import GEMM
-from eagle3core.kernels.layer.draft_input import DRAFT_INPUT
+from eagle3core.kernels.layer.draft_input import DRAFT_INPUT, TakenRows
 from eagle3core.kernels.layer.embedding import EMBEDDING
 from eagle3core.step.buffers import Activations, HeadRows, rows_of
 from eagle3core.step.program import Stage, Tap, after_all
@@ -210,6 +210,7 @@ class DraftPass:
         hidden: `[n, Hd]` fused taps, or the feedback of the level before.
         tokens: `[n]` target ids. x: `[n, 2 Hd]` scratch. out: `[n, Hd]` the layer's output.
         k, v: `[n_blocks, K, block, D]`.
+        above: rows `[m, Hd]` and `[n]` int32 which of them `hidden` is; the pass puts them there. None: it is there.
     """
 
     model: PackedDraft
@@ -220,14 +221,16 @@ class DraftPass:
     out: Tensor
     k: Tensor
     v: Tensor
+    above: tuple[Tensor, Tensor] | None = None
 
 
 def draft_keys(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, first_waits: bool) -> Stage:
     """The draft's attention input, q, and k and v in its cache."""
     model, block = over.model, over.model.geometry.block
+    read, by = (over.hidden, None) if over.above is None else (over.above[0], TakenRows(over.above[1], over.hidden))
     joined = DRAFT_INPUT.call(
-        emit.arch, over.tokens, model.embedding, over.hidden, model.layer.attn_gain, model.hidden_gain, over.x,
-        block.rms_norm_eps,
+        emit.arch, over.tokens, model.embedding, read, model.layer.attn_gain, model.hidden_gain, over.x,
+        block.rms_norm_eps, by,
     )  # fmt: skip
     calls = after_all([joined]) if first_waits else [joined]
     calls += emit.qkv(model.layer, over.x, None, over.act, rows, (over.k, over.v), block)

@@ -70,7 +70,7 @@ def launch_bytes(launch: Launch, cached: float) -> int:
     if kind == "embedding":
         return embedding_cost(*values["h"].shape, maps=constants["maps"], scales=constants["scales"]).bytes
     if kind == "draft_input":
-        return draft_input_cost(len(values["tokens"]), constants["width"]).bytes
+        return draft_input_cost(len(values["tokens"]), constants["width"], takes=constants["takes"]).bytes
     if kind == "take_rows":
         pieces = sum(values[f"pieces{i}"] for i in range(constants["sources"]))
         return take_rows_cost(len(values["index"]), 16 * pieces).bytes
