@@ -37,6 +37,7 @@ class TreeProposal(Proposal):
     def stages(self, shape: GrownTree, tree: TreeTensors) -> list[Stage]:
         """All passes, and the choice."""
         arch, opened, k, growth = self.emit.arch, self.opened, shape.top_k, tree.growth
+        self.powers = tree.powers
         stages, over = self.first_pass()
         take, scaled, sums = self.last_rows(over)
         head, logits = self.head(scaled, sums)
@@ -66,8 +67,8 @@ class TreeProposal(Proposal):
         """Candidates of a level, and the next beam."""
         arch, k, n = self.emit.arch, shape.top_k, len(logits)
         log_probs, ids, lse = (rows_of(t, n, *t.shape[1:]) for t in (tree.log_probs, tree.ids, tree.lse))
-        tops = rows_of(tree.tops, n, *tree.tops.shape[1:])
-        seek = TOP_K.call(arch, logits, log_probs, ids, lse, tops)
+        best, powers = (rows_of(t, n, t.shape[1]) for t in (self.own.head.best, tree.powers))
+        seek = TOP_K.call(arch, logits, best, powers, log_probs, ids, lse)
         scores = log_probs.view(self.batch, -1, k)
         if shape.scores is not None:
             scores = shape.scores[level, : scores.shape[1]].to(logits.device).expand_as(scores).contiguous()

@@ -7,7 +7,7 @@ the draft will read it. Source: docs/requirements.md R-93, R-104..R-109; fusions
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -133,11 +133,15 @@ class Emitter:
             layer.o, mixed, middle, block, residual=residual, gain=layer.mlp_gain, second=scaled, third=sums
         )
 
-    def head(self, m: PackedLinear, scaled: Tensor, sums: Tensor, out: HeadRows, block: BlockGeometry) -> list[Call]:
-        """Logits of `scaled: [n, E]` and their partial maxima."""
-        n = len(scaled)
-        logits, best, column = (rows_of(t, n, t.shape[1]) for t in (out.logits, out.best, out.column))
-        return self.linear(m, scaled, logits, block, sums=sums, second=best, third=column)
+    def head(
+        self, m: PackedLinear, scaled: Tensor, sums: Tensor, out: HeadRows, block: BlockGeometry,
+        powers: Tensor | None = None,
+    ) -> list[Call]:  # fmt: skip
+        """Logits of `scaled: [n, E]` and the best of every 16: with its column, or with the sum of powers."""
+        n, third = len(scaled), out.column if powers is None else powers
+        logits, best, third = (rows_of(t, n, t.shape[1]) for t in (out.logits, out.best, third))
+        m = m if powers is None else replace(m, epilogue=replace(m.epilogue, has_powers=True))
+        return self.linear(m, scaled, logits, block, sums=sums, second=best, third=third)
 
     def choose(self, out: HeadRows, n: int, ids: Tensor, to_target: Tensor | None = None) -> list[Call]:
         """`ids: [n]` target ids of the largest logits."""

@@ -56,6 +56,8 @@ def head_stage(calls: list[Call], logits: Tensor, rows: Tensor, scope: str) -> S
 class Proposal:
     """A head's passes for `batch` sequences, of whatever shape the drafts are."""
 
+    powers: Tensor | None = None  # where the head leaves them, if somebody reads them
+
     def __init__(
         self, emit: Emitter, target: TargetGeometry, draft: PackedDraft, state: DeviceState, opened: OpenRows,
         batch: int,
@@ -118,7 +120,7 @@ class Proposal:
     def head(self, scaled: Tensor, sums: Tensor) -> tuple[list[Call], Tensor]:
         """The head's calls, and its logits `[n, Vd]`."""
         out = self.own.head
-        calls = self.emit.head(self.draft.head, scaled, sums, out, self.draft.geometry.block)
+        calls = self.emit.head(self.draft.head, scaled, sums, out, self.draft.geometry.block, self.powers)
         return calls, rows_of(out.logits, len(scaled), out.logits.shape[1])
 
     def causal(self, tokens: int) -> Tensor:

@@ -170,7 +170,7 @@ DRAFT_INPUT = Op("draft_input", draft_input, draft_input_meaning)
 
 
 def draft_input_cost(rows: int, width: int, *, takes: bool = False) -> Cost:
-    """A table row and a hidden row in and two out a row; both gains once; the token. A row taken: its number, a copy."""
+    """A table row and a hidden row in and two out a row; both gains once; the token. Taken: a number and a copy."""
     taken = rows * (width * 2 + 4) if takes else 0
     return Cost(rows * (width * 2 * 4 + 4) + 2 * width * 2 + taken, 2 * rows * width * 4)
 
@@ -240,10 +240,11 @@ CARD = Card(
         {"rows": 2, "width": 4104, "vocabulary": 5, "dtype": _BF16},
         {"rows": 5, "width": 520, "vocabulary": 3, "dtype": torch.float16},
     ),
-    shapes=tuple(
-        {"rows": rows, "width": width, "vocabulary": 8192, "dtype": _BF16}
-        for width in (4096, 2880) for rows in (1, 4, 40)
-    ) + ({"rows": 10, "width": 4096, "vocabulary": 8192, "dtype": _BF16, "takes": True, "held": 10},),
+    shapes=(
+        *({"rows": rows, "width": width, "vocabulary": 8192, "dtype": _BF16}
+          for width in (4096, 2880) for rows in (1, 4, 40)),
+        {"rows": 10, "width": 4096, "vocabulary": 8192, "dtype": _BF16, "takes": True, "held": 10},
+    ),
     hand_counts=(
         ({"rows": 3, "width": 16, "vocabulary": 9, "dtype": _BF16}, Cost(3 * (4 * 32 + 4) + 64, 384)),
         ({"rows": 3, "width": 16, "vocabulary": 9, "takes": True}, Cost(3 * (5 * 32 + 8) + 64, 384)),
