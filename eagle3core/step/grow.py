@@ -79,7 +79,7 @@ class TreeProposal(Proposal):
         """The nodes of every tree, and what verification needs of them."""
         arch, growth = self.emit.arch, tree.growth
         scored = (growth.scores, growth.tokens, growth.parents)
-        choose = SELECT_TREE.call(arch, *scored, self.opened.roots, tree.ranks, tree.selection)
+        choose = SELECT_TREE.call(arch, *scored, self.opened.roots, self.opened.token_rows, tree.ranks, tree.selection)
         describe = TREE_MASKS.call(arch, tree.selection.parents, self.opened.lengths, tree.masks)
         ranks = self.state.ranks
         kept = [] if ranks is None else [keep_parents(tree.selection.parents, self.state.turn, ranks)]

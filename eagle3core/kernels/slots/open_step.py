@@ -46,8 +46,8 @@ class OpenRows(NamedTuple):
 
     Attributes:
         lengths: `[B]` cached tokens, -1 for a dead row. tables: `[B, M]`. roots: `[B]`.
-        token_rows: `[B, N]` where node t's token will lie, t B + b, or b N + t; -1, no token, for drafts of a plain
-            slot, and for those deeper than its request uses.
+        token_rows: `[B, N]` where node t's token will lie if nobody puts it into rows, t B + b; -1, no token, for
+            drafts of a plain slot, and for those deeper than its request uses.
         positions, slots: `[B, N]` of the nodes. masks: `[B, N, W]`.
         entry_lengths: `[B]` the draft's entries before the pending ones.
         entry_rows, entry_tokens, entry_positions, entry_slots: `[B, P]`; row -1 and slot -1 past the last.
@@ -84,10 +84,10 @@ def new_open_rows(batch: int, nodes: int, pending: int, levels: int, entries: in
 
 
 def open_step_reference(
-    read: OpenSlots, batch: int, levels: int, block: int, *, by_row: bool = False, pending: int | None = None
+    read: OpenSlots, batch: int, levels: int, block: int, *, pending: int | None = None
 ) -> OpenRows:
-    """The rows of a step, in plain torch; `by_row`: a row's tokens will lie side by side. `pending`: entries that are
-    read of each slot; None: all that there is room for."""
+    """The rows of a step, in plain torch; `pending`: entries that are read of each slot; None: all that there is room
+    for."""
     nodes, device = len(read.depths), read.state.device
     pending = read.pending_tokens.shape[1] if pending is None else pending
     slot = read.active[:batch]
@@ -105,7 +105,7 @@ def open_step_reference(
     pending_rows, pending_tokens = read.pending_rows[held, :pending], read.pending_tokens[held, :pending]
     row = torch.arange(batch, device=device)
     first_row = row * pending
-    at = row[:, None] * nodes + node if by_row else node * batch + row[:, None]
+    at = node * batch + row[:, None]
     is_plain, most = read.state[PLAIN, held][:, None] != 0, read.state[MOST_DRAFTS, held][:, None]
     is_left_out = (is_plain & (node > 0)) | (read.depths > most)  # [B, N]
     made = OpenRows(
@@ -131,7 +131,7 @@ def _dead(name: str, value: Tensor, is_dead: Tensor, first_row: Tensor) -> Tenso
     return value.masked_fill(rows, 0 if name in _DEAD_ZERO else -1)
 
 
-def open_step_variant(arch: str, nodes: int, pending: int, levels: int, block: int, *, by_row: bool = False) -> Variant:
+def open_step_variant(arch: str, nodes: int, pending: int, levels: int, block: int) -> Variant:
     """The gather for trees of `nodes`, `pending` draft entries (0: no draft) and `levels` chained passes.
 
     Raises:
@@ -139,11 +139,10 @@ def open_step_variant(arch: str, nodes: int, pending: int, levels: int, block: i
     """
     check_block(block)
     return Variant(
-        name=f"open_step_{nodes}_{pending}_{levels}_{block}{'_by_row' if by_row else ''}",
+        name=f"open_step_{nodes}_{pending}_{levels}_{block}",
         make=make_open_step,
         constants={
-            "nodes": nodes, "pending": pending, "levels": levels, "block": block, "by_row": by_row,
-            "overlap": overlaps(arch),
+            "nodes": nodes, "pending": pending, "levels": levels, "block": block, "overlap": overlaps(arch),
         },
         parameters=parameters(
             "active:in state:in pending_tokens:in pending_rows:in slot_tables:in depths:const mask:const "
@@ -157,7 +156,7 @@ def open_step_variant(arch: str, nodes: int, pending: int, levels: int, block: i
     )  # fmt: skip
 
 
-def open_step(arch: str, read: OpenSlots, out: OpenRows, block: int, *, by_row: bool = False) -> list[Launch]:
+def open_step(arch: str, read: OpenSlots, out: OpenRows, block: int) -> list[Launch]:
     """`out` from `read`; the batch is that of `out.lengths`.
 
     Raises:
@@ -167,7 +166,7 @@ def open_step(arch: str, read: OpenSlots, out: OpenRows, block: int, *, by_row: 
     pending, levels = out.entry_rows.shape[1], len(out.chain_slots)
     inputs = read._asdict()
     return [
-        open_step_variant(arch, nodes, pending, levels, block, by_row=by_row).launch(
+        open_step_variant(arch, nodes, pending, levels, block).launch(
             (sum(step_parts(nodes, pending, levels, entries)), batch),
             **{"slot_tables" if name == "tables" else name: value for name, value in inputs.items()},
             **out._asdict(), n_slots=read.state.shape[1], entries=entries, batch=batch,
@@ -176,10 +175,10 @@ def open_step(arch: str, read: OpenSlots, out: OpenRows, block: int, *, by_row: 
     ]  # fmt: skip
 
 
-def open_step_meaning(read: OpenSlots, out: OpenRows, block: int, *, by_row: bool = False) -> None:
+def open_step_meaning(read: OpenSlots, out: OpenRows, block: int) -> None:
     """What `open_step` computes, in plain torch."""
     pending = out.entry_rows.shape[1]
-    made = open_step_reference(read, len(out.lengths), len(out.chain_slots), block, by_row=by_row, pending=pending)
+    made = open_step_reference(read, len(out.lengths), len(out.chain_slots), block, pending=pending)
     for name, value in made._asdict().items():
         if pending or not name.startswith(("entry", "last", "chain")):
             getattr(out, name).copy_(value)
@@ -229,9 +228,8 @@ def _outputs(case: Case, inputs: Tensors) -> Tensors:
 
 def _reference(case: Case, inputs: Tensors) -> Tensors:
     made = open_step_reference(
-        OpenSlots(**inputs), case["batch"], case["levels"], case["block"], by_row=case.get("by_row", False),
-        pending=case["pending"],
-    )._asdict()  # fmt: skip
+        OpenSlots(**inputs), case["batch"], case["levels"], case["block"], pending=case["pending"]
+    )._asdict()
     is_drafting = case["pending"] > 0
     return {name: t for name, t in made.items() if is_drafting or not name.startswith(("entry", "last", "chain"))}
 
@@ -244,7 +242,7 @@ CARD = Card(
     outputs=_outputs,
     reference=_reference,
     launches=lambda arch, case, inputs, outputs: open_step(
-        arch, OpenSlots(**inputs), OpenRows(**outputs), case["block"], by_row=case.get("by_row", False)
+        arch, OpenSlots(**inputs), OpenRows(**outputs), case["block"]
     ),
     cost=lambda case: open_step_cost(
         case["batch"], case["nodes"], case["pending"], case["levels"], case["entries"]
@@ -252,7 +250,7 @@ CARD = Card(
     variants=lambda arch: [open_step_variant(arch, 4, 4, 2, 64)],
     slow_variants=lambda arch: [
         open_step_variant(arch, 1, 0, 0, 64), open_step_variant(arch, 64, 9, 7, 64),
-        open_step_variant(arch, 60, 9, 0, 64, by_row=True),
+        open_step_variant(arch, 60, 9, 0, 64),
     ],
     cases=(
         {"batch": 4, "slots": 6, "active": 3, "nodes": 5, "pending": 3, "levels": 2, "entries": 3, "block": 4},
@@ -261,8 +259,7 @@ CARD = Card(
          "held": 5},
     ),
     slow_cases=(
-        {"batch": 3, "slots": 4, "active": 2, "nodes": 7, "pending": 4, "levels": 0, "entries": 3, "block": 4,
-         "by_row": True},
+        {"batch": 3, "slots": 4, "active": 2, "nodes": 7, "pending": 4, "levels": 0, "entries": 3, "block": 4},
         {"batch": 3, "slots": 4, "active": 3, "nodes": 67, "pending": 1, "levels": 0, "entries": 3, "block": 64},
         {"batch": 2, "slots": 33, "active": 2, "nodes": 3, "pending": 2, "levels": 70, "entries": 260, "block": 4},
     ),

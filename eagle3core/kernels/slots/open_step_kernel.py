@@ -40,7 +40,7 @@ def make_read_slot(isa: Any) -> Any:
     return isa.inlined(read_slot)
 
 
-def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: int, by_row: bool, overlap: bool) -> Any:
+def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: int, overlap: bool) -> Any:
     """Grid (parts, rows): see `step_parts`."""
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
     words, (of_nodes, of_draft, _) = -(-nodes // 32), step_parts(nodes, pending, levels, 1)
@@ -81,8 +81,6 @@ def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: in
                 table = slot_tables + i64(slot) * entries * 4
                 position, where = i32(length + depth), row_in(look_up(table, i32(length + t), entries), i32(length + t))
             token_row = i32(t * batch + row)
-            if by_row:
-                token_row = i32(row * nodes + t)
             # A plain slot's drafts are not even looked at: what they make of the cache may be what went wrong.
             # Nor are those that its request does not use.
             if slot < 0 or (plain != 0 and t > 0) or depth > most:
