@@ -110,7 +110,7 @@ class StepBuilder:
             parents = torch.tensor(sizes.tree.parents, dtype=torch.int32, device=device).expand(n, -1).contiguous()
             rows = depths.expand(n, -1).contiguous()
             return Nodes(depths, words, self.drafted, parents, rows, opened.positions, opened.masks)
-        tree = _present(self.state.tree).for_batch(n, sizes.tree)
+        tree = _present(self.state.tree).for_batch(n)
         nothing = torch.zeros(sizes.nodes, -(-sizes.nodes // 32), dtype=torch.int32, device=device)
         tokens, parents = tree.selection.tokens, tree.selection.parents
         return Nodes(nothing[:, 0].contiguous(), nothing, tokens, parents, tree.masks.depths, tree.masks.positions,
@@ -167,7 +167,8 @@ class StepBuilder:
             **dict.fromkeys(("token_rows", "positions", "slots"), (batch, sizes.nodes)),
             "masks": (batch, sizes.nodes, words),
             **{f"entry_{name}": (batch, pending) for name in ("rows", "tokens", "positions", "slots")},
-            **{f"chain_{name}": (levels, batch) for name in ("lengths", "positions", "slots")},
+            "chain_lengths": (levels, batch),
+            **{f"chain_{name}": (levels, batch, sizes.beam) for name in ("positions", "slots")},
         }  # fmt: skip
         tensors = {**self.step.opened, "roots": self.step.drafted}
         return OpenRows(**{name: rows_of(tensors[name], *shapes.get(name, (batch,))) for name in OpenRows._fields})

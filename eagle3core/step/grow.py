@@ -16,7 +16,6 @@ from eagle3core.geometry import TargetGeometry
 from eagle3core.kernels.card import Call
 from eagle3core.kernels.choice.top_k import TOP_K
 from eagle3core.kernels.slots.open_step import OpenRows
-from eagle3core.kernels.slots.place_rows import PLACE_ROWS
 from eagle3core.kernels.tree.grow_tree import GROW_TREE
 from eagle3core.kernels.tree.select_tree import SELECT_TREE
 from eagle3core.kernels.tree.tree_masks import TREE_MASKS
@@ -36,20 +35,16 @@ class TreeProposal(Proposal):
 
     def stages(self, shape: GrownTree, tree: TreeTensors) -> list[Stage]:
         """All passes, and the choice."""
-        arch, opened, k, growth = self.emit.arch, self.opened, shape.top_k, tree.growth
+        opened, k, growth = self.opened, shape.top_k, tree.growth
         self.powers = tree.powers
         stages, over = self.first_pass()
         take, scaled, sums = self.last_rows(over)
         head, logits = self.head(scaled, sums)
         stages.append(self.head_stage(take + head, logits, opened.lengths, "extend"))
-        grow = self._grow(shape, tree, logits, 0)
-        if shape.max_depth > 1:
-            beams = (opened.lengths, opened.tables, tree.positions, tree.slots, self.sizes.block)
-            grow.append(PLACE_ROWS.call(arch, *beams))
-        stages.append(Stage("tree.grow", tuple(grow), TREE))
+        stages.append(Stage("tree.grow", tuple(self._grow(shape, tree, logits, 0)), TREE))
         above = rows_of(self.own.feedback, self.batch, self.own.feedback.shape[1])
         for level in range(1, shape.max_depth):
-            positions, slots = tree.positions[level - 1].view(-1), tree.slots[level - 1].view(-1)
+            positions, slots = opened.chain_positions[level - 1].view(-1), opened.chain_slots[level - 1].view(-1)
             n, earlier = self.batch * k, (level - 1) * k
             rows = Rows(positions, slots, opened.lengths, opened.tables, growth.beam_mask, earlier=earlier)
             hidden = rows_of(self.own.hidden, n, self.own.hidden.shape[1])
@@ -94,4 +89,4 @@ def propose_tree(
     assert shape is not None, "a program of a grown tree is made for a state of one"
     assert state.tree is not None, "a state made for a grown tree has its tensors"
     work = TreeProposal(emit, target, draft, state, opened, batch)
-    return work.stages(shape, state.tree.for_batch(batch, shape))
+    return work.stages(shape, state.tree.for_batch(batch))

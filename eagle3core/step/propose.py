@@ -44,7 +44,8 @@ def level_rows(opened: OpenRows, batch: int, level: int) -> Rows:
     """Where a chained pass has its one row a sequence; level 1 is the first."""
     at = level - 1
     lengths, mask = opened.chain_lengths[at], triangle(opened, batch, 1)
-    return Rows(opened.chain_positions[at], opened.chain_slots[at], lengths, opened.tables, mask)
+    positions, slots = opened.chain_positions[at].view(-1), opened.chain_slots[at].view(-1)
+    return Rows(positions, slots, lengths, opened.tables, mask)
 
 
 def head_stage(calls: list[Call], logits: Tensor, rows: Tensor, scope: str) -> Stage:

@@ -26,7 +26,6 @@ class TreeTensors:
         log_probs: f32, and ids: `[S * k, k]` candidates of a beam's nodes. lse: `[S * k]` f32 of their logits.
         powers: `[S * k, V / 16]` f32 what the head leaves of every 16 logits beside the best.
         growth: scored candidates and the beam. ranks: `[S, P]` scratch. selection: the nodes. masks: of the nodes.
-        positions, slots: `[levels - 1, S, k]` of the draft's passes over beams.
     """
 
     log_probs: Tensor
@@ -37,20 +36,16 @@ class TreeTensors:
     ranks: Tensor
     selection: Selection
     masks: TreeMasks
-    positions: Tensor
-    slots: Tensor
 
-    def for_batch(self, batch: int, tree: GrownTree) -> TreeTensors:
+    def for_batch(self, batch: int) -> TreeTensors:
         """The same memory for the first `batch` sequences."""
 
         def first(tensor: Tensor) -> Tensor:
             return rows_of(tensor, batch, *tensor.shape[1:])
 
-        levels, k = tree.max_depth - 1, tree.top_k
         return TreeTensors(
             self.log_probs, self.ids, self.lse, self.powers, Growth(*map(first, self.growth)), first(self.ranks),
             Selection(*map(first, self.selection)), TreeMasks(*map(first, self.masks)),
-            rows_of(self.positions, levels, batch, k), rows_of(self.slots, levels, batch, k),
         )  # fmt: skip
 
 
@@ -70,5 +65,4 @@ def new_tree_tensors(tree: GrownTree, slots: int, vocabulary: int, device: torch
         ranks=integers(slots, pool_size(k, tree.max_depth)),
         selection=Selection(*(integers(slots, nodes) for _ in Selection._fields)),
         masks=new_tree_masks(slots, nodes, tree.max_depth + 1, device),
-        positions=integers(tree.max_depth - 1, slots, k), slots=integers(tree.max_depth - 1, slots, k),
     )  # fmt: skip

@@ -15,7 +15,7 @@ from torch import Tensor
 from eagle3core import Engine
 from eagle3core.kernels import Launch
 from eagle3core.kernels.attention import attention_cost
-from eagle3core.kernels.choice.top_k import top_k_cost
+from eagle3core.kernels.choice import top_k_cost
 from eagle3core.kernels.gemm import gemm_cost
 from eagle3core.kernels.layer import draft_input_cost, embedding_cost, gather_rows_cost, take_rows_cost
 from eagle3core.step import Program
