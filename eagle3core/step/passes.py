@@ -7,7 +7,7 @@ the draft will read it. Source: docs/requirements.md R-93, R-104..R-109; fusions
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +19,7 @@ from eagle3core.kernels.choice.argmax import ARGMAX_OF_PARTIALS
 from eagle3core.kernels.gemm.launcher import ordered_input
 from eagle3core.kernels.gemm.meaning import GEMM
 from eagle3core.kernels.gemm.pack import OrderedRows
-from eagle3core.kernels.layer.draft_input import DRAFT_INPUT
+from eagle3core.kernels.layer.draft_input import DRAFT_INPUT, TakenRows
 from eagle3core.kernels.layer.embedding import EMBEDDING
 from eagle3core.kernels.layer.feature_input import FEATURE_INPUT
 from eagle3core.kernels.layer.rope import ROPE
@@ -161,11 +161,15 @@ class Emitter:
             second=scaled, third=sums,
         )  # fmt: skip
 
-    def head(self, m: PackedLinear, scaled: Tensor, sums: Tensor, out: HeadRows, block: BlockGeometry) -> list[Call]:
-        """Logits of `scaled: [n, E]` and their partial maxima."""
-        n = len(scaled)
-        logits, best, column = (rows_of(t, n, t.shape[1]) for t in (out.logits, out.best, out.column))
-        return self.linear(m, scaled, logits, block, sums=sums, second=best, third=column)
+    def head(
+        self, m: PackedLinear, scaled: Tensor, sums: Tensor, out: HeadRows, block: BlockGeometry,
+        powers: Tensor | None = None,
+    ) -> list[Call]:  # fmt: skip
+        """Logits of `scaled: [n, E]` and the best of every 16: with its column, or with the sum of powers."""
+        n, third = len(scaled), out.column if powers is None else powers
+        logits, best, third = (rows_of(t, n, t.shape[1]) for t in (out.logits, out.best, third))
+        m = m if powers is None else replace(m, epilogue=replace(m.epilogue, has_powers=True))
+        return self.linear(m, scaled, logits, block, sums=sums, second=best, third=third)
 
     def choose(self, out: HeadRows, n: int, ids: Tensor, to_target: Tensor | None = None) -> list[Call]:
         """`ids: [n]` target ids of the largest logits."""
@@ -238,6 +242,7 @@ class DraftPass:
         hidden: `[n, Hd]` fused taps, or the feedback of the level before; of an EAGLE-1 head what its fc gives.
         tokens: `[n]` target ids. x: `[n, 2 Hd]` scratch. out: `[n, Hd]` the layer's output.
         k, v: `[n_blocks, K, block, D]`.
+        above: rows `[m, Hd]` and `[n]` int32 which of them `hidden` is; the pass puts them there. None: it is there.
     """
 
     model: PackedDraft
@@ -248,6 +253,7 @@ class DraftPass:
     out: Tensor
     k: Tensor
     v: Tensor
+    above: tuple[Tensor, Tensor] | None = None
 
 
 def fused_feature(emit: Emitter, over: DraftPass, feature: Tensor, eps: float | None) -> list[Call]:
@@ -267,9 +273,10 @@ def draft_keys(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, first_
     if isinstance(model, PackedEagle):  # whose fc has read the embedding, and which norms nothing before q, k, v
         calls = emit.qkv(model.layer, over.hidden, None, over.act, rows, (over.k, over.v), block)
         return _keys_stage(calls, over, rows, scope)
+    read, by = (over.hidden, None) if over.above is None else (over.above[0], TakenRows(over.above[1], over.hidden))
     joined = DRAFT_INPUT.call(
-        emit.arch, over.tokens, model.embedding, over.hidden, model.layer.attn_gain, model.hidden_gain, over.x,
-        block.rms_norm_eps,
+        emit.arch, over.tokens, model.embedding, read, model.layer.attn_gain, model.hidden_gain, over.x,
+        block.rms_norm_eps, by,
     )  # fmt: skip
     calls = after_all([joined]) if first_waits else [joined]
     calls += emit.qkv(model.layer, over.x, None, over.act, rows, (over.k, over.v), block)

@@ -48,7 +48,8 @@ def level_rows(opened: OpenRows, batch: int, level: int) -> Rows:
     """Where a chained pass has its one row a sequence; level 1 is the first."""
     at = level - 1
     lengths, mask = opened.chain_lengths[at], triangle(opened, batch, 1)
-    return Rows(opened.chain_positions[at], opened.chain_slots[at], lengths, opened.tables, mask)
+    positions, slots = opened.chain_positions[at].view(-1), opened.chain_slots[at].view(-1)
+    return Rows(positions, slots, lengths, opened.tables, mask)
 
 
 def head_stage(calls: list[Call], logits: Tensor, rows: Tensor, scope: str) -> Stage:
@@ -59,6 +60,8 @@ def head_stage(calls: list[Call], logits: Tensor, rows: Tensor, scope: str) -> S
 
 class Proposal:
     """A head's passes for `batch` sequences, of whatever shape the drafts are."""
+
+    powers: Tensor | None = None  # where the head leaves them, if somebody reads them
 
     def __init__(
         self, emit: Emitter, target: TargetGeometry, draft: PackedDraft, state: DeviceState, opened: OpenRows,
@@ -144,7 +147,7 @@ class Proposal:
     def head(self, scaled: Tensor, sums: Tensor) -> tuple[list[Call], Tensor]:
         """The head's calls, and its logits `[n, Vd]`."""
         out = self.own.head
-        calls = self.emit.head(self.draft.head, scaled, sums, out, self.draft.geometry.block)
+        calls = self.emit.head(self.draft.head, scaled, sums, out, self.draft.geometry.block, self.powers)
         return calls, rows_of(out.logits, len(scaled), out.logits.shape[1])
 
     def causal(self, tokens: int) -> Tensor:

@@ -133,8 +133,8 @@ class DeviceSizes:
 
     @property
     def chain_levels(self) -> int:
-        """Passes of the draft after its first in which a sequence has one row, placed as the step opens."""
-        return 0 if self.grown else max(self.path_len - 2, 0)
+        """Passes of the draft after its first, whose rows, `beam` a sequence, are placed as the step opens."""
+        return max(self.path_len - 2, 0)
 
     @property
     def draws_drafts(self) -> bool:

@@ -13,6 +13,7 @@ from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.launcher import gemm, unpack_weight
 from eagle3core.kernels.gemm.pack import OrderedRows
 from eagle3core.kernels.gemm.reference import EPS
+from eagle3core.kernels.isa.powers import pieces_of
 from eagle3core.kernels.layer.embedding import PARTIAL, partial_squares_reference
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 
@@ -58,7 +59,10 @@ def gemm_meaning(
     if epilogue.kind == "residual":
         operands["second"].copy_(y * operands["gain"])
         operands["third"].copy_(partial_squares_reference(y))
-    if epilogue.kind == "head":
+    if epilogue.kind == "head" and epilogue.has_powers:
+        for made, out in zip(pieces_of(y), (operands["second"], operands["third"]), strict=True):
+            out.copy_(made)
+    elif epilogue.kind == "head":
         _best_of_groups(y, operands["second"], operands["third"])
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from eagle3core import Engine
 from eagle3core.kernels import Launch
 from eagle3core.kernels.attention import EARLIER_BITS, attention_cost
+from eagle3core.kernels.choice import top_k_cost
 from eagle3core.kernels.gemm import gemm_cost
 from eagle3core.kernels.layer import (
     draft_input_cost,
@@ -77,12 +78,14 @@ def launch_bytes(launch: Launch, cached: float) -> int:
     if kind == "embedding":
         return embedding_cost(*values["h"].shape, maps=constants["maps"], scales=constants["scales"]).bytes
     if kind == "draft_input":
-        return draft_input_cost(len(values["tokens"]), constants["width"]).bytes
+        return draft_input_cost(len(values["tokens"]), constants["width"], takes=constants["takes"]).bytes
     if kind == "feature_input":
         return feature_input_cost(len(values["tokens"]), constants["width"], constants["normed"]).bytes
     if kind == "take_rows":
         pieces = sum(values[f"pieces{i}"] for i in range(constants["sources"]))
         return take_rows_cost(len(values["index"]), 16 * pieces).bytes
+    if kind == "top_k":
+        return top_k_cost(*values["logits"].shape, k=constants["k"]).bytes
     if kind == "gather_rows":
         return gather_rows_cost(len(values["index"]), values["out"][0].nbytes).bytes
     return sum(value.nbytes for name, value in values.items() if isinstance(value, Tensor) and name not in _NOT_WHOLE)

@@ -35,7 +35,10 @@ def first_tree(pair: Pair, tree: GrownTree, replayer: Replayer, lengths: list[in
     made = runner.state.tree
     assert made is not None
     fields = {**made.selection._asdict(), **made.masks._asdict(), "beam_mask": made.growth.beam_mask}
-    fields |= {"places": made.slots, "committed": torch.tensor([row.n_accepted for row in outcome.rows])}
+    fields |= {
+        "places": runner.state.step.opened["chain_slots"],
+        "committed": torch.tensor([row.n_accepted for row in outcome.rows]),
+    }
     return {name: tensor.clone() for name, tensor in fields.items()}
 
 
