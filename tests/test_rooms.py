@@ -123,6 +123,7 @@ DOORS = (
     "eagle3core.performance",
     "eagle3core.kernels",
     "eagle3core.kernels.attention",
+    "eagle3core.kernels.choice",
     "eagle3core.kernels.gemm",
     "eagle3core.kernels.layer",
     "eagle3core.kernels.slots",

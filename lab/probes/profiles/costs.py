@@ -85,7 +85,8 @@ def launch_bytes(launch: Launch, cached: float) -> int:
         pieces = sum(values[f"pieces{i}"] for i in range(constants["sources"]))
         return take_rows_cost(len(values["index"]), 16 * pieces).bytes
     if kind == "top_k":
-        return top_k_cost(len(values["logits"]), values["logits"].shape[1], constants["k"]).bytes
+        rows, columns = values["logits"].shape
+        return top_k_cost(rows, columns, constants["k"]).bytes
     if kind == "gather_rows":
         return gather_rows_cost(len(values["index"]), values["out"][0].nbytes).bytes
     return sum(value.nbytes for name, value in values.items() if isinstance(value, Tensor) and name not in _NOT_WHOLE)
