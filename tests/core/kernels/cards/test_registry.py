@@ -68,8 +68,8 @@ COSTLY = ("attention", "gemm", "sample", "select", "top_k", "tree_masks", "accep
 
 
 def of_the_costly(given, unless=None):
-    """The same; of kernels with few registers and no shared memory to speak of, which the fast ring compiles for Hopper,
-    those without `unless` in their id are run by hand."""
+    """The same; of small kernels, of which the fast ring compiles a variant each for Hopper, those without `unless` in
+    their id are run by hand."""
     return by_hand(
         given, {p.id for p in given if not p.id.startswith(COSTLY) and (unless is None or unless not in p.id)}
     )
