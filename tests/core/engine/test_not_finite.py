@@ -170,6 +170,7 @@ def test_the_kernels_path_finds_it_a_step_late_too(tmp_path_factory: pytest.Temp
 
 @pytest.mark.slow
 @pytest.mark.emulated
+@pytest.mark.exhaustive
 def test_kernels_run_lane_by_lane_break_the_damaged_request_alone(tmp_path_factory: pytest.TempPathFactory) -> None:
     pair = write_nano_pair(tmp_path_factory.mktemp("nano"), seed=5, n_layers=1, taps=(0, 1), vocab=64)
     lanes = EagerReplayer(emulate)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from device_engines import device_engine, device_runner, write_nano_pair
+from rings import exhaustive_but
 from tiny_engines import Pair, new_tokens, random_prompts, tokens_of
 from torch import Tensor
 
@@ -48,7 +49,9 @@ def test_speculation_gives_the_baselines_tokens_and_the_bits_of_its_logits(pair:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", [RejectionAcceptance(), ForcedAcceptance(length=2.5)])
+@pytest.mark.parametrize(
+    "rule", exhaustive_but([RejectionAcceptance()], [RejectionAcceptance(), ForcedAcceptance(length=2.5)])
+)
 def test_rules_of_acceptance_give_the_same_tokens_whether_kernels_run_or_their_meaning(
     pair: Pair, rule: AcceptanceRule
 ) -> None:

@@ -51,6 +51,7 @@ def test_the_kernels_grow_the_tree_that_their_meaning_grows(pair: Pair) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_deeper_tree_whose_masks_take_two_words(pair: Pair) -> None:
     tree = GrownTree(12, 3, 10)
     lanes, meaning = (first_tree(pair, tree, replayer, [70]) for replayer in (LANES, MEANING))

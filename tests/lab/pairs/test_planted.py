@@ -82,6 +82,7 @@ def test_drafts_are_accepted_as_often_as_the_dial_says(share: float) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_position_is_within_three_hundredths_of_the_dial_over_five_thousand_steps(nano: PlantedPair) -> None:
     found = check_dial(nano, engines(nano, K)[1], n_steps=5000, context=4, n_tokens=64)
     assert found.holds, found.values()
