@@ -57,7 +57,7 @@ class RejectionAcceptance(AcceptanceRule):
     """Sampled drafts: of a request that draws its tokens, the draft draws too, each from its own distribution q.
 
     A draft is accepted with probability min(1, p/q); at the first that is not, the token is drawn from max(p - q, 0),
-    behind the last from p. Tokens are distributed as the target's own. A chain of an EAGLE-3 head alone.
+    behind the last from p. Tokens are distributed as the target's own. A chain of a head alone.
     """
 
     # A token is drawn by other numbers where a step ends than in its middle, and the depth would say where that is.
@@ -74,10 +74,10 @@ class RejectionAcceptance(AcceptanceRule):
 
     def check(self, is_lookup: bool, method: str, tree_kind: str, depth: int) -> None:
         """Nothing but a chain of a head."""
-        if method != "eagle3" or tree_kind != "chain":
+        if method not in ("eagle3", "eagle") or tree_kind != "chain":
             raise ConfigError(
                 f"acceptance is {self.label} with method {method!r} and {_shape(tree_kind)}",
-                "method 'eagle3' and a chain: only there are drafts drawn",
+                "method 'eagle3' or 'eagle' and a chain: only there are drafts drawn",
                 "leave acceptance out: drafts that equal the target's own draw are accepted, of any method and tree",
             )
 

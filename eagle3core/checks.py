@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from eagle3core.errors import ConfigError, shown
 
 MAX_ID = (1 << 31) - 1  # ids travel to the device as int32
+MOST_WINDOW = (1 << 22) - 1  # positions; attention keeps other numbers in the other bits
 
 
 def require_flag(name: str, value: object) -> None:
@@ -45,8 +46,15 @@ def require_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise ConfigError(f"{name} is {shown(value)}", f"one of {tuple(choices)}", f"set {name} to one of them")
 
 
-def check_taps(layers: tuple[int, ...] | None, convention: object) -> None:
-    """That ids of tapped layers come with the convention that numbers them, or a ConfigError."""
+def check_taps(layers: tuple[int, ...] | None, convention: object, method: str) -> None:
+    """That ids of tapped layers come with the convention that numbers them and a method that has a choice of them, or
+    a ConfigError."""
+    if method == "eagle" and (layers is not None or convention is not None):
+        raise ConfigError(
+            f"capture_layers is {shown(layers)} with method 'eagle'",
+            "none: such a head reads the target's last state alone",
+            "leave capture_layers and capture_convention out",
+        )
     require_ids("capture_layers", layers or (), "layer ids")
     if (layers is None) != (convention is None):
         raise ConfigError(
@@ -56,6 +64,17 @@ def check_taps(layers: tuple[int, ...] | None, convention: object) -> None:
         )
     if convention not in (None, "input", "output"):
         raise ConfigError(f"capture_convention is {convention!r}", "'input' or 'output'", "name one of the two")
+
+
+def check_window(window: object, is_of_head: bool, depth: int) -> None:
+    """That a window of the draft is a head's and holds its own deepest path, or a ConfigError."""
+    if window is None:
+        return
+    if not is_count(window) or not depth < window <= MOST_WINDOW:  # type: ignore[operator]
+        allowed = f"None, or an integer from {depth + 1}, num_speculative_tokens + 1, to {MOST_WINDOW}"
+        raise ConfigError(f"draft_window is {shown(window)}", allowed, "raise it, or leave it out")
+    if not is_of_head:
+        raise ConfigError(f"draft_window is {window} without a head", "a head that drafts", "leave it out")
 
 
 def is_given(value: object) -> bool:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Literal
 
 from eagle3core.checks import is_count, require_choice, require_count, require_flag, require_ids
 from eagle3core.errors import ConfigError, shown
 from eagle3core.sampling import Sampling, check_sampling, sampling_of
-from eagle3core.speculative import SpeculativeConfig
+from eagle3core.speculative import HEADS, SpeculativeConfig
 
 MOST_LOGPROBS = 20  # likeliest tokens of a place that may be asked for, as OpenAI has it
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
@@ -44,6 +45,10 @@ class EngineConfig:
         on_draft_failure: "raise", or "baseline" to decode without the draft and say why in `Engine.speculation`.
         enable_metrics: keep per-request counters (`Response.req_metrics`).
         collect_draft_ranks: also keep, per verified position, the draft's rank of the target's token.
+        acceptance_log: file to which every step appends a JSON line for each request (docs/metrics.md); None: none.
+        max_tokens_per_step: tokens that a step sends to the target over all sequences, each one's root and what fills a
+            program up among them; None: no limit. Chains become shorter as more requests run, and a tree, which is
+            drafted whole or not at all, is left out where it does not fit (docs/engine.md).
     """
 
     tp: int = 1
@@ -61,6 +66,8 @@ class EngineConfig:
     on_draft_failure: Literal["raise", "baseline"] = "raise"
     enable_metrics: bool = True
     collect_draft_ranks: bool = False
+    acceptance_log: str | PathLike[str] | None = None
+    max_tokens_per_step: int | None = None
 
     def __post_init__(self) -> None:
         validate_engine_config(self)
@@ -71,6 +78,19 @@ class EngineConfig:
         if self.speculative_config is None:
             return "off"
         return "single-token" if self.speculative_config.n_nodes == 2 else "multi-token"
+
+    @property
+    def keeps_ranks(self) -> bool:
+        """Whether a step keeps what its drafts leave out: ranks where asked for, and the shape of a logged tree."""
+        spec = self.speculative_config
+        is_tree = spec is not None and spec.tree_kind != "chain" and spec.acceptance is None
+        return self.collect_draft_ranks or (self.acceptance_log is not None and is_tree and not self.varies_depth)
+
+    @property
+    def varies_depth(self) -> bool:
+        """Whether steps differ in their drafts: chosen anew, or as many as the most tokens of a step leave room for."""
+        spec, most = self.speculative_config, self.max_tokens_per_step
+        return spec is not None and (spec.adaptive or (most is not None and most < self.max_batch_size * spec.n_nodes))
 
 
 @dataclass(frozen=True)
@@ -164,6 +184,11 @@ def validate_engine_config(config: EngineConfig) -> None:
     require_choice("device", config.device, ("auto", "cpu", "cuda"))
     for name in ("enable_metrics", "collect_draft_ranks", "prefix_cache"):
         require_flag(name, getattr(config, name))
+    if not (
+        config.acceptance_log is None or (isinstance(config.acceptance_log, str | PathLike) and config.acceptance_log)
+    ):
+        what, allowed = f"acceptance_log is {shown(config.acceptance_log)}", "the name of a file, or None"
+        raise ConfigError(what, allowed, "name a file, or leave it out")
     require_choice("on_draft_failure", config.on_draft_failure, ("raise", "baseline"))
     spec = config.speculative_config
     if spec is not None and not isinstance(spec, SpeculativeConfig):
@@ -176,16 +201,17 @@ def validate_engine_config(config: EngineConfig) -> None:
             "session_len >= max_decoding_tokens",
             "raise session_len or lower num_speculative_tokens",
         )
-    if spec is not None and spec.adaptive and config.collect_draft_ranks:
+    _check_step_tokens(config)
+    if spec is not None and config.varies_depth and config.collect_draft_ranks:
         raise ConfigError(
-            "collect_draft_ranks is on with adaptive speculation",
+            f"collect_draft_ranks is on with {'adaptive speculation' if spec.adaptive else 'max_tokens_per_step'}",
             "one of the two: ranks are kept of steps that all have the same depth",
             "leave one of them out",
         )
-    if spec is not None and spec.method != "eagle3" and config.collect_draft_ranks:
+    if spec is not None and spec.method not in HEADS and config.collect_draft_ranks:
         raise ConfigError(
             f"collect_draft_ranks is on with method {spec.method!r}",
-            "ranks in the order of an EAGLE-3 head, method 'eagle3'",
+            "ranks in the order of a head, method 'eagle3' or 'eagle'",
             "leave collect_draft_ranks out",
         )
     if spec is not None and spec.acceptance is not None and config.collect_draft_ranks:
@@ -193,6 +219,27 @@ def validate_engine_config(config: EngineConfig) -> None:
             f"collect_draft_ranks is on with acceptance {spec.acceptance.label}",
             "ranks of the target's own choice, acceptance None",
             "leave collect_draft_ranks or acceptance out",
+        )
+
+
+def _check_step_tokens(config: EngineConfig) -> None:
+    """That every sequence has at least its root in a step, and that a rule of acceptance bears steps of all depths."""
+    most, spec = config.max_tokens_per_step, config.speculative_config
+    if most is None:
+        return
+    require_count("max_tokens_per_step", most)
+    if most < config.max_batch_size:
+        raise ConfigError(
+            f"max_tokens_per_step is {most} with max_batch_size {config.max_batch_size}",
+            "at least max_batch_size: a step without drafts sends one token for each sequence",
+            f"set max_tokens_per_step={config.max_batch_size} or more, or lower max_batch_size",
+        )
+    rule = spec.acceptance if spec is not None else None
+    if config.varies_depth and rule is not None and rule.of_one_depth is not None:
+        raise ConfigError(
+            f"max_tokens_per_step is {most} with acceptance {rule.label}, where {rule.of_one_depth}",
+            "acceptance None, RelaxedAcceptance or MedusaAcceptance where chains become shorter",
+            "leave max_tokens_per_step out, or acceptance",
         )
 
 

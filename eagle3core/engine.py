@@ -21,11 +21,11 @@ from eagle3core.batching import Book, TokenStream, Turn
 from eagle3core.batching.closing import Closing
 from eagle3core.config import EngineConfig, GenerationConfig
 from eagle3core.errors import ConfigError
+from eagle3core.fit import check_fit
 from eagle3core.loading import (
     Reading,
     SpeculationState,
     backend_of,
-    check_fit,
     new_runner,
     read_models,
     speculation_from,

@@ -104,6 +104,7 @@ class DraftGeometry:
             last layer, before the final norm.
         has_embedding: the checkpoint brings its own token table; else the target's is shared.
         has_head: the checkpoint brings its own output head; else the target's is shared.
+        window: positions back that its layer sees, the query's own included; 0: all.
     """
 
     block: BlockGeometry
@@ -113,6 +114,22 @@ class DraftGeometry:
     taps: tuple[int, ...]
     has_embedding: bool
     has_head: bool
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class EagleGeometry(DraftGeometry):
+    """An EAGLE-1 or EAGLE-2 head: `fc` joins a token's embedding with the state before it for q, k and v.
+
+    Its one tap is n, which the target's final norm turns into the state that is read; `draft_vocab_size` and the head
+    are the target's. Source: EAGLE, arXiv 2401.15077, section 3.
+
+    Attributes:
+        fc_bias, qkv_bias: biases that the checkpoint brings.
+    """
+
+    fc_bias: bool = False
+    qkv_bias: bool = False
 
 
 DrafterGeometry = DraftGeometry | TargetGeometry  # of a head, or of a small model that drafts

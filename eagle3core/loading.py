@@ -31,7 +31,7 @@ from eagle3core.step.run import DeviceRunner
 from eagle3core.step.sizes import SPAN, STEPS_KEPT, DeviceSizes
 from eagle3core.step.tree import FlatTree, GrownTree, chain_tree
 from eagle3core.trees import beam_scores
-from eagle3core.weights.packed import Drafter, PackedDraft, PackedTarget, pack_checkpoints
+from eagle3core.weights import Drafter, PackedDraft, PackedEagle, PackedTarget, pack_checkpoints
 
 log = logging.getLogger("eagle3core")
 
@@ -96,10 +96,11 @@ def device_sizes(config: EngineConfig, *, drafts: bool, n_blocks: int | None = N
         chunk=config.prefill_chunk,
         span=SPAN if config.prefill_chunk % SPAN == 0 else config.prefill_chunk,
         block=config.block_size,
-        keeps_ranks=config.collect_draft_ranks and drafts,
+        keeps_ranks=config.keeps_ranks and drafts,
         pool=n_blocks,
         acceptance=spec.acceptance if spec else None,
-        n_kept=STEPS_KEPT if spec is not None and spec.adaptive else 0,
+        n_kept=STEPS_KEPT if spec is not None and config.varies_depth else 0,
+        draft_window=(spec.draft_window or 0) if spec else 0,
     )
 
 
@@ -207,6 +208,7 @@ def _read_draft(
             capture_layers=spec.capture_layers,
             capture_convention=spec.capture_convention,
             dtype=target.dtype,
+            method=spec.method,
         )
     except CheckpointError as error:
         if config.on_draft_failure == "raise":
@@ -214,63 +216,6 @@ def _read_draft(
         log.warning("[EAGLE] decoding without the draft, which could not be loaded: %s", error)
         return None, SpeculationState(False, f"the draft could not be loaded: {error.what}")
     return checkpoint, None
-
-
-def check_fit(target: PackedTarget, draft: Drafter | None, config: EngineConfig) -> None:
-    """Refuse models that do not fit each other or the configuration.
-
-    Raises:
-        ConfigError: a session beyond the target's positions, a draft that reads other layers than the target captures
-            or has too few tokens for its tree, a small model of another vocabulary or fewer positions, or weights
-            packed for another block size.
-    """
-    if isinstance(draft, PackedTarget):
-        _check_small_fit(target, draft, config)
-    limit = target.geometry.max_position_embeddings
-    if config.session_len > limit:
-        raise ConfigError(
-            f"session_len is {config.session_len}", f"at most {limit}, the target's positions", f"set it to {limit}"
-        )
-    if isinstance(draft, PackedDraft) and target.taps != draft.geometry.taps:
-        raise ConfigError(
-            f"the target captures the inputs of layers {target.taps}, the draft reads {draft.geometry.taps}",
-            "the same layers",
-            f"read the target with taps={draft.geometry.taps}",
-        )
-    spec = config.speculative_config
-    if isinstance(draft, PackedDraft) and spec is not None and spec.top_k > draft.geometry.draft_vocab_size:
-        raise ConfigError(
-            f"the tree takes {spec.top_k} candidates a node, the draft has {draft.geometry.draft_vocab_size} tokens",
-            "as many candidates as the draft has tokens, or fewer",
-            "lower dynamic_tree_max_top_k, or the ranks of the choices",
-        )
-    layers = [(f"layer {i} of the target", layer) for i, layer in enumerate(target.layers)]
-    layers += [("the draft", draft.layer)] if isinstance(draft, PackedDraft) else []
-    layers += [("the draft", layer) for layer in draft.layers] if isinstance(draft, PackedTarget) else []
-    for whose, layer in layers if target.is_packed else ():
-        block = layer.qkv.epilogue.block or config.block_size  # a map that only stores writes no cache
-        if block != config.block_size:  # its kernels would write keys and values to other blocks than attention reads
-            raise ConfigError(
-                f"{whose} is packed for cache blocks of {block} tokens with block_size {config.block_size}",
-                "one block size for weights and cache",
-                f"set block_size={block}, or pack the weights with block={config.block_size}",
-            )
-
-
-def _check_small_fit(target: PackedTarget, small: PackedTarget, config: EngineConfig) -> None:
-    own, its = target.geometry, small.geometry
-    if its.vocab_size != own.vocab_size:
-        raise ConfigError(
-            f"the model that drafts has {its.vocab_size} tokens, the target {own.vocab_size}",
-            "one vocabulary, id by id",
-            "draft with a model of the target's own family, or by method='eagle3'",
-        )
-    if config.session_len > its.max_position_embeddings:
-        raise ConfigError(
-            f"session_len is {config.session_len}",
-            f"at most {its.max_position_embeddings}, the positions of the model that drafts",
-            f"set it to {its.max_position_embeddings}",
-        )
 
 
 def speculation_from(config: EngineConfig, draft: Drafter | None) -> SpeculationState:
@@ -288,10 +233,11 @@ def speculation_from(config: EngineConfig, draft: Drafter | None) -> Speculation
             "both, or neither",
             "use Engine.from_pretrained, or pass the draft",
         )
-    if draft is not None and isinstance(draft, PackedTarget) != (spec.method == DRAFT_TARGET):
+    kind = {DRAFT_TARGET: PackedTarget, "eagle": PackedEagle}.get(spec.method, PackedDraft)
+    if draft is not None and type(draft) is not kind:
         raise ConfigError(
             f"method is {spec.method!r} with a {type(draft).__name__}",
-            f"a PackedDraft for 'eagle3', a PackedTarget for {DRAFT_TARGET!r}",
+            f"a PackedDraft for 'eagle3', a PackedEagle for 'eagle', a PackedTarget for {DRAFT_TARGET!r}",
             "set the method that the model is for",
         )
     what = f"{spec.depth} drafted tokens" if spec.tree_kind == "chain" else spec.tree_label

@@ -12,15 +12,16 @@ from os import PathLike
 from typing import Any, Literal
 
 from eagle3core.acceptance import AcceptanceRule, check_acceptance
-from eagle3core.checks import check_taps, is_count, is_given, require_count, require_flag
+from eagle3core.checks import check_taps, check_window, is_count, is_given, require_count, require_flag
 from eagle3core.errors import ConfigError, shown
 from eagle3core.lookup import LOOKUPS
 from eagle3core.trees import MAX_DEPTH, MAX_TOP_K, StaticTree, most_dynamic_nodes, read_choices
 from eagle3core.trees.choices import Choices
 from eagle3core.trees.tensorrt_llm import settings_of
 
-METHODS = ("eagle3", DRAFT_TARGET := "draft_target", *LOOKUPS)
-LEGACY_METHODS = ("eagle", "deepseek_mtp")
+HEADS = ("eagle3", "eagle")  # trained heads, which draft trees too
+METHODS = (*HEADS, DRAFT_TARGET := "draft_target", *LOOKUPS)
+LEGACY_METHODS = ("deepseek_mtp",)
 OF_A_HEAD = ("choices", "use_dynamic_tree", "capture_layers", "capture_convention")  # settings
 MAX_SPECULATIVE_TOKENS = MAX_DEPTH
 DYNAMIC_NODES = 60  # as the official code's default, where the levels score as many
@@ -39,8 +40,9 @@ class SpeculativeConfig:
     """How drafts are made (docs/requirements.md R-01, R-07).
 
     Attributes:
-        method: "eagle3", a trained head; "draft_target", a small model of the same vocabulary; or a look-up in the
-            request's own text (`lookup`): "ngram", by the newest tokens, or "suffix", by all that stood there before.
+        method: "eagle3" or "eagle" (EAGLE-1 and 2), a trained head; "draft_target", a small model of the same
+            vocabulary; or a look-up in the request's own text (`lookup`): "ngram", by the newest tokens, or "suffix",
+            by all that stood there before.
         model: directory of the draft checkpoint, or of the small model; left out for a look-up.
         num_speculative_tokens: depth of the draft, 1..8: the longest path in drafts. Left out it is 3, with choices
             their depth; given beside choices it has to be their depth.
@@ -51,15 +53,15 @@ class SpeculativeConfig:
             num_speculative_tokens + 1, a fixed tree its nodes. A dynamic tree has exactly so many nodes; default 60, or
             what its levels score where that is less.
         max_non_leaves_per_layer: nodes of one tree level that may have children.
-        capture_layers: target layers whose residual stream the draft reads; None takes the checkpoint's own, or the
-            default (2, n // 2, n - 3) in "input" numbering.
+        capture_layers: target layers whose residual stream an "eagle3" head reads; None takes the checkpoint's own, or
+            the default (2, n // 2, n - 3) in "input" numbering.
         capture_convention: whether `capture_layers` number layer inputs or layer outputs; never guessed.
-        eagle_debug: log every draft and every acceptance.
-        eagle_metrics_debug: log the counters of every step.
+        eagle_debug, eagle_metrics_debug: log every draft and every acceptance; the counters of every step.
         choices: a fixed tree: "mc_sim_7b_63", a .yaml, .yml or .json file, or a list of paths (docs/engine.md).
         use_dynamic_tree: a tree grown anew in every step from what the draft holds likely; not with choices.
         dynamic_tree_max_top_k: candidates of each node of a dynamic tree, and nodes of a level that go on, 1..16.
         acceptance: a rule of `eagle3core.acceptance`; None accepts the drafts that are the target's own choice.
+        draft_window: positions back that a head drafts with, its own included; None: all, or as its config says.
         adaptive: each step's depth, or of a tree whether it is drafted, is chosen anew (docs/engine.md); the tree or
             num_speculative_tokens is then the most.
     """
@@ -79,6 +81,7 @@ class SpeculativeConfig:
     dynamic_tree_max_top_k: int = 10
     acceptance: AcceptanceRule | None = None
     adaptive: bool = False
+    draft_window: int | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.capture_layers, Sequence):  # a list, as JSON and TOML give it, is welcome
@@ -205,7 +208,8 @@ def validate_speculative_config(spec: SpeculativeConfig) -> None:
         _check_static_tree(spec, spec.static_tree)
     if spec.use_dynamic_tree:
         _check_dynamic_tree(spec)
-    check_taps(spec.capture_layers, spec.capture_convention)
+    check_window(spec.draft_window, spec.method in HEADS, spec.depth)
+    check_taps(spec.capture_layers, spec.capture_convention, spec.method)
     its = (spec.is_lookup, spec.method, spec.tree_kind, spec.depth)
     check_acceptance(spec.acceptance, *its, is_adaptive=spec.adaptive)
 
@@ -219,7 +223,7 @@ def _check_method(spec: SpeculativeConfig) -> None:
         )
     if spec.method not in METHODS:
         raise ConfigError(f"method is {spec.method!r}", f"one of {METHODS}", "set method='eagle3'")
-    if spec.method != "eagle3":
+    if spec.method not in HEADS:
         _check_chain_alone(spec)
     if not spec.is_lookup and not (isinstance(spec.model, str | PathLike) and spec.model):
         raise ConfigError(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from lab.ending import ended
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
+from lab.options.acceptance import GoldenOptions, InspectRunOptions
 from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions
 from lab.options.bits import InspectBitsOptions
 from lab.options.exchange import ImportOptions, TapsOptions, UpgradeOptions
@@ -27,7 +28,7 @@ from lab.options.proofs import GatesCheckOptions, GatesRunOptions, ProveOptions
 from lab.options.reader import Parser, add_options, described, read_values
 from lab.options.serve import ServeOptions
 from lab.options.speed import AbOptions, ProfileOptions, SpeedOptions
-from lab.options.sweeps import FmhaOptions, GemmOptions, ShapesOptions
+from lab.options.sweeps import FmhaOptions, GemmOptions, ShapesOptions, StepOptions
 from lab.options.training import TrainOptions
 from lab.options.trees import InspectTreeOptions
 
@@ -66,11 +67,13 @@ COMMANDS = (
     Command("scenarios", "run the bench over named suites", ScenariosOptions, "probes.bench.suite:run"),
     Command("ab", "compare two commits or settings, measured in turns", AbOptions, "probes.ab.command:run"),
     Command("import", "hold acceptance of vLLM or SGLang against ours", ImportOptions, "acceptance.imported:run"),
+    Command("golden", "keep a run's acceptance lengths for later runs", GoldenOptions, "acceptance.golden.file:run"),
     Command("prove", "prove the GPU engine: bits, parity, memory", ProveOptions, "probes.proofs.command:run"),
     Command("speed", "time every depth and take its step apart", SpeedOptions, "probes.speed.command:run"),
     Command("sweep shapes", "log an engine's matrix products", ShapesOptions, "probes.sweeps.command:log_shapes"),
     Command("sweep gemm", "time settings of matrix products", GemmOptions, "probes.sweeps.command:sweep_gemm"),
     Command("sweep fmha", "time settings of attention", FmhaOptions, "probes.sweeps.command:sweep_fmha"),
+    Command("sweep step", "time settings of products in a step", StepOptions, "probes.sweeps.step_command:run"),
     Command("gates micro", "short runs, which count", GatesRunOptions, "probes.gates.command:run_micro"),
     Command("gates full", "long runs, after enough green micro runs", GatesRunOptions, "probes.gates.command:run_full"),
     Command("gates check", "judge stored records", GatesCheckOptions, "probes.gates.command:check"),
@@ -79,6 +82,7 @@ COMMANDS = (
     Command("planted", "check a planted pair, or write it to disk", PlantedOptions, "probes.bench.dial:run"),
     Command("train", "train a small (target, draft) pair from scratch", TrainOptions, "training.command:run"),
     Command("inspect tree", "show a draft tree and its buffers", InspectTreeOptions, "acceptance.inspected_tree:run"),
+    Command("inspect run", "show what a run's drafts gave", InspectRunOptions, "acceptance.stored.inspected_run:run"),
     Command("inspect bits", "say where the bits of two runs part", InspectBitsOptions, "probes.bits.command:run"),
     Command("rows upgrade", "carry stored rows over to today's form", UpgradeOptions, "rows.upgrade:run"),
     Command("serve", "answer OpenAI's completions and chats over HTTP", ServeOptions, "serve.command:run"),

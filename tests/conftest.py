@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Imports and lists of tests make next to no garbage, and looking for it takes longer the more there is."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.set_threshold(10_000, 20, 20)  # a test of an engine makes thousands of objects, all freed at once
+        gc.enable()
+
+
+seen: set[Path] = set()  # files of which a test has begun in this process
+
+
 def pytest_collection_finish() -> None:
     """Leave what the imports made out of all later looks for garbage: it stays, and is most of what there is."""
     gc.collect()
@@ -53,7 +67,15 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Random tensors differ between tests and repeat between runs, in any order and on any worker."""
+    """Random tensors differ between tests and repeat between runs, in any order and on any worker.
+
+    Before the first test of a file what earlier ones imported and cached is set aside as well: a measurement looks for
+    garbage between its rounds, which would go through all of it.
+    """
+    if item.path not in seen:
+        seen.add(item.path)
+        gc.collect()
+        gc.freeze()
     torch.manual_seed(zlib.crc32(item.nodeid.encode()))
 
 

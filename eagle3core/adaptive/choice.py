@@ -2,7 +2,7 @@
 
 Tokens a second are the expected tokens of a row over the time of the step. What a step may lose beside plain decoding,
 if no more is right than can be counted on, has to be covered by the balance; where nothing pays, one step in `LOOKS`
-drafts again, if that is covered. Source: docs/requirements.md R-03; derived here.
+drafts again, sooner while little was seen, if that is covered. Source: docs/requirements.md R-03; derived here.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from eagle3core.adaptive.history import REGAINED, History
 
 LOOKS = 16  # steps without drafts after which one drafts again, at the soonest
 LEARNS = 8  # rows whose results make a first opinion: until a step gives as many, it may risk its share of the balance
+SETTLES = 32  # rows whose results make an opinion that is left alone for long: the fewer were seen, the sooner a look
 CHANGES = 1.01  # a change has to be so much better: a step down costs a step without drafts
 
 
@@ -72,6 +73,7 @@ def choose(curve: StepCurve, history: History, moment: Moment) -> Choice:
             return choice(max(covered, key=lambda depth: gains[depth]), "not covered")
     if len(depths) > 1:
         look = depths[1]
-        if history.n_plain >= max(LOOKS, risks[look] / REGAINED) and risks[look] <= free:
+        settled = min(1.0, history.n_rows / SETTLES)
+        if history.n_plain >= settled * max(LOOKS, risks[look] / REGAINED) and risks[look] <= free:
             return choice(look, "look")
     return choice(0, "not covered" if best else "plain")

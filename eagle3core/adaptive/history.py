@@ -30,6 +30,7 @@ class History:
         tried, right: by depth, rows whose drafts before it were right, and those of them whose draft was.
         balance: plain steps that drafts may still lose. reserved: of these, by steps whose results are not known yet.
         n_plain: steps without drafts since the last with some. last: drafts of the newest step.
+        n_rows: rows whose drafts were ever verified; these do not fade.
     """
 
     depth: int
@@ -39,6 +40,7 @@ class History:
     reserved: float = 0.0
     n_plain: int = 0
     last: int = 0
+    n_rows: int = 0
 
     def __post_init__(self) -> None:
         self.tried = self.tried or [0.0] * self.depth
@@ -74,6 +76,7 @@ class History:
         if not depth or not accepted:
             self.balance = max(self.balance, min(ALLOWANCE, self.balance + REGAINED))
             return
+        self.n_rows += len(accepted)
         for i in range(depth):
             tried, right = sum(n >= i for n in accepted), sum(n > i for n in accepted)
             kept = min(1.0, max(MOST_ROWS - tried, 0.0) / self.tried[i]) if self.tried[i] else 1.0

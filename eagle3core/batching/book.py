@@ -15,9 +15,9 @@ from itertools import chain
 
 import torch
 
-from eagle3core.batching import step_log
+from eagle3core.batching import acceptance_log, step_log
 from eagle3core.batching.blocks import CacheBlocks
-from eagle3core.batching.depths import Depths
+from eagle3core.batching.depths import depths_for
 from eagle3core.batching.faults import report_fault
 from eagle3core.batching.proposals import Proposals
 from eagle3core.batching.share import ReadingShare
@@ -53,7 +53,7 @@ class Book:
         self.running: dict[int, Request] = {}
         self._progress: dict[int, Reading] = {}  # of the prompts under reading
         self._share, self._proposals = ReadingShare(config.prefill_share), Proposals(config.speculative_config)
-        self.depths = Depths(runner) if runner.sizes.n_kept else None
+        self.depths, self._log = depths_for(runner, config), acceptance_log.AcceptanceLog(config.acceptance_log)
         # A run, whose steps are counted, goes from the first request in an empty book to its end.
         self.n_passes, self._n_steps, self._is_counting = 0, 0, False
 
@@ -229,8 +229,7 @@ class Book:
     def _put_back(self, request: Request) -> None:
         """Let a request wait again, before all others; no result of its is under way."""
         self.waiting.appendleft(request)
-        stop = self._stop_reading if request.id in self.reading else self._stop_running
-        stop(request)
+        (self._stop_reading if request.id in self.reading else self._stop_running)(request)
         request.put_back()
         self.blocks.counts.n_put_back += 1
 
@@ -274,12 +273,13 @@ class Book:
         n_committed = request.take(row.tokens, row.logprobs)
         self.blocks.committed(request, number, n_committed, is_sound=not row.fault, reads=outcome.reads)
         drafts = self._proposals.made_of(row.drafts, request.most_drafts)
-        step = record_of(row, start, n_committed, drafts, self.config.speculative_config, outcome.n_drafts)
-        has_drafts = self.runner.n_drafts > 0
-        if self.config.enable_metrics and has_drafts:
-            request.steps.append(step)
+        spec = self.config.speculative_config if self.runner.n_drafts else None
+        step = record_of(row, start, n_committed, drafts, spec, outcome.n_drafts if self.depths else None)
+        if spec is not None:
+            request.steps += [step] if self.config.enable_metrics else []
+            self._log.write(request, row, number, step, drafts)
         made = (row.slot, number, step, drafts, request.token_ids[start:])
-        step_log.log_flags(self.config.speculative_config if has_drafts else None, *made)
+        step_log.log_flags(spec, *made)
         step_log.log_families(asked, *made, n_prompt=len(request.prompt))
 
     def _retire(self, request: Request, row: RowOutcome) -> None:

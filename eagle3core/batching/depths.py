@@ -2,7 +2,7 @@
 
 The host plans a step while the one before runs, so it knows results up to the one before that; what is under way is
 reserved at its risk. Times are those between the marks that result blocks have anyway. Source: docs/requirements.md
-R-03; `eagle3core.adaptive` chooses.
+R-03, R-12; `eagle3core.adaptive` chooses, or a limit alone.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 
 from eagle3core.adaptive import Choice, History, Moment, StepCurve, choose
+from eagle3core.config import EngineConfig
 from eagle3core.request import Request
 from eagle3core.step.outcome import Outcome
 from eagle3core.step.run import DeviceRunner
@@ -21,19 +22,36 @@ log = logging.getLogger("eagle3core")
 Choose = Callable[[StepCurve, History, Moment], Choice]
 
 
+def depths_for(runner: DeviceRunner, config: EngineConfig) -> Depths | None:
+    """Who chooses depths under these settings; None where every step has all drafts."""
+    spec, most = config.speculative_config, config.max_tokens_per_step
+    if not runner.sizes.n_kept or spec is None:
+        return None
+    return Depths(runner, most_tokens=most) if spec.adaptive else Depths(runner, StepCurve(), most, deepest)
+
+
+def deepest(curve: StepCurve, history: History, moment: Moment) -> Choice:
+    """As many drafts as are allowed, whatever they cost or gave."""
+    return Choice(moment.depths[-1], "most that fit", 1.0, 0.0, 1.0)
+
+
 class Depths:
     """Chooses for one runner, whose kinds of steps it knows.
 
     Args:
         curve: what steps take; by default as measured now, over empty slots.
+        most_tokens: of a step over all its rows, those of the program's padding included; None: any number.
 
     Attributes:
         choose: the policy. history: what it is made of.
         counts: steps enqueued by (drafts, reason).
     """
 
-    def __init__(self, runner: DeviceRunner, curve: StepCurve | None = None) -> None:
-        self._runner = runner
+    def __init__(
+        self, runner: DeviceRunner, curve: StepCurve | None = None, most_tokens: int | None = None,
+        choose: Choose = choose,
+    ) -> None:  # fmt: skip
+        self._runner, self._most_tokens = runner, most_tokens
         self.curve = curve or StepCurve(runner.time_steps())
         self.history, self.choose = History(runner.depth), choose
         self.counts: Counter[tuple[int, str]] = Counter()
@@ -48,6 +66,8 @@ class Depths:
         most = max(depth if r.most_drafts is None else min(r.most_drafts, depth) for r in running)
         # Of a tree a request may use the upper part, so it is drafted if anybody uses any.
         fits = [each for each in self._depths if each <= most or (most and len(self._depths) == 2)]
+        if self._most_tokens is not None:  # no drafts always fit: the settings leave room for every root
+            fits = [each for each in fits if not each or self._runner.rows_of_step(n, each) <= self._most_tokens]
         self._moment = Moment(self._runner.batch_of(n), cached // n, tuple(fits))
         self._chosen = self.choose(self.curve, self.history, self._moment)
         return self._chosen.depth

@@ -1,4 +1,4 @@
-"""An EAGLE-3 draft head, from a published directory to checked tensors under SafeAILab names.
+"""An EAGLE draft head, from a published directory to checked tensors under SafeAILab names.
 
 A head loads or raises; the engine decides whether a failure ends the run or falls back to plain decoding
 (docs/requirements.md R-18, R-22).
@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from eagle3core.arguments import check_placement, check_type
+from eagle3core.checkpoint.eagle import eagle_shapes, read_eagle_geometry, require_method
 from eagle3core.checkpoint.layouts import canonical_name, layer_settings, refuse_variants, resolve_taps
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.target import layer_shapes, read_block_geometry, require_directory
 from eagle3core.checkpoint.tensors import TensorFiles, require_names
+from eagle3core.checkpoint.window import read_window
 from eagle3core.errors import CheckpointError
-from eagle3core.geometry import DraftGeometry, TargetGeometry
+from eagle3core.geometry import DraftGeometry, EagleGeometry, TargetGeometry
 
 log = logging.getLogger("eagle3core")
 
@@ -52,6 +54,7 @@ def load_draft(
     capture_convention: str | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+    method: str = "eagle3",
 ) -> DraftCheckpoint:
     """Read, check and cast a draft for a target.
 
@@ -62,6 +65,7 @@ def load_draft(
         capture_convention: "input" or "output".
         dtype: compute dtype; None keeps the stored one.
         device: where the weights go.
+        method: of the head, "eagle3" or "eagle"; one for the latter is in SafeAILab's layout, and its tap is known.
 
     Raises:
         ConfigError, BackendUnavailable: an argument that cannot be used; nothing was read.
@@ -74,27 +78,45 @@ def load_draft(
     for layer in capture_layers or ():
         check_type("a layer of capture_layers", layer, int)
     try:
-        return _load(path, target, capture_layers, capture_convention, dtype, device)
+        directory = require_directory(path, "draft")
+        config, files = Settings.read(directory / "config.json"), TensorFiles(directory)
+        stored_as = _stored_names(files)
+        require_method(directory, stored_as, method)
+        if method == "eagle":
+            return _load_eagle(config, files, stored_as, target, dtype, device)
+        taps = (capture_layers, capture_convention)
+        return _load(config, files, stored_as, target, taps, dtype, device)
     except CheckpointError as failure:
         log.error("[EAGLE][EagleModule::load] %s", failure)
         raise
 
 
-def _load(
-    path: str | Path,
+def _load_eagle(
+    config: Settings,
+    files: TensorFiles,
+    stored_as: dict[str, str],
     target: TargetGeometry,
-    capture_layers: tuple[int, ...] | None,
-    capture_convention: str | None,
     dtype: torch.dtype | None,
     device: torch.device | str,
 ) -> DraftCheckpoint:
-    directory = require_directory(path, "draft")
-    config = Settings.read(directory / "config.json")
+    geometry = read_eagle_geometry(config, target, stored_as)
+    shapes = dict(eagle_shapes(geometry))
+    require_names(files, shapes, {name: key for key, name in stored_as.items()}, [])
+    weights = {key: files.read_weight(stored_as[key], shape, dtype, device) for key, shape in shapes.items()}
+    return DraftCheckpoint(geometry, weights, None)
+
+
+def _load(
+    config: Settings,
+    files: TensorFiles,
+    stored_as: dict[str, str],
+    target: TargetGeometry,
+    given_taps: tuple[tuple[int, ...] | None, str | None],
+    dtype: torch.dtype | None,
+    device: torch.device | str,
+) -> DraftCheckpoint:
     refuse_variants(config)
-    files = TensorFiles(directory)
-    stored_as = _stored_names(files)
-    _refuse_eagle1(files, stored_as)
-    taps = resolve_taps(config, target, capture_layers, capture_convention)
+    taps = resolve_taps(config, target, *given_taps)
     geometry = _read_geometry(config, target, taps, stored_as)
     shapes = dict(draft_shapes(geometry))
     _require_fusion(files, stored_as, geometry)
@@ -111,6 +133,9 @@ def _load(
 def draft_shapes(geometry: DraftGeometry) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Name and shape of every floating-point tensor a draft must bring, in the order of the forward pass."""
     hidden = geometry.block.hidden_size
+    if isinstance(geometry, EagleGeometry):
+        yield from eagle_shapes(geometry)
+        return
     if geometry.has_embedding:
         yield EMBEDDING, (geometry.vocab_size, hidden)
     yield FUSION, (hidden, len(geometry.taps) * geometry.target_hidden_size)
@@ -143,15 +168,6 @@ def _stored_names(files: TensorFiles) -> dict[str, str]:
     return stored_as
 
 
-def _refuse_eagle1(files: TensorFiles, stored_as: dict[str, str]) -> None:
-    if FUSION in stored_as and "midlayer.hidden_norm.weight" not in stored_as and "norm.weight" not in stored_as:
-        raise CheckpointError(
-            f"{files.directory} has fc.weight but neither hidden_norm nor norm, like an EAGLE-1 or EAGLE-2 head",
-            "an EAGLE-3 head",
-            "use an EAGLE-3 checkpoint; EAGLE-1 heads are not built",
-        )
-
-
 def _read_geometry(
     config: Settings, target: TargetGeometry, taps: tuple[int, ...], stored_as: dict[str, str]
 ) -> DraftGeometry:
@@ -177,6 +193,7 @@ def _read_geometry(
         taps=taps,
         has_embedding=EMBEDDING in stored_as,
         has_head=HEAD in stored_as,
+        window=read_window(layer),
     )
     _require_sharable(config, geometry)
     return geometry

@@ -3,7 +3,8 @@
 Imports kernels, weights and geometry; knows no request and no engine. `build` reads as the table of contents of a step.
 """
 
-from eagle3core.step.gemm_audit import Product, read_shapes, write_shapes
+from eagle3core.step.build import step_program
+from eagle3core.step.gemm_audit import Product, products_of, read_shapes, write_shapes
 from eagle3core.step.program import Program, Stage, Tap, after_all, calls_of, launches_of, variants_of
 from eagle3core.step.replay import EagerReplayer, Enqueue, GraphReplayer, Replayer, Staged
 from eagle3core.step.run import DeviceRunner
@@ -26,7 +27,9 @@ __all__ = [
     "blocks_for",
     "calls_of",
     "launches_of",
+    "products_of",
     "read_shapes",
+    "step_program",
     "variants_of",
     "write_shapes",
 ]

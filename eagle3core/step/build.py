@@ -44,7 +44,7 @@ class Nodes(NamedTuple):
 
     Attributes:
         known_depths: `[N]`, and known_words: `[N, W]` what is known as the step opens; zeros of a grown tree.
-        drafted: tokens in the order of `OpenRows.token_rows`.
+        drafted: tokens in the order of `OpenRows.token_rows`; of a grown tree `[B, N]`, -1 for those left out.
         parents, depths, positions: `[B, N]`. masks: `[B, N, W]` ancestor-or-self words.
     """
 
@@ -91,6 +91,8 @@ class StepBuilder:
         self.tokens = rows_of(self.step.node_tokens, batch, nodes)
         self.choices = rows_of(self.step.choices, batch, nodes)
         self.shape = self._shape()
+        if self.sizes.grown is not None:
+            self.tokens = self.shape.drafted  # chosen in the order of rows already
         self.verified = Rows(
             self.shape.positions.view(-1), self.opened.slots.view(-1), self.opened.lengths, self.opened.tables,
             self.shape.masks, path_len=0 if self.sizes.is_chain else path,
@@ -108,7 +110,7 @@ class StepBuilder:
             parents = torch.tensor(sizes.tree.parents, dtype=torch.int32, device=device).expand(n, -1).contiguous()
             rows = depths.expand(n, -1).contiguous()
             return Nodes(depths, words, self.drafted, parents, rows, opened.positions, opened.masks)
-        tree = _present(self.state.tree).for_batch(n, sizes.tree)
+        tree = _present(self.state.tree).for_batch(n)
         nothing = torch.zeros(sizes.nodes, -(-sizes.nodes // 32), dtype=torch.int32, device=device)
         tokens, parents = tree.selection.tokens, tree.selection.parents
         return Nodes(nothing[:, 0].contiguous(), nothing, tokens, parents, tree.masks.depths, tree.masks.positions,
@@ -165,7 +167,8 @@ class StepBuilder:
             **dict.fromkeys(("token_rows", "positions", "slots"), (batch, sizes.nodes)),
             "masks": (batch, sizes.nodes, words),
             **{f"entry_{name}": (batch, pending) for name in ("rows", "tokens", "positions", "slots")},
-            **{f"chain_{name}": (levels, batch) for name in ("lengths", "positions", "slots")},
+            "chain_lengths": (levels, batch),
+            **{f"chain_{name}": (levels, batch, sizes.beam) for name in ("positions", "slots")},
         }  # fmt: skip
         tensors = {**self.step.opened, "roots": self.step.drafted}
         return OpenRows(**{name: rows_of(tensors[name], *shapes.get(name, (batch,))) for name in OpenRows._fields})
@@ -179,8 +182,7 @@ class StepBuilder:
             self.emit.arch, table[RUNNING], table[LENGTH], table[LIMIT], table[ROOT], step.no_ends, step.active,
             step.inverse, step.count, state.turn,
         )  # fmt: skip
-        by_row = self.sizes.grown is not None  # what it reads the drafts from: a tree's lie tree by tree
-        place = OPEN_STEP.call(self.emit.arch, read, self.opened, self.sizes.block, by_row=by_row)
+        place = OPEN_STEP.call(self.emit.arch, read, self.opened, self.sizes.block)
         return Stage("tree.masks", tuple(after_all([find, place])), TREE)
 
     def _ranks(self, draft: PackedDraft, ranks: Tensor) -> Call:
@@ -194,11 +196,14 @@ class StepBuilder:
         state, rows = self.state, self.verified
         stages: list[Stage] = []
         tokens = self.shape.drafted.view(-1)
-        if self.sizes.nodes > 1:
+        if self.sizes.grown is not None:
+            # Masks and positions are as new as the tokens, and the pass's later kernels read them early.
+            first_waits = True
+            stages.append(Stage("tree.grow", (), TREE, {"tree.tokens": Tap(tokens)}))
+        elif self.sizes.nodes > 1:
             index, found = self.opened.token_rows.view(-1), self.tokens.view(-1, 1)
             gather = [GATHER_ROWS.call(self.emit.arch, tokens[:, None], index, found, fill=-1)]
-            # A grown tree's masks and positions are as new as its tokens, and later kernels read them early.
-            gather = after_all(gather) if first_waits or self.sizes.grown else gather
+            gather = after_all(gather) if first_waits else gather
             first_waits, tokens = False, self.tokens.view(-1)
             stages.append(Stage("tree.grow", tuple(gather), TREE, {"tree.tokens": Tap(tokens)}))
         over = TargetPass(

@@ -8,6 +8,8 @@ Source: EAGLE-2, arXiv 2406.16858, section 4; EAGLE-3, arXiv 2503.01840; docs/re
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from eagle3core.geometry import TargetGeometry
@@ -15,18 +17,18 @@ from eagle3core.kernels.card import Call
 from eagle3core.kernels.choice.top_k import TOP_K
 from eagle3core.kernels.layer.take_rows import TAKE_ROWS
 from eagle3core.kernels.slots.open_step import OpenRows
-from eagle3core.kernels.slots.place_rows import PLACE_ROWS
 from eagle3core.kernels.tree.grow_tree import GROW_TREE
 from eagle3core.kernels.tree.select_tree import SELECT_TREE
 from eagle3core.kernels.tree.tree_masks import TREE_MASKS
 from eagle3core.step.buffers import rows_of
-from eagle3core.step.passes import TREE, Emitter, Rows, draft_stages
+from eagle3core.step.passes import TREE, DraftPass, Emitter, Rows, draft_stages
 from eagle3core.step.program import Stage
 from eagle3core.step.propose import Proposal
 from eagle3core.step.ranks import keep_parents
 from eagle3core.step.state import DeviceState
 from eagle3core.step.tree import GrownTree
 from eagle3core.step.tree_tensors import TreeTensors
+from eagle3core.weights.eagle import PackedEagle
 from eagle3core.weights.packed import PackedDraft
 
 
@@ -35,39 +37,45 @@ class TreeProposal(Proposal):
 
     def stages(self, shape: GrownTree, tree: TreeTensors) -> list[Stage]:
         """All passes, and the choice."""
-        arch, opened, k, growth = self.emit.arch, self.opened, shape.top_k, tree.growth
+        opened, k, growth = self.opened, shape.top_k, tree.growth
+        self.powers = tree.powers
         stages, over = self.first_pass()
-        take, scaled, sums = self.last_rows(over)
+        last, scaled, sums = self.last_rows(over)
         head, logits = self.head(scaled, sums)
-        stages.append(self.head_stage(take + head, logits, opened.lengths, "extend"))
-        grow = self._grow(shape, tree, logits, 0)
-        if shape.max_depth > 1:
-            beams = (opened.lengths, opened.tables, tree.positions, tree.slots, self.sizes.block)
-            grow.append(PLACE_ROWS.call(arch, *beams))
-        stages.append(Stage("tree.grow", tuple(grow), TREE))
+        stages.append(self.head_stage(last + head, logits, opened.lengths, "extend"))
+        stages.append(Stage("tree.grow", tuple(self._grow(shape, tree, logits, 0)), TREE))
         above = rows_of(self.own.feedback, self.batch, self.own.feedback.shape[1])
         for level in range(1, shape.max_depth):
-            positions, slots = tree.positions[level - 1].view(-1), tree.slots[level - 1].view(-1)
-            n, earlier = self.batch * k, (level - 1) * k
-            rows = Rows(positions, slots, opened.lengths, opened.tables, growth.beam_mask, earlier=earlier)
-            hidden = rows_of(self.own.hidden, n, self.own.hidden.shape[1])
-            follow = TAKE_ROWS.call(arch, (above,), growth.beam_rows.view(-1), (hidden,))
-            stages.append(Stage("tree.grow", (follow,), TREE))
-            over = self.over(hidden, growth.beam_tokens.view(-1), n, self.own.out)
-            # The passes before wrote keys, and this one's rows and mask, that its attention reads early.
-            stages += draft_stages(self.emit, over, rows, f"level{level}", first_waits=True)
+            positions, slots = opened.chain_positions[level - 1].view(-1), opened.chain_slots[level - 1].view(-1)
+            earlier = (level - 1) * k
+            rows = Rows(positions, slots, opened.lengths, opened.tables, growth.beam_mask, earlier=earlier,
+                        window=self.window)  # fmt: skip
+            passed, over = self._beam_pass(above, tree, rows, f"level{level}")
+            stages += passed
             head, logits = self.head(*self.normed(over))
             stages.append(self.head_stage(head, logits, slots, f"level{level}"))
             stages.append(Stage("tree.grow", tuple(self._grow(shape, tree, logits, level)), TREE))
             above = over.out
         return [*stages, self._choose(tree)]
 
+    def _beam_pass(self, above: Tensor, tree: TreeTensors, rows: Rows, scope: str) -> tuple[list[Stage], DraftPass]:
+        """A pass over a level's beam, whose states are rows of the output `above`."""
+        states, taken = rows_of(self.own.hidden, rows.n, self.own.hidden.shape[1]), tree.growth.beam_rows.view(-1)
+        tokens = tree.growth.beam_tokens.view(-1)
+        if isinstance(self.draft, PackedEagle):  # whose fc writes over these states, from a copy of them
+            take = TAKE_ROWS.call(self.emit.arch, (above,), taken, (states,))
+            passed, over = self.follow(states, tokens, rows, self.own.out, scope)
+            return [Stage("tree.grow", (take,), TREE), *passed], over
+        over = replace(self.over(states, tokens, rows.n, self.own.out), above=(above, taken))
+        # The passes before wrote keys, and this one's rows and mask, that its attention reads early.
+        return draft_stages(self.emit, over, rows, scope, first_waits=True), over
+
     def _grow(self, shape: GrownTree, tree: TreeTensors, logits: Tensor, level: int) -> list[Call]:
         """Candidates of a level, and the next beam."""
         arch, k, n = self.emit.arch, shape.top_k, len(logits)
         log_probs, ids, lse = (rows_of(t, n, *t.shape[1:]) for t in (tree.log_probs, tree.ids, tree.lse))
-        tops = rows_of(tree.tops, n, *tree.tops.shape[1:])
-        seek = TOP_K.call(arch, logits, log_probs, ids, lse, tops)
+        best, powers = (rows_of(t, n, t.shape[1]) for t in (self.own.head.best, tree.powers))
+        seek = TOP_K.call(arch, logits, best, powers, log_probs, ids, lse)
         scores = log_probs.view(self.batch, -1, k)
         if shape.scores is not None:
             scores = shape.scores[level, : scores.shape[1]].to(logits.device).expand_as(scores).contiguous()
@@ -78,7 +86,7 @@ class TreeProposal(Proposal):
         """The nodes of every tree, and what verification needs of them."""
         arch, growth = self.emit.arch, tree.growth
         scored = (growth.scores, growth.tokens, growth.parents)
-        choose = SELECT_TREE.call(arch, *scored, self.opened.roots, tree.ranks, tree.selection)
+        choose = SELECT_TREE.call(arch, *scored, self.opened.roots, self.opened.token_rows, tree.ranks, tree.selection)
         describe = TREE_MASKS.call(arch, tree.selection.parents, self.opened.lengths, tree.masks)
         ranks = self.state.ranks
         kept = [] if ranks is None else [keep_parents(tree.selection.parents, self.state.turn, ranks)]
@@ -93,4 +101,4 @@ def propose_tree(
     assert shape is not None, "a program of a grown tree is made for a state of one"
     assert state.tree is not None, "a state made for a grown tree has its tensors"
     work = TreeProposal(emit, target, draft, state, opened, batch)
-    return work.stages(shape, state.tree.for_batch(batch, shape))
+    return work.stages(shape, state.tree.for_batch(batch))

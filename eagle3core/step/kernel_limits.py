@@ -14,7 +14,7 @@ from eagle3core.geometry import BlockGeometry, DrafterGeometry, DraftGeometry, T
 from eagle3core.kernels.attention.launcher import check_limits
 from eagle3core.kernels.card import ARCHES, DTYPES, PLAIN_TORCH
 from eagle3core.kernels.choice.argmax import MOST_PARTIALS
-from eagle3core.kernels.choice.top_k import join_variant as top_k_join_variant
+from eagle3core.kernels.choice.top_k import top_k_variant
 from eagle3core.kernels.isa.by_row import row_threads
 from eagle3core.kernels.layer.take_rows import MOST_SOURCES
 from eagle3core.kernels.slots.active_slots import MOST_SLOTS
@@ -63,7 +63,7 @@ def _check_tree(spec: SpeculativeConfig, vocabulary: int) -> None:
         return
     pool = pool_size(spec.top_k, spec.depth)
     grow_tree_variant(ARCHES[0], spec.top_k, mask_words(spec.top_k, spec.depth), maps=True)
-    top_k_join_variant(ARCHES[0], "bf16", spec.top_k, vocabulary)
+    top_k_variant(ARCHES[0], "bf16", spec.top_k, vocabulary)
     rank_variant(ARCHES[0], pool)
     line_up_variant(ARCHES[0], pool, spec.n_nodes)
     tree_masks_variant(ARCHES[0], spec.n_nodes, spec.depth + 1)

@@ -7,7 +7,8 @@ the draft will read it. Source: docs/requirements.md R-93, R-104..R-109; fusions
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -15,12 +16,16 @@ from eagle3core.geometry import BlockGeometry
 from eagle3core.kernels.attention.launcher import ATTENTION
 from eagle3core.kernels.card import Call
 from eagle3core.kernels.choice.argmax import ARGMAX_OF_PARTIALS
+from eagle3core.kernels.gemm.launcher import ordered_input
 from eagle3core.kernels.gemm.meaning import GEMM
-from eagle3core.kernels.layer.draft_input import DRAFT_INPUT
+from eagle3core.kernels.gemm.pack import OrderedRows
+from eagle3core.kernels.layer.draft_input import DRAFT_INPUT, TakenRows
 from eagle3core.kernels.layer.embedding import EMBEDDING
+from eagle3core.kernels.layer.feature_input import FEATURE_INPUT
 from eagle3core.kernels.layer.rope import ROPE
 from eagle3core.step.buffers import Activations, HeadRows, rows_of
 from eagle3core.step.program import Stage, Tap, after_all
+from eagle3core.weights.eagle import PackedEagle
 from eagle3core.weights.packed import PackedDraft, PackedLayer, PackedLinear, PackedTarget
 
 TARGET = ("BASE_DECODE_STEP",)
@@ -41,6 +46,7 @@ class Rows:
             the masks' first bits are theirs.
         path_len: tokens of the longest path of a tree, the root included, whose rows' bits are to be those of plain
             decoding; 0 for a chain or a chunk, which have them anyway, and where nobody asks.
+        window: a row at position p sees old keys from position p - window + 1 on; 0: all.
     """
 
     positions: Tensor
@@ -51,6 +57,7 @@ class Rows:
     keys_are_old: bool = True
     earlier: int = 0
     path_len: int = 0
+    window: int = 0
 
     @property
     def batch(self) -> int:
@@ -80,16 +87,23 @@ class Emitter:
     scratch: tuple[Tensor, Tensor] | None = None
 
     def linear(
-        self, m: PackedLinear, x: Tensor, y: Tensor, block: BlockGeometry, **operands: Tensor | None
+        self, m: PackedLinear, x: Tensor, y: Tensor, block: BlockGeometry, ordered: OrderedRows | None = None,
+        **operands: Tensor | None,
     ) -> list[Call]:  # fmt: skip
-        """y = epilogue(x W^T)."""
+        """y = epilogue(x W^T); `ordered`: where x lies for the kernel as well."""
         given = {name: tensor for name, tensor in {**operands, "bias": m.bias}.items() if tensor is not None}
         call = GEMM.call(
             self.arch, m.epilogue, x=x, w=m.weight, y=y, k=m.k, packed=m.is_packed, weight_rows=m.rows,
             q_heads=block.n_heads, kv_heads=block.n_kv_heads, eps=block.rms_norm_eps, scratch=self.scratch,
-            operands=given,
+            ordered=ordered, operands=given,
         )  # fmt: skip
         return [call]
+
+    def ordered_for(self, m: PackedLinear, n: int) -> OrderedRows | None:
+        """Where whoever makes `n` rows for a map may leave them for its kernel; nobody else may run in between."""
+        if self.arch is None or not m.is_packed:
+            return None
+        return ordered_input(self.arch, n, m.rows, m.k, m.weight.dtype, self.scratch)
 
     def qkv(
         self, layer: PackedLayer, x: Tensor, sums: Tensor | None, act: Activations, rows: Rows,
@@ -109,14 +123,19 @@ class Emitter:
             second=pages[0], third=pages[1],
         )  # fmt: skip
 
-    def attend(self, act: Activations, rows: Rows, pages: tuple[Tensor, Tensor], block: BlockGeometry) -> list[Call]:
-        """Attention of the pass's q into `act.mixed`."""
+    def attend(
+        self, layer: PackedLayer, act: Activations, rows: Rows, pages: tuple[Tensor, Tensor], block: BlockGeometry
+    ) -> list[Call]:  # fmt: skip
+        """Attention of the pass's q into `act.mixed`, and where `project` reads it."""
         shape = (rows.batch, rows.tokens, block.n_heads, block.head_dim)
+        near: dict[str, Any] = {}
+        if rows.window:
+            near = {"window": rows.window, "positions": rows.positions.view(rows.batch, rows.tokens)}
         call = ATTENTION.call(
             self.arch, q=rows_of(act.q, *shape), k_blocks=pages[0], v_blocks=pages[1], block_tables=rows.tables,
             prefix_lens=rows.prefix, masks=rows.masks, out=rows_of(act.mixed, *shape),
             scratch=(act.partial, act.tops), order=self.order, earlier=rows.earlier,
-            path_len=rows.path_len,
+            path_len=rows.path_len, ordered=self.ordered_for(layer.o, rows.n), **near,
         )  # fmt: skip
         return [call] if rows.keys_are_old else after_all([call])
 
@@ -138,14 +157,19 @@ class Emitter:
         """Attention's output map; the residual stream after attention goes to `act.middle`."""
         mixed, middle, scaled, sums = (rows_of(t, n, t.shape[1]) for t in (act.mixed, act.middle, act.scaled, act.sums))
         return self.linear(
-            layer.o, mixed, middle, block, residual=residual, gain=layer.mlp_gain, second=scaled, third=sums
-        )
+            layer.o, mixed, middle, block, self.ordered_for(layer.o, n), residual=residual, gain=layer.mlp_gain,
+            second=scaled, third=sums,
+        )  # fmt: skip
 
-    def head(self, m: PackedLinear, scaled: Tensor, sums: Tensor, out: HeadRows, block: BlockGeometry) -> list[Call]:
-        """Logits of `scaled: [n, E]` and their partial maxima."""
-        n = len(scaled)
-        logits, best, column = (rows_of(t, n, t.shape[1]) for t in (out.logits, out.best, out.column))
-        return self.linear(m, scaled, logits, block, sums=sums, second=best, third=column)
+    def head(
+        self, m: PackedLinear, scaled: Tensor, sums: Tensor, out: HeadRows, block: BlockGeometry,
+        powers: Tensor | None = None,
+    ) -> list[Call]:  # fmt: skip
+        """Logits of `scaled: [n, E]` and the best of every 16: with its column, or with the sum of powers."""
+        n, third = len(scaled), out.column if powers is None else powers
+        logits, best, third = (rows_of(t, n, t.shape[1]) for t in (out.logits, out.best, third))
+        m = m if powers is None else replace(m, epilogue=replace(m.epilogue, has_powers=True))
+        return self.linear(m, scaled, logits, block, sums=sums, second=best, third=third)
 
     def choose(self, out: HeadRows, n: int, ids: Tensor, to_target: Tensor | None = None) -> list[Call]:
         """`ids: [n]` target ids of the largest logits."""
@@ -200,7 +224,7 @@ def target_stages(
         pages = (over.k[i], over.v[i])
         attend = [
             *emit.qkv(layer, scaled, sums, act, rows, pages, block),
-            *emit.attend(act, rows, pages, block),
+            *emit.attend(layer, act, rows, pages, block),
             *emit.project(layer, act, n, stream_of(i), block),
         ]
         middle, name = rows_of(act.middle, n, width), f"{role}.{i}"
@@ -215,9 +239,10 @@ class DraftPass:
     """Operands of a pass over the draft layer.
 
     Attributes:
-        hidden: `[n, Hd]` fused taps, or the feedback of the level before.
+        hidden: `[n, Hd]` fused taps, or the feedback of the level before; of an EAGLE-1 head what its fc gives.
         tokens: `[n]` target ids. x: `[n, 2 Hd]` scratch. out: `[n, Hd]` the layer's output.
         k, v: `[n_blocks, K, block, D]`.
+        above: rows `[m, Hd]` and `[n]` int32 which of them `hidden` is; the pass puts them there. None: it is there.
     """
 
     model: PackedDraft
@@ -228,17 +253,37 @@ class DraftPass:
     out: Tensor
     k: Tensor
     v: Tensor
+    above: tuple[Tensor, Tensor] | None = None
+
+
+def fused_feature(emit: Emitter, over: DraftPass, feature: Tensor, eps: float | None) -> list[Call]:
+    """`over.hidden` of an EAGLE-1 head: fc of the tokens' embeddings beside `feature: [n, H]`.
+
+    `eps`: of the target's final norm, where the features are its captured streams; None where the head's own are fed.
+    """
+    model, block = over.model, over.model.geometry.block
+    gain = None if eps is None else model.hidden_gain
+    join = FEATURE_INPUT.call(emit.arch, over.tokens, model.embedding, feature, gain, over.x, eps or block.rms_norm_eps)
+    return [join, *emit.linear(model.fc, over.x, over.hidden, block)]
 
 
 def draft_keys(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, first_waits: bool) -> Stage:
     """The draft's attention input, q, and k and v in its cache."""
     model, block = over.model, over.model.geometry.block
+    if isinstance(model, PackedEagle):  # whose fc has read the embedding, and which norms nothing before q, k, v
+        calls = emit.qkv(model.layer, over.hidden, None, over.act, rows, (over.k, over.v), block)
+        return _keys_stage(calls, over, rows, scope)
+    read, by = (over.hidden, None) if over.above is None else (over.above[0], TakenRows(over.above[1], over.hidden))
     joined = DRAFT_INPUT.call(
-        emit.arch, over.tokens, model.embedding, over.hidden, model.layer.attn_gain, model.hidden_gain, over.x,
-        block.rms_norm_eps,
+        emit.arch, over.tokens, model.embedding, read, model.layer.attn_gain, model.hidden_gain, over.x,
+        block.rms_norm_eps, by,
     )  # fmt: skip
     calls = after_all([joined]) if first_waits else [joined]
     calls += emit.qkv(model.layer, over.x, None, over.act, rows, (over.k, over.v), block)
+    return _keys_stage(calls, over, rows, scope)
+
+
+def _keys_stage(calls: list[Call], over: DraftPass, rows: Rows, scope: str) -> Stage:
     taps = {
         "draft.tokens": Tap(over.tokens, rows.slots, scope), "draft.fc": Tap(over.hidden, rows.slots, scope),
         "draft.concat": Tap(over.x, rows.slots, scope),
@@ -250,7 +295,7 @@ def draft_stages(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, firs
     """The draft layer; its output is left in `over.out`, what the head reads in the activations."""
     model, act, block, n = over.model, over.act, over.model.geometry.block, rows.n
     attend = [
-        *emit.attend(act, rows, (over.k, over.v), block),
+        *emit.attend(model.layer, act, rows, (over.k, over.v), block),
         *emit.project(model.layer, act, n, over.hidden, block),
     ]
     forward = emit.mlp(model.layer, act, n, over.out, model.final_gain, block)

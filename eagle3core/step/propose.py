@@ -7,6 +7,8 @@ Source: EAGLE-3, arXiv 2503.01840, section 3; of the small model Leviathan et al
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -26,11 +28,13 @@ from eagle3core.step.passes import (
     TargetPass,
     draft_keys,
     draft_stages,
+    fused_feature,
     target_stages,
 )
 from eagle3core.step.program import Stage, Tap, after_all
 from eagle3core.step.ranks import keep_logits
 from eagle3core.step.state import DeviceState
+from eagle3core.weights.eagle import PackedEagle
 from eagle3core.weights.packed import PackedDraft, PackedTarget
 
 
@@ -44,7 +48,8 @@ def level_rows(opened: OpenRows, batch: int, level: int) -> Rows:
     """Where a chained pass has its one row a sequence; level 1 is the first."""
     at = level - 1
     lengths, mask = opened.chain_lengths[at], triangle(opened, batch, 1)
-    return Rows(opened.chain_positions[at], opened.chain_slots[at], lengths, opened.tables, mask)
+    positions, slots = opened.chain_positions[at].view(-1), opened.chain_slots[at].view(-1)
+    return Rows(positions, slots, lengths, opened.tables, mask)
 
 
 def head_stage(calls: list[Call], logits: Tensor, rows: Tensor, scope: str) -> Stage:
@@ -56,6 +61,8 @@ def head_stage(calls: list[Call], logits: Tensor, rows: Tensor, scope: str) -> S
 class Proposal:
     """A head's passes for `batch` sequences, of whatever shape the drafts are."""
 
+    powers: Tensor | None = None  # where the head leaves them, if somebody reads them
+
     def __init__(
         self, emit: Emitter, target: TargetGeometry, draft: PackedDraft, state: DeviceState, opened: OpenRows,
         batch: int,
@@ -63,6 +70,7 @@ class Proposal:
         assert state.draft is not None, "a state made with a draft has its tensors"
         self.emit, self.target, self.draft, self.state, self.opened = emit, target, draft, state, opened
         self.batch, self.own, self.sizes = batch, state.draft, state.sizes
+        self.window = min((w for w in (state.sizes.draft_window, draft.geometry.window) if w), default=0)
 
     def first_pass(self) -> tuple[list[Stage], DraftPass]:
         """The pass over pending entries, which begins with their fused taps."""
@@ -70,7 +78,8 @@ class Proposal:
         n, entries = self.batch * pending, opened.entry_slots.view(-1)
         fuse, hidden = self._fused(n)
         stages = [fuse]
-        rows = Rows(opened.entry_positions.view(-1), entries, opened.entry_lengths, opened.tables, self.causal(pending))
+        rows = Rows(opened.entry_positions.view(-1), entries, opened.entry_lengths, opened.tables, self.causal(pending),
+                    window=self.window)  # fmt: skip
         over = self.over(hidden, opened.entry_tokens.view(-1), n, own.out)
         stages += draft_stages(self.emit, over, rows, "extend", first_waits=False)
         return stages, over
@@ -93,9 +102,29 @@ class Proposal:
         taps, hidden = rows_of(own.taps, n, own.taps.shape[1]), rows_of(own.hidden, n, own.hidden.shape[1])
         parts = columns_of(taps, self.target.block.hidden_size)
         fuse = after_all([TAKE_ROWS.call(self.emit.arch, self.state.captured, opened.entry_rows.view(-1), parts)])
-        fuse += self.emit.linear(draft.fc, taps, hidden, draft.geometry.block)
+        if isinstance(draft, PackedEagle):
+            over = self.over(hidden, opened.entry_tokens.view(-1), n, own.out)
+            fuse += fused_feature(self.emit, over, taps, self.target.block.rms_norm_eps)
+        else:
+            fuse += self.emit.linear(draft.fc, taps, hidden, draft.geometry.block)
         tap = Tap(taps, opened.entry_slots.view(-1), "extend")
         return Stage("draft.fc", tuple(fuse), DRAFT, {"draft.taps": tap}), hidden
+
+    def follow(
+        self, feature: Tensor, tokens: Tensor, rows: Rows, out: Tensor, scope: str
+    ) -> tuple[list[Stage], DraftPass]:
+        """A pass over states `feature: [n, Hd]` that the draft itself gave, each with a token."""
+        # The passes before wrote keys, and of a tree this one's rows and mask, that its attention reads early.
+        if not isinstance(self.draft, PackedEagle):
+            over = self.over(feature, tokens, rows.n, out)
+            return draft_stages(self.emit, over, rows, scope, first_waits=True), over
+        hidden = rows_of(self.own.hidden, rows.n, self.own.hidden.shape[1])
+        over = self.over(hidden, tokens, rows.n, out)
+        fuse = after_all(fused_feature(self.emit, over, feature, None))
+        return [
+            Stage("draft.fc", tuple(fuse), DRAFT),
+            *draft_stages(self.emit, over, rows, scope, first_waits=False),
+        ], over
 
     def over(self, hidden: Tensor, tokens: Tensor, n: int, out: Tensor) -> DraftPass:
         """Operands of a pass over `n` rows."""
@@ -118,7 +147,7 @@ class Proposal:
     def head(self, scaled: Tensor, sums: Tensor) -> tuple[list[Call], Tensor]:
         """The head's calls, and its logits `[n, Vd]`."""
         out = self.own.head
-        calls = self.emit.head(self.draft.head, scaled, sums, out, self.draft.geometry.block)
+        calls = self.emit.head(self.draft.head, scaled, sums, out, self.draft.geometry.block, self.powers)
         return calls, rows_of(out.logits, len(scaled), out.logits.shape[1])
 
     def causal(self, tokens: int) -> Tensor:
@@ -143,10 +172,10 @@ class ChainProposal(Proposal):
         stages += self._choose(take, scaled, sums, drafted, 0)
         feedback, spare = own.feedback, own.next_feedback
         for level in range(1, self.sizes.path_len - 1):
-            rows = level_rows(opened, batch, level)
-            over = self.over(rows_of(feedback, batch, feedback.shape[1]), drafted[level], batch, spare)
-            # The pass before wrote keys that this one's attention reads early.
-            stages += draft_stages(self.emit, over, rows, f"chain{level}", first_waits=True)
+            rows = replace(level_rows(opened, batch, level), window=self.window)
+            above = rows_of(feedback, batch, feedback.shape[1])
+            passed, over = self.follow(above, drafted[level], rows, spare, f"chain{level}")
+            stages += passed
             stages += self._choose([], *self.normed(over), drafted, level)
             feedback, spare = spare, feedback
         return stages

@@ -67,8 +67,9 @@ class EagerReplayer:
 
 def compute(calls: Sequence[Call]) -> None:
     """What the calls mean, one after the other, in plain torch on the device of their operands."""
-    for call in calls:
-        call.meaning()
+    with torch.no_grad():  # what gradients need costs small tensors time; inference mode would hide reads of the host
+        for call in calls:
+            call.meaning()
 
 
 def emulate(calls: Sequence[Call]) -> None:

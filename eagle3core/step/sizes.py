@@ -57,6 +57,7 @@ class DeviceSizes:
         acceptance: the rule by which drafts are accepted; None: where they are the target's own choice.
         n_kept: places of a slot for states of steps without drafts, a power of two, so that such steps may be mixed
             with others of any depth; 0: every step is of the tree.
+        draft_window: positions back that a head drafts with, its own included; 0: all, or the head's own window.
     """
 
     n_slots: int
@@ -70,6 +71,7 @@ class DeviceSizes:
     pool: int | None = None
     acceptance: AcceptanceRule | None = None
     n_kept: int = 0
+    draft_window: int = 0
 
     @property
     def entries(self) -> int:
@@ -131,8 +133,8 @@ class DeviceSizes:
 
     @property
     def chain_levels(self) -> int:
-        """Passes of the draft after its first in which a sequence has one row, placed as the step opens."""
-        return 0 if self.grown else max(self.path_len - 2, 0)
+        """Passes of the draft after its first, whose rows, `beam` a sequence, are placed as the step opens."""
+        return max(self.path_len - 2, 0)
 
     @property
     def draws_drafts(self) -> bool:

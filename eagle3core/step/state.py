@@ -231,7 +231,8 @@ def _step_tensors(sizes: DeviceSizes, pending: int, make: Callable[..., Tensor])
         **{name: make(slots, nodes) for name in ("token_rows", "positions", "slots")},
         "masks": make(slots, nodes, words), "entry_lengths": make(slots),
         **{f"entry_{name}": make(slots, pending) for name in ("rows", "tokens", "positions", "slots")},
-        "last_rows": make(slots), **{f"chain_{n}": make(levels, slots) for n in ("lengths", "positions", "slots")},
+        "last_rows": make(slots), "chain_lengths": make(levels, slots),
+        **{f"chain_{name}": make(levels, slots, sizes.beam) for name in ("positions", "slots")},
     }  # fmt: skip
     accepted = {
         "n_accepted": make(slots), "n_committed": make(slots), "path": make(slots, path), "tokens": make(slots, path),

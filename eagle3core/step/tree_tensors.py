@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.choice.top_k import scratch_shape
+from eagle3core.kernels.isa.powers import PIECE
 from eagle3core.kernels.tree.grow_tree import Growth, new_growth, pool_size
 from eagle3core.kernels.tree.select_tree import Selection
 from eagle3core.kernels.tree.tree_masks import TreeMasks, new_tree_masks
@@ -23,33 +23,29 @@ class TreeTensors:
     """A grown tree for each of S sequences; int32 unless said.
 
     Attributes:
-        log_probs: f32, and ids: `[S * k, k]` candidates of a beam's nodes. lse: `[S * k]` f32 and tops: of `top_k`.
+        log_probs: f32, and ids: `[S * k, k]` candidates of a beam's nodes. lse: `[S * k]` f32 of their logits.
+        powers: `[S * k, V / 16]` f32 what the head leaves of every 16 logits beside the best.
         growth: scored candidates and the beam. ranks: `[S, P]` scratch. selection: the nodes. masks: of the nodes.
-        positions, slots: `[levels - 1, S, k]` of the draft's passes over beams.
     """
 
     log_probs: Tensor
     ids: Tensor
     lse: Tensor
-    tops: Tensor
+    powers: Tensor
     growth: Growth
     ranks: Tensor
     selection: Selection
     masks: TreeMasks
-    positions: Tensor
-    slots: Tensor
 
-    def for_batch(self, batch: int, tree: GrownTree) -> TreeTensors:
+    def for_batch(self, batch: int) -> TreeTensors:
         """The same memory for the first `batch` sequences."""
 
         def first(tensor: Tensor) -> Tensor:
             return rows_of(tensor, batch, *tensor.shape[1:])
 
-        levels, k = tree.max_depth - 1, tree.top_k
         return TreeTensors(
-            self.log_probs, self.ids, self.lse, self.tops, Growth(*map(first, self.growth)), first(self.ranks),
+            self.log_probs, self.ids, self.lse, self.powers, Growth(*map(first, self.growth)), first(self.ranks),
             Selection(*map(first, self.selection)), TreeMasks(*map(first, self.masks)),
-            rows_of(self.positions, levels, batch, k), rows_of(self.slots, levels, batch, k),
         )  # fmt: skip
 
 
@@ -65,9 +61,8 @@ def new_tree_tensors(tree: GrownTree, slots: int, vocabulary: int, device: torch
 
     return TreeTensors(
         log_probs=floats(rows, k), ids=integers(rows, k), lse=floats(rows),
-        tops=floats(*scratch_shape(rows, vocabulary)), growth=new_growth(slots, k, tree.max_depth, device),
+        powers=floats(rows, vocabulary // PIECE), growth=new_growth(slots, k, tree.max_depth, device),
         ranks=integers(slots, pool_size(k, tree.max_depth)),
         selection=Selection(*(integers(slots, nodes) for _ in Selection._fields)),
         masks=new_tree_masks(slots, nodes, tree.max_depth + 1, device),
-        positions=integers(tree.max_depth - 1, slots, k), slots=integers(tree.max_depth - 1, slots, k),
     )  # fmt: skip

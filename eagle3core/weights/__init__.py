@@ -3,13 +3,14 @@
 Imports kernels (for the order of packing) and checkpoints; a new weight format is a new file here.
 """
 
+from eagle3core.weights.checkpoints import pack_checkpoints
+from eagle3core.weights.eagle import PackedEagle, pack_eagle
 from eagle3core.weights.packed import (
     Drafter,
     PackedDraft,
     PackedLinear,
     PackedTarget,
     Source,
-    pack_checkpoints,
     pack_draft,
     pack_target,
 )
@@ -18,11 +19,13 @@ from eagle3core.weights.rope import rope_frequencies
 __all__ = [
     "Drafter",
     "PackedDraft",
+    "PackedEagle",
     "PackedLinear",
     "PackedTarget",
     "Source",
     "pack_checkpoints",
     "pack_draft",
+    "pack_eagle",
     "pack_target",
     "rope_frequencies",
 ]

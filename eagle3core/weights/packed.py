@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3core.checkpoint.draft import DraftCheckpoint
-from eagle3core.checkpoint.target import EMBEDDING, HEAD, TargetCheckpoint, biased_maps
+from eagle3core.checkpoint.target import EMBEDDING, HEAD, biased_maps
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
 from eagle3core.kernels.gemm.launcher import pack_weight
@@ -268,26 +267,6 @@ def pack_draft(
         shares_embedding=not geometry.has_embedding,
         shares_head=not geometry.has_head,
     )
-
-
-def pack_checkpoints(
-    target: TargetCheckpoint, draft: DraftCheckpoint | None, *, device: torch.device, block: int, packs: bool = True
-) -> tuple[PackedTarget, PackedDraft | None]:
-    """Both models of loaded checkpoints; every raw tensor is dropped from its checkpoint once it has been read."""
-    if target.geometry.tie_word_embeddings:
-        target.weights.pop(HEAD, None)  # a second name of the embedding, which nobody asks for
-    packed = pack_target(
-        target.geometry,
-        target.weights.pop,
-        dtype=target.dtype,
-        device=device,
-        block=block,
-        taps=draft.geometry.taps if draft else (),
-        packs=packs,
-    )
-    if draft is None:
-        return packed, None
-    return packed, pack_draft(draft.geometry, draft.weights.pop, draft.draft_to_target, packed, block=block)
 
 
 def _padded_map(draft_to_target: Tensor | None, rows: int) -> Tensor | None:

@@ -6,7 +6,7 @@ Counting and its terms are in `lab.acceptance.counts`; what the count should hav
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -55,6 +55,7 @@ def measure_acceptance(
     batch: int = 8,
     ignore_eos: bool = False,
     fault: str | None = None,
+    logs: Mapping[int, Path] | None = None,
     on_depth: Callable[[int], None] | None = None,
 ) -> AcceptanceReport:
     """Generate greedily with speculation at every depth and count.
@@ -68,6 +69,7 @@ def measure_acceptance(
         batch: requests decoded together.
         ignore_eos: go on past end tokens, so that every prompt gives max_new_tokens tokens.
         fault: name of a bug to plant in the engine (`lab.parity.faults`).
+        logs: by depth, files that its engine logs acceptance to; one that is there is written anew.
         on_depth: called with each k before it is measured.
 
     Raises:
@@ -82,7 +84,7 @@ def measure_acceptance(
     pair = PairUnderTest(Path(target), Path(draft), dtype, device)
     generation = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
     depths = []
-    for k, engine in _engines(pair, prompts, ks, max_new_tokens, batch):
+    for k, engine in _engines(pair, prompts, ks, max_new_tokens, batch, logs or {}):
         if on_depth is not None:
             on_depth(k)
         spoiled = faults.plant(engine, fault) if fault else engine
@@ -92,7 +94,12 @@ def measure_acceptance(
 
 
 def _engines(
-    pair: PairUnderTest, prompts: Sequence[Prompt], ks: Sequence[int], max_new_tokens: int, batch: int
+    pair: PairUnderTest,
+    prompts: Sequence[Prompt],
+    ks: Sequence[int],
+    max_new_tokens: int,
+    batch: int,
+    logs: Mapping[int, Path],
 ) -> Iterator[tuple[int, Engine]]:
     """An engine a depth; the weights are read once and shared."""
     n_tokens = max(len(prompt.ids) for prompt in prompts) + max_new_tokens + 2 * (max(ks) + 1)
@@ -103,7 +110,10 @@ def _engines(
     for k in ks:
         # Limits left out are derived from k; a replaced copy would keep those of the deepest.
         shallow = replace(spec, num_speculative_tokens=k, max_path_len=None, max_decoding_tokens=None)
-        yield k, Engine(copy.copy(first.target), first.draft, replace(first.config, speculative_config=shallow))
+        if k in logs:
+            logs[k].unlink(missing_ok=True)
+        config = replace(first.config, speculative_config=shallow, acceptance_log=logs.get(k))
+        yield k, Engine(copy.copy(first.target), first.draft, config)
 
 
 def in_draft_vocabulary(engine: Engine) -> Callable[[Sequence[int]], int]:

@@ -37,7 +37,7 @@ _OUTCOME_FIELDS = {field.name for field in fields(NotebookOutcome)}
 PLACE_PARAMETERS = ("run_dir", "job")
 PAIR_PARAMETERS = ("target", "draft", "prompts")
 # Each names a file that a notebook reads; it is looked for where the command was typed.
-FILE_PARAMETERS = ("acceptance", "chat_template", "config", "reference", "rows", "shapes")
+FILE_PARAMETERS = ("acceptance", "chat_template", "config", "golden", "reference", "rows", "shapes")
 # Files up to this size enter a content hash whole; of larger ones the first and last such part and the size do.
 _HASHED_BYTES = 1 << 24
 

@@ -12,8 +12,8 @@ from lab.options.trees import DynamicSize, check_choices, read_dynamic
 from lab.options.values import MOST_DRAFTS, DeviceName, of_text
 
 ServeDtypeName = Literal["auto", "float64", "float32", "bfloat16", "float16"]
-MethodName = Literal["eagle3", "draft_target", "ngram", "suffix"]
-LOOKUP_NAMES = ("ngram", "suffix")
+MethodName = Literal["eagle3", "eagle", "draft_target", "ngram", "suffix"]
+HEAD_NAMES, LOOKUP_NAMES = ("eagle3", "eagle"), ("ngram", "suffix")
 MOST_MIB = 1024
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 
@@ -29,7 +29,9 @@ class ServeOptions(Options):
     host: str = option("127.0.0.1", "address to listen at")
     port: int = option(8000, "0 takes one that is free, and says which", ge=0, le=65535)
     name: str = option("", "of the model, as clients write it; default: the target's folder")
-    method: MethodName = option("eagle3", "a head, a small model (draft_target), or a look-up without a draft")
+    method: MethodName = option(
+        "eagle3", "a head (eagle: of EAGLE-1 and 2), a small model (draft_target), or a look-up without a draft"
+    )
     spec_k: int = option(3, "drafts a step, 0 is plain decoding", ge=0, le=MOST_DRAFTS)
     choices: Annotated[str, AfterValidator(check_choices)] = option(
         "", "a fixed tree in place of --spec-k: a published name, or a file of choices", metavar="NAME|FILE"
@@ -62,15 +64,15 @@ class ServeOptions(Options):
             raise ExperimentError("both --choices and --dynamic", "one of the two", "leave one of them out")
         if self.draft and not self.target:
             raise ExperimentError("--draft without --target", "both, --target alone, or neither", "name the target")
-        if self.method != "eagle3" and (self.choices or self.dynamic is not None):
+        if self.method not in HEAD_NAMES and (self.choices or self.dynamic is not None):
             raise ExperimentError(
                 f"--method {self.method} with a tree", "a chain of --spec-k tokens", "leave --choices and --dynamic out"
             )
-        lacks_draft = self.method == "draft_target" and not self.draft
+        lacks_draft = self.method in ("eagle", "draft_target") and not self.draft
         if lacks_draft or (self.method in LOOKUP_NAMES and self.draft):
             raise ExperimentError(
                 f"--method {self.method} {'with' if self.draft else 'without'} --draft",
-                "a draft for draft_target, none for a look-up", "correct --method or --draft",
+                "a draft for eagle and draft_target, none for a look-up", "correct --method or --draft",
             )  # fmt: skip
         if self.target and not self.draft and (self.choices or self.dynamic is not None):
             raise ExperimentError("a tree without --draft", "trees that a draft grows", "name the draft's directory")

@@ -115,3 +115,20 @@ class FmhaOptions(SweepOptions):
     orders_dim: int = option(128, "head size of --orders", ge=1)
     tile_stats: bool = option(False, "count tiles too, with kernels of their own", variable="EAGLE3_FMHA_TILE_STATS")
     ab: bool = option(False, "hold the default against plain attention first", variable="EAGLE3_FMHA_AB")
+
+
+def read_steps(text: str) -> tuple[str, ...]:
+    """What steps draft, by name, separated by commas."""
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names) or len(set(names)) < len(names):
+        raise refused(text, "names without repeats, e.g. plain,chain-3,dynamic-16/4/4")
+    return names
+
+
+class StepOptions(SweepOptions):
+    """Time settings of the matrix products in the target's pass of whole steps, and keep the best. Needs a GPU."""
+
+    steps: Annotated[tuple[str, ...], of_text(read_steps)] = option(
+        "dynamic-16/4/4", "what each step drafts: plain, chain-K, dynamic-NODES/DEPTH/TOP_K", metavar="NAME,..."
+    )
+    context: int = option(512, "tokens before the step", ge=1)

@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 from device_engines import engine_by_meaning
+from rings import slow_but
 from tiny_engines import (
+    DYNAMIC_TREE,
+    FIXED_TREE,
     Pair,
     accepted_counts,
-    engine_config,
+    drafting_engine,
     is_empty,
     new_tokens,
+    plain_tokens,
     random_prompts,
     tiny_engine,
     tokens_of,
@@ -26,7 +30,6 @@ from eagle3core import (
     RejectionAcceptance,
     RelaxedAcceptance,
     Response,
-    SpeculativeConfig,
     SpeculativeDecodingStats,
 )
 from eagle3core.acceptance import AcceptanceRule
@@ -37,14 +40,11 @@ pytestmark = pytest.mark.reference
 
 LENGTHS = [3, 9, 1, 17]
 CHAIN = {"num_speculative_tokens": 3}
-FIXED = {"choices": [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]}
-TREE = {"use_dynamic_tree": True, "dynamic_tree_max_top_k": 3, "max_decoding_tokens": 10}
 FORCED = ForcedAcceptance(length=2.5)
 
 
 def engine_by(pair: Pair, rule: AcceptanceRule | None, how: dict[str, Any], **changes: Any) -> Engine:
-    spec = SpeculativeConfig(model=str(pair[1]), acceptance=rule, **how)
-    return Engine.from_pretrained(pair[0], engine_config(pair, None, speculative_config=spec, **changes))
+    return drafting_engine(pair, {**how, "acceptance": rule}, **changes)
 
 
 def lengths_of(responses: list[Response]) -> list[float]:
@@ -53,8 +53,11 @@ def lengths_of(responses: list[Response]) -> list[float]:
     return [info.mean_acceptance_length or 0.0 for info in infos if info is not None]
 
 
-@pytest.mark.parametrize("how", [CHAIN, FIXED], ids=["chain", "tree"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("how", "temperature"),
+    slow_but([(CHAIN, 0.0), (FIXED_TREE, 1.0)], [(how, heat) for heat in (0.0, 1.0) for how in (CHAIN, FIXED_TREE)]),
+    ids=["chain", "tree", "chain drawn", "tree drawn"],
+)
 def test_a_forced_length_is_what_every_step_commits(pair: Pair, how: dict[str, Any], temperature: float) -> None:
     prompts = random_prompts(LENGTHS)
     draws = {"temperature": temperature, "seed": 1} if temperature else {}
@@ -76,8 +79,8 @@ def test_a_forced_fraction_comes_out_over_many_steps_whatever_runs_beside(pair: 
     # Four standard deviations.
     assert abs(sum(counts) / len(counts) - 1.5) < 4 * 0.5 / len(counts) ** 0.5
     # The same requests with one slot: ids and positions are the same, and so is what is forced.
-    alone = engine_by(pair, FORCED, CHAIN, max_batch_size=1).generate(prompts, new_tokens(50))
-    assert tokens_of(alone) == tokens_of(together)
+    alone = engine_by(pair, FORCED, CHAIN, max_batch_size=1).generate(prompts[:3], new_tokens(50))
+    assert tokens_of(alone) == tokens_of(together[:3])
 
 
 def test_whoever_reads_a_forced_answer_is_told(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
@@ -113,14 +116,14 @@ def test_whoever_reads_a_forced_answer_is_told(pair: Pair, caplog: pytest.LogCap
         stats.update_from_output(usual)
 
 
-@pytest.mark.parametrize("how", [CHAIN, FIXED, TREE], ids=["chain", "fixed", "dynamic"])
+@pytest.mark.parametrize("how", [CHAIN, FIXED_TREE, DYNAMIC_TREE], ids=["chain", "fixed", "dynamic"])
 def test_rules_that_let_everything_through_accept_every_draft_and_strict_ones_decode_plainly(
     pair: Pair, how: dict[str, Any]
 ) -> None:
     prompts = random_prompts(LENGTHS)
-    plain = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(17)))
+    plain = plain_tokens(pair, prompts, 17)
     open_ = engine_by(pair, RelaxedAcceptance(6, 100.0), how).generate(prompts, new_tokens(17))
-    if how is not TREE:  # a dynamic one need not reach its depth
+    if how is not DYNAMIC_TREE:  # a dynamic one need not reach its depth
         assert lengths_of(open_) == [4.0] * 4
     assert min(lengths_of(open_)) >= 2.0
     strict = engine_by(pair, RelaxedAcceptance(1, 0.0), how).generate(prompts, new_tokens(17))
@@ -148,7 +151,7 @@ def test_medusas_rule_is_lossy_for_drawn_requests_and_plain_decoding_for_greedy_
     limits = [new_tokens(16), new_tokens(16, temperature=1.0, seed=1)] * 2
     responses = engine.generate(prompts, limits)
     assert [response.lossy is None for response in responses] == [True, False, True, False]
-    plain = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(16)))
+    plain = plain_tokens(pair, prompts, 16)
     assert [responses[0].token_ids, responses[2].token_ids] == [plain[0], plain[2]]
     matched = tiny_engine(pair, 3).generate(prompts, limits)
     drawn = [sum(lengths_of([each[1], each[3]])) for each in (responses, matched)]
@@ -157,7 +160,7 @@ def test_medusas_rule_is_lossy_for_drawn_requests_and_plain_decoding_for_greedy_
 
 def test_greedy_requests_by_rejection_decode_plainly(pair: Pair) -> None:
     prompts = random_prompts(LENGTHS)
-    plain = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(20)))
+    plain = plain_tokens(pair, prompts, 20)
     responses = engine_by(pair, RejectionAcceptance(), CHAIN).generate(prompts, new_tokens(20))
     assert tokens_of(own_tokens(responses)) == plain
 
@@ -180,7 +183,7 @@ def test_whoever_compares_tokens_refuses_answers_that_are_not_the_targets_own(pa
             own_tokens(engine_by(pair, rule, CHAIN).generate(random_prompts([4]), new_tokens(4)))
 
 
-@pytest.mark.parametrize("n_slots", [2, 3])
+@pytest.mark.parametrize("n_slots", slow_but([3], [2, 3]))
 def test_a_draft_that_knows_a_quarter_of_the_tokens_draws_the_same_alone_and_in_company(
     nano_pair: Pair, n_slots: int
 ) -> None:

@@ -20,6 +20,7 @@ SHAPES = ["plain", "chain-3", "chain-5", "mc_sim_7b_63", "dynamic-60/7/10", "bes
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_shape_is_measured_beside_the_others_and_changes_no_token(tmp_path: Path) -> None:
     out = tmp_path / "reports" / "trees"
     assert run_one(RunOptions(notebook="32_trees", settings=SETTINGS, out=out)) == 0

@@ -17,7 +17,8 @@ from eagle3core.step.run import DeviceRunner
 from eagle3core.step.sizes import DeviceSizes
 from eagle3core.step.tree import FlatTree, GrownTree, chain_tree
 from eagle3core.trace import Trace
-from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_checkpoints
+from eagle3core.weights.checkpoints import pack_checkpoints
+from eagle3core.weights.packed import PackedDraft, PackedTarget
 
 NANO: dict[str, Any] = {
     "n_layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "ffn": 64, "vocab": 256, "draft_vocab": 64,
@@ -33,10 +34,10 @@ def write_nano_pair(directory: Path, **changes: Any) -> Pair:
     return write_agreeing_pair(directory, **{**NANO, **changes})
 
 
-def packed_pair(pair: Pair, *, drafts: bool = True) -> tuple[PackedTarget, PackedDraft | None]:
+def packed_pair(pair: Pair, *, drafts: bool = True, method: str = "eagle3") -> tuple[PackedTarget, PackedDraft | None]:
     """Both models packed in bf16."""
     target = load_target(pair[0], dtype=torch.bfloat16)
-    draft = load_draft(pair[1], target.geometry, dtype=torch.bfloat16) if drafts else None
+    draft = load_draft(pair[1], target.geometry, dtype=torch.bfloat16, method=method) if drafts else None
     return pack_checkpoints(target, draft, device=CPU, block=64)
 
 
@@ -53,15 +54,19 @@ def device_runner(
     chunk: int = 64,
     n_behind: int | None = None,
     acceptance: AcceptanceRule | None = None,
-    n_kept: int = 0,
+    method: str = "eagle3",
+    **sized: int,
 ) -> DeviceRunner:
-    """A runner of `k` drafts a step, of a tree that the draft grows, or of another whose tokens come from outside."""
+    """A runner of `k` drafts a step, of a tree that the draft grows, or of another whose tokens come from outside.
+
+    `sized`: further fields of `DeviceSizes`.
+    """
     drafts = k is not None or isinstance(tree, GrownTree) if drafts is None else drafts
-    target, draft = packed_pair(pair, drafts=drafts)
+    target, draft = packed_pair(pair, drafts=drafts, method=method)
     shape = tree or chain_tree(k or 0)
     beams = shape.beam_rows if isinstance(shape, GrownTree) else 0
     room = session_len + max(shape.n_nodes, 2 * (k or 0), beams)
-    sizes = DeviceSizes(n_slots, session_len, room, shape, chunk=chunk, span=8, acceptance=acceptance, n_kept=n_kept)
+    sizes = DeviceSizes(n_slots, session_len, room, shape, chunk=chunk, span=8, acceptance=acceptance, **sized)
     return DeviceRunner(target, draft, sizes, arch="sm_90a", replayer=replayer, order=order, n_behind=n_behind)
 
 

@@ -76,6 +76,7 @@ class Layer:
     def __init__(self, config: dict[str, Any], tensors: dict[str, Tensor], prefix: str) -> None:
         assert config.get("hidden_act", "silu") == "silu", "only SiLU is written here"
         self.tensors, self.prefix = tensors, prefix
+        self.window = 1 << 20  # positions back that a row sees, its own included
         self.n_heads = int(config["num_attention_heads"])
         self.n_groups = int(config.get("num_key_value_heads") or self.n_heads)
         self.head_dim = int(config.get("head_dim") or config["hidden_size"] // self.n_heads)
@@ -98,8 +99,8 @@ class Layer:
         for head in range(self.n_heads):
             group = head * self.n_groups // self.n_heads  # neighbouring query heads share keys and values
             scores = q[:, head] @ k[:, group].T / math.sqrt(self.head_dim)
-            later = torch.ones(n, n, dtype=torch.bool).triu(1)
-            heads.append(scores.masked_fill(later, -math.inf).softmax(-1) @ v[:, group])
+            seen = torch.ones(n, n, dtype=torch.bool).tril().triu(1 - self.window)
+            heads.append(scores.masked_fill(~seen, -math.inf).softmax(-1) @ v[:, group])
         return self.linear("self_attn.o_proj", torch.cat(heads, dim=-1))
 
     def mlp(self, x: Tensor) -> Tensor:

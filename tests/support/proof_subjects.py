@@ -40,11 +40,22 @@ def planted_subject(share: float = 0.7, dtype: torch.dtype = torch.bfloat16) -> 
     """A planted pair of two layers over 1024 tokens."""
     block = BlockGeometry(256, 192, 4, 2, 64, 1e-5, RopeGeometry())
     target, draft = TargetGeometry(block, 2, 1024, 512), DraftGeometry(block, 256, 1024, 512, (0, 1, 2), False, True)
-    pair = PlantedPair(PlantedGeometry("small", target, draft), share=share, dtype=dtype)
+    return _planted("small", target, draft, share, dtype)
+
+
+def one_layer_subject() -> Subject:
+    """A planted pair of one narrow layer over 256 tokens, whose kernels an emulator runs in seconds."""
+    block = BlockGeometry(128, 128, 2, 1, 64, 1e-5, RopeGeometry())
+    target, draft = TargetGeometry(block, 1, 256, 512), DraftGeometry(block, 128, 256, 256, (0, 0, 0), False, True)
+    return _planted("one layer", target, draft, 0.7, torch.bfloat16)
+
+
+def _planted(name: str, target: TargetGeometry, draft: DraftGeometry, share: float, dtype: torch.dtype) -> Subject:
+    pair = PlantedPair(PlantedGeometry(name, target, draft), share=share, dtype=dtype)
     made = pack_target(target, pair.target_weights.tensor, dtype=dtype, device=CPU, block=64, taps=draft.taps)
     pair.draft_weights.share_table(made.embedding)
     head = pack_draft(draft, pair.draft_weights.tensor, pair.tokens.draft_to_target, made, block=64)
-    return subject_of("planted small", made, head, pair.tokens)
+    return subject_of(f"planted {name}", made, head, pair.tokens)
 
 
 def verdicts(checks: list[Check]) -> dict[str, Verdict]:

@@ -16,6 +16,29 @@ def slow_from(n: int, values: Iterable[object]) -> list[object]:
     return [value if i < n else pytest.param(value, marks=pytest.mark.slow) for i, value in enumerate(values)]
 
 
+def slow_but(kept: Iterable[object], values: Iterable[object]) -> list[object]:
+    """Values of a parametrised test, tuples where it has several: `kept` are in the fast ring, the others in the slow
+    one.
+
+    Raises:
+        ValueError: a kept one is none of the values.
+    """
+    kept, every = list(kept), list(values)
+    if missing := [value for value in kept if value not in every]:
+        raise ValueError(f"kept are {missing}, the values {every}: name values that there are")
+    return [value if value in kept else _marked(value, pytest.mark.slow) for value in every]
+
+
+def exhaustive_but(kept: Iterable[object], values: Iterable[object]) -> list[object]:
+    """As `slow_but`, of a test of the slow ring: `kept` stay there, the others are run by hand (docs/kernels.md)."""
+    kept = list(kept)
+    return [value if value in kept else _marked(value, pytest.mark.exhaustive) for value in values]
+
+
+def _marked(value: object, *marks: pytest.MarkDecorator) -> object:
+    return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks)
+
+
 def ring_counts(stats: dict[str, list[pytest.TestReport]]) -> list[str]:
     """Per ring "<ring> <n> run" and "<ring> <n> not run (<reason>)", from a reporter's reports by outcome."""
     n_run: Counter[str] = Counter()

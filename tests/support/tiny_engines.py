@@ -5,6 +5,8 @@ A draft vocabulary of a few tokens makes a random draft right often enough for e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,19 @@ from transformers import PreTrainedTokenizerFast
 from eagle3core import Engine, EngineConfig, GenerationConfig, Response, SpeculativeConfig
 from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.kernels.slots.slot_state import RUNNING
+from eagle3core.lookup import LOOKUPS
 from eagle3core.step.replay import EagerReplayer
 from eagle3core.step.run import DeviceRunner, RowOutcome, SlotRequest
 from eagle3core.step.sizes import DeviceSizes
 from eagle3core.step.tree import FlatTree, GrownTree
 from eagle3core.trace import Trace
-from eagle3core.weights.packed import pack_checkpoints
+from eagle3core.weights.checkpoints import pack_checkpoints
 
 Pair = tuple[Path, Path]
 N_VOCAB = 6
 LETTERS = "abcde "
+DYNAMIC_TREE = {"use_dynamic_tree": True, "dynamic_tree_max_top_k": 3, "max_decoding_tokens": 10}
+FIXED_TREE = {"choices": [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]}
 
 
 def write_tiny_pair(directory: Path, **changes: Any) -> Pair:
@@ -67,6 +72,30 @@ def tiny_engine(
     return Engine.from_pretrained(pair[0], engine_config(pair, k, **changes), trace=trace, tokenizer=tokenizer)
 
 
+def drafting_engine(pair: Pair, fields: Mapping[str, Any], **changes: Any) -> Engine:
+    """An engine that drafts as `fields` of its speculative config say: with the pair's draft, unless they name another
+    model or a method without one."""
+    own = {} if fields.get("method") in LOOKUPS else {"model": str(pair[1])}
+    spec = SpeculativeConfig(**{**own, **fields})
+    return Engine.from_pretrained(pair[0], engine_config(pair, None, speculative_config=spec, **changes))
+
+
+@lru_cache(maxsize=4)  # tests of a file decode plainly again and again, mostly over one pair
+def plain_engine(pair: Pair, n_slots: int = 3) -> Engine:
+    """The engine without drafts over a pair, kept for whoever compares with it; nobody may change it."""
+    return tiny_engine(pair, None, max_batch_size=n_slots)
+
+
+def plain_tokens(pair: Pair, prompts: list[list[int]], n_new: int) -> list[list[int]]:
+    """What greedy decoding without drafts gives after each prompt."""
+    return [list(tokens) for tokens in _decoded_plainly(pair, tuple(map(tuple, prompts)), n_new)]
+
+
+@lru_cache(maxsize=64)
+def _decoded_plainly(pair: Pair, prompts: tuple[tuple[int, ...], ...], n_new: int) -> list[list[int]]:
+    return tokens_of(plain_engine(pair).generate([list(prompt) for prompt in prompts], new_tokens(n_new)))
+
+
 def random_prompts(lengths: list[int], *, n_vocab: int = N_VOCAB, seed: int = 0) -> list[list[int]]:
     """One prompt of random tokens for each length."""
     random = torch.Generator().manual_seed(seed)
@@ -83,7 +112,7 @@ def drawn_alone(
 ) -> tuple[list[GenerationConfig], list[list[int]]]:
     """Limits of each prompt, greedy at temperature 0, and what plain decoding gives it alone."""
     draws = [{"temperature": temperature, "seed": seed + i} if temperature else {} for i in range(len(prompts))]
-    limits, alone = [new_tokens(n_new, **each) for each in draws], tiny_engine(pair, None, max_batch_size=1)
+    limits, alone = [new_tokens(n_new, **each) for each in draws], plain_engine(pair, 1)
     return limits, [tokens_of(alone.generate([p], each))[0] for p, each in zip(prompts, limits, strict=True)]
 
 

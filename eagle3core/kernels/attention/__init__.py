@@ -5,11 +5,12 @@ head) or `rows` (more); `combine` joins what they leave.
 """
 
 from eagle3core.kernels.attention.card import CARD, attention_cost
-from eagle3core.kernels.attention.layout import Shape
+from eagle3core.kernels.attention.layout import EARLIER_BITS, Shape
 from eagle3core.kernels.attention.plan import choose_plan, order_of, plan_key
 
 __all__ = [
     "CARD",
+    "EARLIER_BITS",
     "Shape",
     "attention_cost",
     "choose_plan",

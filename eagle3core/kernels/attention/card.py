@@ -64,7 +64,10 @@ def _counted(case: Case, inputs: Tensors) -> Tensor:
     n_keys = inputs["tables"].shape[1] * BLOCK
     visible = visible_keys(inputs["prefix"].long(), inputs["mask"], n_keys)
     if case.get("window"):
-        visible &= within_window(case["window"], inputs["positions"].long(), inputs["prefix"].long(), n_keys)
+        near = within_window(case["window"], inputs["positions"].long(), inputs["prefix"].long(), n_keys)
+        if case.get("earlier"):
+            near |= torch.arange(n_keys, device=near.device) >= inputs["prefix"][:, None, None]
+        visible &= near
     executed = visible.any(1).view(len(visible), -1, UNIT).any(-1)  # [B, units]
     prefix = inputs["prefix"].long()
     starts = torch.arange(n_keys // UNIT, device=prefix.device)[None] * UNIT
@@ -111,7 +114,8 @@ def attention_variants_of(arch: str, case: Case, **setting: Any) -> list[Variant
     """The two variants that a case launches."""
     shape, plan = _shape(arch, case), _plan(arch, case, setting)
     paths = bool(case.get("paths"))
-    first = attention_variant(arch, shape, case["tokens"], plan, words=further_words_of(case), paths=paths)
+    windowed, words = bool(case.get("window")), further_words_of(case)
+    first = attention_variant(arch, shape, case["tokens"], plan, words=words, paths=paths, windowed=windowed)
     return [first, combine_variant(arch, shape, joined=plan.is_joined(shape))]
 
 
@@ -161,6 +165,7 @@ def attention_slow_variants(arch: str) -> list[Variant]:
     if arch != "sm_90a":
         made = _variants(arch, [("bf16", 128, 8), ("bf16", 128, 64), ("bf16", 64, 64)], batches=(4,))
         made += _variants(arch, [("bf16", 128, 10), ("bf16", 64, 3)], batches=(1,), earlier=30)
+        made += _variants(arch, [("bf16", 128, 10)], batches=(1,), earlier=30, window=512)
         made += _variants(arch, [("bf16", 128, 8), ("bf16", 64, 16)], batches=(1,), paths=True)
     else:
         made = _variants(arch, [("bf16", dim, t) for dim, _ in _KINDS for t in (1, 4, 8, 16, 64)], batches=(4,))
@@ -168,6 +173,7 @@ def attention_slow_variants(arch: str) -> list[Variant]:
         made += _variants(arch, [("f16", 128, 8), ("f16", 64, 8)], batches=(4,))
         made += _variants(arch, [("bf16", dim, t) for dim, _ in _KINDS for t in (1, 3, 10)], batches=(1,), earlier=30)
         made += _variants(arch, [("bf16", 128, 10)], batches=(4,), earlier=30)
+        made += _variants(arch, [("bf16", 128, t) for t in (3, 10)], batches=(1,), earlier=30, window=512)
         made += _variants(arch, [("bf16", 128, t) for t in (8, 32, 60)] + [("bf16", 64, 60)], batches=(1,), paths=True)
     fast = {v.name for v in attention_variants(arch)}
     return list({v.name: v for v in made if v.name not in fast}.values())
@@ -218,6 +224,7 @@ CARD = Card(
         _tiny(prefix=(41,), dim=128, tokens=5, heads=8, kv_heads=2, tree="random", dtype="f16", counting=False),
         _tiny(prefix=(75, -3), window=20, sinks=True, counting=True, tokens=2),
         _tiny(prefix=(37, -4), earlier=5, counting=True),
+        _tiny(prefix=(75, 9), earlier=5, window=20, counting=True),
         _tiny(prefix=(41, -2), tokens=5, paths=True),
     ),
     slow_cases=(
@@ -232,6 +239,8 @@ CARD = Card(
         _tiny(prefix=(30,), earlier=247, tokens=9, dim=128, heads=3),
         _tiny(prefix=(16,), earlier=20, tokens=1, tree="none"),
         _tiny(prefix=(30, 61), earlier=4, tokens=4, words=3),
+        _tiny(prefix=(200, -2), earlier=40, tokens=10, heads=4, window=64, dim=128, order=(4, 2)),
+        _tiny(prefix=(130,), heads=8, tokens=9, earlier=27, window=40, dtype="f16"),
         _tiny(prefix=(50,), words=3),
         _tiny(prefix=(13, -2, 95), heads=4, tokens=9, paths=True, sinks=True),
         _tiny(prefix=(160, 0), tokens=40, paths=True),

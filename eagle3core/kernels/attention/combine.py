@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.attention.layout import FLOOR, LOG2_E, Shape, make_token_of
+from eagle3core.kernels.gemm.pack import make_store_ordered
 
 COMBINE_THREADS = 128
 
@@ -23,15 +24,17 @@ def combine_rows(dim: int) -> int:
     return COMBINE_THREADS * 4 // dim
 
 
-def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: bool) -> Any:
+def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: bool, ordered: bool = False) -> Any:
     """The kernel; grid (blocks of `combine_rows` rows, key heads, sequences).
 
     Args:
         joined: a bundle's sums lie where its first split's would; the other splits are not read.
+        ordered: the output is also written in the order in which the map after it fetches its rows (`gemm.pack`).
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     pack, token_of = isa.PACK[shape.dtype], make_token_of(isa, shape.group)
     dim, group, splits = shape.dim, shape.group, shape.splits
+    store_ordered = make_store_ordered(isa)
     zero, log2_e = np.float32(0), np.float32(LOG2_E)
     row_shift, rows_of_block = (dim // 4).bit_length() - 1, combine_rows(dim)
     bundle = shape.bundle
@@ -68,7 +71,9 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
 
     bundle_split = isa.inlined(bundle_split)
 
-    def attention_combine(partial: Any, tops_sums: Any, sinks: Any, out: Any, tokens: Any, scale: Any) -> None:
+    def attention_combine(
+        partial: Any, tops_sums: Any, sinks: Any, out: Any, words: Any, tokens: Any, x_tiles: Any, scale: Any
+    ) -> None:
         tid = i32(cuda.threadIdx.x)
         lane = i32(tid & 31)
         kv_head, b, n_kv = i32(cuda.blockIdx.y), i32(cuda.blockIdx.z), i32(cuda.gridDim.y)
@@ -153,6 +158,10 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
             inverse = isa.reciprocal(total)
         if row < rows:
             target = out + ((i64(b * tokens + token) * (n_kv * group)) + head) * (2 * dim) + column * 8
-            isa.store_u32x2(target, pack(o1 * inverse, o0 * inverse), pack(o3 * inverse, o2 * inverse))
+            low, high_pair = pack(o1 * inverse, o0 * inverse), pack(o3 * inverse, o2 * inverse)
+            isa.store_u32x2(target, low, high_pair)
+            if ordered:
+                k = i32(n_kv * group * dim)
+                store_ordered(words, x_tiles, k, i32(b * tokens + token), i32(head * dim + column * 4), low, high_pair)
 
     return attention_combine

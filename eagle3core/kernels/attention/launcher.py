@@ -24,14 +24,16 @@ from torch import Tensor
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.attention.combine import combine_rows
-from eagle3core.kernels.attention.layout import BLOCK_SHIFT, LOG2_E, UNIT, Shape
+from eagle3core.kernels.attention.layout import BLOCK_SHIFT, EARLIER_BITS, LOG2_E, UNIT, Shape
 from eagle3core.kernels.attention.paths import PLACES
 from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
 from eagle3core.kernels.card import DTYPES, PLAIN_TORCH, Launch, Op
+from eagle3core.kernels.gemm.pack import OrderedRows
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 from eagle3core.kernels.tree.mask_words import unpack_words
 
 MOST_TOKENS, MOST_MASKED, MOST_GROUP, DIMS = 64, 256, 16, (64, 128)
+MOST_WINDOW = 1 << (31 - EARLIER_BITS)  # what is left of an int32
 MOST_PATH = PLACES - UNIT + 1  # tokens, wherever in a unit the prefix ends
 
 
@@ -56,26 +58,31 @@ def paged_attention_reference(
         prefix_lens: `[B]` keys visible to every query; negative: an empty slot, whose output is 0.
         tree_mask: `[B, T, N]` bool, N >= T: row t may see key prefix + u. The N keys after the prefix are N - T of
             earlier passes and then the T new ones. A row that sees no key at all gives 0.
-        window: keys up to this many positions back, the query's own included; 0 for all.
-        positions: `[B, T]` of the new tokens; needed with a window, under which N is T. Old keys stand at their index.
+        window: keys up to this many positions back, the query's own included; 0 for all. With keys of earlier passes it
+            hides old keys alone.
+        positions: `[B, T]` of the new tokens; needed with a window. Old keys stand at their index.
         sinks: `[H]` a logit a head.
     """
     wide = accumulation_dtype(q.dtype)
     batch, n_queries, n_heads, head_dim = q.shape
     n_masked = tree_mask.shape[-1]
-    keys, values = (_gather_blocks(blocks, block_tables, prefix_lens, n_masked) for blocks in (k_blocks, v_blocks))
+    block = k_blocks.shape[2]
+    used = block_tables[:, : -(-(int(prefix_lens.max()) + n_masked) // block)]  # those of the longest sequence
+    held = used.clamp_min(0).long()  # missing blocks are masked off later
+    keys, values = (_gather_blocks(blocks, held) for blocks in (k_blocks, v_blocks))
     n_kv_heads = keys.shape[1]
     grouped = q.view(batch, n_queries, n_kv_heads, n_heads // n_kv_heads, head_dim).permute(0, 2, 3, 1, 4)
     scores = torch.einsum("bkgtd,bksd->bkgts", grouped.to(wide), keys.to(wide)) * head_dim**-0.5
     visible = visible_keys(prefix_lens, tree_mask, keys.shape[2]) & (prefix_lens >= 0)[:, None, None]
     if window:
         assert positions is not None, "a window needs the positions of the new tokens"
-        assert n_masked == n_queries, "a window needs the positions of all masked keys, and has those of the new ones"
-        visible = visible & within_window(window, positions, prefix_lens, keys.shape[2])
+        near = within_window(window, positions, prefix_lens, keys.shape[2])
+        if n_masked > n_queries:  # whose positions nobody gives: a row's ancestors are its own nodes, all of them near
+            near |= torch.arange(keys.shape[2], device=q.device) >= prefix_lens[:, None, None]
+        visible = visible & near
     written = (prefix_lens + n_masked).where(prefix_lens >= 0, 0)  # an empty slot's table may name another's block
     unwritten = torch.arange(keys.shape[2], device=q.device) >= written[:, None]  # [B, S]
-    block = k_blocks.shape[2]
-    unwritten |= (block_tables[:, : keys.shape[2] // block] < 0).repeat_interleave(block, dim=1)
+    unwritten |= (used < 0).repeat_interleave(block, dim=1)
     # These rows have weight 0, but may be another sequence's, and 0 times an infinity of theirs would be NaN here.
     values = values.masked_fill(unwritten[:, None, :, None], 0.0)
     scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
@@ -105,13 +112,10 @@ def within_window(window: int, positions: Tensor, prefix_lens: Tensor, n_keys: i
     return positions[:, :, None] - stands[:, None] < window
 
 
-def _gather_blocks(blocks: Tensor, block_tables: Tensor, prefix_lens: Tensor, n_new: int) -> Tensor:
-    """Contiguous `[B, K, S, D]` keys or values of every sequence, up to the longest, rounded up to whole blocks."""
-    block_size = blocks.shape[2]
-    longest = int(prefix_lens.max()) + n_new
-    used = block_tables[:, : -(-longest // block_size)].clamp_min(0).long()  # missing blocks are masked off later
-    batch, n_used = used.shape
-    return blocks[used].permute(0, 2, 1, 3, 4).reshape(batch, blocks.shape[1], n_used * block_size, -1)
+def _gather_blocks(blocks: Tensor, held: Tensor) -> Tensor:
+    """Contiguous `[B, K, S, D]` keys or values of every sequence, of whole blocks `held: [B, M]`."""
+    (batch, n_held), block = held.shape, blocks.shape[2]
+    return blocks[held].permute(0, 2, 1, 3, 4).reshape(batch, blocks.shape[1], n_held * block, -1)
 
 
 # ---- the launcher
@@ -148,6 +152,7 @@ def attention(
     counters: Tensor | None = None,
     earlier: int = 0,
     path_len: int = 0,
+    ordered: OrderedRows | None = None,
 ) -> list[Launch]:
     """The two launches of one layer's attention.
 
@@ -163,11 +168,13 @@ def attention(
         window, positions, sinks: as in the reference; positions `[B, T]` int32 at least prefix_lens, sinks fp32.
         counters: `[4]` int32, added to: tiles of 16 keys and the rows of one warp in all, outside the span of the
             keys, hidden by the mask, executed. None: nothing is counted.
-        earlier: keys that passes before this one left between the prefix and the T new ones, in every sequence; not
-            with a window. One kernel serves every number, for masks of as many words.
+        earlier: keys that passes before this one left between the prefix and the T new ones, in every sequence; a
+            window hides none of them. One kernel serves every number, for masks of as many words.
         path_len: tokens of the longest path, the root included, where the T keys are the nodes of a tree, parents
             before children and no two of a path at one depth; 0 for a chain or a chunk. A row then adds its ancestors
             at their positions, to the bits of plain decoding after the same path. Not with earlier keys or a window.
+
+        ordered: of `gemm.ordered_input`, where the output is written a second time, for the map that follows.
 
     Raises:
         KernelLimit: a shape these kernels are not made for.
@@ -184,21 +191,26 @@ def attention(
     splits, streams = order or order_of(arch, n_kv_heads, dim)
     shape = Shape(DTYPES[q.dtype], dim, n_heads // n_kv_heads, splits, streams)
     room = block_tables.shape[1] * k_blocks.shape[2]
+    room = min(room, window + earlier + tokens) if window else room  # keys that are read at all
     plan = plan or choose_plan(arch, shape, tokens, batch, n_kv_heads, room, paths=path_len > 0)
     plan = replace(plan, counting=counters is not None)
     partial, tops_sums = scratch
     scale = dim**-0.5 * LOG2_E
-    behind = {"path_len": path_len} if path_len else {"earlier": earlier} if has_more else {"window": window}
-    variant = attention_variant(arch, shape, tokens, plan, words=words if has_more else 0, paths=path_len > 0)
+    many = {"earlier": earlier | window << EARLIER_BITS}
+    behind = {"path_len": path_len} if path_len else many if has_more else {"window": window}
+    variant = attention_variant(
+        arch, shape, tokens, plan, words=words if has_more else 0, paths=path_len > 0, windowed=window > 0
+    )
     first = variant.launch(
         (plan.row_blocks(tokens * shape.group) * -(-splits // plan.run), n_kv_heads, batch),
         q=q, k=k_blocks, v=v_blocks, tables=block_tables, prefix=prefix_lens, masks=masks, positions=positions,
         partial=partial, tops_sums=tops_sums, counters=counters, tokens=tokens, table_width=block_tables.shape[1],
         run=plan.run, scale=scale, **behind,
     )  # fmt: skip
-    second = combine_variant(arch, shape, joined=plan.is_joined(shape)).launch(
+    second = combine_variant(arch, shape, joined=plan.is_joined(shape), ordered=ordered is not None).launch(
         (-(-tokens * shape.group // combine_rows(dim)), n_kv_heads, batch),
-        partial=partial, tops_sums=tops_sums, sinks=sinks, out=out, tokens=tokens, scale=scale,
+        partial=partial, tops_sums=tops_sums, sinks=sinks, out=out, words=ordered.words if ordered else None,
+        tokens=tokens, x_tiles=ordered.x_tiles if ordered else 1, scale=scale,
     )  # fmt: skip
     return [first, second]
 
@@ -216,17 +228,21 @@ def attention_meaning(
     order: tuple[int, int] | None = None,
     earlier: int = 0,
     path_len: int = 0,
+    ordered: OrderedRows | None = None,
+    window: int = 0,
+    positions: Tensor | None = None,
 ) -> None:
     """What `attention` computes, in plain torch, for any head size, group and block.
 
-    `scratch`, `order` and `path_len` are the kernels' own and not read.
+    `scratch`, `order`, `path_len` and `ordered` are the kernels' own and not read.
     """
-    if bool((prefix_lens < 0).all()):
+    if int(prefix_lens.max()) < 0:
         out.zero_()
         return
     seen = unpack_words(masks, earlier + q.shape[1])
     wide = q.double() if q.dtype in DTYPES else q  # see `gemm_meaning`
-    out.copy_(paged_attention_reference(wide, k_blocks, v_blocks, block_tables, prefix_lens, seen))
+    cache = (k_blocks, v_blocks, block_tables, prefix_lens)
+    out.copy_(paged_attention_reference(wide, *cache, seen, window=window, positions=positions))
 
 
 ATTENTION = Op("attention", attention, attention_meaning)
@@ -258,11 +274,7 @@ def check_limits(
             f"0 or more earlier ones, {MOST_MASKED} in all",
         ),
         (path_len <= MOST_PATH, f"paths of {path_len} tokens in a tree", f"at most {MOST_PATH}"),
-        (
-            not (earlier and window),
-            f"{earlier} keys of earlier passes under a window of {window}",
-            "one of the two: positions are known of the new keys alone",
-        ),
+        (0 <= window < MOST_WINDOW, f"a window of {window}", f"0 for none, up to {MOST_WINDOW - 1}"),
     ]
     for is_fine, value, allowed in refused:
         if not is_fine:

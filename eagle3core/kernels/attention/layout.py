@@ -18,6 +18,7 @@ import numpy as np
 UNIT = 16  # keys
 BUNDLE = 4  # splits; where a block handles all of a bundle, a quarter of the sums leaves it
 BLOCK_SHIFT = 6  # keys of a cache block: 64
+EARLIER_BITS = 9  # lowest bits of `behind`, which hold how many earlier keys there are; a window is above them
 FLOOR = np.float32(-1e30)  # the running maximum before any visible key; finite, so that differences are never NaN
 LOG2_E = 1.4426950408889634
 
@@ -97,7 +98,7 @@ def make_walk(isa: Any, shape: Shape) -> tuple[Any, Any]:
     return first_of, isa.inlined(advance)
 
 
-def make_span(isa: Any, *, earlier: bool = False, paths: bool = False) -> Any:
+def make_span(isa: Any, *, earlier: bool = False, paths: bool = False, windowed: bool = False) -> Any:
     """`span(ctx, tokens, window)`: (end of the keys, units of them, first unit any row sees, first key all rows see).
 
     A window of w keys lets a query at position p see keys p - w + 1 .. p; 0 is no window. Queries stand at position ctx
@@ -105,6 +106,7 @@ def make_span(isa: Any, *, earlier: bool = False, paths: bool = False) -> Any:
 
     Args:
         earlier: the third operand is no window, but how many masked keys lie before the T newest.
+        windowed: with `earlier`: the third operand is `behind`, the number of those keys and a window in one.
         paths: it is the tokens of a tree's longest path, and units are those of positions (`paths`).
     """
     i32 = isa.i32
@@ -115,6 +117,13 @@ def make_span(isa: Any, *, earlier: bool = False, paths: bool = False) -> Any:
         if ctx < 0:
             n_units = i32(0)
         return end, n_units, i32(0), i32(0)
+
+    def span_of_many_near(ctx: Any, tokens: Any, behind: Any) -> Any:
+        end, window = i32(ctx + (behind & ((1 << EARLIER_BITS) - 1)) + tokens), i32(behind >> EARLIER_BITS)
+        n_units, nearest = i32((end + (UNIT - 1)) >> 4), i32(max(ctx - window + 1, 0))
+        if ctx < 0:
+            n_units = i32(0)
+        return end, n_units, i32(nearest >> 4), i32(end - window)  # no query stands behind the last key
 
     def span_of_paths(ctx: Any, tokens: Any, path_len: Any) -> Any:
         n_units = i32((ctx + path_len + (UNIT - 1)) >> 4)
@@ -133,7 +142,8 @@ def make_span(isa: Any, *, earlier: bool = False, paths: bool = False) -> Any:
             n_units = i32(0)
         return end, n_units, first_unit, seen_by_all
 
-    return isa.inlined(span_of_paths if paths else span_of_many if earlier else span)
+    of_many = span_of_many_near if windowed else span_of_many
+    return isa.inlined(span_of_paths if paths else of_many if earlier else span)
 
 
 def make_load_queries(isa: Any, shape: Shape) -> Any:

@@ -13,16 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.attention.layout import UNIT, Shape, make_token_of
+from eagle3core.kernels.attention.layout import EARLIER_BITS, UNIT, Shape, make_token_of
 
 HIDDEN = np.float32("-inf")  # the score of a key that a row may not see
 
 
-def make_hide(isa: Any, shape: Shape, tiles: int, *, words: int = 0) -> Any:
+def make_hide(isa: Any, shape: Shape, tiles: int, *, words: int = 0, windowed: bool = False) -> Any:
     """`hide(scores, ...)` sets the scores of keys that a row may not see to `HIDDEN`; 1 if this lane sees any key.
 
     Args:
-        words: of a row's mask where keys ctx .. end - 1 are masked and not the T newest alone, and there is no window.
+        words: of a row's mask where keys ctx .. end - 1 are masked and not the T newest alone.
+        windowed: with `words`: old keys are hidden by a window too, which the operand `window` holds as `behind` says.
     """
     i32, i64 = isa.i32, isa.i64
     token_of = make_token_of(isa, shape.group)
@@ -62,7 +63,7 @@ def make_hide(isa: Any, shape: Shape, tiles: int, *, words: int = 0) -> Any:
                     scores[s + h * 4 + e] = HIDDEN
         return i32(sees & 0x303)
 
-    hide_row = _make_hide_row_of_many(isa, shape, words) if words else isa.inlined(hide_row)
+    hide_row = _make_hide_row_of_many(isa, shape, words, windowed) if words else isa.inlined(hide_row)
 
     def hide(
         scores: Any, first: Any, row0: Any, tokens: Any, ctx: Any, end: Any, window: Any, mask: Any, positions: Any,
@@ -79,13 +80,15 @@ def make_hide(isa: Any, shape: Shape, tiles: int, *, words: int = 0) -> Any:
     return isa.inlined(hide)
 
 
-def _make_hide_row_of_many(isa: Any, shape: Shape, words: int) -> Any:
-    """`hide_row` where the masked keys are all from ctx to end, and a row's bits take `words` words."""
+def _make_hide_row_of_many(isa: Any, shape: Shape, words: int, windowed: bool) -> Any:
+    """`hide_row` where the masked keys are all from ctx to end, and a row's bits take `words` words.
+
+    A window hides none of them: a row's ancestors are fewer than any window is long."""
     i32 = isa.i32
     token_of = make_token_of(isa, shape.group)
 
     def hide_row(
-        s: Any, row: Any, scores: Any, first: Any, tokens: Any, ctx: Any, end: Any, n_earlier: Any, mask: Any,
+        s: Any, row: Any, scores: Any, first: Any, tokens: Any, ctx: Any, end: Any, behind: Any, mask: Any,
         positions: Any, lane: Any,
     ) -> Any:  # fmt: skip
         token, column = token_of(row), i32((lane & 3) * 2)
@@ -94,6 +97,8 @@ def _make_hide_row_of_many(isa: Any, shape: Shape, words: int) -> Any:
         left, offset = i32(end - first), i32(first - ctx)
         # Keys of the prefix in this unit, at most 15: without a window a unit of the prefix alone does not come here.
         before, word = i32(max(-offset, 0)), i32(max(offset, 0) >> 5)
+        if windowed:
+            before = i32(min(before, UNIT))
         # The bits of the unit alone, and the second word only where it reaches into that: two words in a pair of
         # registers, as above, made the largest of these kernels spill, and so did 64 bits for the first.
         at, shift = mask + i32(token * words + word) * 4, i32(max(offset, 0) & 31)
@@ -103,6 +108,10 @@ def _make_hide_row_of_many(isa: Any, shape: Shape, words: int) -> Any:
         seen = i32(i32(seen << before) | i32((1 << before) - 1))
         if left < UNIT:
             seen = i32(seen & i32((1 << left) - 1))
+        if windowed:  # old keys stand at their index
+            position = isa.load_u32(positions + token * 4)
+            gone = i32(min(max(position + 1 - (behind >> EARLIER_BITS) - first, 0), before))
+            seen = i32(seen & i32(-(1 << gone)))
         sees = i32(seen & 0xFFFF) >> column  # bit 8 h + e: sees this lane's key e of half h
         for h in range(2):
             for e in range(2):

@@ -22,11 +22,13 @@ PARAMETERS = parameters(
     "q:in k:const v:const tables:const prefix:const masks:in positions:in partial:out tops_sums:out counters:inout "
     "tokens:i32 table_width:i32 run:i32 window:i32 scale:f32"
 )
-# With earlier rows there is no window, and its place says how many there are.
+# With earlier rows its place says how many there are, and above `layout.EARLIER_BITS` what the window is.
 EARLIER_PARAMETERS = tuple(replace(p, name="earlier") if p.name == "window" else p for p in PARAMETERS)
 # With paths neither.
 PATHS_PARAMETERS = tuple(replace(p, name="path_len") if p.name == "window" else p for p in PARAMETERS)
-COMBINE_PARAMETERS = parameters("partial:in tops_sums:in sinks:const out:out tokens:i32 scale:f32")
+COMBINE_PARAMETERS = parameters(
+    "partial:in tops_sums:in sinks:const out:out words:out tokens:i32 x_tiles:i32 scale:f32"
+)
 # Multiprocessors of the largest common part of each architecture: A100, H200, B200, RTX PRO 6000. Order-neutral.
 PROCESSORS = {"sm_80": 108, "sm_90a": 132, "sm_100": 148, "sm_120": 188}
 WARPS = 8  # of a block of `attention_rows`: with 255 registers a lane they fill a processor
@@ -151,12 +153,12 @@ def _ring_units(arch: str, shape: Shape, row_warps: int, groups: int, tail: int)
 
 
 def attention_variant(
-    arch: str, shape: Shape, tokens: int, plan: Plan, *, words: int = 0, paths: bool = False
+    arch: str, shape: Shape, tokens: int, plan: Plan, *, words: int = 0, paths: bool = False, windowed: bool = False
 ) -> Variant:
     """The first kernel for `tokens` queries a sequence.
 
     Args:
-        words: of a row's mask, 0 if only the T newest have bits.
+        words: of a row's mask, 0 if only the T newest have bits. windowed: with these, old keys have a window.
         paths: rows add their ancestors as plain decoding does; of `attention_rows` alone.
     """
     order = f"{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}_s{plan.stages}"
@@ -166,6 +168,8 @@ def attention_variant(
     shared["overlap"] = overlaps(arch)
     if words:  # only where set: the other variants are to stay as they were proven, name, constants and machine code
         shared["words"] = words
+    if words and windowed:
+        order, shared["windowed"] = f"{order}_window", True
     tail = tail_units(tokens) if paths else 0
     if paths:
         order, shared["tail"] = f"{order}_paths{tail}", tail
@@ -197,13 +201,14 @@ def attention_variant(
     )  # fmt: skip
 
 
-def combine_variant(arch: str, shape: Shape, *, joined: bool) -> Variant:
-    """The second kernel; `joined` if the first one joins the splits of bundles."""
+def combine_variant(arch: str, shape: Shape, *, joined: bool, ordered: bool = False) -> Variant:
+    """The second kernel; `joined` if the first one joins the splits of bundles, `ordered` as in `combine`."""
+    constants: dict[str, Any] = {"shape": shape, "joined": joined, "overlap": overlaps(arch)}
+    constants |= {"ordered": True} if ordered else {}
     order = f"{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}"
     return Variant(
-        name=f"attention_combine_{order}{_joined(joined)}",
-        make=make_attention_combine, constants={"shape": shape, "joined": joined, "overlap": overlaps(arch)},
-        parameters=COMBINE_PARAMETERS, threads=COMBINE_THREADS,
+        name=f"attention_combine_{order}{_joined(joined)}{'_ordered' if ordered else ''}",
+        make=make_attention_combine, constants=constants, parameters=COMBINE_PARAMETERS, threads=COMBINE_THREADS,
         instructions={"LDG": shape.splits // (shape.bundle if joined else 1)},
         # Of more splits a lane asks for two batches; without a limit the compiler holds both at once.
         max_registers=128 if shape.splits <= 16 else 168, blocks_per_sm=1 if shape.splits <= 16 else 3,

@@ -52,7 +52,7 @@ def rows_shared_bytes(
 
 def make_attention_rows(
     isa: Any, *, shape: Shape, row_warps: int, groups: int, units: int, stages: int, held: int, joined: bool,
-    counting: bool, overlap: bool, words: int = 0, tail: int = 0,
+    counting: bool, overlap: bool, words: int = 0, windowed: bool = False, tail: int = 0,
 ) -> Any:  # fmt: skip
     """The kernel; grid (row blocks * blocks of `run` splits, key heads, sequences).
 
@@ -63,7 +63,7 @@ def make_attention_rows(
         stages: sets in a ring, at least 3.
         held: 64-byte pieces of the queries in registers; the others are in shared memory.
         joined: the block's `run` is a multiple of a bundle, whose splits it joins.
-        counting, overlap, words: as in `attention_streams`.
+        counting, overlap, words, windowed: as in `attention_streams`.
         tail: units for which there is room beyond the prefix, where the T keys are a tree's nodes and rows add their
             ancestors as plain decoding does (`paths`); the parameter `window` says how long a path can be.
     """
@@ -74,11 +74,12 @@ def make_attention_rows(
     wait_others = isa.mbarrier_wait if overlap else isa.mbarrier_poll  # both of compute capability 9
     first_of, _ = make_walk(isa, shape)
     paths = tail > 0
-    span, load_tile = make_span(isa, earlier=words > 0, paths=paths), make_load_tile(isa, shape, held=held)
+    span = make_span(isa, earlier=words > 0, paths=paths, windowed=windowed)
+    load_tile = make_load_tile(isa, shape, held=held)
     owns_tail, load_tail, add_paths = make_paths(isa, shape, threads=32 * row_warps * groups, held=held, tail=tail)
     follow, look_up, copy_set = make_ring(isa, shape, row_warps=row_warps, groups=groups, units=units)
     score, hide, start_tops, grows, raise_tops, add_values, *_ = make_steps(
-        isa, shape, tiles=2, half=False, held=held, units=units, words=words
+        isa, shape, tiles=2, half=False, held=held, units=units, words=words, windowed=windowed
     )
     begin, join, leave = make_totals(isa, shape, joined=joined)
 

@@ -39,7 +39,7 @@ def streams_shared_bytes(shape: Shape, tiles: int, half: bool, units: int, stage
 
 def make_attention_streams(
     isa: Any, *, shape: Shape, tiles: int, half: bool, units: int, stages: int, joined: bool, counting: bool,
-    overlap: bool, words: int = 0,
+    overlap: bool, words: int = 0, windowed: bool = False,
 ) -> Any:  # fmt: skip
     """The kernel; grid (blocks of `run` splits, key heads, sequences), a warp for each stream of a split.
 
@@ -51,13 +51,15 @@ def make_attention_streams(
         joined: the block's `run` is a multiple of a bundle, whose splits it joins.
         counting: add up the tile counters of R-109.
         overlap: wait for the kernel before (programmatic dependent launch).
-        words: of a row's mask where masked keys may lie before the T newest; the parameter `window` says how many.
+        words: of a row's mask where masked keys may lie before the T newest; the parameter `window` says how many, and
+            where it is `windowed` a window beside it (`layout.EARLIER_BITS`).
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     # A step may leave the newest stages - 2 groups under way: the group of its own set has landed.
     wait_set, wait_all = isa.COPY_WAIT[stages - 2], isa.COPY_WAIT[0]
     first_of, advance = make_walk(isa, shape)
-    span, (query_at, load_queries) = make_span(isa, earlier=words > 0), make_queries(isa, shape)
+    span = make_span(isa, earlier=words > 0, windowed=windowed)
+    query_at, load_queries = make_queries(isa, shape)
     look_up, chunk_after, follow, copy_set = make_fetch(isa, shape, units=units)
     lay_tile, join_tile = make_split(isa, shape, tiles=tiles, half=half, joined=joined)
     in_registers = tiles == 1
@@ -69,6 +71,7 @@ def make_attention_streams(
         held=shape.pieces if in_registers else 0,
         units=units,
         words=words,
+        windowed=windowed,
     )
 
     group, dim, pieces, splits, streams = shape.group, shape.dim, shape.pieces, shape.splits, shape.streams

@@ -48,21 +48,21 @@ class Steps(NamedTuple):
 
 
 def make_steps(
-    isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, units: int = 1, words: int = 0, first_tile: int = 0
-) -> Steps:
+    isa: Any, shape: Shape, *, tiles: int, half: bool, held: int, units: int = 1, words: int = 0,
+    windowed: bool = False, first_tile: int = 0,
+) -> Steps:  # fmt: skip
     """The steps of one warp.
 
     Args:
-        tiles: 16-row tiles of the warp.
-        half: only the first 8 rows of the tile exist.
+        tiles: 16-row tiles of the warp. half: only the first 8 rows of the tile exist.
         held: 64-byte pieces of a query that are fragments in a register array; the others are in shared memory at
             `q_at`, where a tile's pieces of 1024 bytes follow each other.
-        units: units scored at once. words: see `make_hide`.
-        first_tile: of the warp's tiles, where the steps are those of some; scores are always of `tiles` alone.
+        units: units scored at once. words, windowed: see `make_hide`. first_tile: of the warp's tiles, where the steps
+            are those of some; scores are always of `tiles` alone.
     """
     cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
     mma, pack = isa.MMA[shape.dtype], isa.PACK[shape.dtype]
-    hide = make_hide(isa, shape, tiles, words=words)
+    hide = make_hide(isa, shape, tiles, words=words, windowed=windowed)
     pieces, unit_bytes = shape.pieces, shape.unit_bytes
     unit_scores, n_weights, n_tops, n_keys = 8 * tiles, 4 * tiles, 2 * tiles, 8 * units
     n_scores = unit_scores * units

@@ -2,3 +2,9 @@
 
 Imports `isa`, `tree` and the kernels' door alone.
 """
+
+from eagle3core.kernels.choice.top_k import top_k_cost
+
+__all__ = [
+    "top_k_cost",
+]

@@ -1,6 +1,6 @@
-"""What the two kernels of `top_k` share: keys, and where the first leaves what the second reads.
+"""Keys of `top_k`: a sixteen-bit logit as an integer that orders as it does, with room below for a place.
 
-A key is a sixteen-bit logit as an integer that orders as it does, with room below for a place. Source: see `top_k`.
+Source: see `top_k`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,12 @@ from typing import Any
 
 import numpy as np
 
-GROUP = 256  # columns whose best the first pass gives: one 16-byte load a lane
-SEEKERS = 16  # warps of the second pass that seek the best
-LOWEST = -2e38  # below every logit, and finite even times LOG2_E: a piece of nothing but -inf has the sum 0, not NaN
-LOG2_E = 1.4426950408889634
+WARPS = 16  # of a row's block
 
 
-def per_seeker(groups: int) -> int:
-    """Groups that a lane of a seeker holds: group (p * 32 + lane) * 16 + warp is its p-th."""
-    return -(-groups // (32 * SEEKERS))
+def per_thread(pieces: int) -> int:
+    """Pieces that a thread holds: its p-th is number p * 512 + thread."""
+    return -(-pieces // (32 * WARPS))
 
 
 def make_value_key(isa: Any, dtype: str) -> Any:

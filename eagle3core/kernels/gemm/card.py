@@ -124,6 +124,7 @@ LLAMA_8B: tuple[Case, ...] = (
     {"kind": "swiglu", "k": 4096, "n": 14336, "norm": True},
     {"kind": "residual", "k": 14336, "n": 4096},
     {"kind": "head", "k": 4096, "n": 128256, "norm": True},
+    {"kind": "head", "k": 4096, "n": 32000, "norm": True, "powers": True},
     {"kind": "store", "k": 4096, "n": 4096},
 )
 
@@ -160,6 +161,7 @@ CARD = Card(
         {"kind": "swiglu", "m": 2, "n": 24, "k": 144, "dtype": "bf16", "packed": True, "norm": True},
         _QKV,
         {"kind": "head", "m": 5, "n": 64, "k": 96, "dtype": "f16", "packed": False, "norm": True, "bias": True},
+        {"kind": "head", "m": 3, "n": 32, "k": 64, "dtype": "bf16", "packed": True, "powers": True},
     ),
     slow_cases=(
         {"kind": "residual", "m": 3, "n": 64, "k": 144, "dtype": "bf16", "packed": False, "residual": False},

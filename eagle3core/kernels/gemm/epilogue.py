@@ -43,6 +43,7 @@ class Epilogue:
         has_bias: add `bias[row of W]`.
         has_residual: False drops the addition from `residual`.
         head_dim, block: of `qkv`: head size and tokens of a cache block, powers of two.
+        has_powers: of `head`: the sum of powers of every 16 logits (`isa.powers`) in the place of the best's column.
     """
 
     kind: Kind
@@ -51,6 +52,7 @@ class Epilogue:
     has_residual: bool = True
     head_dim: int = 0
     block: int = 0
+    has_powers: bool = False
 
     def check(self) -> None:
         """Refuse what the kernels are not made for.
@@ -68,6 +70,7 @@ class Epilogue:
         """Short text, unique per epilogue."""
         parts = [self.kind if self.has_residual else "first", f"n{self.quads}" if self.quads else ""]
         parts += ["b" if self.has_bias else "", f"d{self.head_dim}p{self.block}" if self.kind == "qkv" else ""]
+        parts += ["powers" if self.has_powers else ""]
         return "_".join(part for part in parts if part)
 
 
@@ -79,7 +82,8 @@ def gemm_parameters() -> tuple[Parameter, ...]:
     table `[positions, head_dim / 2, 2]` f32 cos and sin, workspace f32 and counters int32 of the split GEMM,
     tiles the tiles of W, and the outputs: y `[rows, n]` (h, activation, q, logits), then by kind
     residual: second `[rows, n]` h * gain, third `[rows, 128 quads']` f32; qkv: second, third the k and v blocks
-    `[n_blocks, kv_heads, block, head_dim]`; head: second `[rows, n / 16]` f32 best logit, third int32 its column.
+    `[n_blocks, kv_heads, block, head_dim]`; head: second `[rows, n / 16]` f32 best logit, third int32 its
+    column, or f32 the sum of powers.
     """
     return parameters(
         "x:in w:const sums:in bias:const gain:const residual:in positions:in slots:in table:const "

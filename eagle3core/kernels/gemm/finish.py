@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.gemm.epilogue import PARTIALS_STEP, Epilogue
+from eagle3core.kernels.isa.powers import LOG2_E, make_offset
 
 
 def make_finish(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
@@ -139,7 +140,8 @@ def _make_qkv(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
 
 def _make_head(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
     i32, i64, to_bits, low, zero = isa.i32, isa.i64, isa.PACK[dtype], isa.LOW[dtype], np.float32(0)
-    infinity = np.float32(np.inf)
+    infinity, log2_e = np.float32(np.inf), np.float32(LOG2_E)
+    powers_, offset = epilogue.has_powers, make_offset(isa)
 
     def head(
         v0: Any, v1: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
@@ -160,6 +162,13 @@ def _make_head(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
             other_column = isa.shuffle_xor_i32(column, 1 << step)
             if other > best or (other == best and other_column < column):
                 best, column = other, i32(other_column)
+        total = zero
+        if powers_:
+            # Of the logits as stored, and in one order: this pair, then a butterfly over the 8 lanes.
+            r = offset(best)
+            total = isa.exp2(isa.fused(low(bits0), log2_e, -r)) + isa.exp2(isa.fused(low(bits1), log2_e, -r))
+            for step in range(3):
+                total = total + isa.shuffle_xor_f32(total, 1 << step)
         if row < rows:
             at = y + (i64(row) * n + tile * 16 + pair) * 2
             isa.store_u16(at, bits0)
@@ -167,6 +176,9 @@ def _make_head(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
             if pair == 0:
                 at = (i64(row) * (n >> 4) + tile) * 4
                 isa.store_f32(second + at, best)
-                isa.store_u32(third + at, column)
+                if powers_:
+                    isa.store_f32(third + at, total)
+                else:
+                    isa.store_u32(third + at, column)
 
     return isa.inlined(head)

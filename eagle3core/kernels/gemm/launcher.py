@@ -32,7 +32,7 @@ from eagle3core.kernels.card import (
 from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
 from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
-from eagle3core.kernels.gemm.pack import pack_rows, packed_words
+from eagle3core.kernels.gemm.pack import OrderedRows, is_whole, pack_rows, packed_words
 from eagle3core.kernels.gemm.reference import EPS, n_columns, n_weight_rows
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT, make_gemm_ring
 from eagle3core.kernels.gemm.tile import make_gemm_tile, totals_in_shared
@@ -152,6 +152,7 @@ def gemm(
     q_heads: int = 0,
     kv_heads: int = 0,
     eps: float = EPS,
+    ordered: OrderedRows | None = None,
     operands: Mapping[str, Tensor],
 ) -> list[Launch]:
     """One linear map as one launch or two.
@@ -159,6 +160,7 @@ def gemm(
     Args:
         x: `[M, k]`. y: `[M, n]`. w: `[weight_rows, k]`, or packed by `pack_weight`.
         scratch: of `workspace`; without it K is never split between blocks, and x not packed for warpgroups.
+        ordered: of `ordered_input`, where the kernel before has written x beside `x`; None: x is packed here if needed.
         operands: sums, bias, gain, residual, positions, slots, table, second, third as `gemm_parameters` describes.
 
     Raises:
@@ -180,8 +182,9 @@ def gemm(
         _check_scratch(scratch, taken + x_words, blocks_x * blocks_w, tiling)
         if tiling.kernel == "group":
             x_packed = scratch[0][taken : taken + x_words]
-            launches.append(pack_rows(arch, x, x_packed, tiling.x_tiles, tiling.units))
-            x = x_packed
+            if ordered is None:
+                launches.append(pack_rows(arch, x, x_packed, tiling.x_tiles, tiling.units))
+            x = x_packed if ordered is None else ordered.words
     elif tiling.kernel == "group":
         raise KernelLimit(f"{tiling} without scratch", "room for x in its order", "pass what `workspace` gives")
     variant = gemm_variant(arch, DTYPES[w.dtype], epilogue, tiling, packed, k % UNIT != 0)
@@ -219,6 +222,20 @@ def _check(x: Tensor, w: Tensor, y: Tensor, k: int, weight_rows: int) -> None:
 @cache
 def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1 << 20
+
+
+def ordered_input(
+    arch: str, rows: int, weight_rows: int, k: int, dtype: torch.dtype, scratch: tuple[Tensor, Tensor] | None
+) -> OrderedRows | None:
+    """Where the kernel that makes x may write it for that of a map with packed W; None where that one reads rows."""
+    if scratch is None or dtype not in DTYPES:
+        return None
+    n_tiles = weight_rows // 16
+    tiling = choose_tiling(arch, rows, n_tiles, k, dtype=DTYPES[dtype])
+    if tiling.kernel != "group" or not is_whole(k, tiling.units):
+        return None
+    taken, words = scratch_words(tiling, rows, n_tiles, k)
+    return OrderedRows(scratch[0][taken : taken + words], tiling.x_tiles)
 
 
 def scratch_words(tiling: Tiling, rows: int, n_tiles: int, k: int) -> tuple[int, int]:

@@ -11,7 +11,9 @@ from torch import Tensor
 from eagle3core.kernels.card import DTYPES, Op
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.launcher import gemm, unpack_weight
+from eagle3core.kernels.gemm.pack import OrderedRows
 from eagle3core.kernels.gemm.reference import EPS
+from eagle3core.kernels.isa.powers import pieces_of
 from eagle3core.kernels.layer.embedding import PARTIAL, partial_squares_reference
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 
@@ -29,11 +31,12 @@ def gemm_meaning(
     q_heads: int = 0,
     kv_heads: int = 0,
     eps: float = EPS,
+    ordered: OrderedRows | None = None,
     operands: Mapping[str, Tensor],
 ) -> None:
     """What `gemm` computes, for any widths and dtype: sums and epilogue in fp64 (fp32 for fp32).
 
-    Args as `gemm`; `scratch` is not read.
+    Args as `gemm`; `scratch` and `ordered` are not read.
     """
     weight = unpack_weight(w, epilogue, k) if packed else w
     # Sums of 16-bit rows are made in fp64: rounded once, they are the same bits at any number of rows, as the kernels'.
@@ -56,7 +59,10 @@ def gemm_meaning(
     if epilogue.kind == "residual":
         operands["second"].copy_(y * operands["gain"])
         operands["third"].copy_(partial_squares_reference(y))
-    if epilogue.kind == "head":
+    if epilogue.kind == "head" and epilogue.has_powers:
+        for made, out in zip(pieces_of(y), (operands["second"], operands["third"]), strict=True):
+            out.copy_(made)
+    elif epilogue.kind == "head":
         _best_of_groups(y, operands["second"], operands["third"])
 
 
@@ -66,11 +72,11 @@ def _rotate_and_cache(v: Tensor, dim: int, q_heads: int, kv_heads: int, operands
     cos, sin = operands["table"][operands["positions"].long()][:, None].unbind(-1)  # [M, 1, D / 2]
     first, second = heads[:, : q_heads + kv_heads].chunk(2, dim=-1)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    held = operands["slots"] >= 0
-    slot = operands["slots"][held].long()
+    held = (operands["slots"] >= 0).nonzero()[:, 0]
+    slot, block = operands["slots"][held].long(), operands["second"].shape[2]
+    number, place = slot // block, slot % block
     for pages, rows in ((operands["second"], turned[:, q_heads:]), (operands["third"], heads[:, q_heads + kv_heads :])):
-        block = pages.shape[2]
-        pages[slot // block, :, slot % block] = rows[held].to(pages.dtype)
+        pages[number, :, place] = rows[held].to(pages.dtype)
     return turned[:, :q_heads].flatten(1)
 
 

@@ -10,7 +10,7 @@ Source: derived here.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,42 @@ from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
 
 _WARPS = 8
 _PARAMETERS = parameters("x:in packed:out rows:i32 k:i32 x_tiles:i32 units:i32")
+
+
+class OrderedRows(NamedTuple):
+    """Where a kernel that makes x may put it in this order, which saves the launch that packs it.
+
+    Attributes:
+        words: room for x in the workspace of the GEMM that reads it. x_tiles: of that GEMM's blocks.
+    """
+
+    words: Tensor
+    x_tiles: int
+
+
+def is_whole(k: int, units: int) -> bool:
+    """Whether streams are whole stages: then unit u of a block of rows lies at place u, whatever reads it."""
+    return k % (STREAMS * UNIT * units) == 0
+
+
+def make_store_ordered(isa: Any) -> Any:
+    """`store_ordered(words, x_tiles, k, row, column, low, high)`: four elements of a row where `pack_rows` puts them.
+
+    `column` is the first one's, a multiple of 4; `low` and `high` are two elements each. Only where `is_whole`.
+    """
+    i32, i64 = isa.i32, isa.i64
+
+    def store_ordered(words: Any, x_tiles: Any, k: Any, row: Any, column: Any, low: Any, high: Any) -> None:
+        group = i32(row >> 3)
+        block = i32(group // x_tiles)
+        tile = i32(group - block * x_tiles)
+        unit_at = (i64(block) * (k >> 5) + (column >> 5)) * (x_tiles * FRAGMENT)
+        product, piece = i32((column >> 2) & 1), i32((column >> 3) & 3)
+        at = words + unit_at + ((product * x_tiles + tile) * 256 + (row & 7) * 16 + piece * 4)
+        isa.store_u32(at, low)
+        isa.store_u32(at + 128, high)
+
+    return isa.inlined(store_ordered)
 
 
 def packed_words(rows: int, k: int, x_tiles: int, units: int) -> int:

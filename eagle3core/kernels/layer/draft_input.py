@@ -1,12 +1,14 @@
 """The draft layer's attention input: normed token embedding first, normed hidden state second, side by side.
 
-x = [norm(table[token]) * embed_gain, norm(hidden) * hidden_gain]. Two blocks a row, one for each half.
+x = [norm(table[token]) * embed_gain, norm(hidden) * hidden_gain]. Two blocks a row, one for each half. A beam of a tree
+continues from rows of the pass before, in an order of its own: given `rows`, row i reads hidden[rows[i]] and leaves it
+in `taken` as well, where the pass finds its residual stream.
 Source: EAGLE-3, arXiv 2503.01840, section 3; docs/requirements.md R-23.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +20,13 @@ from eagle3core.kernels.isa.reductions import make_block_sum
 from eagle3core.kernels.layer.rms_norm import EPS, rms_norm_reference
 
 
+class TakenRows(NamedTuple):
+    """Which rows of `hidden` are read, `rows: [n]` int32 (none negative), and `taken: [n, E]` where they are put."""
+
+    rows: Tensor
+    taken: Tensor
+
+
 def draft_input_reference(
     tokens: Tensor, table: Tensor, hidden: Tensor, embed_gain: Tensor, hidden_gain: Tensor, eps: float
 ) -> Tensor:
@@ -27,14 +36,21 @@ def draft_input_reference(
     return torch.cat(normed, dim=-1)
 
 
-def make_draft_input(isa: Any, *, dtype: str, width: int, threads: int, pieces: int, overlap: bool) -> Any:
-    """Block (row, half); the token's table row is read only after the wait, since a kernel chose the token."""
+def make_draft_input(
+    isa: Any, *, dtype: str, width: int, threads: int, pieces: int, takes: bool, overlap: bool
+) -> Any:  # fmt: skip
+    """Block (row, half); the token's table row is read only after the wait, since a kernel chose the token.
+
+    With `takes` the other half's row is chosen by a kernel too, and is copied as it is read.
+    """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     unpack, store, low, high = make_unpack(isa, dtype), make_store(isa, dtype), isa.LOW[dtype], isa.HIGH[dtype]
     warps, kept, words, vectors = threads // 32, pieces * 8, pieces * 4, width // 8
     block_sum, inverse_width, zero = make_block_sum(isa, warps), np.float32(1 / width), np.float32(0)
 
-    def kernel(tokens: Any, table: Any, hidden: Any, embed_gain: Any, hidden_gain: Any, x: Any, eps: Any) -> None:
+    def kernel(
+        tokens: Any, table: Any, hidden: Any, rows: Any, embed_gain: Any, hidden_gain: Any, taken: Any, x: Any, eps: Any
+    ) -> None:
         tid = i32(cuda.threadIdx.x)
         row, half = i32(cuda.blockIdx.x), i32(cuda.blockIdx.y)
         scratch = isa.shared_address(cuda.shared.array(warps, f32))
@@ -55,15 +71,23 @@ def make_draft_input(isa: Any, *, dtype: str, width: int, threads: int, pieces: 
                     gains[p * 4 + i] = loaded[i]
         if overlap:
             isa.wait_previous()
-        source = hidden + i64(row) * (width * 2)
-        if half == 0:
+        source = hidden
+        if takes and half == 1:
+            source += i64(isa.load_u32(rows + i64(row) * 4)) * (width * 2)
+        elif half == 1:
+            source += i64(row) * (width * 2)
+        else:
             source = table + i64(max(isa.load_u32(tokens + i64(row) * 4), 0)) * (width * 2)
         squares = zero
         for p in range(pieces):
             for i in range(8):
                 values[p * 8 + i] = zero
             if tid + p * threads < vectors:
-                unpack(isa.load_u32x4(source + (tid + p * threads) * 16), values, p * 8)
+                loaded = isa.load_u32x4(source + (tid + p * threads) * 16)
+                unpack(loaded, values, p * 8)
+                if takes and half == 1:
+                    copy = taken + i64(row) * (width * 2) + (tid + p * threads) * 16
+                    isa.store_u32x4(copy, loaded[0], loaded[1], loaded[2], loaded[3])
             for i in range(8):
                 squares = squares + values[p * 8 + i] * values[p * 8 + i]
         scale = isa.rsqrt(block_sum(squares, scratch, tid) * inverse_width + eps)
@@ -79,16 +103,19 @@ def make_draft_input(isa: Any, *, dtype: str, width: int, threads: int, pieces: 
     return kernel
 
 
-def draft_input_variant(arch: str, dtype: str, width: int) -> Variant:
-    """The two norms over halves of `width`."""
+def draft_input_variant(arch: str, dtype: str, width: int, *, takes: bool = False) -> Variant:
+    """The two norms over halves of `width`; `takes`: of rows by an index."""
     threads, pieces = row_threads(width)
     return Variant(
-        name=f"draft_input_{dtype}_{width}",
+        name=f"draft_input_{dtype}_{width}{'_taken' if takes else ''}",
         make=make_draft_input,
         constants={
-            "dtype": dtype, "width": width, "threads": threads, "pieces": pieces, "overlap": overlaps(arch),
+            "dtype": dtype, "width": width, "threads": threads, "pieces": pieces, "takes": takes,
+            "overlap": overlaps(arch),
         },
-        parameters=parameters("tokens:in table:const hidden:in embed_gain:const hidden_gain:const x:out eps:f32"),
+        parameters=parameters(
+            "tokens:in table:const hidden:in rows:in embed_gain:const hidden_gain:const taken:out x:out eps:f32"
+        ),
         threads=threads,
         max_registers=64 if pieces <= 2 else 112,  # a piece in flight is 8 values and 4 words of gains
         instructions={"SHFL": 5, "MUFU": 1},
@@ -105,19 +132,20 @@ def draft_input(
     hidden_gain: Tensor,
     x: Tensor,
     eps: float,
+    by: TakenRows | None = None,
 ) -> list[Launch]:
     """`x: [rows, 2 E]` from `tokens: [rows]` int32 target ids (a negative one counts as 0), `table: [V, E]` and
-    `hidden: [rows, E]`.
+    `hidden: [rows, E]`, or those of its rows that `by` names.
 
     Raises:
         KernelLimit: E is not a multiple of 8 up to 16384.
     """
-    variant = draft_input_variant(arch, DTYPES[hidden.dtype], hidden.shape[1])
-    grid = (len(hidden), 2)
+    variant = draft_input_variant(arch, DTYPES[hidden.dtype], hidden.shape[1], takes=by is not None)
+    rows, taken = by or (None, None)
     return [
         variant.launch(
-            grid, tokens=tokens, table=table, hidden=hidden, embed_gain=embed_gain, hidden_gain=hidden_gain, x=x,
-            eps=eps,
+            (len(x), 2), tokens=tokens, table=table, hidden=hidden, rows=rows, embed_gain=embed_gain,
+            hidden_gain=hidden_gain, taken=taken, x=x, eps=eps,
         )
     ]  # fmt: skip
 
@@ -130,17 +158,21 @@ def draft_input_meaning(
     hidden_gain: Tensor,
     x: Tensor,
     eps: float,
+    by: TakenRows | None = None,
 ) -> None:
     """What `draft_input` computes, in plain torch, for any width and dtype."""
+    if by is not None:
+        hidden = by.taken.copy_(hidden[by.rows.long()])
     x.copy_(draft_input_reference(tokens, table, hidden, embed_gain, hidden_gain, eps))
 
 
 DRAFT_INPUT = Op("draft_input", draft_input, draft_input_meaning)
 
 
-def draft_input_cost(rows: int, width: int) -> Cost:
-    """A table row and a hidden row in and two out a row; both gains once; the token."""
-    return Cost(rows * (width * 2 * 4 + 4) + 2 * width * 2, 2 * rows * width * 4)
+def draft_input_cost(rows: int, width: int, *, takes: bool = False) -> Cost:
+    """A table row and a hidden row in and two out a row; both gains once; the token. Taken: a number and a copy."""
+    taken = rows * (width * 2 + 4) if takes else 0
+    return Cost(rows * (width * 2 * 4 + 4) + 2 * width * 2 + taken, 2 * rows * width * 4)
 
 
 def _example(case: Case, generator: torch.Generator, device: torch.device) -> Tensors:
@@ -151,13 +183,37 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
 
     tokens = torch.randint(vocabulary, (rows,), generator=generator, device=device, dtype=torch.int32)
     tokens[-1] = -1  # what a choice among logits that are not finite gives
-    made = {"tokens": tokens, "table": normal(vocabulary, width), "hidden": 4 * normal(rows, width)}
-    return {**made, "embed_gain": 1 + normal(width) / 8, "hidden_gain": 1 + normal(width) / 8}
+    held = case.get("held", rows)
+    made = {"tokens": tokens, "table": normal(vocabulary, width), "hidden": 4 * normal(held, width)}
+    made |= {"embed_gain": 1 + normal(width) / 8, "hidden_gain": 1 + normal(width) / 8}
+    if case.get("takes"):
+        made["rows"] = torch.randint(held, (rows,), generator=generator, device=device, dtype=torch.int32)
+    return made
 
 
 def _outputs(case: Case, inputs: Tensors) -> Tensors:
-    hidden = inputs["hidden"]
-    return {"x": poison(len(hidden), 2 * case["width"], dtype=hidden.dtype, device=hidden.device)}
+    hidden, rows, width = inputs["hidden"], case["rows"], case["width"]
+    shapes = {"x": 2 * width, **({"taken": width} if case.get("takes") else {})}
+    return {name: poison(rows, n, dtype=hidden.dtype, device=hidden.device) for name, n in shapes.items()}
+
+
+def _reference(case: Case, inputs: Tensors) -> Tensors:
+    read = {name: tensor for name, tensor in inputs.items() if name != "rows"}
+    if not case.get("takes"):
+        return {"x": draft_input_reference(**read, eps=EPS)}
+    taken = inputs["hidden"][inputs["rows"].long()]
+    return {"x": draft_input_reference(**{**read, "hidden": taken}, eps=EPS), "taken": taken}
+
+
+def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors) -> list[Launch]:
+    read = {name: tensor for name, tensor in inputs.items() if name != "rows"}
+    by = TakenRows(inputs["rows"], outputs["taken"]) if case.get("takes") else None
+    return draft_input(arch, **read, x=outputs["x"], eps=EPS, by=by)
+
+
+def _alone(case: Case, inputs: Tensors, row: int) -> tuple[Case, Tensors]:
+    """The row by itself; one that is taken keeps its number among all of `hidden`."""
+    return alone("rows", "tokens", "rows" if case.get("takes") else "hidden")(case, inputs, row)
 
 
 _BF16 = torch.bfloat16
@@ -168,25 +224,34 @@ CARD = Card(
     source="EAGLE-3, arXiv 2503.01840, section 3",
     example=_example,
     outputs=_outputs,
-    reference=lambda case, inputs: {"x": draft_input_reference(**inputs, eps=EPS)},
-    launches=lambda arch, case, inputs, outputs: draft_input(arch, **inputs, x=outputs["x"], eps=EPS),
-    cost=lambda case: draft_input_cost(case["rows"], case["width"]),
+    reference=_reference,
+    launches=_launches,
+    cost=lambda case: draft_input_cost(case["rows"], case["width"], takes=case.get("takes", False)),
     variants=lambda arch: [draft_input_variant(arch, "bf16", 4096)],
     slow_variants=lambda arch: [
-        draft_input_variant(arch, dtype, width) for dtype, width in (("bf16", 2880), ("bf16", 8192), ("f16", 4096))
+        *(draft_input_variant(arch, *sizes) for sizes in (("bf16", 2880), ("bf16", 8192), ("f16", 4096))),
+        *(draft_input_variant(arch, "bf16", width, takes=True) for width in (2880, 4096, 8192)),
     ],
-    cases=({"rows": 3, "width": 40, "vocabulary": 7, "dtype": _BF16},),
+    cases=(
+        {"rows": 3, "width": 40, "vocabulary": 7, "dtype": _BF16},
+        {"rows": 3, "width": 40, "vocabulary": 7, "dtype": _BF16, "takes": True, "held": 5},
+    ),
     slow_cases=(
         {"rows": 2, "width": 4104, "vocabulary": 5, "dtype": _BF16},
         {"rows": 5, "width": 520, "vocabulary": 3, "dtype": torch.float16},
     ),
-    shapes=tuple(
-        {"rows": rows, "width": width, "vocabulary": 8192, "dtype": _BF16}
-        for width in (4096, 2880) for rows in (1, 4, 40)
+    shapes=(
+        *({"rows": rows, "width": width, "vocabulary": 8192, "dtype": _BF16}
+          for width in (4096, 2880) for rows in (1, 4, 40)),
+        {"rows": 10, "width": 4096, "vocabulary": 8192, "dtype": _BF16, "takes": True, "held": 10},
     ),
-    hand_counts=(({"rows": 3, "width": 16, "vocabulary": 9, "dtype": _BF16}, Cost(3 * (4 * 32 + 4) + 64, 384)),),
+    hand_counts=(
+        ({"rows": 3, "width": 16, "vocabulary": 9, "dtype": _BF16}, Cost(3 * (4 * 32 + 4) + 64, 384)),
+        ({"rows": 3, "width": 16, "vocabulary": 9, "takes": True}, Cost(3 * (5 * 32 + 8) + 64, 384)),
+    ),
+    exact=frozenset({"taken"}),
     order={"threads": "at most 512, 16-byte pieces dealt round them", "sum": "butterfly, then warps in order"},
-    alone=alone("rows", "tokens", "hidden"),
+    alone=_alone,
     row_of=row_of,
     n_rows=count("rows"),
 )  # fmt: skip

@@ -37,7 +37,8 @@ def embedding_reference(tokens: Tensor, table: Tensor, draft_to_target: Tensor |
 
 def partial_squares_reference(h: Tensor) -> Tensor:
     """Sums of squares `[rows, partials_pitch(E)]` of every 16 columns of `h: [rows, E]`, fp32 (fp64 for a wide `h`)."""
-    padded = torch.nn.functional.pad(h.to(one_up(h.dtype)), (0, -h.shape[1] % PARTIAL))
+    wide = h.to(one_up(h.dtype))
+    padded = torch.nn.functional.pad(wide, (0, -h.shape[1] % PARTIAL)) if h.shape[1] % PARTIAL else wide
     squares = padded.square().view(len(h), -1, PARTIAL).sum(dim=-1)
     return torch.nn.functional.pad(squares, (0, partials_pitch(h.shape[1]) - squares.shape[1]))
 

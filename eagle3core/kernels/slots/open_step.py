@@ -3,6 +3,7 @@
 Row b of the batch is slot active[b]; a row without a slot is dead: length -1, tokens -1, masks 0, slots of the cache
 -1. The tree's node t stands at position length + depth and is written to cache row length + t. With a draft, the
 entries it has not read yet (`pending`) and the rows of its chained passes are placed too: entry j stands at position j.
+A pass over a tree's level has `beam` rows a sequence, which share a position but not a place.
 Source: docs/requirements.md R-45, R-46, R-82..R-84; paging after Kwon et al., arXiv 2309.06180.
 """
 
@@ -46,13 +47,13 @@ class OpenRows(NamedTuple):
 
     Attributes:
         lengths: `[B]` cached tokens, -1 for a dead row. tables: `[B, M]`. roots: `[B]`.
-        token_rows: `[B, N]` where node t's token will lie, t B + b, or b N + t; -1, no token, for drafts of a plain
-            slot, and for those deeper than its request uses.
+        token_rows: `[B, N]` where node t's token will lie if nobody puts it into rows, t B + b; -1, no token, for
+            drafts of a plain slot, and for those deeper than its request uses.
         positions, slots: `[B, N]` of the nodes. masks: `[B, N, W]`.
         entry_lengths: `[B]` the draft's entries before the pending ones.
         entry_rows, entry_tokens, entry_positions, entry_slots: `[B, P]`; row -1 and slot -1 past the last.
         last_rows: `[B]` row of the last pending entry among the B P.
-        chain_lengths, chain_positions, chain_slots: `[levels, B]` of the chained passes.
+        chain_lengths: `[levels, B]`, chain_positions, chain_slots: `[levels, B, beam]` of the chained passes.
     """
 
     lengths: Tensor
@@ -73,21 +74,23 @@ class OpenRows(NamedTuple):
     chain_slots: Tensor
 
 
-def new_open_rows(batch: int, nodes: int, pending: int, levels: int, entries: int, device: torch.device) -> OpenRows:
+def new_open_rows(
+    batch: int, nodes: int, pending: int, levels: int, beam: int, entries: int, device: torch.device
+) -> OpenRows:
     """Poisoned outputs."""
     words = -(-nodes // 32)
     shapes = (
         (batch,), (batch, entries), (batch,), *((batch, nodes),) * 3, (batch, nodes, words),
-        (batch,), *((batch, pending),) * 4, (batch,), *((levels, batch),) * 3,
+        (batch,), *((batch, pending),) * 4, (batch,), (levels, batch), *((levels, batch, beam),) * 2,
     )  # fmt: skip
     return OpenRows(*(poison(*shape, dtype=torch.int32, device=device) for shape in shapes))
 
 
 def open_step_reference(
-    read: OpenSlots, batch: int, levels: int, block: int, *, by_row: bool = False, pending: int | None = None
+    read: OpenSlots, batch: int, levels: int, block: int, *, beam: int = 1, pending: int | None = None
 ) -> OpenRows:
-    """The rows of a step, in plain torch; `by_row`: a row's tokens will lie side by side. `pending`: entries that are
-    read of each slot; None: all that there is room for."""
+    """The rows of a step, in plain torch; `pending`: entries that are read of each slot; None: all that there is room
+    for."""
     nodes, device = len(read.depths), read.state.device
     pending = read.pending_tokens.shape[1] if pending is None else pending
     slot = read.active[:batch]
@@ -102,10 +105,11 @@ def open_step_reference(
     node, entry, level = (torch.arange(count, device=device) for count in (nodes, pending, levels))
     is_entry = entry < n  # [B, P]
     chained = start + n + level  # [B, levels]
+    behind = start + n + torch.arange(levels * beam, device=device)  # [B, levels * beam]
     pending_rows, pending_tokens = read.pending_rows[held, :pending], read.pending_tokens[held, :pending]
     row = torch.arange(batch, device=device)
     first_row = row * pending
-    at = row[:, None] * nodes + node if by_row else node * batch + row[:, None]
+    at = node * batch + row[:, None]
     is_plain, most = read.state[PLAIN, held][:, None] != 0, read.state[MOST_DRAFTS, held][:, None]
     is_left_out = (is_plain & (node > 0)) | (read.depths > most)  # [B, N]
     made = OpenRows(
@@ -114,8 +118,9 @@ def open_step_reference(
         slots=place(length + node), masks=read.mask.expand(batch, -1, -1), entry_lengths=start[:, 0],
         entry_rows=pending_rows.where(is_entry, -1), entry_tokens=pending_tokens.where(is_entry, 0),
         entry_positions=(start + entry).where(is_entry, 0), entry_slots=place(start + entry).where(is_entry, -1),
-        last_rows=first_row + (n[:, 0] - 1).clamp_min(0), chain_lengths=chained.T, chain_positions=chained.T,
-        chain_slots=place(chained).T,
+        last_rows=first_row + (n[:, 0] - 1).clamp_min(0), chain_lengths=chained.T,
+        chain_positions=chained.T[..., None].expand(-1, -1, beam),
+        chain_slots=place(behind).view(batch, levels, beam).transpose(0, 1),
     )  # fmt: skip
     return OpenRows(**{name: _dead(name, value, is_dead, first_row).int() for name, value in made._asdict().items()})
 
@@ -127,22 +132,23 @@ def _dead(name: str, value: Tensor, is_dead: Tensor, first_row: Tensor) -> Tenso
     """`value` with what dead rows have under `name`."""
     if name == "last_rows":
         return torch.where(is_dead, first_row, value)
-    rows = is_dead if name.startswith("chain") else is_dead.view(-1, *(1,) * (value.ndim - 1))
+    further = value.ndim - (2 if name.startswith("chain") else 1)  # axes behind that of the rows
+    rows = is_dead.view(-1, *(1,) * further)
     return value.masked_fill(rows, 0 if name in _DEAD_ZERO else -1)
 
 
-def open_step_variant(arch: str, nodes: int, pending: int, levels: int, block: int, *, by_row: bool = False) -> Variant:
-    """The gather for trees of `nodes`, `pending` draft entries (0: no draft) and `levels` chained passes.
+def open_step_variant(arch: str, nodes: int, pending: int, levels: int, block: int, beam: int = 1) -> Variant:
+    """The gather for trees of `nodes`, `pending` draft entries (0: no draft) and `levels` passes over `beam` rows.
 
     Raises:
         KernelLimit: `block` is not a power of two.
     """
     check_block(block)
     return Variant(
-        name=f"open_step_{nodes}_{pending}_{levels}_{block}{'_by_row' if by_row else ''}",
+        name=f"open_step_{nodes}_{pending}_{levels}x{beam}_{block}",
         make=make_open_step,
         constants={
-            "nodes": nodes, "pending": pending, "levels": levels, "block": block, "by_row": by_row,
+            "nodes": nodes, "pending": pending, "levels": levels, "beam": beam, "block": block,
             "overlap": overlaps(arch),
         },
         parameters=parameters(
@@ -157,18 +163,18 @@ def open_step_variant(arch: str, nodes: int, pending: int, levels: int, block: i
     )  # fmt: skip
 
 
-def open_step(arch: str, read: OpenSlots, out: OpenRows, block: int, *, by_row: bool = False) -> list[Launch]:
+def open_step(arch: str, read: OpenSlots, out: OpenRows, block: int) -> list[Launch]:
     """`out` from `read`; the batch is that of `out.lengths`.
 
     Raises:
         KernelLimit: `block` is not a power of two.
     """
     (nodes,), (batch, entries) = read.depths.shape, out.tables.shape
-    pending, levels = out.entry_rows.shape[1], len(out.chain_slots)
+    pending, (levels, _, beam) = out.entry_rows.shape[1], out.chain_slots.shape
     inputs = read._asdict()
     return [
-        open_step_variant(arch, nodes, pending, levels, block, by_row=by_row).launch(
-            (sum(step_parts(nodes, pending, levels, entries)), batch),
+        open_step_variant(arch, nodes, pending, levels, block, beam).launch(
+            (sum(step_parts(nodes, pending, levels * beam, entries)), batch),
             **{"slot_tables" if name == "tables" else name: value for name, value in inputs.items()},
             **out._asdict(), n_slots=read.state.shape[1], entries=entries, batch=batch,
             held=read.pending_tokens.shape[1],
@@ -176,10 +182,10 @@ def open_step(arch: str, read: OpenSlots, out: OpenRows, block: int, *, by_row: 
     ]  # fmt: skip
 
 
-def open_step_meaning(read: OpenSlots, out: OpenRows, block: int, *, by_row: bool = False) -> None:
+def open_step_meaning(read: OpenSlots, out: OpenRows, block: int) -> None:
     """What `open_step` computes, in plain torch."""
-    pending = out.entry_rows.shape[1]
-    made = open_step_reference(read, len(out.lengths), len(out.chain_slots), block, by_row=by_row, pending=pending)
+    pending, (levels, batch, beam) = out.entry_rows.shape[1], out.chain_slots.shape
+    made = open_step_reference(read, batch, levels, block, beam=beam, pending=pending)
     for name, value in made._asdict().items():
         if pending or not name.startswith(("entry", "last", "chain")):
             getattr(out, name).copy_(value)
@@ -188,11 +194,13 @@ def open_step_meaning(read: OpenSlots, out: OpenRows, block: int, *, by_row: boo
 OPEN_STEP = Op("open_step", open_step, open_step_meaning)
 
 
-def open_step_cost(batch: int, nodes: int, pending: int, levels: int, entries: int) -> Cost:
+def open_step_cost(batch: int, nodes: int, pending: int, levels: int, entries: int, beam: int = 1) -> Cost:
     """Slot, six fields, table and pending entries in; everything of `OpenRows` out; depths and mask once."""
     words = -(-nodes // 32)
     read = 28 + 4 * entries + 8 * pending
-    written = 8 + 4 * entries + nodes * (12 + 4 * words) + (8 + 16 * pending + 12 * levels if pending else 0)
+    written = (
+        8 + 4 * entries + nodes * (12 + 4 * words) + (8 + 16 * pending + (4 + 8 * beam) * levels if pending else 0)
+    )
     return Cost(batch * (read + written) + nodes * (4 + 4 * words))
 
 
@@ -223,15 +231,19 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
 
 
 def _outputs(case: Case, inputs: Tensors) -> Tensors:
-    sizes = (case["batch"], case["nodes"], case["pending"], case["levels"], case["entries"])
+    sizes = (case["batch"], case["nodes"], case["pending"], case["levels"], case.get("beam", 1), case["entries"])
     return dict(new_open_rows(*sizes, inputs["state"].device)._asdict())
 
 
 def _reference(case: Case, inputs: Tensors) -> Tensors:
     made = open_step_reference(
-        OpenSlots(**inputs), case["batch"], case["levels"], case["block"], by_row=case.get("by_row", False),
+        OpenSlots(**inputs),
+        case["batch"],
+        case["levels"],
+        case["block"],
+        beam=case.get("beam", 1),
         pending=case["pending"],
-    )._asdict()  # fmt: skip
+    )._asdict()
     is_drafting = case["pending"] > 0
     return {name: t for name, t in made.items() if is_drafting or not name.startswith(("entry", "last", "chain"))}
 
@@ -244,15 +256,15 @@ CARD = Card(
     outputs=_outputs,
     reference=_reference,
     launches=lambda arch, case, inputs, outputs: open_step(
-        arch, OpenSlots(**inputs), OpenRows(**outputs), case["block"], by_row=case.get("by_row", False)
+        arch, OpenSlots(**inputs), OpenRows(**outputs), case["block"]
     ),
     cost=lambda case: open_step_cost(
-        case["batch"], case["nodes"], case["pending"], case["levels"], case["entries"]
+        case["batch"], case["nodes"], case["pending"], case["levels"], case["entries"], case.get("beam", 1)
     ),
     variants=lambda arch: [open_step_variant(arch, 4, 4, 2, 64)],
     slow_variants=lambda arch: [
         open_step_variant(arch, 1, 0, 0, 64), open_step_variant(arch, 64, 9, 7, 64),
-        open_step_variant(arch, 60, 9, 0, 64, by_row=True),
+        open_step_variant(arch, 60, 8, 6, 64, 10),
     ],
     cases=(
         {"batch": 4, "slots": 6, "active": 3, "nodes": 5, "pending": 3, "levels": 2, "entries": 3, "block": 4},
@@ -261,8 +273,8 @@ CARD = Card(
          "held": 5},
     ),
     slow_cases=(
-        {"batch": 3, "slots": 4, "active": 2, "nodes": 7, "pending": 4, "levels": 0, "entries": 3, "block": 4,
-         "by_row": True},
+        {"batch": 3, "slots": 4, "active": 2, "nodes": 7, "pending": 4, "levels": 2, "entries": 3, "block": 4,
+         "beam": 3},
         {"batch": 3, "slots": 4, "active": 3, "nodes": 67, "pending": 1, "levels": 0, "entries": 3, "block": 64},
         {"batch": 2, "slots": 33, "active": 2, "nodes": 3, "pending": 2, "levels": 70, "entries": 260, "block": 4},
     ),

@@ -12,9 +12,9 @@ from eagle3core.kernels.slots.cache_rows import COPIED, THREADS, make_copy_table
 from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, LENGTH, MOST_DRAFTS, N_PENDING, PLAIN, ROOT
 
 
-def step_parts(nodes: int, pending: int, levels: int, entries: int) -> tuple[int, int, int]:
+def step_parts(nodes: int, pending: int, chained: int, entries: int) -> tuple[int, int, int]:
     """Blocks of a row for the nodes, for what the draft reads and for the table."""
-    return parts_of(nodes), parts_of(max(pending, levels)) if pending else 0, parts_of(entries, COPIED)
+    return parts_of(nodes), parts_of(max(pending, chained)) if pending else 0, parts_of(entries, COPIED)
 
 
 def make_read_slot(isa: Any) -> Any:
@@ -40,10 +40,11 @@ def make_read_slot(isa: Any) -> Any:
     return isa.inlined(read_slot)
 
 
-def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: int, by_row: bool, overlap: bool) -> Any:
+def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, beam: int, block: int, overlap: bool) -> Any:
     """Grid (parts, rows): see `step_parts`."""
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
-    words, (of_nodes, of_draft, _) = -(-nodes // 32), step_parts(nodes, pending, levels, 1)
+    words, (of_nodes, of_draft, _) = -(-nodes // 32), step_parts(nodes, pending, levels * beam, 1)
+    chained = levels * beam
     read_slot, copy_table = make_read_slot(isa), make_copy_table(isa)
     look_up, row_in = make_look_up(isa, block), make_row_in(isa, block)
 
@@ -81,8 +82,6 @@ def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: in
                 table = slot_tables + i64(slot) * entries * 4
                 position, where = i32(length + depth), row_in(look_up(table, i32(length + t), entries), i32(length + t))
             token_row = i32(t * batch + row)
-            if by_row:
-                token_row = i32(row * nodes + t)
             # A plain slot's drafts are not even looked at: what they make of the cache may be what went wrong.
             # Nor are those that its request does not use.
             if slot < 0 or (plain != 0 and t > 0) or depth > most:
@@ -106,13 +105,13 @@ def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: in
                 start, n = i32(-1), i32(0)
             # Looked up before any store, so that the loads overlap.
             source, token, own_block, chain_held = i32(-1), i32(0), i32(-1), i32(-1)
-            table, position = slot_tables + i64(slot) * entries * 4, i32(start + n + t)
+            table, place = slot_tables + i64(slot) * entries * 4, i32(start + n + t)
             if t < n and t < pending:
                 source = isa.load_u32(pending_rows + (i64(slot) * held + t) * 4)
                 token = isa.load_u32(pending_tokens + (i64(slot) * held + t) * 4)
                 own_block = look_up(table, i32(start + t), entries)
-            if slot >= 0 and t < levels:
-                chain_held = look_up(table, position, entries)
+            if slot >= 0 and t < chained:
+                chain_held = look_up(table, place, entries)
             if t < pending:
                 at, entry = (row * pending + t) * 4, i32(start + t)
                 if t >= n:
@@ -121,14 +120,18 @@ def make_open_step(isa: Any, *, nodes: int, pending: int, levels: int, block: in
                 isa.store_u32(entry_tokens + at, token)
                 isa.store_u32(entry_positions + at, entry)
                 isa.store_u32(entry_slots + at, row_in(own_block, entry))
-            if t < levels:
+            if t < chained:
                 # Level by level: a level's rows lie side by side, as its launches read them.
-                at, before = (t * batch + row) * 4, position
+                level = i32(t // beam)
+                of_level = i32(level * batch + row)
+                at, position = (of_level * beam + t - level * beam) * 4, i32(start + n + level)
+                before = position
                 if slot < 0:
                     position, before = i32(0), i32(-1)
-                isa.store_u32(chain_lengths + at, before)
+                if t == level * beam:
+                    isa.store_u32(chain_lengths + of_level * 4, before)
                 isa.store_u32(chain_positions + at, position)
-                isa.store_u32(chain_slots + at, row_in(chain_held, position))
+                isa.store_u32(chain_slots + at, row_in(chain_held, place))
             if t == 0:
                 isa.store_u32(entry_lengths + row * 4, start)
                 isa.store_u32(last_rows + row * 4, row * pending + max(n - 1, 0))

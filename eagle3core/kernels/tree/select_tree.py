@@ -26,7 +26,7 @@ class Selection(NamedTuple):
 
     Attributes:
         flat: `[B, N]` flat id of each node, -1 for the root.
-        tokens: `[B, N]` target ids.
+        tokens: `[B, N]` target ids, -1 of nodes that are to have no token.
         parents: `[B, N]` node index of the parent, -1 for the root.
     """
 
@@ -35,8 +35,13 @@ class Selection(NamedTuple):
     parents: Tensor
 
 
-def select_tree_reference(scores: Tensor, tokens: Tensor, parents: Tensor, roots: Tensor, n_nodes: int) -> Selection:
-    """The tree of each sequence from `scores, tokens, parents: [B, P]` (see `grow_tree`) and `roots: [B]`."""
+def select_tree_reference(
+    scores: Tensor, tokens: Tensor, parents: Tensor, roots: Tensor, n_nodes: int, token_rows: Tensor | None = None
+) -> Selection:
+    """The tree of each sequence from `scores, tokens, parents: [B, P]` (see `grow_tree`) and `roots: [B]`.
+
+    Nodes whose `token_rows: [B, N]` is negative have no token.
+    """
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, : n_nodes - 1]
     chosen = best.sort(dim=1).values
     node_of = torch.zeros(scores.shape, dtype=torch.int64, device=scores.device)
@@ -44,9 +49,10 @@ def select_tree_reference(scores: Tensor, tokens: Tensor, parents: Tensor, roots
     above = parents.gather(1, chosen).long()
     nodes = torch.where(above >= 0, node_of.gather(1, above.clamp_min(0)), 0)
     first = torch.full_like(roots[:, None], -1)
+    ids = torch.cat([roots[:, None], tokens.gather(1, chosen)], dim=1)
     return Selection(
         torch.cat([first, chosen.to(roots.dtype)], dim=1),
-        torch.cat([roots[:, None], tokens.gather(1, chosen)], dim=1),
+        ids if token_rows is None else ids.masked_fill(token_rows < 0, -1),
         torch.cat([first, nodes.to(roots.dtype)], dim=1),
     )
 
@@ -84,7 +90,7 @@ def line_up_variant(arch: str, pool: int, nodes: int) -> Variant:
         make=make_line_up,
         constants={"pool": pool, "nodes": nodes, "overlap": overlaps(arch)},
         parameters=parameters(
-            "ranks:in tokens:in parents:in roots:in flat_of:out tokens_of:out parents_of:out"
+            "ranks:in tokens:in parents:in roots:in token_rows:in flat_of:out tokens_of:out parents_of:out"
         ),
         threads=THREADS,
         max_registers=96,
@@ -94,9 +100,11 @@ def line_up_variant(arch: str, pool: int, nodes: int) -> Variant:
 
 
 def select_tree(
-    arch: str, scores: Tensor, tokens: Tensor, parents: Tensor, roots: Tensor, ranks: Tensor, out: Selection
-) -> list[Launch]:
-    """`out` from `scores` f32, `tokens`, `parents` int32 `[B, P]`, `roots: [B]`; scratch `ranks: [B, P]` int32.
+    arch: str, scores: Tensor, tokens: Tensor, parents: Tensor, roots: Tensor, token_rows: Tensor, ranks: Tensor,
+    out: Selection,
+) -> list[Launch]:  # fmt: skip
+    """`out` from `scores` f32, `tokens`, `parents` int32 `[B, P]`, `roots: [B]`, `token_rows: [B, N]`; scratch
+    `ranks: [B, P]` int32.
 
     Raises:
         KernelLimit: P is not in 1..4096, or smaller than N - 1.
@@ -105,17 +113,18 @@ def select_tree(
     nodes = out.flat.shape[1]
     first = rank_variant(arch, pool).launch((-(-pool // 32), batch), scores=scores, ranks=ranks)
     second = line_up_variant(arch, pool, nodes).launch(
-        (batch,), ranks=ranks, tokens=tokens, parents=parents, roots=roots, flat_of=out.flat, tokens_of=out.tokens,
-        parents_of=out.parents,
+        (batch,), ranks=ranks, tokens=tokens, parents=parents, roots=roots, token_rows=token_rows,
+        flat_of=out.flat, tokens_of=out.tokens, parents_of=out.parents,
     )  # fmt: skip
     return [first, second]
 
 
 def select_tree_meaning(
-    scores: Tensor, tokens: Tensor, parents: Tensor, roots: Tensor, ranks: Tensor, out: Selection
+    scores: Tensor, tokens: Tensor, parents: Tensor, roots: Tensor, token_rows: Tensor, ranks: Tensor, out: Selection
 ) -> None:
     """What `select_tree` computes, in plain torch; `ranks` is the kernels' own and not read."""
-    for made, tensor in zip(select_tree_reference(scores, tokens, parents, roots, out.flat.shape[1]), out, strict=True):
+    chosen = select_tree_reference(scores, tokens, parents, roots, out.flat.shape[1], token_rows)
+    for made, tensor in zip(chosen, out, strict=True):
         tensor.copy_(made)
 
 
@@ -123,8 +132,8 @@ SELECT_TREE = Op("select_tree", select_tree, select_tree_meaning)
 
 
 def select_tree_cost(batch: int, pool: int, nodes: int) -> Cost:
-    """Score, token and parent of every candidate in, a triple a node out, the root in; two passes."""
-    return Cost(batch * (pool * 12 + nodes * 12 + 4), batch * pool * pool, dependent_passes=2)
+    """Score, token and parent of every candidate in, a number a node in and a triple out, the root in; two passes."""
+    return Cost(batch * (pool * 12 + nodes * 16 + 4), batch * pool * pool, dependent_passes=2)
 
 
 def _example(case: Case, generator: torch.Generator, device: torch.device) -> Tensors:
@@ -136,7 +145,9 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
         ids = torch.randint(1000, shape, generator=generator, device=device, dtype=torch.int32)
         growth = grow_tree_reference(growth, steps.sort(dim=2, descending=True).values, ids, None, level)
     roots = torch.randint(1000, (batch,), generator=generator, device=device, dtype=torch.int32)
-    return {"scores": growth.scores, "tokens": growth.tokens, "parents": growth.parents, "roots": roots}
+    token_rows = torch.randint(-1, 4, (batch, case["nodes"]), generator=generator, device=device, dtype=torch.int32)
+    return {"scores": growth.scores, "tokens": growth.tokens, "parents": growth.parents, "roots": roots,
+            "token_rows": token_rows}  # fmt: skip
 
 
 def _outputs(case: Case, inputs: Tensors) -> Tensors:
@@ -175,8 +186,8 @@ CARD = Card(
         {"batch": 1, "k": 3, "levels": 3, "nodes": 2},
     ),
     shapes=tuple({"batch": b, "k": 10, "levels": 8, "nodes": 60} for b in (1, 4, 16)),
-    hand_counts=(({"batch": 2, "k": 3, "levels": 2, "nodes": 5}, Cost(2 * (144 + 60 + 4), 2 * 144, 2)),),
-    alone=alone("batch", "scores", "tokens", "parents", "roots"),
+    hand_counts=(({"batch": 2, "k": 3, "levels": 2, "nodes": 5}, Cost(2 * (144 + 80 + 4), 2 * 144, 2)),),
+    alone=alone("batch", "scores", "tokens", "parents", "roots", "token_rows"),
     row_of=row_of,
     n_rows=count("batch"),
 )

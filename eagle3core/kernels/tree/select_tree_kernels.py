@@ -38,7 +38,7 @@ def make_rank_pool(isa: Any, *, pool: int, overlap: bool) -> Any:
         early(start)
         if overlap:
             isa.wait_previous()
-            isa.let_next_start()  # see `choice.top_k_groups_kernel`
+            isa.let_next_start()  # only now: see `choice.top_k_kernel`
         for p in range(loads):
             keys[p] = i32(LEAST_KEY)
             if p * threads + tid < pool:
@@ -82,6 +82,7 @@ def make_line_up(isa: Any, *, pool: int, nodes: int, overlap: bool) -> Any:
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
     tiles = -(-pool // THREADS)
     words, per_lane, early = tiles * 8, -(-tiles * 8 // 32), make_early(isa, THREADS)
+    node_turns = -(-nodes // THREADS)
 
     def place(bits: Any, before: Any, flat: Any) -> Any:
         word = flat >> 5
@@ -91,8 +92,9 @@ def make_line_up(isa: Any, *, pool: int, nodes: int, overlap: bool) -> Any:
     place = isa.inlined(place)
 
     def kernel(
-        ranks: Any, tokens: Any, parents: Any, roots: Any, flat_of: Any, tokens_of: Any, parents_of: Any
-    ) -> None:
+        ranks: Any, tokens: Any, parents: Any, roots: Any, token_rows: Any, flat_of: Any, tokens_of: Any,
+        parents_of: Any,
+    ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), i32(tid >> 5)
         tree = i64(cuda.blockIdx.x)
@@ -100,7 +102,9 @@ def make_line_up(isa: Any, *, pool: int, nodes: int, overlap: bool) -> Any:
         chosen = cuda.local.array(tiles, i32)
         bits = isa.shared_address(cuda.shared.array(words, i32))
         before = isa.shared_address(cuda.shared.array(words, i32))
-        early((ranks + (tree * pool + tid) * 4) ^ tokens ^ parents ^ roots)
+        held = isa.shared_address(cuda.shared.array(nodes, i32))
+        row = cuda.local.array(node_turns, i32)
+        early((ranks + (tree * pool + tid) * 4) ^ tokens ^ parents ^ roots ^ token_rows)
         if overlap:
             isa.let_next_start()
             isa.wait_previous()
@@ -111,6 +115,10 @@ def make_line_up(isa: Any, *, pool: int, nodes: int, overlap: bool) -> Any:
                 at = (tree * pool + flat) * 4
                 chosen[t], token[t] = isa.load_u32(ranks + at), isa.load_u32(tokens + at)
                 parent[t] = isa.load_u32(parents + at)
+        for n in range(node_turns):
+            row[n] = i32(-1)
+            if n * THREADS + tid < nodes:
+                row[n] = isa.load_u32(token_rows + (tree * nodes + n * THREADS + tid) * 4)
         root = i32(0)
         if tid == 0:
             root = isa.load_u32(roots + tree * 4)
@@ -119,6 +127,10 @@ def make_line_up(isa: Any, *, pool: int, nodes: int, overlap: bool) -> Any:
             word = isa.ballot(chosen[t])
             if lane == 0:
                 isa.shared_store_u32(bits + (t * 8 + warp) * 4, word)
+        for n in range(node_turns):
+            if n * THREADS + tid < nodes:
+                isa.shared_store_u32(held + (n * THREADS + tid) * 4, row[n])
+        # The chosen ones' bits are there, and whether a node is to have a token.
         cuda.syncthreads()
         if warp == 0:
             # Set bits before each word, 32 words at a time, by a scan over the lanes.
@@ -139,14 +151,18 @@ def make_line_up(isa: Any, *, pool: int, nodes: int, overlap: bool) -> Any:
         for t in range(tiles):
             if chosen[t] == 1:
                 flat = i32(t * THREADS + tid)
-                at = (tree * nodes + place(bits, before, flat)) * 4
-                above = i32(0)
+                node, above = place(bits, before, flat), i32(0)
+                at, chosen_token = (tree * nodes + node) * 4, token[t]
+                if isa.shared_load_u32(held + node * 4) < 0:
+                    chosen_token = i32(-1)
                 if parent[t] >= 0:
                     above = place(bits, before, parent[t])
                 isa.store_u32(flat_of + at, flat)
-                isa.store_u32(tokens_of + at, token[t])
+                isa.store_u32(tokens_of + at, chosen_token)
                 isa.store_u32(parents_of + at, above)
         if tid == 0:
+            if row[0] < 0:
+                root = i32(-1)
             isa.store_u32(flat_of + tree * nodes * 4, -1)
             isa.store_u32(tokens_of + tree * nodes * 4, root)
             isa.store_u32(parents_of + tree * nodes * 4, -1)

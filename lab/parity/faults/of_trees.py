@@ -92,9 +92,9 @@ def _wrong_states(at: Place, call: Call) -> Sequence[Call]:
 
 
 def _beams_one_further(at: Place, call: Call) -> Sequence[Call]:
-    if call.op != "place_rows":
+    if call.op != "open_step":
         return [call]
-    return after(call, lambda: call.operands["positions"].add_(1))
+    return after(call, lambda: call.operands["out"].chain_positions.add_(1))
 
 
 def _neighbours_rows(at: Place, call: Call) -> Sequence[Call]:

@@ -14,9 +14,16 @@ from torch import Tensor
 
 from eagle3core import Engine
 from eagle3core.kernels import Launch
-from eagle3core.kernels.attention import attention_cost
+from eagle3core.kernels.attention import EARLIER_BITS, attention_cost
+from eagle3core.kernels.choice import top_k_cost
 from eagle3core.kernels.gemm import gemm_cost
-from eagle3core.kernels.layer import draft_input_cost, embedding_cost, gather_rows_cost, take_rows_cost
+from eagle3core.kernels.layer import (
+    draft_input_cost,
+    embedding_cost,
+    feature_input_cost,
+    gather_rows_cost,
+    take_rows_cost,
+)
 from eagle3core.step import Program
 from lab.probes.bench.floors import step_floor
 from lab.probes.profiles.capture import class_of
@@ -60,20 +67,26 @@ def launch_bytes(launch: Launch, cached: float) -> int:
         return gemm_cost(_gemm_case(values, constants["epilogue"])).bytes
     if kind.startswith("attention_") and kind != "attention_combine":
         shape, (batch, kv_heads) = constants["shape"], (len(values["prefix"]), values["k"].shape[1])
+        behind = values.get("earlier", 0)  # with a window above
         return attention_cost({
             "tokens": values["tokens"], "dim": shape.dim, "heads": kv_heads * shape.group, "kv_heads": kv_heads,
-            "batch": batch, "prefix": (round(cached),) * batch, "window": values.get("window", 0),
-            "earlier": values.get("earlier", 0),
+            "batch": batch, "prefix": (round(cached),) * batch, "earlier": behind & ((1 << EARLIER_BITS) - 1),
+            "window": values.get("window", behind >> EARLIER_BITS),
         }).bytes  # fmt: skip
     if kind == "attention_combine":
         return 0  # a pass of attention, whose card counts it
     if kind == "embedding":
         return embedding_cost(*values["h"].shape, maps=constants["maps"], scales=constants["scales"]).bytes
     if kind == "draft_input":
-        return draft_input_cost(len(values["tokens"]), constants["width"]).bytes
+        return draft_input_cost(len(values["tokens"]), constants["width"], takes=constants["takes"]).bytes
+    if kind == "feature_input":
+        return feature_input_cost(len(values["tokens"]), constants["width"], constants["normed"]).bytes
     if kind == "take_rows":
         pieces = sum(values[f"pieces{i}"] for i in range(constants["sources"]))
         return take_rows_cost(len(values["index"]), 16 * pieces).bytes
+    if kind == "top_k":
+        rows, columns = values["logits"].shape
+        return top_k_cost(rows, columns, constants["k"]).bytes
     if kind == "gather_rows":
         return gather_rows_cost(len(values["index"]), values["out"][0].nbytes).bytes
     return sum(value.nbytes for name, value in values.items() if isinstance(value, Tensor) and name not in _NOT_WHOLE)

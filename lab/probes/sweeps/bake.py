@@ -98,7 +98,7 @@ def faults_of(content: Mapping[str, Any], rows_of: Callable[[str], Sequence[Cell
 
 
 def _short(shape: Mapping[str, Any]) -> str:
-    names = ("kind", "m") if "m" in shape else ("batch", "kv", "tokens")
+    names = ("kind", "m", "step", "context") if "m" in shape else ("batch", "kv", "tokens")
     return " ".join(f"{name}={shape[name]}" for name in names if name in shape)
 
 

@@ -22,8 +22,10 @@ from lab.probes.sweeps.rows import DECIDE, SCREEN, Cell
 from lab.rows.verdict import FALSE_ALARM, Sample, median_error
 
 WORTH = 1.003  # a gain below this is not worth another kernel to compile
+WORTH_OF_PASS = 1.0005  # the same of a whole pass, of which a product is a part
 WITHIN = 1.03  # a baked setting's time over that of the best found (docs/requirements.md R-111)
 NOT_SLOWER = 1.01  # of any single shape of a regime under a setting that replaces the default (R-106)
+NOT_SLOWER_PASS = 1.001  # of any single step's pass
 Setting = Mapping[str, Any]
 
 
@@ -89,10 +91,10 @@ def interval(ratios: Sequence[float]) -> Interval:
     return Interval(middle * math.exp(-half), middle, middle * math.exp(half))
 
 
-def is_certainly_better(ratios: Sequence[float]) -> bool:
+def is_certainly_better(ratios: Sequence[float], worth: float = WORTH) -> bool:
     """Whether the rounds leave no doubt that a setting beats the default by more than it is worth."""
     found = interval(ratios)
-    return found.high < 1.0 and found.ratio < 1 / WORTH
+    return found.high < 1.0 and found.ratio < 1 / worth
 
 
 def choose_all(rows: Sequence[Cell], op: str) -> tuple[list[Choice], dict[str, str]]:
@@ -141,9 +143,10 @@ def choose(rows: Sequence[Cell]) -> Choice:
     default_us = geometric_mean(row["default_us"] for row in decided)
     best_us = default_us * found.ratio
     worst = max(median(row["ratios"]) for row in decided)
-    if is_certainly_better(pooled) and worst <= NOT_SLOWER:
+    worth, not_slower = (WORTH_OF_PASS, NOT_SLOWER_PASS) if "step" in shapes[0] else (WORTH, NOT_SLOWER)
+    if is_certainly_better(pooled, worth) and worst <= not_slower:
         return made(best, f"certainly faster: {_words(found)}", (default_us, best_us, best_us), found)
-    why = "not certainly faster" if worst <= NOT_SLOWER else f"slower on one shape ({worst:.3f})"
+    why = "not certainly faster" if worst <= not_slower else f"slower on one shape ({worst:.3f})"
     return made(default, f"{why}: {_words(found)}", (default_us, min(best_us, default_us), default_us), found)
 
 

@@ -61,7 +61,7 @@ def _swept(op: Op, options: SweepOptions) -> int:
     if options.build is not None:
         return _build(op, options, options.build)
     if options.rows is not None:
-        return _conclude(op, options, options.rows, options.arch, is_whole=True)
+        return conclude(op, options, options.rows, options.arch, is_whole=True)
     assert options.out is not None, "the options name a file for rows"
     machine = machine_of(options.device)
     writer = SweepWriter(options.out, machine.gpu, machine.timer)
@@ -77,7 +77,7 @@ def _swept(op: Op, options: SweepOptions) -> int:
         print("\n".join(joint_table(writer.cells)))
     if options.confirm:
         MicroRuns(writer, op, machine.arch, _scenario(options, machine)).run()
-    return _conclude(op, options, options.out, machine.arch, is_whole=is_whole)
+    return conclude(op, options, options.out, machine.arch, is_whole=is_whole)
 
 
 def machine_of(device: str) -> Machine:
@@ -142,7 +142,7 @@ def _scenario(options: SweepOptions, machine: Machine) -> Scenario:
     )  # fmt: skip
 
 
-def _conclude(op: Op, options: SweepOptions, rows: Path, arch: str, *, is_whole: bool) -> int:
+def conclude(op: Op, options: SweepOptions, rows: Path, arch: str, *, is_whole: bool) -> int:
     """What was chosen, in words and as one JSON line; the tuned file if one is asked for."""
     sweep = read_sweep(rows)
     choices, missing = choose_all(sweep.cells, op)

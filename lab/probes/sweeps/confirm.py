@@ -67,7 +67,7 @@ def contenders(rows: Sequence[Cell], op: str, gpu: str, arch: str) -> list[Conte
             regimes.setdefault(row["regime"], []).append(row)
     orders = {name: ranked(own) for name, own in regimes.items()}
     n_ranks = min(BEST, max((len(order) - 1 for order in orders.values()), default=0))
-    kept = _entries_of(OTHER[op], gpu)
+    kept = entries_of(OTHER[op], gpu)
     made = []
     for rank in range(n_ranks + 1):
         entries = [
@@ -79,7 +79,8 @@ def contenders(rows: Sequence[Cell], op: str, gpu: str, arch: str) -> list[Conte
     return made
 
 
-def _entries_of(op: str, gpu: str) -> list[Any]:
+def entries_of(op: str, gpu: str) -> list[Any]:
+    """Entries of the tuned file that counts for a GPU now; none where the rule decides."""
     named = os.environ.get(tuned.TUNED_VARIABLE, "")
     for path in [Path(named)] if named.endswith(".json") else sorted(tuned.FOLDER.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))

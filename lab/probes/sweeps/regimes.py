@@ -93,7 +93,7 @@ def _gemm_regime(
               for m in sorted(hottest)]  # fmt: skip
     most = chosen[-1].m
     default = asdict(choose_tiling(arch, most, key.weight_rows // 16, key.k, key.packed, key.dtype))
-    settings = _with_default(default, CARDS["gemm"].sweep(arch, chosen[-1].case))
+    settings = settings_beside(default, CARDS["gemm"].sweep(arch, chosen[-1].case))
     return Regime(
         "gemm", key, tuple(one.case for one in chosen), settings if whole else nearest(settings, TAIL),
         tuple(sorted({one.tag for one in products})), sum(shapes[one] for one in products),
@@ -107,7 +107,8 @@ def nearest(settings: Sequence[tuned.Setting], n: int) -> tuple[tuned.Setting, .
     return (first, *others[:n])
 
 
-def _with_default(default: tuned.Setting, others: Sequence[tuned.Setting]) -> tuple[tuned.Setting, ...]:
+def settings_beside(default: tuned.Setting, others: Sequence[tuned.Setting]) -> tuple[tuned.Setting, ...]:
+    """All settings, the default first and once."""
     return (default, *(dict(one) for one in others if dict(one) != dict(default)))
 
 
@@ -151,7 +152,7 @@ def _attention_regime(arch: str, case: Case) -> Regime:
     plan = choose_plan(arch, shape, case["tokens"], case["batch"], case["kv_heads"], case["kv"])
     default = {name: value for name, value in asdict(plan).items() if name in tuned.NEUTRAL["attention"]}
     key = plan_key(shape, case["tokens"], case["batch"], case["kv_heads"], case["kv"])
-    return Regime("attention", key, (case,), _with_default(default, ATTENTION.sweep(arch, case)))
+    return Regime("attention", key, (case,), settings_beside(default, ATTENTION.sweep(arch, case)))
 
 
 def shape_of(arch: str, case: Case) -> Shape:

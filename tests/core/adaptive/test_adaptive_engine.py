@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rings import slow_but
 from stepping import QUIET, admit, assert_state_is_true, start
 from tiny_engines import (
     Pair,
     accepted_counts,
+    drafting_engine,
     drawn_alone,
     engine_config,
     is_empty,
     new_tokens,
+    plain_engine,
+    plain_tokens,
     random_prompts,
     tiny_engine,
     tokens_of,
@@ -54,10 +58,8 @@ def adaptive_engine(
     pair: Pair, way: str = "chain", seed: int | None = None, acceptance: AcceptanceRule | None = None, **changes: Any
 ) -> Engine:
     """An engine that chooses each step's depth; with a seed by chance."""
-    fields = dict(WAYS[way])
-    model = {"small model": str(pair[0]), "ngram": None}.get(way, str(pair[1]))
-    spec = SpeculativeConfig(model=model, adaptive=True, acceptance=acceptance, **fields)
-    made = Engine.from_pretrained(pair[0], engine_config(pair, None, speculative_config=spec, **changes))
+    model = {"model": str(pair[0])} if way == "small model" else {}
+    made = drafting_engine(pair, {**WAYS[way], **model, "adaptive": True, "acceptance": acceptance}, **changes)
     if seed is not None:
         assert made.book.depths is not None
         made.book.depths.choose = by_chance(random.Random(seed))
@@ -74,10 +76,10 @@ def by_chance(draw: random.Random) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(1))
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", slow_but(["chain", "dynamic tree", "ngram"], WAYS))
 def test_any_depth_in_any_step_gives_plain_decodings_tokens(pair: Pair, way: str, seed: int) -> None:
     prompts = random_prompts(LENGTHS, seed=seed)
-    expected = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(N_NEW)))
+    expected = plain_tokens(pair, prompts, N_NEW)
     made = adaptive_engine(pair, way, seed)
     responses = made.generate(prompts, new_tokens(N_NEW))
     assert tokens_of(responses) == expected
@@ -89,7 +91,7 @@ def test_any_depth_in_any_step_gives_plain_decodings_tokens(pair: Pair, way: str
     assert accepted_counts(responses) >= {0, 1}
 
 
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 999), temperature=st.sampled_from([0.0, 0.8]), prefix_cache=st.booleans())
 def test_drawn_tokens_and_cached_beginnings_are_the_same_too(
     pair: Pair, seed: int, temperature: float, prefix_cache: bool
@@ -104,7 +106,7 @@ def test_drawn_tokens_and_cached_beginnings_are_the_same_too(
 
 def test_the_policy_itself_gives_plain_decodings_tokens(pair: Pair) -> None:
     prompts = random_prompts(LENGTHS)
-    expected = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(N_NEW)))
+    expected = plain_tokens(pair, prompts, N_NEW)
     assert tokens_of(adaptive_engine(pair).generate(prompts, new_tokens(N_NEW))) == expected
 
 
@@ -128,8 +130,13 @@ def test_after_every_step_the_caches_and_what_the_draft_has_not_read_are_a_fresh
     assert kinds == {-1, 0, 1, 2, 3}
 
 
-@pytest.mark.parametrize("n_paused", [1, 8, 17])
-@pytest.mark.parametrize("way", ["chain", "small model"])
+@pytest.mark.parametrize(
+    ("way", "n_paused"),
+    slow_but(
+        [("chain", 1), ("chain", 17), ("small model", 8)],
+        [(way, n) for way in ("chain", "small model") for n in (1, 8, 17)],
+    ),
+)
 def test_drafts_after_a_pause_are_those_of_an_engine_that_never_paused(pair: Pair, way: str, n_paused: int) -> None:
     """Which has read the whole text at once."""
     made, other = adaptive_engine(pair, way), adaptive_engine(pair, way)
@@ -174,9 +181,8 @@ def test_a_wrong_reading_after_a_pause_is_found(pair: Pair, fault: str) -> None:
 @pytest.mark.parametrize("way", ["chain", "dynamic tree", "ngram"])
 def test_a_request_uses_as_many_drafts_as_it_says_and_others_all(pair: Pair, way: str) -> None:
     prompts, most = random_prompts(LENGTHS), [0, 1, 2, None, 7]
-    expected = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(N_NEW)))
-    fields = {**WAYS[way], "model": None if way == "ngram" else str(pair[1])}
-    made = Engine.from_pretrained(pair[0], engine_config(pair, None, speculative_config=SpeculativeConfig(**fields)))
+    expected = plain_tokens(pair, prompts, N_NEW)
+    made = drafting_engine(pair, WAYS[way])
     responses = made.generate(prompts, [new_tokens(N_NEW, max_draft_tokens=n) for n in most])
     assert tokens_of(responses) == expected
     for n, response in zip(most, responses, strict=True):
@@ -188,21 +194,18 @@ def test_a_request_uses_as_many_drafts_as_it_says_and_others_all(pair: Pair, way
 
 def test_prompts_that_share_a_pass_bring_their_own_numbers_of_drafts(pair: Pair) -> None:
     prompts, most = random_prompts([9, 3, 12]), [0, 2, None]
-    spec = SpeculativeConfig(model=str(pair[1]), num_speculative_tokens=3)
-    made = Engine.from_pretrained(
-        pair[0], engine_config(pair, None, speculative_config=spec, prefill_chunk=192, block_size=64)
-    )
+    made = drafting_engine(pair, WAYS["chain"], prefill_chunk=192, block_size=64)
     responses = made.generate(prompts, [new_tokens(N_NEW, max_draft_tokens=n) for n in most])
     assert made.book.n_passes == 1
-    assert tokens_of(responses) == tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(N_NEW)))
+    assert tokens_of(responses) == plain_tokens(pair, prompts, N_NEW)
     drafted = [{step.n_draft for step in response.req_metrics.steps} for response in responses]
     assert drafted == [{0}, {2}, {3}]
 
 
-@pytest.mark.parametrize("way", ["chain", "fixed tree", "small model", "ngram"])
+@pytest.mark.parametrize("way", slow_but(["chain", "ngram"], ["chain", "fixed tree", "small model", "ngram"]))
 def test_a_strict_rule_of_acceptance_gives_plain_decodings_tokens_at_any_depth(pair: Pair, way: str) -> None:
     prompts = random_prompts(LENGTHS)
-    expected = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(N_NEW)))
+    expected = plain_tokens(pair, prompts, N_NEW)
     made = adaptive_engine(pair, way, 4, acceptance=RelaxedAcceptance(1, 0.0))
     assert tokens_of(made.generate(prompts, new_tokens(N_NEW))) == expected
 
@@ -217,9 +220,8 @@ def test_a_rule_that_lets_everything_through_accepts_every_draft_of_any_depth(pa
 
 
 def test_sampled_drafts_are_the_same_for_a_seed_where_a_request_uses_fewer(pair: Pair) -> None:
-    prompts, fields = random_prompts(LENGTHS[:3]), {"num_speculative_tokens": 3, "acceptance": RejectionAcceptance()}
-    spec = SpeculativeConfig(model=str(pair[1]), **fields)
-    made = Engine.from_pretrained(pair[0], engine_config(pair, None, speculative_config=spec))
+    prompts = random_prompts(LENGTHS[:3])
+    made = drafting_engine(pair, {**WAYS["chain"], "acceptance": RejectionAcceptance()})
     most = [0, 1, 2]
     limits = [new_tokens(20, temperature=0.8, seed=n, max_draft_tokens=n) for n in most]
     together = made.generate(prompts, limits)
@@ -228,12 +230,11 @@ def test_sampled_drafts_are_the_same_for_a_seed_where_a_request_uses_fewer(pair:
     for n, response in zip(most, together, strict=True):
         assert max(step.n_accepted for step in response.req_metrics.steps) <= n
     # Without drafts nothing is rejected: the tokens are the target's own draws.
-    assert tokens_of(together)[0] == tokens_of(tiny_engine(pair, None).generate(prompts[:1], limits[:1]))[0]
+    assert tokens_of(together)[0] == tokens_of(plain_engine(pair).generate(prompts[:1], limits[:1]))[0]
 
 
 def test_a_forced_length_refuses_a_request_of_fewer_drafts(pair: Pair) -> None:
-    spec = SpeculativeConfig(model=str(pair[1]), num_speculative_tokens=3, acceptance=ForcedAcceptance(length=3))
-    made = Engine.from_pretrained(pair[0], engine_config(pair, None, speculative_config=spec))
+    made = drafting_engine(pair, {**WAYS["chain"], "acceptance": ForcedAcceptance(length=3)})
     with pytest.raises(ConfigError, match="max_draft_tokens is 1 with acceptance forced to 3"):
         made.generate([[1, 2]], new_tokens(8, max_draft_tokens=1))
     assert is_empty(made)

@@ -11,6 +11,7 @@ from statistics import mean
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rings import slow_but
 from step_curves import H200, KEEP_US, reading_us, step_us
 
 from eagle3core.adaptive import Choice, History, Moment, StepCurve, choose
@@ -25,6 +26,8 @@ K = 3
 N_STEPS = 256
 BATCHES = (1, 2, 3, 4, 8, 16, 32, 64)
 LENGTHS = (1.0, 1.1, 1.25, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0)
+# In this order every third cell has each batch and each length.
+CELLS = [(batch, LENGTHS[(i + j) % len(LENGTHS)]) for i, batch in enumerate(BATCHES) for j in range(len(LENGTHS))]
 Share = Callable[[int], float]
 
 
@@ -101,8 +104,10 @@ def test_the_curve_of_the_products_is_that_of_measured_steps() -> None:
         assert step_us(depth, 1) == pytest.approx(us, rel=0.02)
 
 
-@pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize(
+    ("batch", "length"),
+    [each if i % 3 == 0 else pytest.param(*each, marks=pytest.mark.slow) for i, each in enumerate(CELLS)],
+)
 def test_at_least_97_percent_of_the_best_depth_and_99_of_plain_from_a_cold_start(batch: int, length: float) -> None:
     share = share_for_length(length, K)
     of_best, of_plain, worst = shares_of_best_and_plain(batch, lambda step: share)
@@ -111,8 +116,13 @@ def test_at_least_97_percent_of_the_best_depth_and_99_of_plain_from_a_cold_start
     assert worst >= 0.98
 
 
-@pytest.mark.parametrize("batch", [1, 4, 64])
-@pytest.mark.parametrize(("before", "after"), [(0.0, 0.9), (0.9, 0.0), (0.3, 0.8)])
+@pytest.mark.parametrize(
+    ("before", "after", "batch"),
+    slow_but(
+        [(0.0, 0.9, 1), (0.9, 0.0, 4), (0.3, 0.8, 64)],
+        [(*change, batch) for change in ((0.0, 0.9), (0.9, 0.0), (0.3, 0.8)) for batch in (1, 4, 64)],
+    ),
+)
 def test_a_change_of_acceptance_is_followed(batch: int, before: float, after: float) -> None:
     """Over 1024 steps: where nothing is accepted a look costs, so at 64 sequences it comes every 150 steps."""
     of_best, of_plain, _ = shares_of_best_and_plain(batch, lambda step: before if step < 512 else after, n=1024)

@@ -10,8 +10,9 @@ import pytest
 import torch
 from block_accounts import assert_all_blocks_are_back, watched
 from lettered import MOST_NEW, lettered_engine, lettered_prompts
+from rings import exhaustive_but, slow_but
 from test_requests_join_and_leave import assert_each_has_its_own, run_arrivals
-from tiny_engines import Pair, is_empty, new_tokens, random_prompts, tiny_engine, tokens_of
+from tiny_engines import Pair, is_empty, new_tokens, plain_tokens, random_prompts, tiny_engine, tokens_of
 
 from eagle3core import ConfigError, Engine, RejectionAcceptance, SpeculativeConfig
 from eagle3core.step.sizes import blocks_for
@@ -25,7 +26,7 @@ def small_engine(letters: Pair, k: int | None, n_slots: int, n_behind: int, **ch
     return watched(lettered_engine(letters, k, n_slots, n_behind, **{"cache_blocks": SMALL, **changes}))
 
 
-@pytest.mark.parametrize(("k", "n_behind"), [(None, 1), (3, 0), (3, 1)])
+@pytest.mark.parametrize(("k", "n_behind"), slow_but([(None, 1), (3, 1)], [(None, 1), (3, 0), (3, 1)]))
 def test_requests_that_wait_again_since_blocks_ran_out_get_what_they_get_alone(
     letters: Pair, alone: list[list[int]], k: int | None, n_behind: int
 ) -> None:
@@ -39,7 +40,7 @@ def test_requests_that_wait_again_since_blocks_ran_out_get_what_they_get_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("k", "n_behind"), [(None, 0), (3, 1)])
+@pytest.mark.parametrize(("k", "n_behind"), exhaustive_but([(3, 1)], [(None, 0), (3, 1)]))
 def test_four_hundred_requests_through_a_small_cache_get_what_they_get_alone(
     letters: Pair, alone: list[list[int]], k: int | None, n_behind: int
 ) -> None:
@@ -83,10 +84,10 @@ def test_the_youngest_waits_again_and_goes_on_before_those_that_came_later(pair:
     counts = [response.req_metrics.num_put_back for response in responses]
     assert counts[0] == 0, "the oldest never waits"
     assert counts[2] > 0
-    assert tokens_of(responses) == tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(40)))
+    assert tokens_of(responses) == plain_tokens(pair, prompts, 40)
 
 
-@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("k", slow_but([3], [None, 3]))
 def test_drawn_tokens_are_the_same_after_waiting_again(letters: Pair, k: int | None) -> None:
     prompts = lettered_prompts()
     limits = [new_tokens(MOST_NEW, temperature=0.9, top_p=0.95, seed=i) for i in range(len(prompts))]
@@ -97,7 +98,7 @@ def test_drawn_tokens_are_the_same_after_waiting_again(letters: Pair, k: int | N
     assert engine.book.blocks.counts.n_put_back > 0, "blocks never ran out"
 
 
-@pytest.mark.parametrize("n_behind", [0, 1])
+@pytest.mark.parametrize("n_behind", slow_but([1], [0, 1]))
 def test_tokens_drawn_by_rejection_are_the_same_after_waiting_again(letters: Pair, n_behind: int) -> None:
     """There a step draws other numbers in its middle than where it begins, so it has to begin where it would have."""
     prompts = lettered_prompts()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from failing_trace import Broken
 from lettered import lettered_engine, lettered_prompts
+from rings import slow_but
 from tiny_engines import Pair, is_empty, letter_tokenizer, new_tokens, tiny_engine, tokens_of
 
 from eagle3core import ConfigError, DecodeError, Engine, Pipeline, RequestHandle
@@ -42,8 +43,13 @@ def everywhere(letters: Pair, n_behind: int = 1) -> tuple[Engine, dict[str, Requ
     return engine, handles
 
 
-@pytest.mark.parametrize("n_behind", [0, 1])
-@pytest.mark.parametrize("state", ["waiting", "reading", "running", "finished"])
+@pytest.mark.parametrize(
+    ("state", "n_behind"),
+    slow_but(
+        [("waiting", 1), ("reading", 0), ("running", 1), ("finished", 0)],
+        [(state, n) for state in ("waiting", "reading", "running", "finished") for n in (0, 1)],
+    ),
+)
 def test_a_request_is_cancelled_in_every_state_and_the_others_get_their_own(
     letters: Pair, alone: list[list[int]], state: str, n_behind: int
 ) -> None:
@@ -90,8 +96,17 @@ def test_an_unfinished_request_has_no_response_and_says_so_in_a_line(letters: Pa
     assert repr(handle.response()) == f"Response({text!r}, 5 tokens, 'length')"
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize(("stage", "n"), [("target.embed", 1), ("target.embed", 3), ("accept.tokens", 2)])
+@pytest.mark.parametrize(
+    ("stage", "n", "error"),
+    slow_but(
+        [("target.embed", 1, KeyboardInterrupt), ("target.embed", 3, RuntimeError), ("accept.tokens", 2, RuntimeError)],
+        [
+            (*at, error)
+            for at in (("target.embed", 1), ("target.embed", 3), ("accept.tokens", 2))
+            for error in (KeyboardInterrupt, RuntimeError)
+        ],
+    ),
+)
 def test_a_round_that_breaks_off_ends_every_request_with_its_reason_and_the_engine_works_on(
     letters: Pair, alone: list[list[int]], error: type[BaseException], stage: str, n: int
 ) -> None:

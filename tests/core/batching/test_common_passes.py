@@ -12,6 +12,7 @@ from device_engines import BY_MEANING, device_engine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lettered import MOST_NEW, N_LETTERS, lettered_engine
+from rings import slow_but
 from test_prompts_between_steps import decode, recorded
 from tiny_engines import Pair, is_empty, new_tokens, random_prompts, tokens_of
 
@@ -55,7 +56,7 @@ def short_alone(letters: Pair) -> list[list[int]]:
     return [tokens_of(engine.generate([prompt], new_tokens(MOST_NEW)))[0] for prompt in short_prompts()]
 
 
-@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("k", slow_but([3], [None, 3]))
 def test_twenty_short_prompts_beside_running_requests_take_three_passes_and_get_what_they_get_alone(
     letters: Pair, alone: list[list[int]], short_alone: list[list[int]], k: int | None
 ) -> None:
@@ -105,7 +106,7 @@ def test_logits_are_those_of_each_prompt_alone(letters: Pair) -> None:
         torch.testing.assert_close(row, own.tensors["prefill/target.head"][0], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("k", slow_but([3], [None, 3]))
 def test_bits_are_those_of_each_prompt_alone_where_kernels_run(nano_pair: Pair, k: int | None) -> None:
     """The kernels' programs, each call computed by its definition: eight spans of eight tokens."""
     prompts = random_prompts([5, 30, 8, 9, 1, 64, 20], n_vocab=256)
@@ -127,7 +128,7 @@ def test_bits_are_those_of_each_prompt_alone_where_kernels_run(nano_pair: Pair, 
         assert k is None or any(steps[0])
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_prompts_of_any_length_that_arrive_at_any_round_get_what_they_get_alone(letters: Pair, data: Any) -> None:
     """Long and short ones, cached beginnings, blocks that run out, drawn and greedy ones, with drafts or without."""

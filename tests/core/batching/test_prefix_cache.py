@@ -11,8 +11,9 @@ from device_engines import BY_MEANING, device_engine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lettered import MOST_NEW, N_LETTERS, lettered_engine
+from rings import exhaustive_but, slow_but
 from test_requests_join_and_leave import assert_each_has_its_own, run_arrivals
-from tiny_engines import Pair, is_empty, new_tokens, random_prompts, tiny_engine, tokens_of
+from tiny_engines import Pair, is_empty, new_tokens, plain_tokens, random_prompts, tiny_engine, tokens_of
 from torch import Tensor
 
 from eagle3core import Engine
@@ -43,7 +44,7 @@ def caching_engine(letters: Pair, k: int | None, n_slots: int, n_behind: int = 1
     return watched(lettered_engine(letters, k, n_slots, n_behind, prefix_cache=True, **changes))
 
 
-@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("k", slow_but([3], [None, 3]))
 def test_a_text_that_was_read_before_is_read_from_its_last_whole_block_on(
     letters: Pair, shared_alone: list[list[int]], k: int | None
 ) -> None:
@@ -66,7 +67,7 @@ def test_an_answer_that_is_asked_on_is_found_as_well(letters: Pair, shared_alone
     again = engine.generate([longer], new_tokens(9))[0]
     # Of 27 + 18 tokens the last steps' may not be final yet, in the draft's cache.
     assert again.req_metrics.num_cached_tokens >= 36
-    assert [again.token_ids] == tokens_of(tiny_engine(letters, None).generate([longer], new_tokens(9)))
+    assert [again.token_ids] == plain_tokens(letters, [longer], 9)
 
 
 def test_without_the_setting_nothing_is_kept(letters: Pair) -> None:
@@ -97,7 +98,7 @@ def test_shared_blocks_are_only_read(letters: Pair, shared_alone: list[list[int]
     assert all(torch.equal(*pair) for pair in zip(before, all_rows(engine, shared), strict=True))
 
 
-@pytest.mark.parametrize(("k", "n_behind"), [(None, 1), (3, 0), (3, 1)])
+@pytest.mark.parametrize(("k", "n_behind"), slow_but([(None, 1), (3, 1)], [(None, 1), (3, 0), (3, 1)]))
 def test_requests_that_share_and_wait_again_get_what_they_get_alone(
     letters: Pair, shared_alone: list[list[int]], monkeypatch: pytest.MonkeyPatch, k: int | None, n_behind: int
 ) -> None:
@@ -111,7 +112,7 @@ def test_requests_that_share_and_wait_again_get_what_they_get_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("k", "n_behind"), [(None, 1), (3, 1)])
+@pytest.mark.parametrize(("k", "n_behind"), exhaustive_but([(3, 1)], [(None, 1), (3, 1)]))
 def test_four_hundred_requests_that_share_a_small_cache_get_what_they_get_alone(
     letters: Pair, shared_alone: list[list[int]], monkeypatch: pytest.MonkeyPatch, k: int | None, n_behind: int
 ) -> None:
@@ -125,13 +126,13 @@ def test_four_hundred_requests_that_share_a_small_cache_get_what_they_get_alone(
     assert min(counts.n_put_back, counts.n_found_tokens, engine.book.blocks.pool.n_evicted) > 20
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(st.lists(st.tuples(st.integers(0, 44), st.integers(0, 5)), min_size=2, max_size=4))
 def test_texts_cut_anywhere_get_what_they_get_alone(letters: Pair, cuts: list[tuple[int, int]]) -> None:
     prompts = [[*COMMON[:at], *[(at + i) % N_LETTERS for i in range(n)], 7] for at, n in cuts]
     engine = caching_engine(letters, 2, 2)
     found = [engine.generate([prompt], new_tokens(6))[0].token_ids for prompt in prompts]
-    assert found == tokens_of(tiny_engine(letters, None).generate(prompts, new_tokens(6)))
+    assert found == plain_tokens(letters, prompts, 6)
 
 
 def logits_of(engine: Engine, prompt: list[int], n: int) -> tuple[list[int], Tensor, list[list[int]]]:

@@ -11,7 +11,8 @@ from device_engines import device_engine
 from hypothesis import given
 from hypothesis import strategies as st
 from lettered import lettered_engine, lettered_prompts
-from tiny_engines import Pair, is_empty, new_tokens, random_prompts, tiny_engine, tokens_of
+from rings import slow_but
+from tiny_engines import Pair, is_empty, new_tokens, plain_tokens, random_prompts, tiny_engine, tokens_of
 
 from eagle3core import Engine
 from eagle3core.batching.share import LEAST_ROWS, ReadingShare
@@ -20,6 +21,9 @@ from eagle3core.step.program import Program
 from eagle3core.step.replay import EagerReplayer, Enqueue
 
 pytestmark = pytest.mark.reference
+
+# Chunks of a prompt, steps of those that run and the end of the reading, by the share of the time that reading has.
+ORDERS = {0.5: "cs" * 6 + "cfs", 0.75: "cs" + "cccs" + "cccfs", 0.25: "csss" * 6 + "cfsss", 1.0: "c" * 7 + "fs"}
 
 CHUNK = 8  # tokens, of the tiny engines
 LONG = 56  # seven chunks
@@ -63,10 +67,12 @@ def decode(engine: Engine, arrivals: Sequence[tuple[int, list[int], int]]) -> li
     return [handle.token_ids for handle in handles]
 
 
-@pytest.mark.parametrize("n_behind", [0, 1])
 @pytest.mark.parametrize(
-    ("share", "between"),
-    [(0.5, "cs" * 6 + "cfs"), (0.75, "cs" + "cccs" + "cccfs"), (0.25, "csss" * 6 + "cfsss"), (1.0, "c" * 7 + "fs")],
+    ("share", "between", "n_behind"),
+    slow_but(
+        [(0.5, ORDERS[0.5], 0), (0.75, ORDERS[0.75], 1), (0.25, ORDERS[0.25], 0), (1.0, ORDERS[1.0], 1)],
+        [(share, between, n) for share, between in ORDERS.items() for n in (0, 1)],
+    ),
 )
 def test_running_requests_take_their_steps_between_the_chunks_of_a_long_prompt(
     pair: Pair, share: float, between: str, n_behind: int
@@ -112,9 +118,7 @@ def test_prompts_are_read_one_at_a_time_first_come_first_served(pair: Pair) -> N
     while engine.step():
         if handles[2].token_ids:
             assert handles[1].token_ids, "the short prompt came later and waits"
-    assert tokens_of([handle.response() for handle in handles[1:]]) == tokens_of(
-        tiny_engine(pair, None).generate(prompts[1:], new_tokens(2))
-    )
+    assert tokens_of([handle.response() for handle in handles[1:]]) == plain_tokens(pair, prompts[1:], 2)
 
 
 def test_a_slot_under_reading_takes_no_part_in_steps_until_its_prompt_is_read(pair: Pair) -> None:
@@ -131,7 +135,7 @@ def test_a_slot_under_reading_takes_no_part_in_steps_until_its_prompt_is_read(pa
     assert running.tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("k", slow_but([3], [None, 3]))
 def test_chunks_between_steps_change_no_bit_where_kernels_run(nano_pair: Pair, k: int | None) -> None:
     """The kernels' programs, each call computed by its definition, whose rows have the same bits beside any others."""
     prompts = random_prompts([9, 100, 6], n_vocab=256)

@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 from lettered import LENGTHS, MOST_NEW, cut, lettered_engine, lettered_prompts, random_limits
+from rings import exhaustive_but
 from tiny_engines import Pair, is_empty, new_tokens, tokens_of
 
 from eagle3core import ConfigError, Engine, GenerationConfig, RequestHandle, SpeculativeConfig
@@ -85,8 +86,9 @@ def test_requests_drafted_without_a_head_get_what_they_get_alone(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("k", "n_behind", "seed"), [(None, 0, 0), (None, 1, 1), (3, 0, 2), (3, 1, 0), (3, 1, 1)]
-)  # fmt: skip
+    ("k", "n_behind", "seed"),
+    exhaustive_but([(3, 1, 0)], [(None, 0, 0), (None, 1, 1), (3, 0, 2), (3, 1, 0), (3, 1, 1)]),
+)
 def test_four_hundred_requests_through_eight_slots_get_what_they_get_alone(
     letters: Pair, alone: list[list[int]], k: int | None, n_behind: int, seed: int
 ) -> None:
@@ -183,4 +185,4 @@ def test_any_order_of_calls_gives_every_request_its_own_tokens(letters: Pair, al
 
 @pytest.mark.slow
 def test_very_many_orders_of_calls_give_every_request_its_own_tokens(letters: Pair, alone: list[list[int]]) -> None:
-    interleave(letters, alone, examples=40, steps=40)
+    interleave(letters, alone, examples=20, steps=40)

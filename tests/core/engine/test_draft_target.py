@@ -15,10 +15,12 @@ from random_pairs import rewrite_config
 from tiny_engines import (
     Pair,
     accepted_counts,
+    drafting_engine,
     drawn_alone,
     engine_config,
     is_empty,
     new_tokens,
+    plain_tokens,
     random_prompts,
     tiny_engine,
     tokens_of,
@@ -35,8 +37,7 @@ LENGTHS = [3, 9, 1, 17]
 
 
 def small_engine(target: Path, small: Path, k: int, **changes: Any) -> Engine:
-    spec = SpeculativeConfig(method="draft_target", model=str(small), num_speculative_tokens=k)
-    return Engine.from_pretrained(target, engine_config((target, small), None, speculative_config=spec, **changes))
+    return drafting_engine((target, small), {"method": "draft_target", "num_speculative_tokens": k}, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     temperature=st.sampled_from([0.0, 0.0, 1.2]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=15)
+@settings(max_examples=6)
 def test_any_batch_gives_plain_decodings_tokens(
     pair: Pair, small: Path, k: int, lengths: list[int], n_slots: int, n_new: int, temperature: float, seed: int
 ) -> None:
@@ -67,7 +68,7 @@ def test_any_batch_gives_plain_decodings_tokens(
 
 
 @pytest.mark.reference
-@pytest.mark.parametrize("k", [1, 2, 5, 8])
+@pytest.mark.parametrize("k", [1, 5])
 def test_a_target_that_drafts_for_itself_is_right_every_time(pair: Pair, k: int) -> None:
     """Prompts of one to three chunks through two slots: every key of the draft's cache is where it belongs."""
     prompts = random_prompts([*LENGTHS, 5, 8])
@@ -75,7 +76,7 @@ def test_a_target_that_drafts_for_itself_is_right_every_time(pair: Pair, k: int)
     steps = [step for response in responses for step in response.req_metrics.steps]
     assert {step.n_accepted for step in steps if not step.cut} == {k}
     assert all(step.n_draft == k for step in steps)
-    assert tokens_of(responses) == tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(30)))
+    assert tokens_of(responses) == plain_tokens(pair, prompts, 30)
 
 
 @pytest.mark.reference
@@ -172,6 +173,7 @@ def test_what_the_kernels_mean_gives_plain_decodings_tokens(nano: Pair) -> None:
 
 
 @pytest.mark.emulated
+@pytest.mark.slow
 def test_the_kernels_draft_with_a_model_and_its_drafts_are_right(nano: Pair) -> None:
     engine = kernel_engine(nano, 2, EagerReplayer(emulate), n_slots=1, chunk=8)
     [response] = engine.generate([[44, 9, 47]], new_tokens(4))

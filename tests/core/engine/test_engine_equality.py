@@ -13,6 +13,8 @@ from tiny_engines import (
     accepted_counts,
     engine_config,
     new_tokens,
+    plain_engine,
+    plain_tokens,
     random_prompts,
     tiny_engine,
     tokens_of,
@@ -31,7 +33,7 @@ LENGTHS = [3, 9, 1, 17, 30]
 @pytest.fixture(scope="module")
 def baseline(pair: Pair) -> list[list[int]]:
     """Plain greedy output, 24 tokens a prompt."""
-    return tokens_of(tiny_engine(pair, None).generate(random_prompts(LENGTHS), new_tokens(24)))
+    return plain_tokens(pair, random_prompts(LENGTHS), 24)
 
 
 def test_a_draft_that_is_right_eight_times_in_a_row_gives_the_baselines_tokens(tmp_path: Path) -> None:
@@ -39,7 +41,7 @@ def test_a_draft_that_is_right_eight_times_in_a_row_gives_the_baselines_tokens(t
     prompts = random_prompts(LENGTHS, n_vocab=2)
     responses = tiny_engine(pair, 8).generate(prompts, new_tokens(30))
     assert {0, 3, 8} <= accepted_counts(responses)
-    assert tokens_of(responses) == tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(30)))
+    assert tokens_of(responses) == plain_tokens(pair, prompts, 30)
 
 
 def test_an_engine_gives_the_same_again(pair: Pair, baseline: list[list[int]]) -> None:
@@ -63,12 +65,12 @@ def test_one_configuration_gives_two_engines_the_same_semantics(pair: Pair) -> N
     n_new=st.integers(1, 10),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=20)
+@settings(max_examples=8)
 def test_any_batch_gives_each_prompts_own_tokens(
     pair: Pair, k: int | None, lengths: list[int], n_slots: int, n_new: int, seed: int
 ) -> None:
     prompts = random_prompts(lengths, seed=seed)
-    alone = tiny_engine(pair, None, max_batch_size=1)
+    alone = plain_engine(pair, 1)
     expected = [tokens_of(alone.generate([prompt], new_tokens(n_new)))[0] for prompt in prompts]
     together = tiny_engine(pair, k, max_batch_size=n_slots)
     assert tokens_of(together.generate(prompts, new_tokens(n_new))) == expected
@@ -77,14 +79,14 @@ def test_any_batch_gives_each_prompts_own_tokens(
 @pytest.mark.parametrize(
     "changes",
     [
-        {"tie": True},
-        {"heads": 4, "kv_heads": 4},
+        pytest.param({"tie": True}, marks=pytest.mark.slow),
+        pytest.param({"heads": 4, "kv_heads": 4}, marks=pytest.mark.slow),
         {"heads": 8, "kv_heads": 1},
         {"draft_hidden": 16, "draft_heads": 2, "draft_kv_heads": 1},
-        {"bias": True},
+        pytest.param({"bias": True}, marks=pytest.mark.slow),
         {"own_head": False},
         {"vocab": 24, "draft_vocab": 5},
-        {"taps": (0, 2), "convention": "input"},
+        pytest.param({"taps": (0, 2), "convention": "input"}, marks=pytest.mark.slow),
         {"rope": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
     ],
     ids=lambda changes: ", ".join(changes),
@@ -92,7 +94,7 @@ def test_any_batch_gives_each_prompts_own_tokens(
 def test_other_geometries_give_the_baselines_tokens(tmp_path: Path, changes: dict[str, object]) -> None:
     pair = write_tiny_pair(tmp_path, **changes)
     prompts = random_prompts([4, 11, 1])
-    expected = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(16)))
+    expected = plain_tokens(pair, prompts, 16)
     for k in (1, 4):
         responses = tiny_engine(pair, k).generate(prompts, new_tokens(16))
         assert tokens_of(responses) == expected

@@ -12,12 +12,14 @@ import pytest
 import torch
 from failing_trace import Broken
 from random_pairs import rewrite_config
+from rings import slow_but
 from tiny_engines import (
     Pair,
     engine_config,
     is_empty,
     letter_tokenizer,
     new_tokens,
+    plain_tokens,
     random_prompts,
     tiny_engine,
     tokens_of,
@@ -38,6 +40,8 @@ from eagle3core.loading import choose_path
 from eagle3core.trace import Trace
 
 pytestmark = pytest.mark.reference
+
+PLACES = [("target.embed", 1), ("target.embed", 4), ("draft.fc", 2), ("draft.fc", 9), ("accept.tokens", 2)]
 
 GOOD = [[1, 2, 3]]
 
@@ -86,10 +90,14 @@ def test_no_prompts_give_no_responses(pair: Pair) -> None:
     assert tiny_engine(pair, 2).generate([], new_tokens(3)) == []
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize(
-    ("tap", "n"), [("target.embed", 1), ("target.embed", 4), ("draft.fc", 2), ("draft.fc", 9), ("accept.tokens", 2)]
-)
+    ("tap", "n", "error"),
+    slow_but(
+        [("target.embed", 1, KeyboardInterrupt), ("target.embed", 4, RuntimeError), ("draft.fc", 2, RuntimeError),
+         ("draft.fc", 9, KeyboardInterrupt), ("accept.tokens", 2, RuntimeError)],
+        [(*at, error) for at in PLACES for error in (KeyboardInterrupt, RuntimeError)],
+    ),
+)  # fmt: skip
 def test_an_interrupted_run_leaves_the_engine_usable(pair: Pair, tap: str, n: int, error: type[BaseException]) -> None:
     prompts = random_prompts([5, 20, 3, 7, 1])
     expected = tokens_of(tiny_engine(pair, 3).generate(prompts, new_tokens(9)))
@@ -136,7 +144,7 @@ def test_the_baseline_takes_over_when_asked_to_with_one_warning_and_the_reason(
     pair: Pair, damaged: Pair, caplog: pytest.LogCaptureFixture
 ) -> None:
     prompts = random_prompts([5, 12])
-    expected = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(9)))
+    expected = plain_tokens(pair, prompts, 9)
     caplog.clear()
     engine = tiny_engine(damaged, 3, on_draft_failure="baseline", collect_draft_ranks=True)
     responses = engine.generate(prompts, new_tokens(9))

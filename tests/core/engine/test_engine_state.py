@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_trees import ancestors, trees
 from stepping import QUIET, admit, advance, assert_state_is_true, close, start
-from tiny_engines import N_VOCAB, Pair, new_tokens, random_prompts, tiny_engine, tokens_of, tree_runner
+from tiny_engines import N_VOCAB, Pair, new_tokens, plain_tokens, random_prompts, tiny_engine, tokens_of, tree_runner
 
 from eagle3core.step.run import DeviceRunner, RowOutcome
 from eagle3core.step.state import _tensors
@@ -67,7 +67,7 @@ def step_with(runner: DeviceRunner, tokens: list[list[int]], trace: Trace = QUIE
 @pytest.fixture(scope="module")
 def plain(pair: Pair) -> list[list[int]]:
     """Plain greedy output of the two prompts below."""
-    return tokens_of(tiny_engine(pair, None).generate(random_prompts([6, 9]), new_tokens(50)))
+    return plain_tokens(pair, random_prompts([6, 9]), 50)
 
 
 @given(guesses())
@@ -135,7 +135,7 @@ def addresses(runner: DeviceRunner) -> list[int]:
 @pytest.mark.parametrize("k", [None, 3])
 def test_what_an_earlier_request_left_in_the_caches_cannot_reach_a_later_one(pair: Pair, k: int | None) -> None:
     prompts = random_prompts([5, 21, 2, 9])
-    expected = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(12)))
+    expected = plain_tokens(pair, prompts, 12)
     engine = tiny_engine(pair, k)
     state = engine.runner.state
     for keys, values in ((state.k, state.v), *(((state.draft.k, state.draft.v),) if state.draft else ())):

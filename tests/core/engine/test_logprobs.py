@@ -10,20 +10,25 @@ from device_engines import engine_by_meaning
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import Target
+from rings import slow_but
 from tiny_engines import (
+    DYNAMIC_TREE,
+    FIXED_TREE,
     N_VOCAB,
     Pair,
     accepted_counts,
-    engine_config,
+    drafting_engine,
     is_empty,
     new_tokens,
+    plain_engine,
+    plain_tokens,
     random_prompts,
     tiny_engine,
     tokens_of,
     write_tiny_pair,
 )
 
-from eagle3core import ConfigError, Engine, Response, SpeculativeConfig, TokenLogprob
+from eagle3core import ConfigError, Engine, Response, TokenLogprob
 from eagle3core.config import MOST_LOGPROBS
 from eagle3core.step.outcome import keep_logprobs, new_kept_logprobs
 from eagle3core.trace import RecordingTrace
@@ -34,15 +39,13 @@ LENGTHS = [3, 9, 1, 17]
 N_NEW = 14
 WAYS = {
     "ngram": {"method": "ngram", "num_speculative_tokens": 4},
-    "fixed tree": {"choices": [[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]]},
-    "dynamic tree": {"use_dynamic_tree": True, "dynamic_tree_max_top_k": 3, "max_decoding_tokens": 10},
+    "fixed tree": FIXED_TREE,
+    "dynamic tree": DYNAMIC_TREE,
 }
 
 
 def named_engine(pair: Pair, way: str, **changes: Any) -> Engine:
-    model = {} if way == "ngram" else {"model": str(pair[1])}
-    spec = SpeculativeConfig(**model, **WAYS[way])
-    return Engine.from_pretrained(pair[0], engine_config(pair, None, speculative_config=spec, **changes))
+    return drafting_engine(pair, WAYS[way], **changes)
 
 
 def assert_the_oracles(pair: Pair, prompts: list[list[int]], responses: list[Response], n_top: int) -> None:
@@ -60,11 +63,11 @@ def assert_the_oracles(pair: Pair, prompts: list[list[int]], responses: list[Res
             assert [value for _, value in each.top] == pytest.approx(best.values[:n].tolist(), abs=1e-9)
 
 
-@pytest.mark.parametrize("way", [None, 1, 2, 3, 5, 7, *WAYS])
+@pytest.mark.parametrize("way", slow_but([None, 3, *WAYS], [None, 1, 2, 3, 5, 7, *WAYS]))
 def test_every_committed_token_has_the_oracles(pair: Pair, way: int | str | None) -> None:
     prompts = random_prompts(LENGTHS)
     engine = named_engine(pair, way) if isinstance(way, str) else tiny_engine(pair, way)
-    expected = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(N_NEW)))
+    expected = plain_tokens(pair, prompts, N_NEW)
     responses = engine.generate(prompts, new_tokens(N_NEW, logprobs=3))
     assert tokens_of(responses) == expected
     assert_the_oracles(pair, prompts, responses, 3)
@@ -72,7 +75,7 @@ def test_every_committed_token_has_the_oracles(pair: Pair, way: int | str | None
     assert is_empty(engine)
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(
     st.lists(st.tuples(st.sampled_from([False, True, 1, 4, 20]), st.sampled_from([0.0, 1.2])), min_size=4, max_size=4),
     st.sampled_from([None, 2, *WAYS]),
@@ -88,7 +91,7 @@ def test_who_asks_for_what_changes_no_token_and_nobody_elses_answer(
     engine = named_engine(pair, way, **changes) if isinstance(way, str) else tiny_engine(pair, way, **changes)
     responses = engine.generate(prompts, limits)
     silent = [new_tokens(9 + i, **draws[i]) for i in range(4)]
-    assert tokens_of(responses) == tokens_of(tiny_engine(pair, None).generate(prompts, silent))
+    assert tokens_of(responses) == tokens_of(plain_engine(pair).generate(prompts, silent))
     for prompt, response, (n, _) in zip(prompts, responses, asked, strict=True):
         if n is False:
             assert response.logprobs is None

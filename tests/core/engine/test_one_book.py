@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from lettered import Letters, cut
+from rings import slow_but
 from tiny_engines import Pair, is_empty, new_tokens, random_prompts, tiny_engine, tokens_of, write_tiny_pair
 
 from eagle3core import GenerationConfig
@@ -34,14 +35,14 @@ def alone(pair: Pair, prompts: list[list[int]], limits: list[GenerationConfig]) 
     return [made.generate([prompt], limit)[0].token_ids for prompt, limit in zip(prompts, limits, strict=True)]
 
 
-@pytest.mark.parametrize("k", [None, 3])
+@pytest.mark.parametrize("k", slow_but([3], [None, 3]))
 def test_a_slot_that_host_and_device_end_in_neighbouring_steps_is_given_away_safely(
     lettered: Pair, k: int | None
 ) -> None:
     """A stop word is found a step late, the device ends the same slot by its budget in that step."""
     prompts = random_prompts([3, 9, 5], n_vocab=6)
     free = tokens_of(engine(lettered, None, 3).generate(prompts, new_tokens(32)))
-    for at in (3, 5, 8, 11):
+    for at in (3, 8):
         word = Letters().decode(free[0][at - 2 : at + 1], skip_special_tokens=True)
         limits = [
             new_tokens(at + 2, stop_words=(word,)), new_tokens(40),
@@ -84,7 +85,7 @@ def run_schedules(pair: Pair, seeds: range) -> int:
 
 
 def test_random_schedules_give_every_request_its_own_tokens(lettered: Pair) -> None:
-    assert run_schedules(lettered, range(10)) > 25
+    assert run_schedules(lettered, range(6)) > 15
 
 
 @pytest.mark.slow

@@ -10,12 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_engines import (
+    DYNAMIC_TREE,
     N_VOCAB,
     Pair,
     accepted_counts,
-    engine_config,
+    drafting_engine,
     is_empty,
     new_tokens,
+    plain_tokens,
     random_prompts,
     tiny_engine,
     tokens_of,
@@ -28,12 +30,10 @@ from eagle3core.trace import RecordingTrace
 pytestmark = pytest.mark.reference
 
 LENGTHS = [3, 9, 1, 17]
-TREE = {"use_dynamic_tree": True, "dynamic_tree_max_top_k": 3, "max_decoding_tokens": 10}
 
 
 def tree_engine(pair: Pair, **changes: Any) -> Engine:
-    spec = SpeculativeConfig(model=str(pair[1]), **TREE)
-    return Engine.from_pretrained(pair[0], engine_config(pair, None, speculative_config=spec, **changes))
+    return drafting_engine(pair, DYNAMIC_TREE, **changes)
 
 
 def drawn(seed: int, **changes: Any) -> GenerationConfig:
@@ -46,14 +46,14 @@ ANY_DRAW = st.tuples(
 )  # fmt: skip
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(ANY_DRAW)
 def test_drafts_and_company_change_no_drawn_token(pair: Pair, settings: tuple[Any, ...]) -> None:
     check_drawn_tokens(pair, *settings)
 
 
 @pytest.mark.slow
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(ANY_DRAW)
 def test_drafts_and_company_change_no_drawn_token_at_further_settings(pair: Pair, settings: tuple[Any, ...]) -> None:
     check_drawn_tokens(pair, *settings)
@@ -74,7 +74,7 @@ def check_drawn_tokens(
         assert is_empty(engine)
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(ANY_DRAW)
 def test_company_changes_no_token_of_sampled_drafts(pair: Pair, settings: tuple[Any, ...]) -> None:
     """Another token than by matching drafts with draws, for some seeds, but always the same one."""
@@ -90,11 +90,12 @@ def test_company_changes_no_token_of_sampled_drafts(pair: Pair, settings: tuple[
     limits[1] = new_tokens(9)  # a greedy one among them
     responses = engine.generate(prompts, limits)
     assert [tokens_of(responses)[i] for i in (0, 2, 3)] == [expected[i] for i in (0, 2, 3)]
-    assert responses[1].token_ids == tokens_of(tiny_engine(pair, None).generate(prompts[1:2], new_tokens(9)))[0]
+    assert responses[1].token_ids == plain_tokens(pair, prompts[1:2], 9)[0]
     assert all(response.lossy is None for response in responses)
     assert is_empty(engine)
 
 
+@pytest.mark.slow
 def test_tokens_of_sampled_drafts_are_distributed_as_those_of_plain_draws(pair: Pair) -> None:
     """Two tokens behind the first, whose place the rule decides about, over seeds: both ways by one chi-square."""
     prompt, n = random_prompts([5])[0], 400
@@ -113,7 +114,7 @@ def test_tokens_of_sampled_drafts_are_distributed_as_those_of_plain_draws(pair: 
 
 def test_greedy_requests_beside_drawn_ones_keep_their_tokens(pair: Pair) -> None:
     prompts = random_prompts(LENGTHS)
-    greedy = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(16)))
+    greedy = plain_tokens(pair, prompts, 16)
     limits = [new_tokens(16), drawn(1), new_tokens(16), drawn(2)]
     mixed = tokens_of(tree_engine(pair).generate(prompts, limits))
     assert [mixed[0], mixed[2]] == [greedy[0], greedy[2]]
@@ -137,14 +138,15 @@ def test_a_request_without_a_seed_names_the_one_it_was_given(pair: Pair) -> None
 
 def test_a_temperature_near_zero_and_one_token_left_are_greedy(pair: Pair) -> None:
     prompts = random_prompts(LENGTHS)
-    greedy = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(16)))
+    greedy = plain_tokens(pair, prompts, 16)
     for narrow in ({"temperature": 1e-9}, {"temperature": 1.0, "top_k": 1}, {"temperature": 1.0, "top_p": 1e-9},
                    {"temperature": 1.0, "min_p": 1.0}):  # fmt: skip
         assert tokens_of(tree_engine(pair).generate(prompts, new_tokens(16, seed=3, **narrow))) == greedy
 
 
+@pytest.mark.slow
 def test_first_tokens_of_many_seeds_are_distributed_as_the_targets_own(pair: Pair) -> None:
-    prompt, n = random_prompts([5])[0], 600
+    prompt, n = random_prompts([5])[0], 300
     trace = RecordingTrace()
     tiny_engine(pair, None, trace=trace).generate([prompt], new_tokens(1))
     logits = trace.tensors["prefill/target.head"][-1:, :N_VOCAB]

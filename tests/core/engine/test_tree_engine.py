@@ -11,16 +11,17 @@ from random_trees import static_trees
 from tiny_engines import (
     Pair,
     accepted_counts,
-    engine_config,
+    drafting_engine,
     is_empty,
     new_tokens,
+    plain_tokens,
     random_prompts,
     tiny_engine,
     tokens_of,
     write_tiny_pair,
 )
 
-from eagle3core import ConfigError, Engine, SpeculativeConfig
+from eagle3core import ConfigError
 from eagle3core.trees import StaticTree, most_dynamic_nodes
 
 pytestmark = pytest.mark.reference
@@ -28,14 +29,9 @@ pytestmark = pytest.mark.reference
 LENGTHS = [3, 9, 1, 17, 30]
 
 
-def tree_engine(pair: Pair, settings: dict[str, Any], **changes: Any) -> Engine:
-    spec = SpeculativeConfig(model=str(pair[1]), **settings)
-    return Engine.from_pretrained(pair[0], engine_config(pair, None, speculative_config=spec, **changes))
-
-
 @pytest.fixture(scope="module")
 def baseline(pair: Pair) -> list[list[int]]:
-    return tokens_of(tiny_engine(pair, None).generate(random_prompts(LENGTHS), new_tokens(20)))
+    return plain_tokens(pair, random_prompts(LENGTHS), 20)
 
 
 @st.composite
@@ -60,7 +56,7 @@ def test_any_choices_give_the_tokens_of_plain_decoding(
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(CHOICES, N_SLOTS)
 def test_more_choices_give_the_tokens_of_plain_decoding(
     pair: Pair, baseline: list[list[int]], tree: StaticTree, n_slots: int
@@ -71,7 +67,7 @@ def test_more_choices_give_the_tokens_of_plain_decoding(
 def check_choices(pair: Pair, baseline: list[list[int]], tree: StaticTree, n_slots: int) -> None:
     """Tokens of plain decoding, and the tree of every step as it was given."""
     settings = {"choices": tree.paths, "max_non_leaves_per_layer": 16}
-    engine = tree_engine(pair, settings, max_batch_size=n_slots, collect_draft_ranks=True)
+    engine = drafting_engine(pair, settings, max_batch_size=n_slots, collect_draft_ranks=True)
     responses = engine.generate(random_prompts(LENGTHS), new_tokens(20))
     assert tokens_of(responses) == baseline
     assert is_empty(engine)
@@ -90,7 +86,7 @@ def test_any_dynamic_tree_gives_the_tokens_of_plain_decoding(
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(dynamic_settings(), N_SLOTS)
 def test_more_dynamic_trees_give_the_tokens_of_plain_decoding(
     pair: Pair, baseline: list[list[int]], tree: dict[str, Any], n_slots: int
@@ -100,14 +96,14 @@ def test_more_dynamic_trees_give_the_tokens_of_plain_decoding(
 
 def check_dynamic_tree(pair: Pair, baseline: list[list[int]], tree: dict[str, Any], n_slots: int) -> None:
     """Tokens of plain decoding, and no request left behind."""
-    engine = tree_engine(pair, tree, max_batch_size=n_slots)
+    engine = drafting_engine(pair, tree, max_batch_size=n_slots)
     assert tokens_of(engine.generate(random_prompts(LENGTHS), new_tokens(20))) == baseline
     assert is_empty(engine)
 
 
 def test_a_step_says_what_its_tree_was_and_which_nodes_were_accepted(pair: Pair) -> None:
     tree = {"use_dynamic_tree": True, "dynamic_tree_max_top_k": 3, "max_decoding_tokens": 12}
-    responses = tree_engine(pair, tree, collect_draft_ranks=True).generate(random_prompts(LENGTHS), new_tokens(20))
+    responses = drafting_engine(pair, tree, collect_draft_ranks=True).generate(random_prompts(LENGTHS), new_tokens(20))
     assert accepted_counts(responses) >= {0, 1, 2}
     for response in responses:
         for step in response.req_metrics.steps:
@@ -119,7 +115,7 @@ def test_a_step_says_what_its_tree_was_and_which_nodes_were_accepted(pair: Pair)
 
 def test_more_candidates_than_the_draft_has_tokens_are_refused(pair: Pair) -> None:
     with pytest.raises(ConfigError, match="takes 10 candidates a node, the draft has 6"):
-        tree_engine(pair, {"use_dynamic_tree": True})
+        drafting_engine(pair, {"use_dynamic_tree": True})
 
 
 def test_end_tokens_and_budgets_cut_an_accepted_path(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -127,6 +123,6 @@ def test_end_tokens_and_budgets_cut_an_accepted_path(tmp_path_factory: pytest.Te
     prompts, budgets = random_prompts(LENGTHS), [new_tokens(n) for n in (1, 2, 3, 9, 40)]
     plain = tiny_engine(ending, None).generate(prompts, budgets)
     tree = {"use_dynamic_tree": True, "dynamic_tree_max_top_k": 4, "max_decoding_tokens": 20}
-    responses = tree_engine(ending, tree).generate(prompts, budgets)
+    responses = drafting_engine(ending, tree).generate(prompts, budgets)
     assert tokens_of(responses) == tokens_of(plain)
     assert [r.finish_reason for r in responses] == [r.finish_reason for r in plain]

@@ -39,6 +39,7 @@ def logits_of(trace: RecordingTrace, response: Response, n: int) -> Tensor:
     return torch.cat([trace.tensors["prefill/target.head"], *rows])[:n].view(torch.int16)
 
 
+@pytest.mark.slow
 def test_kernels_verify_looked_up_drafts_with_the_bits_of_plain_decoding(pair: Pair) -> None:
     """One step whose two drafts are wrong, and one of a single draft, which is right."""
     plain_trace, trace, prompt, n = RecordingTrace(), RecordingTrace(), [44, 32, 47], 4

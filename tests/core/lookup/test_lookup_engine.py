@@ -10,17 +10,18 @@ from hypothesis import strategies as st
 from tiny_engines import (
     Pair,
     accepted_counts,
+    drafting_engine,
     drawn_alone,
-    engine_config,
     is_empty,
     new_tokens,
+    plain_tokens,
     random_prompts,
     tiny_engine,
     tokens_of,
     tree_runner,
 )
 
-from eagle3core import Engine, InvariantViolated, Response, SpeculativeConfig
+from eagle3core import Engine, InvariantViolated, Response
 from eagle3core.lookup import LOOKUPS
 from eagle3core.step.admission import SlotRequest
 from eagle3core.step.tree import chain_tree
@@ -33,8 +34,7 @@ LENGTHS = [3, 9, 1, 17]
 
 
 def lookup_engine(pair: Pair, method: str, k: int, **changes: Any) -> Engine:
-    spec = SpeculativeConfig(method=method, num_speculative_tokens=k)
-    return Engine.from_pretrained(pair[0], engine_config(pair, None, speculative_config=spec, **changes))
+    return drafting_engine(pair, {"method": method, "num_speculative_tokens": k}, **changes)
 
 
 def proposals(method: str, prompt: list[int], response: Response, k: int) -> list[list[int]]:
@@ -56,7 +56,7 @@ def proposals(method: str, prompt: list[int], response: Response, k: int) -> lis
     temperature=st.sampled_from([0.0, 0.0, 1.2]),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=20)
+@settings(max_examples=8)
 def test_any_batch_gives_plain_decodings_tokens_and_counts_what_was_proposed(
     pair: Pair, method: str, k: int, lengths: list[int], n_slots: int, n_new: int, temperature: float, seed: int
 ) -> None:
@@ -103,7 +103,7 @@ def test_nothing_to_find_drafts_nothing_and_steps_stay_plain(pair: Pair, method:
 @pytest.mark.parametrize("method", METHODS)
 def test_requests_join_leave_stop_and_stream_and_their_look_ups_go_with_them(pair: Pair, method: str) -> None:
     prompts = random_prompts(LENGTHS)
-    expected = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(24)))
+    expected = plain_tokens(pair, prompts, 24)
     engine = lookup_engine(pair, method, 3, max_batch_size=2)
     stop = expected[1][10]
     first, second = engine.add_request(prompts[0], new_tokens(24)), engine.add_request(prompts[3], new_tokens(24))
@@ -165,7 +165,7 @@ def test_the_caches_hold_the_tokens_in_flight(pair: Pair) -> None:
 
 def test_performance_mode_takes_looked_up_drafts(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = random_prompts(LENGTHS)
-    expected = tokens_of(tiny_engine(pair, None).generate(prompts, new_tokens(24)))
+    expected = plain_tokens(pair, prompts, 24)
     monkeypatch.setenv("EAGLE3_PERF_MODE", "1")
     assert tokens_of(lookup_engine(pair, "ngram", 3).generate(prompts, new_tokens(24))) == expected
 

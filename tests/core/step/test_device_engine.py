@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from device_engines import BY_MEANING, device_runner, engine_by_meaning, write_nano_pair
+from rings import slow_but
 from tiny_engines import Pair, accepted_counts, letter_tokenizer, new_tokens, random_prompts, tokens_of
 
 from eagle3core import ConfigError, Engine, EngineConfig, GenerationConfig, InvariantViolated, SpeculativeConfig
@@ -54,8 +55,9 @@ def test_plain_decoding_gives_the_tokens_of_plain_torch_in_fp32(
     assert min(agree) >= 4
 
 
-@pytest.mark.parametrize("k", [1, 3, 8])
-@pytest.mark.parametrize("n_slots", [1, 5])
+@pytest.mark.parametrize(
+    ("n_slots", "k"), slow_but([(1, 3), (5, 1), (5, 8)], [(n_slots, k) for n_slots in (1, 5) for k in (1, 3, 8)])
+)
 def test_any_depth_and_company_give_the_baselines_tokens(
     nano_pair: Pair, prompts: list[list[int]], baseline: list[list[int]], k: int, n_slots: int
 ) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from device_engines import device_engine, device_runner, write_nano_pair
+from rings import exhaustive_but
 from tiny_engines import Pair, new_tokens, random_prompts, tokens_of
 from torch import Tensor
 
@@ -40,19 +41,22 @@ def recorded(pair: Pair, k: int | None, prompt: list[int], n: int, **changes: An
 def test_speculation_gives_the_baselines_tokens_and_the_bits_of_its_logits(pair: Pair) -> None:
     """The slow ring has longer runs and prefill passes of more rows."""
     prompt, n = random_prompts([6], n_vocab=64, seed=2)[0], 4
-    tokens, logits = recorded(pair, None, prompt, n, chunk=16)
-    drafted, same = recorded(pair, 3, prompt, n, chunk=16)
+    tokens, logits = recorded(pair, None, prompt, n, chunk=8)
+    drafted, same = recorded(pair, 3, prompt, n, chunk=8)
     assert drafted == tokens
     assert torch.equal(same, logits)
     assert tokens == tokens_of(device_engine(pair, 3, MEANING).generate([prompt], new_tokens(n)))[0]
 
 
-@pytest.mark.parametrize("rule", [RejectionAcceptance(), ForcedAcceptance(length=2.5)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "rule", exhaustive_but([RejectionAcceptance()], [RejectionAcceptance(), ForcedAcceptance(length=2.5)])
+)
 def test_rules_of_acceptance_give_the_same_tokens_whether_kernels_run_or_their_meaning(
     pair: Pair, rule: AcceptanceRule
 ) -> None:
     prompt, n = random_prompts([6], n_vocab=64, seed=2), new_tokens(4, temperature=1.0, seed=3)
-    engines = [device_engine(pair, 2, by, n_slots=1, chunk=16, acceptance=rule) for by in (LANES, MEANING)]
+    engines = [device_engine(pair, 2, by, n_slots=1, chunk=8, acceptance=rule) for by in (LANES, MEANING)]
     lanes, meaning = (engine.generate(prompt, n)[0] for engine in engines)
     assert lanes.token_ids == meaning.token_ids
     assert lanes.req_metrics == meaning.req_metrics
@@ -71,10 +75,10 @@ def test_a_batch_whose_slots_fill_and_empty_gives_the_baselines_tokens(pair: Pai
 def test_a_tree_given_by_hand_is_verified_in_one_pass_to_the_bits_of_plain_decoding(pair: Pair) -> None:
     """Forty nodes, five of them right and not neighbours, in two mask words; over a unit's end in the second step."""
     prompt, n = random_prompts([9], n_vocab=64)[0], 12
-    expected, bits = recorded(pair, None, prompt, n + 1)
+    expected, bits = recorded(pair, None, prompt, n + 1, chunk=16)
     parents = [-1] + [0] * 9 + [7] * 10 + [15] * 10 + [25] * 10
     tree, path = FlatTree(tuple(parents)), (7, 15, 25, 39)
-    runner = device_runner(pair, None, LANES, n_slots=1, tree=tree, drafts=False)
+    runner = device_runner(pair, None, LANES, n_slots=1, tree=tree, drafts=False, chunk=16)
     runner.admit(0, SlotRequest(0, prompt, n, ()), Trace())
     tokens = list(runner.collect(everything=True)[0].rows[0].tokens)
     for _ in range(2):

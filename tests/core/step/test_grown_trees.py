@@ -40,7 +40,7 @@ def shapes(draw: st.DrawFn) -> GrownTree:
     return GrownTree(top_k, depth, draw(st.integers(2, min(pool_size(top_k, depth), 40) + 1)))
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=6)
 @given(shapes(), st.integers(1, 3))
 def test_a_grown_tree_of_any_shape_gives_the_tokens_of_plain_decoding(
     pair: Pair, plain: list[list[int]], tree: GrownTree, n: int

@@ -9,6 +9,7 @@ import pytest
 import torch
 from agreeing_pairs import write_agreeing_pair
 from random_pairs import write_random_pair
+from rings import slow_from
 
 from lab.acceptance.counts import (
     DepthAcceptance,
@@ -103,7 +104,7 @@ def test_fp64_leaves_no_room_for_rounding(pair: tuple[Path, Path], prompts: list
     assert reference.passed(0.0)
 
 
-@pytest.mark.parametrize("fault", ["wrong_tap", "normed_feedback", "stale_draft_kv"])
+@pytest.mark.parametrize("fault", slow_from(1, ["stale_draft_kv", "wrong_tap", "normed_feedback"]))
 def test_a_bug_in_the_draft_contradicts_the_reference(
     pair: tuple[Path, Path], prompts: list[Prompt], fault: str
 ) -> None:

@@ -12,7 +12,17 @@ from agreeing_pairs import write_agreeing_pair
 from hypothesis import given
 from hypothesis import strategies as st
 from random_pairs import write_random_pair
-from tiny_engines import Pair, engine_config, new_tokens, random_prompts, tiny_engine, write_tiny_pair
+from rings import slow_but
+from tiny_engines import (
+    Pair,
+    drafting_engine,
+    engine_config,
+    new_tokens,
+    plain_tokens,
+    random_prompts,
+    tiny_engine,
+    write_tiny_pair,
+)
 
 from eagle3core import Engine, SpeculativeConfig
 from eagle3core.lookup import LOOKUPS
@@ -46,17 +56,20 @@ def head_report(pair: Pair, k: int, prompts: list[list[int]], n: int) -> Compari
     return compare_with_controls(count_acceptance(k, given, responses, len), given)
 
 
-@pytest.mark.parametrize("method", sorted(LOOKUPS))
-@pytest.mark.parametrize("k", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("method", "k"),
+    slow_but(
+        [("ngram", 3), ("suffix", 1), ("suffix", 8)], [(method, k) for method in sorted(LOOKUPS) for k in (1, 3, 8)]
+    ),
+)
 def test_the_replay_accepts_what_the_engine_accepts_step_by_step(pair: Pair, method: str, k: int) -> None:
     prompts = random_prompts([3, 9, 1, 17, 22])
-    text = tiny_engine(pair, None).generate(prompts, new_tokens(30))
-    spec = SpeculativeConfig(method=method, num_speculative_tokens=k)
-    engine = Engine.from_pretrained(pair[0], engine_config(pair, None, speculative_config=spec))
+    text = plain_tokens(pair, prompts, 30)
+    engine = drafting_engine(pair, {"method": method, "num_speculative_tokens": k})
     n_accepted = n_cut = 0
     for prompt, plain, drafted in zip(prompts, text, engine.generate(prompts, new_tokens(30)), strict=True):
         steps = drafted.req_metrics.steps
-        replayed = replayed_steps(LOOKUPS[method](), prompt, plain.token_ids, k)
+        replayed = replayed_steps(LOOKUPS[method](), prompt, plain, k)
         assert [(s.start, s.n_draft, s.n_committed, s.cut) for s in replayed] == [
             (s.start, s.n_draft, s.n_committed, s.cut) for s in steps
         ]

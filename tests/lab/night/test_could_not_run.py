@@ -36,6 +36,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return line
 
 
+@pytest.mark.slow
 def test_a_disk_that_was_full_for_one_job_is_no_end_of_the_night(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

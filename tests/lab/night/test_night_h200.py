@@ -95,6 +95,7 @@ def test_a_job_for_which_the_part_has_no_time_left_is_missing_and_was_not_begun(
 
 @pytest.mark.long
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_same_night_runs_on_a_cpu_and_is_drawn_again_from_its_rows_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rings import slow_but
 from small_notebooks import FAIL, PASS, RAISE, START, write_config, write_notebook
 
 from lab.errors import ExperimentError, RunFailed
@@ -76,6 +77,7 @@ def test_two_parts_in_two_folders_are_one_night_and_no_job_runs_twice(first: Fir
     assert runs.read_summary(there)["word"] == "passed"
 
 
+@pytest.mark.slow
 def test_parts_that_ran_side_by_side_are_laid_together_and_judged(first: FirstPart, tmp_path: Path) -> None:
     beside = tmp_path / "beside" / "night"
     run(first.config, beside, part="2/2")
@@ -110,7 +112,9 @@ def test_a_last_part_without_the_ones_before_it_is_an_incomplete_night(tmp_path:
     assert "first" in summary["sentence"]
 
 
-@pytest.mark.parametrize(("cell", "code", "key"), [(FAIL, 1, "failed"), (RAISE, 3, "unfinished")])
+@pytest.mark.parametrize(
+    ("cell", "code", "key"), slow_but([(FAIL, 1, "failed")], [(FAIL, 1, "failed"), (RAISE, 3, "unfinished")])
+)
 def test_a_part_says_which_of_its_jobs_failed_or_did_not_finish(tmp_path: Path, cell: str, code: int, key: str) -> None:
     given, line = run(config_of(tmp_path, second=cell), tmp_path / "night", part="2/3")
     assert (given, line[key]) == (code, ["second"])

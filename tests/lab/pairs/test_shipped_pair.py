@@ -31,7 +31,8 @@ def test_there_are_sixty_four_prompts_and_their_text_was_held_out(loaded: list[P
     assert found >= 48, f"only {found} of 64 prompts are in this Python's {', '.join(sorted(HELD_OUT))}"
 
 
-@pytest.mark.slow  # the five-gram is counted from all of the training text; neither it nor the pair changes
+@pytest.mark.slow
+@pytest.mark.exhaustive  # the five-gram is counted from all of the training text; neither it nor the pair changes
 def test_the_target_beats_an_interpolated_five_gram_on_pieces_of_the_held_out_modules() -> None:
     pair, text = shipped_pair(), corpus.read_stdlib()
     bpe = tokenizer.load_tokenizer(pair.target)
@@ -47,8 +48,9 @@ def test_the_target_beats_an_interpolated_five_gram_on_pieces_of_the_held_out_mo
     assert own == pytest.approx(pair.card["held_out_loss_nats_per_token"]["target"], abs=0.1)
 
 
-# `make lab` measures the same acceptance; that it is also what the card says is for the slow ring.
+# `make lab` measures the same acceptance; that it is also what the card says is asked when either changes.
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_spec_3_commits_at_least_2_2_tokens_a_step_outside_loops(loaded: list[Prompt]) -> None:
     pair = shipped_pair()
     report = measure_acceptance(

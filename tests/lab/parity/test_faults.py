@@ -10,7 +10,7 @@ import torch
 from agreeing_pairs import write_agreeing_pair
 from places import GOLDEN
 from random_pairs import ROPE_LLAMA3
-from rings import slow_from
+from rings import slow_but, slow_from
 
 from lab.errors import ExperimentError
 from lab.night.notebook import run_notebook
@@ -53,7 +53,7 @@ def prompts_of(*lengths: int) -> list[list[int]]:
     return [torch.randint(512, (length,), generator=random).tolist() for length in lengths]
 
 
-@pytest.mark.parametrize("name", ANY_RUN)
+@pytest.mark.parametrize("name", slow_but(sorted({*ANY_RUN[::3], *REQUIRED} & {*ANY_RUN}), ANY_RUN))
 def test_a_planted_bug_is_named_at_its_stage(agreeing: Pair, name: str) -> None:
     assert_named(faults.FAULTS[name], agreeing, [PROMPT], dtype="float32", k=3, steps=3)
 
@@ -65,7 +65,8 @@ def test_a_planted_bug_is_named_at_its_stage_in_bfloat16_too(agreeing: Pair, nam
 
 # The slow ring plants all of them into the night's own runs (tests/lab/parity/test_parity_night.py).
 @pytest.mark.parametrize(
-    "name", ["batch_positions", "chunk_positions", "late_chain_keys", "refilled_keys", "second_block_values"]
+    "name",
+    slow_from(2, ["refilled_keys", "chunk_positions", "batch_positions", "late_chain_keys", "second_block_values"]),
 )
 def test_a_bug_that_short_single_prompts_hide_is_named_at_its_stage(agreeing: Pair, name: str) -> None:
     assert_named(faults.FAULTS[name], agreeing, prompts_of(*LENGTHS), k=4, steps=2, slots=2, prefill_chunk=64)
@@ -105,7 +106,7 @@ def test_the_engine_that_a_bug_was_planted_beside_stays_right(agreeing: Pair, na
     assert spoiled.runner is not engine.runner
 
 
-@pytest.mark.parametrize("name", sorted(faults.FAULTS))
+@pytest.mark.parametrize("name", slow_but(sorted(faults.FAULTS)[::3], sorted(faults.FAULTS)))
 def test_kernels_stay_in_a_spoiled_program(agreeing: Pair, name: str) -> None:
     """A bug adds calls beside those that ship; it takes none away, so it is the same on a GPU."""
     engine = PairUnderTest(*agreeing).engine(4, n_tokens=64, max_batch_size=2)
@@ -135,7 +136,11 @@ def outcome_of_the_notebook(pair: Pair, folder: Path, fault: str) -> dict[str, o
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) for name in ("stale_draft_kv", "wrong_tap")]
+    "name",
+    [
+        pytest.param("stale_draft_kv", marks=pytest.mark.slow),
+        pytest.param("wrong_tap", marks=[pytest.mark.slow, pytest.mark.exhaustive]),
+    ],
 )
 def test_the_stage_notebook_names_the_stage_of_a_planted_bug(agreeing: Pair, tmp_path: Path, name: str) -> None:
     outcome = outcome_of_the_notebook(agreeing, tmp_path, name)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rings import exhaustive_but
 
 from lab.night.jobs import PAIR_PARAMETERS, expand, load_config
 from lab.night.parameters import check_parameters, find_notebook, read_parameters
@@ -64,7 +65,7 @@ def test_the_nights_stage_parity_passes(job: str) -> None:
 
 @pytest.mark.reference
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REACH)
+@pytest.mark.parametrize("name", exhaustive_but(REACH[::2], REACH))
 def test_the_night_names_the_stage_of_a_bug_that_short_prompts_hide(name: str) -> None:
     assert_named(name, report_of(parity_jobs()["10_parity_stages-random-float32"], fault=name, device="cpu"))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from agreeing_pairs import write_agreeing_pair
 from random_pairs import write_random_pair
+from rings import slow_from
 
 from lab import pairs
 from lab.errors import ExperimentError
@@ -24,12 +25,14 @@ def agreeing(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return write_agreeing_pair(tmp_path_factory.mktemp("agreeing"))
 
 
-def test_float64_tokens_equal_hugging_faces_and_plain_decodings_at_every_depth(agreeing: Pair) -> None:
-    report = run_token_parity(*agreeing, prompts=PROMPTS, dtype="float64", ks=range(1, 9), max_new_tokens=16, batch=3)
+@pytest.mark.parametrize("ks", slow_from(1, [[1, 4, 8], [2, 3, 5, 6, 7]]))
+def test_float64_tokens_equal_hugging_faces_and_plain_decodings_at_every_depth(agreeing: Pair, ks: list[int]) -> None:
+    report = run_token_parity(*agreeing, prompts=PROMPTS, dtype="float64", ks=ks, max_new_tokens=16, batch=3)
     assert report.passed, report.verdict
     assert report.near_tie_gap == 0.0
-    assert report.n_equal_outputs == 8 * len(PROMPTS)
-    assert sum(row.n_equal for row in report.rows) == sum(row.n_positions for row in report.rows) == 9 * 3 * 16
+    assert report.n_equal_outputs == len(ks) * len(PROMPTS)
+    n_positions = sum(row.n_positions for row in report.rows)
+    assert sum(row.n_equal for row in report.rows) == n_positions == (len(ks) + 1) * len(PROMPTS) * 16
 
 
 def test_float32_tokens_agree_and_the_gap_of_a_near_tie_is_small(agreeing: Pair) -> None:
@@ -90,7 +93,7 @@ def held_out() -> tuple[Pair, list[list[int]]]:
     shipped = pairs.shipped_pair()
     given = inputs.prompt_ids(shipped.target, "", n_prompts=64, max_tokens=128)
     assert len(given.ids) == 64
-    return (shipped.target, shipped.draft), given.ids[::3]
+    return (shipped.target, shipped.draft), given.ids[::6]
 
 
 @pytest.mark.slow

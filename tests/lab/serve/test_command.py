@@ -62,6 +62,7 @@ def test_options_have_the_names_and_defaults_of_the_engine() -> None:
         (["--method", "ngram"], "chain", 4),
         (["--method", "suffix", "--spec-k", "6"], "chain", 7),
         (["--method", "draft_target", "--target", "big", "--draft", "draft"], "chain", 4),
+        (["--method", "eagle", "--target", "big", "--draft", "draft", "--dynamic", "60/7/10"], "dynamic", 60),
     ],
 )
 def test_each_way_of_drafting_can_be_typed(words: list[str], kind: str, n_nodes: int) -> None:
@@ -83,6 +84,7 @@ def test_each_way_of_drafting_can_be_typed(words: list[str], kind: str, n_nodes:
         (["--method", "ngram", "--dynamic", "60/7/10"], "--method ngram with a tree"),
         (["--method", "suffix", "--target", "x", "--draft", "y"], "--method suffix with --draft"),
         (["--method", "draft_target"], "--method draft_target without --draft"),
+        (["--method", "eagle"], "--method eagle without --draft"),
         (["--prefill-share", "0"], "--prefill-share is 0"),
     ],
 )

@@ -213,6 +213,7 @@ def test_the_command_line_shows_three_parts_and_exits_two(capsys: pytest.Capture
     assert "do: " in shown
 
 
+@pytest.mark.slow
 def test_the_command_line_writes_a_corpus_and_trains_on_it(text: Path, tmp_path: Path) -> None:
     file, out = tmp_path / "corpus.jsonl", tmp_path / "pair"
     printed = io.StringIO()

@@ -72,13 +72,36 @@ def test_the_last_rows_of_a_tree_mean_the_same_in_a_pass_of_their_own(nodes, dat
 
 
 @pytest.mark.reference
-def test_a_window_over_keys_of_earlier_passes_is_refused_by_the_definition_too():
-    inputs = example(LEVEL)
-    with pytest.raises(AssertionError, match="positions of all masked keys"):
-        paged_attention_reference(
-            inputs["q"], inputs["k"], inputs["v"], inputs["tables"], inputs["prefix"], inputs["mask"], window=9,
-            positions=inputs["positions"],
-        )  # fmt: skip
+def test_a_window_hides_old_keys_alone_and_none_of_earlier_passes():
+    """By the position of a row: of keys at their index below the prefix those that are 20 or more back."""
+    case = {**LEVEL, "prefix": (70,)}
+    inputs = example(case)
+    wide = {name: proof.widened(proof.widened(t)) for name, t in inputs.items()}
+    cache = (wide["v"], wide["tables"], wide["prefix"], wide["mask"])
+    positions = torch.tensor([[74, 75, 76]])
+    near = paged_attention_reference(wide["q"], wide["k"], *cache, window=20, positions=positions)
+    for t, position in enumerate(positions[0].tolist()):
+        k = wide["k"].clone()
+        for key in range(position - 19):  # these cannot matter: score them so that they would win if they were seen
+            k[wide["tables"][0, key // 64].long(), :, key % 64] = 1e3 * wide["q"][0, t, :1]
+        alone = paged_attention_reference(wide["q"], k, *cache, window=20, positions=positions)
+        torch.testing.assert_close(alone[:, t], near[:, t], rtol=1e-12, atol=1e-12)
+        key = position - 19  # the oldest that is seen
+        k[wide["tables"][0, key // 64].long(), :, key % 64] = 1e3 * wide["q"][0, t, :1]
+        other = paged_attention_reference(wide["q"], k, *cache, window=20, positions=positions)
+        assert (other[:, t] - near[:, t]).abs().max() > 1e-3
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("setting", [STREAMS, ROWS])
+def test_a_window_with_words_to_spare_has_the_bits_of_the_window_of_a_pass(setting):
+    """The same keys and the same window, by the kernel for a pass alone and by the one for earlier keys, of none."""
+    case = {**TINY, "prefix": (75,), "tokens": 2, "window": 20, "tree": "chain"}
+    inputs = example(case)
+    spare = {**inputs, "words": torch.nn.functional.pad(inputs["words"], (0, 1))}
+    first = emulated(case, inputs, setting)["out"]
+    assert torch.equal(emulated({**case, "words": 2}, spare, setting)["out"], first)
+    assert not torch.equal(emulated({**case, "window": 19}, inputs, setting)["out"], first)
 
 
 @pytest.mark.reference

@@ -62,7 +62,7 @@ def test_plans_fit_every_architecture():
         ({"block": 16}, "blocks of 16"),
         ({"earlier": 193, "tokens": 64}, "193 earlier and 64 new keys"),
         ({"earlier": -1}, "-1 earlier and 1 new"),
-        ({"earlier": 5, "window": 20}, "5 keys of earlier passes under a window of 20"),
+        ({"window": 1 << 22}, "a window of 4194304"),
     ],
 )
 def test_a_shape_beyond_the_limits_is_refused_by_its_value(change, words):

@@ -16,7 +16,8 @@ from eagle3core.kernels.layer.rope import rope_pairs, rope_tables, rope_variant
 from eagle3core.kernels.slots.active_slots import active_slots_reference, active_slots_variant
 from eagle3core.kernels.slots.block_table import BlockPool, block_table, block_table_reference, block_table_variant
 from eagle3core.kernels.slots.compact_kv import compact_kv_reference, compact_kv_variant
-from eagle3core.kernels.slots.place_rows import place_rows_reference, place_rows_variant
+from eagle3core.kernels.slots.open_step import OpenSlots, open_step_reference, open_step_variant
+from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, N_FIELDS, N_PENDING
 
 pytestmark = pytest.mark.reference
 
@@ -112,9 +113,14 @@ def test_scattering_by_the_inverse_map_undoes_the_gather_and_fills_dead_slots(fl
 
 
 def test_rows_of_a_level_share_a_position_and_are_written_one_behind_the_other() -> None:
-    positions, slots = place_rows_reference(int32([6, -1]), int32([[9, 4, 2], [0, 1, 2]]), levels=2, k=2, block=4)
-    assert positions.tolist() == [[[6, 6], [0, 0]], [[7, 7], [0, 0]]]
-    assert slots.tolist() == [[[4 * 4 + 2, 4 * 4 + 3], [-1, -1]], [[2 * 4, 2 * 4 + 1], [-1, -1]]]
+    state = torch.zeros(N_FIELDS, 1, dtype=torch.int32)
+    state[DRAFT_LENGTH], state[N_PENDING] = 4, 2
+    pending, node = (int32([[5, 6]]), int32([[0, 1]])), (int32([0]), int32([[1]]))
+    read = OpenSlots(int32([0, -1]), state, *pending, int32([[9, 4, 2]]), *node)
+    made = open_step_reference(read, 2, levels=2, block=4, beam=2)
+    assert made.chain_lengths.tolist() == [[6, -1], [7, -1]]
+    assert made.chain_positions.tolist() == [[[6, 6], [0, 0]], [[7, 7], [0, 0]]]
+    assert made.chain_slots.tolist() == [[[4 * 4 + 2, 4 * 4 + 3], [-1, -1]], [[2 * 4, 2 * 4 + 1], [-1, -1]]]
 
 
 def test_the_rotary_table_holds_what_the_engine_computes_per_position() -> None:
@@ -145,7 +151,7 @@ def test_draft_ids_are_mapped_before_they_are_embedded_and_empty_rows_are_zero()
         (lambda: row_threads(20000), "up to 16384"),
         (lambda: rope_variant("sm_90a", "bf16", 96, 64), "power of two"),
         (lambda: compact_kv_variant("sm_90a", 128, 48), "power of two"),
-        (lambda: place_rows_variant("sm_90a", 12), "power of two"),
+        (lambda: open_step_variant("sm_90a", 4, 4, 2, 12), "power of two"),
         (lambda: block_table_variant("sm_90a", 0), "power of two"),
         (lambda: active_slots_variant("sm_90a", 1025), "1..1024"),
         (lambda: gather_rows("sm_90a", *(torch.zeros(1, 3, dtype=torch.int16),) * 3), "multiple of 4"),

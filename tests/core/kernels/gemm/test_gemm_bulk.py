@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rings import slow_from
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels import proof
@@ -21,7 +22,8 @@ STORE = {"kind": "store", "m": 3, "n": 32, "k": 640, "dtype": "bf16", "packed": 
 BULK = {"kernel": "bulk", "x_tiles": 1, "w_tiles": 1, "units": 1, "stages": 3, "split": 1}
 RING = {**BULK, "kernel": "ring"}
 BULK_16 = {**BULK, "x_tiles": 2}
-QUICK = {("sm_90a", "qkv", 4), ("sm_120", "qkv", 4)}  # the richest epilogue, and where it takes most registers
+# The richest epilogue, and where it takes most registers.
+SHOWN = (("sm_90a", "qkv", 4), ("sm_120", "qkv", 4))
 
 
 def example(case, seed=6):
@@ -205,7 +207,7 @@ def test_what_bulk_copies_cannot_feed_is_refused_with_the_way_out(arch, k, packe
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100"])
+@pytest.mark.parametrize("arch", slow_from(1, ["sm_90a", "sm_100"]))
 def test_a_stage_is_one_copy_and_no_lane_copies_for_itself(arch):
     from eagle3core.kernels.compile import compile_variant
 
@@ -224,7 +226,7 @@ RARE = (pytest.mark.slow, pytest.mark.exhaustive)  # no tuned setting is one of 
 @pytest.mark.parametrize(
     ("arch", "case", "units"),
     [
-        pytest.param(arch, case, units, marks=() if (arch, case["kind"], units) in QUICK else RARE)
+        pytest.param(arch, case, units, marks=RARE[: 1 if (arch, case["kind"], units) in SHOWN else 2])
         for arch in ("sm_90a", "sm_100", "sm_120") for case in LLAMA_8B[:5] if case["k"] == 4096 for units in (4, 2)
     ],
 )  # fmt: skip

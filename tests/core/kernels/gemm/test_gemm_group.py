@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rings import slow_from
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels import proof
@@ -49,7 +50,11 @@ def run(isa, case=STORE, **setting):
         pytest.param(
             {"m": 41, "n": 144}, {"split": 4, "x_tiles": 3, "w_tiles": 8, "together": True}, marks=pytest.mark.slow
         ),
-        ({"m": 41, "n": 80, "k": 160, "dtype": "f16"}, {"x_tiles": 5, "units": 2, "stages": 4}),
+        pytest.param(
+            {"m": 41, "n": 80, "k": 160, "dtype": "f16"},
+            {"x_tiles": 5, "units": 2, "stages": 4},
+            marks=pytest.mark.slow,
+        ),
         pytest.param({"m": 20, "n": 144, "k": 128}, {"w_tiles": 8, "x_tiles": 1}, marks=pytest.mark.slow),
     ],
 )
@@ -197,7 +202,7 @@ def test_only_packed_weights_on_sm_90a_are_given_to_warpgroups():
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("tiling", [Tiling("group", 8, 8, 2, 4, split=4), Tiling("group", 15, 16, 1, 4)])
+@pytest.mark.parametrize("tiling", slow_from(1, [Tiling("group", 8, 8, 2, 4, split=4), Tiling("group", 15, 16, 1, 4)]))
 def test_products_of_a_warpgroup_are_not_serialised(tiling):
     from eagle3core.kernels.compile import compile_variant
 

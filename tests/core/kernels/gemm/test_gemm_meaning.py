@@ -58,7 +58,7 @@ def by_kernel(case, inputs):
 @pytest.mark.parametrize("run", [by_meaning, by_kernel])
 @pytest.mark.parametrize("column", [0, 9, 37])
 def test_a_logit_that_is_no_number_is_the_best_of_its_sixteen_and_counts_as_infinite(run, column):
-    [case] = [case for case in CARD.cases if case["kind"] == "head"]
+    [case] = [case for case in CARD.cases if case["kind"] == "head" and not case.get("powers")]
     inputs = CARD.example(case, proof.generator(1, CPU), CPU)
     whole = run(case, inputs)
     inputs["bias"][column] = torch.nan

@@ -135,6 +135,7 @@ def test_what_does_not_fit_is_missing_with_the_plan_and_nothing_is_made(monkeypa
         assert "the device has 131.32 GiB" in str(row.reason)
 
 
+@pytest.mark.slow
 def test_peers_without_room_leave_the_engines_rows_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     geometry = GEOMETRIES["nano"]
     plan = memory.plan(

@@ -57,6 +57,7 @@ def test_a_forced_length_names_itself_in_rows_records_lines_and_pictures() -> No
     assert 3 not in set(view.earlier_table(table, "here").query("machine == 'here'")["spec_k"])
 
 
+@pytest.mark.slow
 def test_whole_forced_lengths_are_measured_as_they_are_forced() -> None:
     rows = Bench(replace(SCENARIO, peers=(), forced=3.0, tokens=31), tell=lambda _: None).run().rows
     assert rows[1].values["acceptance_length"] == 3.0

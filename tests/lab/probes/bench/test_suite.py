@@ -50,6 +50,7 @@ def test_what_is_no_suite_context_depth_or_count_is_refused(monkeypatch: pytest.
     assert options.rounds == 3, "what is typed beats the variable"
 
 
+@pytest.mark.slow
 def test_suites_of_the_environment_run_on_a_cpu_and_write_rows_and_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from lab.probes.fuzz.outcomes import Outcome, gathered, of_return
 
 pytestmark = pytest.mark.reference
 
-CASES, SHARES = 24, 2  # of each group, over all shares; about a minute of processor time in all
+CASES, SHARES = 24, 4  # of each group, over all shares; about two minutes of processor time in all
 
 # Each is run as the door of a planted group, in a process of its own.
 DOORS = {

@@ -114,6 +114,7 @@ def test_micro_runs_on_a_cpu_lead_to_a_full_one(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_shipped_pair_runs_on_prompts_of_real_text(tmp_path: Path) -> None:
     text = SMALL.read_text(encoding="utf-8").replace('"nano"', '"shipped"\npair = "shipped"')
     text = text.replace("acceptance_length = 2.2", "acceptance_length = 1.5")

@@ -183,8 +183,9 @@ def test_the_error_of_a_card_on_the_twin_stays_below_what_is_allowed() -> None:
 
 
 @pytest.mark.compiled
+@pytest.mark.slow
 def test_variants_are_compiled_with_registers_and_occupancy_until_the_time_is_over() -> None:
-    chosen = cards.named(["gather_rows", "place_rows"])
+    chosen = cards.named(["gather_rows", "take_rows"])
     found = list(compiled(chosen, ARCHES[1:3], 1000.0))
     assert {(one.op, one.arch) for one in found} == {(card.name, arch) for card in chosen for arch in ARCHES[1:3]}
     for one in found:
@@ -194,7 +195,7 @@ def test_variants_are_compiled_with_registers_and_occupancy_until_the_time_is_ov
         assert one.occupancy
         assert 0 < one.occupancy.share <= 1
     ticks = iter([0.0, 1.0, 9.0])
-    late = list(compiled(cards.named(["place_rows"]), ARCHES[1:3], 5.0, clock=lambda: next(ticks)))
+    late = list(compiled(cards.named(["take_rows"]), ARCHES[1:3], 5.0, clock=lambda: next(ticks)))
     assert [bool(one.missing) for one in late] == [False, True]
     assert "5 s" in late[1].missing
 
@@ -202,7 +203,7 @@ def test_variants_are_compiled_with_registers_and_occupancy_until_the_time_is_ov
 def test_a_benchmark_that_cannot_run_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(RunFailed, match=r"compute capability 8\.0"):
-        measured(tmp_path, ["place_rows"], 1.0)
+        measured(tmp_path, ["take_rows"], 1.0)
 
 
 def test_attention_without_a_second_left_is_missing_and_the_rows_before_it_are_kept(

@@ -36,6 +36,7 @@ def test_a_library_gives_the_numbers_of_the_card_it_is_timed_beside(op: str) -> 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens where there is no CUDA device")
 @pytest.mark.parametrize("op", ["rope", "attention"])
+@pytest.mark.slow
 def test_measuring_starts_the_benchmark_that_exists_and_says_what_it_lacks(op: str, tmp_path) -> None:
     with pytest.raises(RunFailed, match="device='cpu'"):
         measured(tmp_path, [op], 5.0)

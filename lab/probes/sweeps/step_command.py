@@ -1,0 +1,67 @@
+"""`eagle3lab sweep step`: settings of matrix products, judged in the target's pass of whole steps."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from eagle3core.kernels import cubins
+from eagle3core.step import variants_of
+from lab.errors import EXIT_PASSED, ExperimentError
+from lab.options.sweeps import StepOptions
+from lab.pairs.planted import find_geometry
+from lab.probes.proofs.plans import planted_prompts, shapes_of
+from lab.probes.proofs.subject import open_subject
+from lab.probes.sweeps.command import conclude, machine_of
+from lab.probes.sweeps.in_step import StepSweep, StepUnderSweep, passes_of, step_regimes, step_setting
+from lab.probes.sweeps.machines import TwinMachine
+from lab.probes.sweeps.machines import variants_of as variants_of_case
+from lab.probes.sweeps.regimes import Regime
+from lab.probes.sweeps.rows import SweepWriter
+
+
+def run(options: StepOptions) -> int:
+    """Sweeps; 0, or 1 if bits differed, or 4 if something could not be decided.
+
+    Raises:
+        ExperimentError: there is no GPU, or a step has no such name.
+    """
+    if options.rows is not None:
+        return conclude("gemm", options, options.rows, options.arch, is_whole=True)
+    shapes = shapes_of(find_geometry(options.geometry), options.arch)
+    regimes = step_regimes(options.arch, dict(passes_of(shapes, options.steps, options.context)))
+    if options.build is not None:
+        return _build(options, regimes, options.build)
+    machine = machine_of(options.device)
+    if isinstance(machine, TwinMachine):
+        raise ExperimentError(
+            "sweep step without a GPU", "a GPU: an emulator's step says nothing of one",
+            "run it there; --build and --rows need none",
+        )  # fmt: skip
+    assert options.out is not None, "the options name a file for rows"
+    subject = open_subject(options.geometry)
+    assert subject.tokens is not None, "the pair is planted"
+    [prompt] = planted_prompts(subject.tokens, 1, options.context)
+    steps = {name: StepUnderSweep(subject, name, prompt, machine.gpu) for name in options.steps}
+    writer = SweepWriter(options.out, machine.gpu, machine.timer)
+    sweep = StepSweep(machine, writer, steps, deadline=time.monotonic() + options.limit_s)
+    is_whole = sweep.run(regimes)
+    return conclude("gemm", options, options.out, machine.arch, is_whole=is_whole)
+
+
+def _build(options: StepOptions, regimes: list[Regime], out: Path) -> int:
+    """Compile what competes, and what fills the engines."""
+    subject = shapes_of(find_geometry(options.geometry), options.arch)
+    runners = [subject.runner(step_setting(name, options.context)) for name in options.steps]
+    filling = [one for runner in runners for one in variants_of(runner.all_programs)]
+    competing = [
+        one
+        for regime in regimes for case in regime.cases for setting in regime.settings
+        for one in variants_of_case("gemm", options.arch, case, setting)
+    ]  # fmt: skip
+    wanted = {(one.name, repr(one.constants)): one for one in (*filling, *competing)}
+    which, of = options.share
+    made = cubins.build_cubins(list(wanted.values())[which - 1 :: of], options.arch, out, tell=print)
+    print(json.dumps({"command": "sweep step", "wanted": len(wanted), "built": made}))
+    return EXIT_PASSED
