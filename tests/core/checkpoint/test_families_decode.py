@@ -75,7 +75,5 @@ def test_on_the_kernels_path_heads_are_normed_by_the_launch_that_writes_the_cach
 @pytest.mark.slow
 def test_the_emulated_kernels_give_the_tokens_of_their_meaning(nano: Pair) -> None:
     prompt, n = random_prompts([6], n_vocab=64, seed=2), new_tokens(4)
-    lanes = EagerReplayer(emulate)
-    drafted = tokens_of(device_engine(nano, 2, lanes, n_slots=1, chunk=16).generate(prompt, n))
-    assert drafted == tokens_of(device_engine(nano, None, lanes, n_slots=1, chunk=16).generate(prompt, n))
-    assert drafted == tokens_of(device_engine(nano, 2, BY_MEANING).generate(prompt, n))
+    drafted = device_engine(nano, 2, EagerReplayer(emulate), n_slots=1, chunk=16).generate(prompt, n)
+    assert tokens_of(drafted) == tokens_of(device_engine(nano, None, BY_MEANING).generate(prompt, n))

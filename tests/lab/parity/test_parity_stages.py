@@ -49,10 +49,15 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
     "linear rope": {"rope": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}},
     "other bases": {"rope": {"rope_theta": 5e5}, "draft_rope": {"rope_theta": 2e4}},
     "bf16 on disk": {"dtype": torch.bfloat16},
-    "mistral": {"family": "mistral", "head_dim": 32},
     "qwen2": {"family": "qwen2", "tie": True, "rope": {"rope_theta": 1e6}},
-    "qwen3": {"family": "qwen3", "head_dim": 32, "tie": True, "rope": {"rope_theta": 1e6}},
-    "qwen3 with biases and yarn": {"family": "qwen3", "bias": True, "mlp_bias": False, "rope": YARN},
+    "qwen3 with biases": {
+        "family": "qwen3",
+        "head_dim": 32,
+        "tie": True,
+        "bias": True,
+        "mlp_bias": False,
+        "rope": YARN,
+    },
 }
 
 
