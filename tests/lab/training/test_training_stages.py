@@ -106,6 +106,7 @@ def test_a_time_limit_ends_a_stage_with_its_learning_rate_spent(tmp_path: Path) 
     assert course.best["step"] == course.step  # the last step is validated
 
 
+@pytest.mark.slow
 def test_walking_the_chained_steps_counts_what_the_engine_accepts(tmp_path: Path) -> None:
     size = TINY
     folder, model = _random_target(tmp_path)

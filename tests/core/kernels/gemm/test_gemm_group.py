@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from rings import slow_from
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels import proof
@@ -202,7 +201,8 @@ def test_only_packed_weights_on_sm_90a_are_given_to_warpgroups():
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("tiling", slow_from(1, [Tiling("group", 8, 8, 2, 4, split=4), Tiling("group", 15, 16, 1, 4)]))
+@pytest.mark.slow
+@pytest.mark.parametrize("tiling", [Tiling("group", 8, 8, 2, 4, split=4), Tiling("group", 15, 16, 1, 4)])
 def test_products_of_a_warpgroup_are_not_serialised(tiling):
     from eagle3core.kernels.compile import compile_variant
 

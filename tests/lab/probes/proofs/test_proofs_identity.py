@@ -40,6 +40,7 @@ def test_depth_company_and_order_change_neither_tokens_nor_logits(nano_kernels: 
     assert found["nano logits spec-3 x 2"].values == {"n_rows": 16, "n_differing_rows": 0}
 
 
+@pytest.mark.slow
 def test_requests_that_wait_again_and_texts_that_were_kept_are_compared_and_have_to_occur(
     nano_kernels: Subject,
 ) -> None:

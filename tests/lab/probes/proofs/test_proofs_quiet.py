@@ -123,6 +123,7 @@ def test_the_audit_refuses_while_a_plant_is_untried_or_was_missed(planted: Subje
     assert refused.detail == "the audit did not find a planted item"
 
 
+@pytest.mark.slow
 def test_steps_of_the_real_engine_are_profiled_and_their_host_time_taken(
     planted: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
