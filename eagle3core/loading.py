@@ -16,9 +16,9 @@ import torch
 
 from eagle3core.arguments import check_path, check_type
 from eagle3core.backend import Backend, choose_backend
-from eagle3core.checkpoint import load_draft, load_target
-from eagle3core.checkpoint.draft import DraftCheckpoint, draft_shapes
-from eagle3core.checkpoint.target import TargetCheckpoint, target_shapes
+from eagle3core.checkpoint.draft import DraftCheckpoint, load_draft
+from eagle3core.checkpoint.plan import draft_shapes
+from eagle3core.checkpoint.target import TargetCheckpoint, load_target, target_shapes
 from eagle3core.config import EngineConfig
 from eagle3core.errors import CheckpointError, ConfigError, KernelLimit
 from eagle3core.geometry import DrafterGeometry, TargetGeometry
@@ -31,7 +31,7 @@ from eagle3core.step.run import DeviceRunner
 from eagle3core.step.sizes import SPAN, STEPS_KEPT, DeviceSizes
 from eagle3core.step.tree import FlatTree, GrownTree, chain_tree
 from eagle3core.trees import beam_scores
-from eagle3core.weights.packed import Drafter, PackedDraft, PackedTarget, pack_checkpoints
+from eagle3core.weights import Drafter, PackedDraft, PackedTarget, pack_checkpoints
 
 log = logging.getLogger("eagle3core")
 
@@ -206,6 +206,7 @@ def _read_draft(
             target.geometry,
             capture_layers=spec.capture_layers,
             capture_convention=spec.capture_convention,
+            norm_output=spec.norm_output,
             dtype=target.dtype,
         )
     except CheckpointError as error:
@@ -220,9 +221,8 @@ def check_fit(target: PackedTarget, draft: Drafter | None, config: EngineConfig)
     """Refuse models that do not fit each other or the configuration.
 
     Raises:
-        ConfigError: a session beyond the target's positions, a draft that reads other layers than the target captures
-            or has too few tokens for its tree, a small model of another vocabulary or fewer positions, or weights
-            packed for another block size.
+        ConfigError: a session beyond the target's positions, a draft that reads other layers than are captured or has
+            too few tokens for its tree, a small model of another vocabulary or fewer positions, another block size.
     """
     if isinstance(draft, PackedTarget):
         _check_small_fit(target, draft, config)

@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any, Literal
 
 from eagle3core.acceptance import AcceptanceRule, check_acceptance
-from eagle3core.checks import check_taps, is_count, is_given, require_count, require_flag
+from eagle3core.checks import check_taps, is_count, is_given, require_choice, require_count, require_flag
 from eagle3core.errors import ConfigError, shown
 from eagle3core.lookup import LOOKUPS
 from eagle3core.trees import MAX_DEPTH, MAX_TOP_K, StaticTree, most_dynamic_nodes, read_choices
@@ -21,7 +21,7 @@ from eagle3core.trees.tensorrt_llm import settings_of
 
 METHODS = ("eagle3", DRAFT_TARGET := "draft_target", *LOOKUPS)
 LEGACY_METHODS = ("eagle", "deepseek_mtp")
-OF_A_HEAD = ("choices", "use_dynamic_tree", "capture_layers", "capture_convention")  # settings
+OF_A_HEAD = ("choices", "use_dynamic_tree", "capture_layers", "capture_convention", "norm_output")
 MAX_SPECULATIVE_TOKENS = MAX_DEPTH
 DYNAMIC_NODES = 60  # as the official code's default, where the levels score as many
 TreeKind = Literal["chain", "static", "dynamic"]
@@ -54,6 +54,7 @@ class SpeculativeConfig:
         capture_layers: target layers whose residual stream the draft reads; None takes the checkpoint's own, or the
             default (2, n // 2, n - 3) in "input" numbering.
         capture_convention: whether `capture_layers` number layer inputs or layer outputs; never guessed.
+        norm_output: what a head's key of that name means where its file leaves that open (docs/checkpoints.md).
         eagle_debug: log every draft and every acceptance.
         eagle_metrics_debug: log the counters of every step.
         choices: a fixed tree: "mc_sim_7b_63", a .yaml, .yml or .json file, or a list of paths (docs/engine.md).
@@ -72,6 +73,7 @@ class SpeculativeConfig:
     max_non_leaves_per_layer: int = 10
     capture_layers: tuple[int, ...] | None = None
     capture_convention: Literal["input", "output"] | None = None
+    norm_output: Literal["feedback", "head"] | None = None
     eagle_debug: bool = False
     eagle_metrics_debug: bool = False
     choices: Choices | None = None
@@ -206,6 +208,8 @@ def validate_speculative_config(spec: SpeculativeConfig) -> None:
     if spec.use_dynamic_tree:
         _check_dynamic_tree(spec)
     check_taps(spec.capture_layers, spec.capture_convention)
+    if spec.norm_output is not None:
+        require_choice("norm_output", spec.norm_output, ("feedback", "head"))
     its = (spec.is_lookup, spec.method, spec.tree_kind, spec.depth)
     check_acceptance(spec.acceptance, *its, is_adaptive=spec.adaptive)
 

@@ -3,7 +3,8 @@
 Loading is a step of its own, usable and testable without an engine (docs/requirements.md R-22).
 """
 
-from eagle3core.checkpoint.draft import DraftCheckpoint, draft_shapes, load_draft
+from eagle3core.checkpoint.draft import DraftCheckpoint, load_draft
+from eagle3core.checkpoint.plan import draft_shapes
 from eagle3core.checkpoint.target import TargetCheckpoint, load_target, target_shapes
 
 __all__ = ["DraftCheckpoint", "TargetCheckpoint", "draft_shapes", "load_draft", "load_target", "target_shapes"]

@@ -13,7 +13,7 @@ from eagle3core.errors import CheckpointError
 from eagle3core.geometry import RopeGeometry
 
 DEFAULT_THETA = 10000.0  # what every Llama code base uses when the key is absent
-KINDS = ("default", "linear", "llama3", "yarn")
+KINDS = ("default", "linear", "llama3", "yarn", "mrope")
 
 
 def read_rope(config: Settings, max_position: int) -> RopeGeometry:
@@ -32,7 +32,7 @@ def read_rope(config: Settings, max_position: int) -> RopeGeometry:
     _refuse_partial(scaling)
     kind = scaling.text("rope_type") or scaling.text("type", "default")
     trained = scaling.count("original_max_position_embeddings", max_position)
-    if kind == "default":
+    if kind in ("default", "mrope"):  # of text all three rows of positions are equal, which is the plain rotation
         return RopeGeometry(theta=theta)
     if kind == "linear":
         return RopeGeometry(theta=theta, kind="linear", factor=scaling.number("factor"))
@@ -106,7 +106,7 @@ def _attention_factor(scaling: Settings) -> float | None:
     """Multiplier of cos and sin; None leaves the usual 0.1 * ln(factor) + 1 to the model."""
     if "attention_factor" in scaling:
         return scaling.number("attention_factor")
-    if "mscale" in scaling and "mscale_all_dim" in scaling:
+    if scaling.values.get("mscale") and scaling.values.get("mscale_all_dim"):  # a zero counts as left out
         stretch = math.log(max(scaling.number("factor"), 1.0))
         return (0.1 * scaling.number("mscale") * stretch + 1.0) / (
             0.1 * scaling.number("mscale_all_dim") * stretch + 1.0

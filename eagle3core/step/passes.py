@@ -16,11 +16,10 @@ from eagle3core.kernels.attention.launcher import ATTENTION
 from eagle3core.kernels.card import Call
 from eagle3core.kernels.choice.argmax import ARGMAX_OF_PARTIALS
 from eagle3core.kernels.gemm.meaning import GEMM
-from eagle3core.kernels.layer.draft_input import DRAFT_INPUT
 from eagle3core.kernels.layer.embedding import EMBEDDING
 from eagle3core.step.buffers import Activations, HeadRows, rows_of
 from eagle3core.step.program import Stage, Tap, after_all
-from eagle3core.weights.packed import PackedDraft, PackedLayer, PackedLinear, PackedTarget
+from eagle3core.weights.packed import PackedLayer, PackedLinear, PackedTarget
 
 TARGET = ("BASE_DECODE_STEP",)
 TREE = ("EAGLE_TREE_MASKS",)
@@ -200,55 +199,3 @@ def target_stages(
         forward = emit.mlp(layer, act, n, stream_of(i + 1), gain, block)
         stages.append(Stage(f"{name}.mlp", tuple(forward), ranges, {f"{name}.mlp": tap(stream_of(i + 1))}))
     return stages
-
-
-@dataclass(frozen=True)
-class DraftPass:
-    """Operands of a pass over the draft layer.
-
-    Attributes:
-        hidden: `[n, Hd]` fused taps, or the feedback of the level before.
-        tokens: `[n]` target ids. x: `[n, 2 Hd]` scratch. out: `[n, Hd]` the layer's output.
-        k, v: `[n_blocks, K, block, D]`.
-    """
-
-    model: PackedDraft
-    act: Activations
-    hidden: Tensor
-    tokens: Tensor
-    x: Tensor
-    out: Tensor
-    k: Tensor
-    v: Tensor
-
-
-def draft_keys(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, first_waits: bool) -> Stage:
-    """The draft's attention input, q, and k and v in its cache."""
-    model, block = over.model, over.model.geometry.block
-    joined = DRAFT_INPUT.call(
-        emit.arch, over.tokens, model.embedding, over.hidden, model.layer.attn_gain, model.hidden_gain, over.x,
-        block.rms_norm_eps,
-    )  # fmt: skip
-    calls = after_all([joined]) if first_waits else [joined]
-    calls += emit.qkv(model.layer, over.x, None, over.act, rows, (over.k, over.v), block)
-    taps = {
-        "draft.tokens": Tap(over.tokens, rows.slots, scope), "draft.fc": Tap(over.hidden, rows.slots, scope),
-        "draft.concat": Tap(over.x, rows.slots, scope),
-    }  # fmt: skip
-    return Stage("draft.qkv", tuple(calls), (*DRAFT, "EAGLE_DRAFT_ATTENTION_FMHA"), taps)
-
-
-def draft_stages(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, first_waits: bool) -> list[Stage]:
-    """The draft layer; its output is left in `over.out`, what the head reads in the activations."""
-    model, act, block, n = over.model, over.act, over.model.geometry.block, rows.n
-    attend = [
-        *emit.attend(act, rows, (over.k, over.v), block),
-        *emit.project(model.layer, act, n, over.hidden, block),
-    ]
-    forward = emit.mlp(model.layer, act, n, over.out, model.final_gain, block)
-    feedback = {"draft.feedback": Tap(over.out, rows.slots, scope)}
-    return [
-        draft_keys(emit, over, rows, scope, first_waits=first_waits),
-        Stage("draft.attn", tuple(attend), (*DRAFT, "EAGLE_DRAFT_ATTENTION_FMHA")),
-        Stage("draft.mlp", tuple(forward), (*DRAFT, "EAGLE_DRAFT_FFN"), feedback),
-    ]

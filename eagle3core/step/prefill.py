@@ -16,10 +16,11 @@ from eagle3core.kernels.slots.admit import ADMIT, Admitted
 from eagle3core.kernels.slots.open_chunk import OPEN_CHUNK, ChunkRows
 from eagle3core.kernels.slots.slot_state import REQUEST
 from eagle3core.kernels.tree.mask_words import pack_words
-from eagle3core.step.buffers import columns_of, rows_of
+from eagle3core.step.buffers import rows_of
+from eagle3core.step.draft_passes import DraftPass, draft_keys, fuse_taps
 from eagle3core.step.draw import draw, keep_known
 from eagle3core.step.outcome import KeptLogprobs, keep_logprobs
-from eagle3core.step.passes import DRAFT, DraftPass, Emitter, Rows, TargetPass, draft_keys, target_stages
+from eagle3core.step.passes import DRAFT, Emitter, Rows, TargetPass, target_stages
 from eagle3core.step.program import Program, Stage, Tap, after_all
 from eagle3core.step.results import given_pass
 from eagle3core.step.sizes import ChunkShape
@@ -51,9 +52,7 @@ def chunk_program(
     own = state.draft
     taps, hidden, x = (rows_of(t, n, t.shape[1]) for t in (own.taps, own.hidden, own.x))
     every = torch.arange(n, dtype=torch.int32, device=target.device)
-    parts = columns_of(taps, target.geometry.block.hidden_size)
-    fuse = [TAKE_ROWS.call(emit.arch, captured, every, parts)]
-    fuse += emit.linear(draft.fc, taps, hidden, draft.geometry.block)
+    fuse = fuse_taps(emit, draft, own, captured, every, taps, hidden)
     stages.append(Stage("draft.fc", tuple(fuse), DRAFT, {"draft.taps": Tap(taps, chunk.entry_slots)}))
     entries = Rows(chunk.positions, chunk.entry_slots, chunk.prefix, chunk.tables, masks)
     reading = DraftPass(draft, own.act, hidden, chunk.entry_tokens, x, own.out, own.k, own.v)

@@ -3,16 +3,8 @@
 Imports kernels (for the order of packing) and checkpoints; a new weight format is a new file here.
 """
 
-from eagle3core.weights.packed import (
-    Drafter,
-    PackedDraft,
-    PackedLinear,
-    PackedTarget,
-    Source,
-    pack_checkpoints,
-    pack_draft,
-    pack_target,
-)
+from eagle3core.weights.pack import pack_checkpoints, pack_draft, pack_target
+from eagle3core.weights.packed import Drafter, PackedDraft, PackedLinear, PackedTarget, Source
 from eagle3core.weights.rope import rope_frequencies
 
 __all__ = [

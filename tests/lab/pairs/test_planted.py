@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from eagle3core import Engine, EngineConfig, GenerationConfig, SpeculativeConfig
-from eagle3core.checkpoint.draft import draft_shapes
+from eagle3core.checkpoint import draft_shapes
 from eagle3core.checkpoint.target import target_shapes
 from eagle3core.geometry import BlockGeometry, DraftGeometry, RopeGeometry, TargetGeometry
 from lab.errors import ExperimentError
