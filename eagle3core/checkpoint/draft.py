@@ -131,6 +131,7 @@ def _half_split(weights: dict[str, Tensor], geometry: DraftGeometry) -> dict[str
         for part in ("weight", "bias"):
             key = f"midlayer.self_attn.{name}_proj.{part}"
             if key in weights:
-                pairs = weights[key].unflatten(0, (-1, size // 2, 2))  # [heads, D / 2, 2, ...]
-                changed[key] = pairs.transpose(1, 2).flatten(0, 2).contiguous()
+                rows = weights[key]
+                pairs = rows.view(-1, size // 2, 2, *rows.shape[1:])  # [heads, D / 2, 2, ...]
+                changed[key] = pairs.transpose(1, 2).reshape(rows.shape).contiguous()
     return changed

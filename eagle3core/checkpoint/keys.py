@@ -18,7 +18,7 @@ from eagle3core.errors import CheckpointError
 Place = Literal["head", "eagle_config", "layer", "rope"]
 NESTED_LAYER, INNER = "transformer_layer_config", "eagle_config"
 ROPE_OBJECTS = ("rope_scaling", "rope_parameters")
-OFF = (None, False, 0, "", [], {})  # values that switch nothing on
+OFF: tuple[Any, ...] = (None, False, 0, "", [], {})  # values that switch nothing on
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def read_variant(
         )
     if variant.normed_residual and not variant.has_hidden_norm:
         raise config.bad("norm_before_residual", True, "false: the file brings no hidden_norm", _CORRECT)
-    return replace(variant, **_biases(config, layer, stored)), said
+    return _with_biases(variant, config, layer, stored), said
 
 
 class _Flags:
@@ -144,8 +144,8 @@ def _activation(layer: Settings) -> Activation:
     return ACTIVATIONS[name]
 
 
-def _biases(config: Settings, layer: Settings, stored: Collection[str]) -> dict[str, bool]:
-    """Which maps have biases: as the keys say, and where there is none as the tensors do.
+def _with_biases(variant: HeadVariant, config: Settings, layer: Settings, stored: Collection[str]) -> HeadVariant:
+    """The variant with the maps that have biases: as the keys say, and where there is none as the tensors do.
 
     Some layers have biases of q, k and v without any key (Qwen2), and of o not all that have the others do.
     """
@@ -155,12 +155,13 @@ def _biases(config: Settings, layer: Settings, stored: Collection[str]) -> dict[
         return any(keys) if keys else any(f"{name}.bias" in stored for name in maps)
 
     qkv = of(layer, ("attention_bias", "qkv_bias"), tuple(f"midlayer.self_attn.{name}_proj" for name in "qkv"))
-    return {
-        "qkv_bias": qkv,
-        "output_bias": qkv and "midlayer.self_attn.o_proj.bias" in stored,
-        "mlp_bias": of(layer, ("mlp_bias",), tuple(f"midlayer.mlp.{name}_proj" for name in ("gate", "up", "down"))),
-        "fc_bias": of(config, ("bias",), ("fc",)),
-    }
+    return replace(
+        variant,
+        qkv_bias=qkv,
+        output_bias=qkv and "midlayer.self_attn.o_proj.bias" in stored,
+        mlp_bias=of(layer, ("mlp_bias",), tuple(f"midlayer.mlp.{name}_proj" for name in ("gate", "up", "down"))),
+        fc_bias=of(config, ("bias",), ("fc",)),
+    )
 
 
 def refuse_window(layer: Settings) -> None:

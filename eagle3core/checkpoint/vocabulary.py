@@ -124,7 +124,7 @@ def _mistaken(offsets: Tensor, vocab: int, mask: Tensor | None = None) -> str:
         return ": it holds 0, 1, 2 ..., a default that was never filled"
     if not bool(offsets.any()):
         return ": it holds zeros, a map that was never loaded"
-    if in_range and mask is not None and bool(mask[offsets].all()) and len(offsets.unique()) == n:
+    if in_range and mask is not None and bool(mask[offsets].all()) and len(set(offsets.tolist())) == n:
         return ": it holds absolute ids"
     if in_range and mask is None and bool((offsets[1:] > offsets[:-1]).all()):
         return ": it holds absolute ids"

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from lab.errors import ExperimentError
 from lab.parity import run_stage_parity
-from lab.parity.hf_draft import read_draft_tensors, read_taps
+from lab.parity.head_files import read_draft_tensors, read_taps
 from lab.parity.recording import PairUnderTest, record
 from lab.parity.replay import Reference
 from lab.parity.stages import StageReport, compare
