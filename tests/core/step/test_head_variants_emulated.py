@@ -75,6 +75,7 @@ def test_a_variant_adds_its_norms_and_a_plain_head_has_none(plain_pair: Pair, tm
     assert ops == {**PLAIN, **differing}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["three norms more", "a norm of each tap", "the last state"])
 def test_kernels_and_their_meaning_draft_alike(plain_pair: Pair, tmp_path: Path, name: str) -> None:
     pair = varied(plain_pair, tmp_path, VARIANTS[name][0])
