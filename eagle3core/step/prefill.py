@@ -17,8 +17,8 @@ from eagle3core.kernels.slots.open_chunk import OPEN_CHUNK, ChunkRows
 from eagle3core.kernels.slots.slot_state import REQUEST
 from eagle3core.kernels.tree.mask_words import pack_words
 from eagle3core.step.buffers import rows_of
-from eagle3core.step.draft_passes import DraftPass, draft_keys, fuse_taps
 from eagle3core.step.draw import draw, keep_known
+from eagle3core.step.heads import DraftPass, draft_keys, fuse_taps
 from eagle3core.step.outcome import KeptLogprobs, keep_logprobs
 from eagle3core.step.passes import DRAFT, Emitter, Rows, TargetPass, target_stages
 from eagle3core.step.program import Program, Stage, Tap, after_all

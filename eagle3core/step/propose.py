@@ -17,7 +17,7 @@ from eagle3core.kernels.slots.open_step import OpenRows
 from eagle3core.kernels.tree.mask_words import pack_words
 from eagle3core.step.acceptance import draw_drafts
 from eagle3core.step.buffers import rows_of
-from eagle3core.step.draft_passes import DraftPass, draft_keys, draft_stages, fuse_taps
+from eagle3core.step.heads import DraftPass, draft_keys, draft_stages, fuse_taps
 from eagle3core.step.passes import DRAFT, TREE, Emitter, Rows, TargetPass, target_stages
 from eagle3core.step.program import Stage, Tap, after_all
 from eagle3core.step.ranks import keep_logits
