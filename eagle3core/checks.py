@@ -66,6 +66,20 @@ def check_taps(layers: tuple[int, ...] | None, convention: object, method: str) 
         raise ConfigError(f"capture_convention is {convention!r}", "'input' or 'output'", "name one of the two")
 
 
+def check_feedback(norm_output: object, method: str) -> None:
+    """That a meaning of a head's key `norm_output` is one of the two there are, for a head that may have it, or a
+    ConfigError."""
+    if norm_output is None:
+        return
+    if method == "eagle":
+        raise ConfigError(
+            f"norm_output is {shown(norm_output)} with method 'eagle'",
+            "none: such a head has no norm behind its layer",
+            "leave norm_output out",
+        )
+    require_choice("norm_output", norm_output, ("feedback", "head"))
+
+
 def check_window(window: object, is_of_head: bool, depth: int) -> None:
     """That a window of the draft is a head's and holds its own deepest path, or a ConfigError."""
     if window is None:

@@ -5,10 +5,12 @@ Filled by `eagle3core.checkpoint`; nothing here touches the disk.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "longrope", "yarn"]
+FusionNorm = Literal["none", "all", "each"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,61 @@ class TargetGeometry:
 
 
 @dataclass(frozen=True)
+class HeadVariant:
+    """Where a head's forward pass departs from plain EAGLE-3; the defaults are the plain one (docs/checkpoints.md).
+
+    Attributes:
+        fusion_norm: of the taps before `fc`: none, one norm over all of them side by side, or one for each.
+        normed_residual: the layer's residual is the normed input, not the input itself.
+        feeds_normed: the next level is fed the output after the final norm, not before.
+        reads_last: no taps and no `fc`: the input is the target's last state after the target's final norm.
+        has_hidden_norm: False only beside `reads_last`: attention reads that state without a norm of its own.
+        qkv_bias, output_bias, mlp_bias, fc_bias: which maps have biases.
+        activation: of the feed-forward.
+        logit_scale: factor of the logits.
+        tied_head: the head is the head's own embedding.
+    """
+
+    fusion_norm: FusionNorm = "none"
+    normed_residual: bool = False
+    feeds_normed: bool = False
+    reads_last: bool = False
+    has_hidden_norm: bool = True
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    fc_bias: bool = False
+    activation: Activation = "silu"
+    logit_scale: float = 1.0
+    tied_head: bool = False
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a checkpoint was read as where its files leave room, with the evidence.
+
+    Attributes:
+        about: the question, e.g. "taps".
+        answer: the reading taken. evidence: why.
+        other: the reading not taken, where nothing in the files rules it out; empty where something does.
+    """
+
+    about: str
+    answer: str
+    evidence: str
+    other: str = ""
+
+    @property
+    def line(self) -> str:
+        """The decision for people."""
+        rest = f"; nothing rules out {self.other}" if self.other else ""
+        return f"{self.about}: {self.answer}, since {self.evidence}{rest}"
+
+
+PLAIN = HeadVariant()
+
+
+@dataclass(frozen=True)
 class DraftGeometry:
     """An EAGLE-3 draft head.
 
@@ -105,6 +162,8 @@ class DraftGeometry:
         has_embedding: the checkpoint brings its own token table; else the target's is shared.
         has_head: the checkpoint brings its own output head; else the target's is shared.
         window: positions back that its layer sees, the query's own included; 0: all.
+        variant: where its forward pass departs from plain EAGLE-3.
+        decisions: how its files were read where they leave room; no part of what makes two heads equal.
     """
 
     block: BlockGeometry
@@ -115,6 +174,8 @@ class DraftGeometry:
     has_embedding: bool
     has_head: bool
     window: int = 0
+    variant: HeadVariant = PLAIN
+    decisions: tuple[Decision, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -122,7 +183,7 @@ class EagleGeometry(DraftGeometry):
     """An EAGLE-1 or EAGLE-2 head: `fc` joins a token's embedding with the state before it for q, k and v.
 
     Its one tap is n, which the target's final norm turns into the state that is read; `draft_vocab_size` and the head
-    are the target's. Source: EAGLE, arXiv 2401.15077, section 3.
+    are the target's, and it has no variants. Source: EAGLE, arXiv 2401.15077, section 3.
 
     Attributes:
         fc_bias, qkv_bias: biases that the checkpoint brings.

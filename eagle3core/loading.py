@@ -16,9 +16,9 @@ import torch
 
 from eagle3core.arguments import check_path, check_type
 from eagle3core.backend import Backend, choose_backend
-from eagle3core.checkpoint import load_draft, load_target
-from eagle3core.checkpoint.draft import DraftCheckpoint, draft_shapes
-from eagle3core.checkpoint.target import TargetCheckpoint, target_shapes
+from eagle3core.checkpoint.draft import DraftCheckpoint, load_draft
+from eagle3core.checkpoint.plan import draft_shapes
+from eagle3core.checkpoint.target import TargetCheckpoint, load_target, target_shapes
 from eagle3core.config import EngineConfig
 from eagle3core.errors import CheckpointError, ConfigError, KernelLimit
 from eagle3core.geometry import DrafterGeometry, TargetGeometry
@@ -207,6 +207,7 @@ def _read_draft(
             target.geometry,
             capture_layers=spec.capture_layers,
             capture_convention=spec.capture_convention,
+            norm_output=spec.norm_output,
             dtype=target.dtype,
             method=spec.method,
         )

@@ -12,7 +12,7 @@ from os import PathLike
 from typing import Any, Literal
 
 from eagle3core.acceptance import AcceptanceRule, check_acceptance
-from eagle3core.checks import check_taps, check_window, is_count, is_given, require_count, require_flag
+from eagle3core.checks import check_feedback, check_taps, check_window, is_count, is_given, require_count, require_flag
 from eagle3core.errors import ConfigError, shown
 from eagle3core.lookup import LOOKUPS
 from eagle3core.trees import MAX_DEPTH, MAX_TOP_K, StaticTree, most_dynamic_nodes, read_choices
@@ -22,7 +22,7 @@ from eagle3core.trees.tensorrt_llm import settings_of
 HEADS = ("eagle3", "eagle")  # trained heads, which draft trees too
 METHODS = (*HEADS, DRAFT_TARGET := "draft_target", *LOOKUPS)
 LEGACY_METHODS = ("deepseek_mtp",)
-OF_A_HEAD = ("choices", "use_dynamic_tree", "capture_layers", "capture_convention")  # settings
+OF_A_HEAD = ("choices", "use_dynamic_tree", "capture_layers", "capture_convention", "norm_output")  # settings
 MAX_SPECULATIVE_TOKENS = MAX_DEPTH
 DYNAMIC_NODES = 60  # as the official code's default, where the levels score as many
 TreeKind = Literal["chain", "static", "dynamic"]
@@ -56,6 +56,7 @@ class SpeculativeConfig:
         capture_layers: target layers whose residual stream an "eagle3" head reads; None takes the checkpoint's own, or
             the default (2, n // 2, n - 3) in "input" numbering.
         capture_convention: whether `capture_layers` number layer inputs or layer outputs; never guessed.
+        norm_output: what a head's key of that name means where its file leaves that open (docs/checkpoints.md).
         eagle_debug, eagle_metrics_debug: log every draft and every acceptance; the counters of every step.
         choices: a fixed tree: "mc_sim_7b_63", a .yaml, .yml or .json file, or a list of paths (docs/engine.md).
         use_dynamic_tree: a tree grown anew in every step from what the draft holds likely; not with choices.
@@ -74,6 +75,7 @@ class SpeculativeConfig:
     max_non_leaves_per_layer: int = 10
     capture_layers: tuple[int, ...] | None = None
     capture_convention: Literal["input", "output"] | None = None
+    norm_output: Literal["feedback", "head"] | None = None
     eagle_debug: bool = False
     eagle_metrics_debug: bool = False
     choices: Choices | None = None
@@ -210,6 +212,7 @@ def validate_speculative_config(spec: SpeculativeConfig) -> None:
         _check_dynamic_tree(spec)
     check_window(spec.draft_window, spec.method in HEADS, spec.depth)
     check_taps(spec.capture_layers, spec.capture_convention, spec.method)
+    check_feedback(spec.norm_output, spec.method)
     its = (spec.is_lookup, spec.method, spec.tree_kind, spec.depth)
     check_acceptance(spec.acceptance, *its, is_adaptive=spec.adaptive)
 

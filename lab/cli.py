@@ -23,7 +23,15 @@ from lab.options.exchange import ImportOptions, TapsOptions, UpgradeOptions
 from lab.options.fields import Options
 from lab.options.fuzz import FuzzOptions
 from lab.options.kernels import KernelsOptions
-from lab.options.night import CompareOptions, NightOptions, NoOptions, NotebooksOptions, ReportOptions, RunOptions
+from lab.options.night import (
+    CompareOptions,
+    DoctorOptions,
+    NightOptions,
+    NoOptions,
+    NotebooksOptions,
+    ReportOptions,
+    RunOptions,
+)
 from lab.options.proofs import GatesCheckOptions, GatesRunOptions, ProveOptions
 from lab.options.reader import Parser, add_options, described, read_values
 from lab.options.serve import ServeOptions
@@ -61,7 +69,7 @@ COMMANDS = (
     Command("notebooks", "list the notebooks and their parameters", NotebooksOptions, "cli:show_notebooks"),
     Command("report", "draw a run's report again from its stored rows", ReportOptions, "cli:show_report"),
     Command("compare", "compare two runs of one machine", CompareOptions, "cli:show_comparison"),
-    Command("doctor", "say what this machine can run, and why not the rest", NoOptions, "cli:show_machine"),
+    Command("doctor", "say what this machine can run, or why a pair does not load", DoctorOptions, "cli:show_machine"),
     Command("kernels", "list the GPU kernels and their thresholds", KernelsOptions, "probes.kernels.command:run"),
     Command("bench", "time decoding beside other engines", BenchOptions, "probes.bench.command:run"),
     Command("scenarios", "run the bench over named suites", ScenariosOptions, "probes.bench.suite:run"),
@@ -187,9 +195,12 @@ def show_comparison(options: CompareOptions) -> int:
     return EXIT_GATE_FAILED if any_slower else EXIT_PASSED
 
 
-def show_machine(_: NoOptions) -> int:
-    """Says what this machine can run; 3 if `make lab` could not."""
-    from lab.doctor import conclusion, examine, exit_code
+def show_machine(options: DoctorOptions) -> int:
+    """Says what this machine can run, 3 if `make lab` could not; or of a pair all that keeps it from being loaded."""
+    from lab.doctor import conclusion, examine, examine_pair, exit_code
+
+    if options.target is not None or options.draft is not None:
+        return examine_pair(options.target, options.draft)
 
     checks = examine()
     print("\n".join(check.line() for check in checks))

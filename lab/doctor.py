@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from lab.errors import EXIT_COULD_NOT_RUN, EXIT_PASSED, LabError
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_PASSED, ExperimentError, LabError
 from lab.rows.gpus import ask_driver, find_gpus
 
 # A night's folder takes a few MiB; below this a full disk is a matter of days.
@@ -58,6 +58,24 @@ def conclusion(checks: list[Check]) -> str:
     has_gpu = any(check.part == "GPU" and check.ok for check in checks)
     where = "on the GPU" if has_gpu else "on the CPU; GPU parts will be reported as missing"
     return f"`make lab` can run here, {where}."
+
+
+def examine_pair(target: Path | None, draft: Path | None) -> int:
+    """Prints everything that keeps a pair from being loaded, and how the draft's files were read; 3 if it does not fit.
+
+    Raises:
+        ExperimentError: only one of the two was given.
+    """
+    if target is None or draft is None:
+        given, absent = ("--target", "--draft") if draft is None else ("--draft", "--target")
+        raise ExperimentError(f"{given} was given without {absent}", "both or neither", f"add {absent} DIR")
+    from eagle3core.checkpoint import preflight
+
+    looked = preflight(target, draft)
+    print("\n".join(looked.lines))
+    n = len(looked.errors)
+    print("The pair can be loaded." if looked.passed else f"The pair cannot be loaded: {n} finding{'s' * (n != 1)}.")
+    return EXIT_PASSED if looked.passed else EXIT_COULD_NOT_RUN
 
 
 def python() -> Check:

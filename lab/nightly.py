@@ -21,7 +21,7 @@ from lab.night.archive import write_pack
 from lab.night.attempts import run_jobs
 from lab.night.jobs import NightConfig
 from lab.night.parts import unpack
-from lab.night.plan import Plan, check_place, pair_parameters, prepare, show_plan
+from lab.night.plan import Plan, check_place, pair_parameters, pair_paths, prepare, show_plan
 from lab.night.settings import one_notebook
 from lab.night.summary import conclude
 from lab.options.night import NightOptions, RunOptions
@@ -59,7 +59,7 @@ def run_night(options: NightOptions, config: NightConfig | None = None, *, gate_
         plan = prepare(options, config, gate_required=gate_required)
         if options.dry_run:
             show_plan(plan)
-            return EXIT_PASSED
+            return show_pair(plan)
         if lock is None:
             lock = until_the_end.enter_context(only_night(plan.run_dir))
         begin(plan)
@@ -68,6 +68,16 @@ def run_night(options: NightOptions, config: NightConfig | None = None, *, gate_
         if options.pack is not None:
             write_pack(plan.run_dir, options.pack)
         return code
+
+
+def show_pair(plan: Plan) -> int:
+    """Looks at the night's pair without loading it; 3 if it could not be loaded, which is then said in full."""
+    paths = pair_paths(plan.config)
+    if not {"target", "draft"} <= set(paths):
+        return EXIT_PASSED
+    from lab.doctor import examine_pair
+
+    return examine_pair(paths["target"], paths["draft"])
 
 
 def new_folder(options: NightOptions) -> Path:

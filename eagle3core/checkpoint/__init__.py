@@ -1,9 +1,21 @@
 """From a directory on disk to named, checked tensors: target and EAGLE-3 draft.
 
-Loading is a step of its own, usable and testable without an engine (docs/requirements.md R-22).
+Loading is a step of its own, usable and testable without an engine (docs/requirements.md R-22). A new layout is a row
+in `layouts` or `keys`, a new variant a field of `HeadVariant`, read in `variants`.
 """
 
-from eagle3core.checkpoint.draft import DraftCheckpoint, draft_shapes, load_draft
+from eagle3core.checkpoint.draft import DraftCheckpoint, load_draft
+from eagle3core.checkpoint.plan import draft_shapes
+from eagle3core.checkpoint.preflight import Preflight, preflight
 from eagle3core.checkpoint.target import TargetCheckpoint, load_target, target_shapes
 
-__all__ = ["DraftCheckpoint", "TargetCheckpoint", "draft_shapes", "load_draft", "load_target", "target_shapes"]
+__all__ = [
+    "DraftCheckpoint",
+    "Preflight",
+    "TargetCheckpoint",
+    "draft_shapes",
+    "load_draft",
+    "load_target",
+    "preflight",
+    "target_shapes",
+]

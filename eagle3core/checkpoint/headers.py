@@ -7,6 +7,7 @@ then the tensors, whose bytes follow each other without a gap.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -23,8 +24,16 @@ MOST_DIMENSIONS = 8
 _AGAIN = "download or export the checkpoint again"
 
 
-def tensor_names(path: Path) -> list[str]:
-    """Names in a safetensors file, whose header and byte size are right.
+@dataclass(frozen=True)
+class Entry:
+    """A tensor as a file describes it: `dtype` as safetensors spells it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def tensor_entries(path: Path) -> dict[str, Entry]:
+    """The tensors of a safetensors file by name, whose header and byte size are right.
 
     Raises:
         CheckpointError: no readable header, an entry that does not describe its bytes, overlaps, gaps, or a file of
@@ -46,7 +55,7 @@ def tensor_names(path: Path) -> list[str]:
             f"{expected} bytes, as its header says",
             _AGAIN,
         )
-    return list(header)
+    return {name: Entry(tuple(entry["shape"]), entry["dtype"]) for name, entry in header.items()}
 
 
 def _read(path: Path) -> tuple[dict[str, Any], int, int]:

@@ -1,159 +1,135 @@
-"""What the published EAGLE-3 draft layouts mean: tensor names, tap ids, and the variants that are not built.
+"""What the published draft layouts call their tensors, and the kinds of head that are not EAGLE-3 of one Llama layer.
 
-Layouts read: SafeAILab (`midlayer.*`, taps implied), SpecForge and ModelOpt (`midlayer.*`, `eagle_config`), speculators
-(`layers.0.*`, nested `transformer_layer_config`). Sources: github.com/SafeAILab/EAGLE, sgl-project/SpecForge,
-NVIDIA/TensorRT-Model-Optimizer, vllm-project/speculators; arXiv 2503.01840.
+Layouts read: SafeAILab (`midlayer.*`, taps implied), SpecForge and ModelOpt (`midlayer.*` or `layers.0.*`, with
+`eagle_config`), NeMo (as SpecForge, behind `model.`), speculators (`layers.0.*`, nested `transformer_layer_config`).
+Sources: github.com/SafeAILab/EAGLE, sgl-project/SpecForge, NVIDIA/TensorRT-Model-Optimizer, vllm-project/speculators.
 """
 
 from __future__ import annotations
 
-import itertools
-import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
+from eagle3core.checkpoint.keys import layer_settings
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.errors import CheckpointError
-from eagle3core.geometry import TargetGeometry
 
-log = logging.getLogger("eagle3core")
-
-TAP_KEY = "eagle_aux_hidden_state_layer_ids"
-CONVENTION_KEY = "eagle_aux_hidden_state_layer_convention"
-CONVENTIONS = ("input", "output")
-DROPPED = ("t2d", "verifier_")  # training aids and parts of the target that some exports leave in
+PREFIXES = ("model.", "draft_model.", "module.")
+LAYERS = ("midlayer.0.", "layers.0.")  # of the one layer, as ModelOpt and others number it
+RENAMED = {
+    "draft_id_to_target_id": "d2t",
+    "aux_norm_low.weight": "fc_norm.0.weight",
+    "aux_norm_mid.weight": "fc_norm.1.weight",
+    "aux_norm_high.weight": "fc_norm.2.weight",
+}
+DROPPED = ("verifier_",)  # parts of the target that some exports leave in
 
 
 def canonical_name(stored: str) -> str | None:
     """The SafeAILab name of a stored draft tensor, or None for one that decoding does not need."""
-    name = stored.removeprefix("model.")
+    name = stored
+    while name.startswith(PREFIXES):
+        name = name.partition(".")[2]
     if name.startswith(DROPPED) or name.endswith("rotary_emb.inv_freq"):
         return None
-    return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
+    for numbered in LAYERS:
+        if name.startswith(numbered):
+            name = f"midlayer.{name.removeprefix(numbered)}"
+    return RENAMED.get(name, name)
 
 
-def is_speculators(config: Settings) -> bool:
-    """Whether the config follows vllm-project/speculators."""
-    return "speculators_model_type" in config or "transformer_layer_config" in config
-
-
-def layer_settings(config: Settings) -> Settings:
-    """The part of the config that describes the decoder layer: nested in speculators files, the whole otherwise."""
-    return config.nested("transformer_layer_config") or config
-
-
-def refuse_variants(config: Settings) -> None:
-    """Refuse a head whose forward pass differs from the one that is built.
+def stored_names(names: Iterable[str], where: object) -> dict[str, str]:
+    """Stored name of every canonical tensor.
 
     Raises:
-        CheckpointError: names the flag.
+        CheckpointError: two stored tensors mean the same one.
     """
-    inner, layer = config.nested("eagle_config"), layer_settings(config)
-    speculators = is_speculators(config)
-    if speculators and config.text("speculators_model_type", "eagle3") != "eagle3":
-        raise config.bad("speculators_model_type", config.values["speculators_model_type"], "'eagle3'")
-    if speculators and "norm_before_residual" not in config:
-        raise config.bad(
-            "norm_before_residual",
-            None,
-            "false, written out: readers of speculators files disagree about an absent key",
-            "add norm_before_residual to config.json with the value the head was trained with",
-        )
-    for place in (place for place in (config, inner) if place is not None):
-        for flag in (
-            "norm_before_residual",
-            "norm_before_fc",
-            "fc_norm",
-            "return_hidden_post_norm",
-            "eh_proj_before_attn",
-        ):
-            _require_flag(place, flag, False)
-        for flag in ("use_aux_hidden_state", "use_input_layernorm_in_first_layer", "use_last_layernorm"):
-            _require_flag(place, flag, True)
-    _refuse_norm_output(config, inner, speculators)
-    for flag in ("attention_bias", "qkv_bias", "mlp_bias", "bias"):
-        _require_flag(layer, flag, False)
+    stored_as: dict[str, str] = {}
+    for name in names:
+        canonical = canonical_name(name)
+        if canonical is None:
+            continue
+        if canonical in stored_as:
+            raise CheckpointError(
+                f"{where}: tensors {stored_as[canonical]} and {name} are both {canonical}",
+                "each tensor once",
+                "export the head again in one layout",
+            )
+        stored_as[canonical] = name
+    return stored_as
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of head that is known and not built.
+
+    Attributes:
+        name: what people call it.
+        tensor: whether a canonical name is one that only such heads have.
+        words: in `architectures`, `speculators_model_type` or `algorithm`, in small letters.
+        instead: what to do about it.
+    """
+
+    name: str
+    tensor: Callable[[str], bool]
+    words: tuple[str, ...]
+    instead: str = "use a head of one Llama layer for this target"
+
+
+def _has(*parts: str) -> Callable[[str], bool]:
+    return lambda name: any(part in name for part in parts)
+
+
+KINDS = (
+    Kind("a head with latent attention (MLA)", _has("kv_a_proj_with_mqa", "kv_b_proj", "q_a_proj"),
+         ("deepseekv2", "deepseekv3", "kimik2")),
+    Kind("a P-EAGLE head, which drafts all tokens in one pass", _has("mask_hidden"), ("peagle",)),
+    Kind("a DFlash head, which drafts blocks", _has("dflash"), ("dflash",)),
+    Kind("a DSpark head", _has("dspark"), ("dspark",)),
+    Kind("a multi-token prediction layer (MTP)", _has("eh_proj.", "enorm.", "hnorm.", "mtp."), ("mtp",)),
+    Kind("a head with parallel draft heads", _has("parallel_draft_heads."), ()),
+    Kind("Medusa heads", _has("medusa_head"), ("medusa",)),
+    Kind("a quantised head", lambda name: name.endswith(("weight_scale", "input_scale", "weight_scale_inv")), (),
+         "use the head as it was before it was quantised"),
+    Kind("a head of several layers", lambda name: name.startswith(("layers.", "midlayer.1.")), ()),
+)  # fmt: skip
+
+
+def refuse_kinds(config: Settings, stored_as: dict[str, str]) -> None:
+    """Refuse, by its name, a head of another kind than those that are built.
+
+    Raises:
+        CheckpointError: what it is and how that shows.
+    """
+    for kind in KINDS:
+        shown = next((name for canonical, name in stored_as.items() if kind.tensor(canonical)), None)
+        if shown is not None:
+            raise _not_built(config, kind, f"its tensor {shown} shows it")
+        said = next((text for text in _labels(config) if any(word in text.lower() for word in kind.words)), None)
+        if said is not None:
+            raise _not_built(config, kind, f"its config says {said}")
+    named = config.text("speculators_model_type", "eagle3")
+    if named != "eagle3":
+        raise _not_built(config, Kind("another kind of speculator", lambda name: False, ()),
+                         f"speculators_model_type is {named!r}")  # fmt: skip
+    layer = layer_settings(config)
     if layer.count("num_hidden_layers", 1) != 1:
-        raise layer.bad("num_hidden_layers", layer.values["num_hidden_layers"], "1: deeper draft heads are not built")
-    if "quantization_config" in config:
-        raise config.bad("quantization_config", "present", "absent: quantised drafts are not built")
+        kind = KINDS[-1]
+        raise _not_built(layer, kind, f"num_hidden_layers is {layer.values['num_hidden_layers']}")
 
 
-def _refuse_norm_output(config: Settings, inner: Settings | None, speculators: bool) -> None:
-    """`norm_output` has two meanings: SpecForge's flat key switches the norm before the head, others the feedback."""
-    if inner is not None:
-        _require_flag(inner, "norm_output", False)
-    if speculators:
-        _require_flag(config, "norm_output", False)
-    elif "norm_output" in config:
-        _require_flag(config, "norm_output", True)
-        log.warning(
-            "[EAGLE][EagleModule::load] %s: norm_output is read in SpecForge's sense (a norm before the head); "
-            "a head that feeds back its normed state would draft badly here",
-            config.source,
-        )
+def _labels(config: Settings) -> list[str]:
+    """How a config names its own kind."""
+    labels = [config.text("speculators_model_type"), layer_settings(config).text("model_type")]
+    architectures = config.values.get("architectures")
+    labels += [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
+    nested = config.nested("speculators_config")
+    return [label for label in (*labels, nested.text("algorithm") if nested else "") if label]
 
 
-def _require_flag(place: Settings, flag: str, built: bool) -> None:
-    if flag in place and place.flag(flag) != built:
-        raise place.bad(
-            flag,
-            place.values[flag],
-            f"{str(built).lower()} or absent: the variant is not built",
-            "use a head without it, or correct the key if the exporter wrote it wrongly",
-        )
-
-
-def resolve_taps(
-    config: Settings,
-    target: TargetGeometry,
-    capture_layers: tuple[int, ...] | None = None,
-    capture_convention: str | None = None,
-) -> tuple[int, ...]:
-    """Tap ids in "input" numbering: id i is the residual stream that layer i reads, id n what the last layer writes.
-
-    The engine's own setting wins, then the ids of the draft's config, then (2, n // 2, n - 3).
-
-    Raises:
-        CheckpointError: ids outside 0..n, not ascending and distinct, given in only one of two parts, or a target too
-            shallow for the defaults.
-    """
-    n = target.n_layers
-    ids, convention, source = _stated_taps(config)
-    if capture_layers is not None:
-        ids, convention, source = tuple(capture_layers), capture_convention, "SpeculativeConfig.capture_layers"
-    if ids is None:
-        ids, convention, source = target.default_taps, "input", f"the default taps of {n} layers"
-    if convention not in CONVENTIONS:
-        raise CheckpointError(
-            f"{source} are {list(ids)} with convention {convention!r}",
-            "'input' (id i is what layer i reads) or 'output' (what layer i writes)",
-            f"state capture_convention, or {CONVENTION_KEY} in the draft's config.json",
-        )
-    taps = tuple(i + 1 for i in ids) if convention == "output" else tuple(ids)
-    if any(not 0 <= i <= n for i in taps) or any(a >= b for a, b in itertools.pairwise(taps)):
-        low, high = (-1, n - 1) if convention == "output" else (0, n)
-        raise CheckpointError(
-            f"{source} are {list(ids)} ({convention!r} numbering) on a target of {n} layers",
-            f"distinct ascending ids from {low} to {high}; the defaults need at least 7 layers",
-            "give SpeculativeConfig(capture_layers=..., capture_convention=...) the taps the head was trained with",
-        )
-    return taps
-
-
-def _stated_taps(config: Settings) -> tuple[tuple[int, ...] | None, str | None, str]:
-    """Ids, convention and origin of the taps a draft's config names; ids None when it names none."""
-    inner = config.nested("eagle_config")
-    written = config.text(CONVENTION_KEY) or (inner.text(CONVENTION_KEY) if inner is not None else "")
-    found: list[tuple[tuple[int, ...], str, str]] = []
-    if TAP_KEY in config:
-        found.append((config.ids(TAP_KEY), written or "input", f"{config.source}: {TAP_KEY}"))
-    if inner is not None and TAP_KEY in inner:
-        found.append((inner.ids(TAP_KEY), written or "output", f"{inner.source}: {TAP_KEY}"))
-    meanings = {tuple(i + (convention == "output") for i in ids) for ids, convention, _ in found}
-    if len(meanings) > 1:
-        raise CheckpointError(
-            f"{config.source}: tap ids {list(found[0][0])} ({found[0][1]!r} numbering) and, in eagle_config, "
-            f"{list(found[1][0])} ({found[1][1]!r} numbering) name different layers",
-            "one list, or two that mean the same layers",
-            f"remove the wrong one, or add {CONVENTION_KEY}",
-        )
-    return found[0] if found else (None, None, "")
+def _not_built(config: Settings, kind: Kind, evidence: str) -> CheckpointError:
+    return CheckpointError(
+        f"{config.source}: this is {kind.name}: {evidence}",
+        "an EAGLE-3 head of one Llama layer; this is no defect of the file, such heads are not built",
+        kind.instead,
+    )

@@ -7,7 +7,7 @@ Every file is checked for existence and byte size before anything is read (docs/
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from eagle3core.checkpoint.headers import tensor_names
+from eagle3core.checkpoint.headers import tensor_entries
 from eagle3core.checkpoint.pickled import load_pickled
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.errors import CheckpointError
@@ -41,6 +41,7 @@ class TensorFiles:
         self.directory = directory
         self._pickled: dict[Path, dict[str, Tensor]] = {}
         self._opened: dict[Path, Any] = {}  # a file's header may be long, and is read when it is opened
+        self._shape_of: dict[str, tuple[int, ...]] = {}
         self._file_of = self._find()
 
     @property
@@ -54,6 +55,23 @@ class TensorFiles:
     def where(self, name: str) -> str:
         """File and name of a tensor, for messages."""
         return f"{self._file_of[name]}: tensor {name}"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The stored tensor's shape, as the file's header says it."""
+        return self._shape_of[name]
+
+    def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Refuse a tensor of another shape than the config promises, before any byte of it is read.
+
+        Raises:
+            CheckpointError: both shapes.
+        """
+        if self.shape(name) != shape:
+            raise CheckpointError(
+                f"{self.where(name)} has shape {list(self.shape(name))}",
+                f"{list(shape)}, from {self.directory / 'config.json'}",
+                "pair the weights with their own config.json, or download both again",
+            )
 
     def read(self, name: str) -> Tensor:
         """The tensor as stored, on the CPU.
@@ -96,13 +114,8 @@ class TensorFiles:
             CheckpointError: wrong shape, a dtype that holds no plain floating-point weights, NaN or infinite values,
                 also when they only appear by casting to a narrower range.
         """
+        self.check_shape(name, shape)
         stored = self.read(name)
-        if tuple(stored.shape) != shape:
-            raise CheckpointError(
-                f"{self.where(name)} has shape {list(stored.shape)}",
-                f"{list(shape)}, from {self.directory / 'config.json'}",
-                "pair the weights with their own config.json, or download both again",
-            )
         if stored.dtype not in FLOAT_DTYPES:
             raise CheckpointError(
                 f"{self.where(name)} has dtype {_short(stored.dtype)}",
@@ -156,8 +169,11 @@ class TensorFiles:
     def _list(self, path: Path) -> list[str]:
         if path.suffix == ".bin":
             self._pickled[path] = load_pickled(path)
+            self._shape_of |= {name: tuple(tensor.shape) for name, tensor in self._pickled[path].items()}
             return list(self._pickled[path])
-        return tensor_names(path)
+        entries = tensor_entries(path)
+        self._shape_of |= {name: entry.shape for name, entry in entries.items()}
+        return list(entries)
 
 
 def _shard(weight_map: Settings, name: str) -> str:
@@ -178,19 +194,30 @@ def require_names(
 ) -> None:
     """Refuse a checkpoint whose tensors are not exactly those of its config.
 
+    Args as `name_objections`.
+
+    Raises:
+        CheckpointError: names what is missing, or what is there and has no place.
+    """
+    for objection in name_objections(files, wanted, given, ignorable):
+        raise objection
+
+
+def name_objections(
+    files: TensorFiles, wanted: Iterable[str], given: Mapping[str, str], ignorable: Iterable[str]
+) -> Iterator[CheckpointError]:
+    """What is said against the tensors of a checkpoint: those that are missing, and those that have no place.
+
     Args:
         files: the directory.
         wanted: canonical names that must exist.
         given: canonical name of every stored tensor, by stored name.
         ignorable: canonical names that may exist beside them.
-
-    Raises:
-        CheckpointError: names what is missing, or what is there and has no place.
     """
     wanted, stored_names = list(wanted), set(given.values())
     missing = [name for name in wanted if name not in stored_names]
     if missing:
-        raise CheckpointError(
+        yield CheckpointError(
             f"{files.directory} lacks {len(missing)} tensors: {_some(missing)}",
             f"the {len(wanted)} tensors that its config.json describes",
             "download the checkpoint again, or correct config.json",
@@ -198,11 +225,11 @@ def require_names(
     extra = sorted(stored_names - set(wanted) - set(ignorable))
     if extra:
         stored = {canonical: name for name, canonical in given.items()}
-        raise CheckpointError(
+        yield CheckpointError(
             f"{files.directory} holds {len(extra)} tensors with no place in this model: "
             f"{_some([stored[name] for name in extra])}",
             "only tensors that the forward pass uses: leaving one out would silently change the result",
-            "use a checkpoint without them; biases, extra norms and extra layers of a draft are not built",
+            "use a checkpoint without them, or set the key of config.json that they belong to",
         )
 
 

@@ -21,7 +21,8 @@ from eagle3core.kernels.tree.grow_tree import GROW_TREE
 from eagle3core.kernels.tree.select_tree import SELECT_TREE
 from eagle3core.kernels.tree.tree_masks import TREE_MASKS
 from eagle3core.step.buffers import rows_of
-from eagle3core.step.passes import TREE, DraftPass, Emitter, Rows, draft_stages
+from eagle3core.step.heads import DraftPass, draft_stages
+from eagle3core.step.passes import TREE, Emitter, Rows
 from eagle3core.step.program import Stage
 from eagle3core.step.propose import Proposal
 from eagle3core.step.ranks import keep_parents

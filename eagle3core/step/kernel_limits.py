@@ -15,6 +15,7 @@ from eagle3core.kernels.attention.launcher import check_limits
 from eagle3core.kernels.card import ARCHES, DTYPES, PLAIN_TORCH
 from eagle3core.kernels.choice.argmax import MOST_PARTIALS
 from eagle3core.kernels.choice.top_k import top_k_variant
+from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.isa.by_row import row_threads
 from eagle3core.kernels.layer.take_rows import MOST_SOURCES
 from eagle3core.kernels.slots.active_slots import MOST_SLOTS
@@ -50,11 +51,19 @@ def why_plain_torch(
     try:
         if isinstance(draft, DraftGeometry) and config.speculative_config is not None:
             _check_tree(config.speculative_config, draft.draft_vocab_size)
+            _check_variant(draft)
         for block in blocks:
             _check_block(block, config, dtype)
     except KernelLimit as limit:
         return f"{limit.what}; the kernels take {limit.allowed}"
     return None
+
+
+def _check_variant(draft: DraftGeometry) -> None:
+    """What the kernels of a head's further norms and of its feed-forward are made for."""
+    Epilogue("swiglu", activation=draft.variant.activation).check()
+    if draft.variant.fusion_norm == "all":
+        row_threads(len(draft.taps) * draft.target_hidden_size)
 
 
 def _check_tree(spec: SpeculativeConfig, vocabulary: int) -> None:

@@ -19,14 +19,11 @@ from eagle3core.kernels.choice.argmax import ARGMAX_OF_PARTIALS
 from eagle3core.kernels.gemm.launcher import ordered_input
 from eagle3core.kernels.gemm.meaning import GEMM
 from eagle3core.kernels.gemm.pack import OrderedRows
-from eagle3core.kernels.layer.draft_input import DRAFT_INPUT, TakenRows
 from eagle3core.kernels.layer.embedding import EMBEDDING
-from eagle3core.kernels.layer.feature_input import FEATURE_INPUT
 from eagle3core.kernels.layer.rope import ROPE
 from eagle3core.step.buffers import Activations, HeadRows, rows_of
 from eagle3core.step.program import Stage, Tap, after_all
-from eagle3core.weights.eagle import PackedEagle
-from eagle3core.weights.packed import PackedDraft, PackedLayer, PackedLinear, PackedTarget
+from eagle3core.weights.packed import PackedLayer, PackedLinear, PackedTarget
 
 TARGET = ("BASE_DECODE_STEP",)
 TREE = ("EAGLE_TREE_MASKS",)
@@ -232,76 +229,3 @@ def target_stages(
         forward = emit.mlp(layer, act, n, stream_of(i + 1), gain, block)
         stages.append(Stage(f"{name}.mlp", tuple(forward), ranges, {f"{name}.mlp": tap(stream_of(i + 1))}))
     return stages
-
-
-@dataclass(frozen=True)
-class DraftPass:
-    """Operands of a pass over the draft layer.
-
-    Attributes:
-        hidden: `[n, Hd]` fused taps, or the feedback of the level before; of an EAGLE-1 head what its fc gives.
-        tokens: `[n]` target ids. x: `[n, 2 Hd]` scratch. out: `[n, Hd]` the layer's output.
-        k, v: `[n_blocks, K, block, D]`.
-        above: rows `[m, Hd]` and `[n]` int32 which of them `hidden` is; the pass puts them there. None: it is there.
-    """
-
-    model: PackedDraft
-    act: Activations
-    hidden: Tensor
-    tokens: Tensor
-    x: Tensor
-    out: Tensor
-    k: Tensor
-    v: Tensor
-    above: tuple[Tensor, Tensor] | None = None
-
-
-def fused_feature(emit: Emitter, over: DraftPass, feature: Tensor, eps: float | None) -> list[Call]:
-    """`over.hidden` of an EAGLE-1 head: fc of the tokens' embeddings beside `feature: [n, H]`.
-
-    `eps`: of the target's final norm, where the features are its captured streams; None where the head's own are fed.
-    """
-    model, block = over.model, over.model.geometry.block
-    gain = None if eps is None else model.hidden_gain
-    join = FEATURE_INPUT.call(emit.arch, over.tokens, model.embedding, feature, gain, over.x, eps or block.rms_norm_eps)
-    return [join, *emit.linear(model.fc, over.x, over.hidden, block)]
-
-
-def draft_keys(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, first_waits: bool) -> Stage:
-    """The draft's attention input, q, and k and v in its cache."""
-    model, block = over.model, over.model.geometry.block
-    if isinstance(model, PackedEagle):  # whose fc has read the embedding, and which norms nothing before q, k, v
-        calls = emit.qkv(model.layer, over.hidden, None, over.act, rows, (over.k, over.v), block)
-        return _keys_stage(calls, over, rows, scope)
-    read, by = (over.hidden, None) if over.above is None else (over.above[0], TakenRows(over.above[1], over.hidden))
-    joined = DRAFT_INPUT.call(
-        emit.arch, over.tokens, model.embedding, read, model.layer.attn_gain, model.hidden_gain, over.x,
-        block.rms_norm_eps, by,
-    )  # fmt: skip
-    calls = after_all([joined]) if first_waits else [joined]
-    calls += emit.qkv(model.layer, over.x, None, over.act, rows, (over.k, over.v), block)
-    return _keys_stage(calls, over, rows, scope)
-
-
-def _keys_stage(calls: list[Call], over: DraftPass, rows: Rows, scope: str) -> Stage:
-    taps = {
-        "draft.tokens": Tap(over.tokens, rows.slots, scope), "draft.fc": Tap(over.hidden, rows.slots, scope),
-        "draft.concat": Tap(over.x, rows.slots, scope),
-    }  # fmt: skip
-    return Stage("draft.qkv", tuple(calls), (*DRAFT, "EAGLE_DRAFT_ATTENTION_FMHA"), taps)
-
-
-def draft_stages(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, first_waits: bool) -> list[Stage]:
-    """The draft layer; its output is left in `over.out`, what the head reads in the activations."""
-    model, act, block, n = over.model, over.act, over.model.geometry.block, rows.n
-    attend = [
-        *emit.attend(model.layer, act, rows, (over.k, over.v), block),
-        *emit.project(model.layer, act, n, over.hidden, block),
-    ]
-    forward = emit.mlp(model.layer, act, n, over.out, model.final_gain, block)
-    feedback = {"draft.feedback": Tap(over.out, rows.slots, scope)}
-    return [
-        draft_keys(emit, over, rows, scope, first_waits=first_waits),
-        Stage("draft.attn", tuple(attend), (*DRAFT, "EAGLE_DRAFT_ATTENTION_FMHA")),
-        Stage("draft.mlp", tuple(forward), (*DRAFT, "EAGLE_DRAFT_FFN"), feedback),
-    ]

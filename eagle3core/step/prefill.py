@@ -16,15 +16,15 @@ from eagle3core.kernels.slots.admit import ADMIT, Admitted
 from eagle3core.kernels.slots.open_chunk import OPEN_CHUNK, ChunkRows
 from eagle3core.kernels.slots.slot_state import REQUEST
 from eagle3core.kernels.tree.mask_words import pack_words
-from eagle3core.step.buffers import columns_of, rows_of
+from eagle3core.step.buffers import rows_of
 from eagle3core.step.draw import draw, keep_known
+from eagle3core.step.heads import DraftPass, draft_keys, fuse_taps
 from eagle3core.step.outcome import KeptLogprobs, keep_logprobs
-from eagle3core.step.passes import DRAFT, DraftPass, Emitter, Rows, TargetPass, draft_keys, fused_feature, target_stages
+from eagle3core.step.passes import DRAFT, Emitter, Rows, TargetPass, target_stages
 from eagle3core.step.program import Program, Stage, Tap, after_all
 from eagle3core.step.results import given_pass
 from eagle3core.step.sizes import ChunkShape
 from eagle3core.step.state import DeviceState
-from eagle3core.weights.eagle import PackedEagle
 from eagle3core.weights.packed import Drafter, PackedDraft, PackedTarget
 
 
@@ -52,13 +52,8 @@ def chunk_program(
     own = state.draft
     taps, hidden, x = (rows_of(t, n, t.shape[1]) for t in (own.taps, own.hidden, own.x))
     every = torch.arange(n, dtype=torch.int32, device=target.device)
-    parts = columns_of(taps, target.geometry.block.hidden_size)
-    fuse = [TAKE_ROWS.call(emit.arch, captured, every, parts)]
     reading = DraftPass(draft, own.act, hidden, chunk.entry_tokens, x, own.out, own.k, own.v)
-    if isinstance(draft, PackedEagle):
-        fuse += fused_feature(emit, reading, taps, target.geometry.block.rms_norm_eps)
-    else:
-        fuse += emit.linear(draft.fc, taps, hidden, draft.geometry.block)
+    fuse = fuse_taps(emit, reading, own, captured, every, taps)
     stages.append(Stage("draft.fc", tuple(fuse), DRAFT, {"draft.taps": Tap(taps, chunk.entry_slots)}))
     entries = Rows(chunk.positions, chunk.entry_slots, chunk.prefix, chunk.tables, masks)
     return (*stages, draft_keys(emit, reading, entries, "", first_waits=False))

@@ -18,19 +18,9 @@ from eagle3core.kernels.layer.take_rows import TAKE_ROWS
 from eagle3core.kernels.slots.open_step import OpenRows
 from eagle3core.kernels.tree.mask_words import pack_words
 from eagle3core.step.acceptance import draw_drafts
-from eagle3core.step.buffers import columns_of, rows_of
-from eagle3core.step.passes import (
-    DRAFT,
-    TREE,
-    DraftPass,
-    Emitter,
-    Rows,
-    TargetPass,
-    draft_keys,
-    draft_stages,
-    fused_feature,
-    target_stages,
-)
+from eagle3core.step.buffers import rows_of
+from eagle3core.step.heads import DraftPass, draft_keys, draft_stages, fuse_taps, fused_feature
+from eagle3core.step.passes import DRAFT, TREE, Emitter, Rows, TargetPass, target_stages
 from eagle3core.step.program import Stage, Tap, after_all
 from eagle3core.step.ranks import keep_logits
 from eagle3core.step.state import DeviceState
@@ -98,15 +88,10 @@ class Proposal:
 
     def _fused(self, n: int) -> tuple[Stage, Tensor]:
         """The fused taps `[n, Hd]` of the pending entries."""
-        own, opened, draft = self.own, self.opened, self.draft
+        own, opened = self.own, self.opened
         taps, hidden = rows_of(own.taps, n, own.taps.shape[1]), rows_of(own.hidden, n, own.hidden.shape[1])
-        parts = columns_of(taps, self.target.block.hidden_size)
-        fuse = after_all([TAKE_ROWS.call(self.emit.arch, self.state.captured, opened.entry_rows.view(-1), parts)])
-        if isinstance(draft, PackedEagle):
-            over = self.over(hidden, opened.entry_tokens.view(-1), n, own.out)
-            fuse += fused_feature(self.emit, over, taps, self.target.block.rms_norm_eps)
-        else:
-            fuse += self.emit.linear(draft.fc, taps, hidden, draft.geometry.block)
+        index, over = opened.entry_rows.view(-1), self.over(hidden, opened.entry_tokens.view(-1), n, own.out)
+        fuse = after_all(fuse_taps(self.emit, over, own, self.state.captured, index, taps))
         tap = Tap(taps, opened.entry_slots.view(-1), "extend")
         return Stage("draft.fc", tuple(fuse), DRAFT, {"draft.taps": tap}), hidden
 
@@ -130,7 +115,8 @@ class Proposal:
         """Operands of a pass over `n` rows."""
         own = self.own
         x, out = rows_of(own.x, n, own.x.shape[1]), rows_of(out, n, out.shape[1])
-        return DraftPass(self.draft, own.act, hidden, tokens, x, out, own.k, own.v)
+        residual = None if own.residual is None else rows_of(own.residual, n, own.residual.shape[1])
+        return DraftPass(self.draft, own.act, hidden, tokens, x, out, own.k, own.v, residual)
 
     def last_rows(self, over: DraftPass) -> tuple[list[Call], Tensor, Tensor]:
         """What the head reads of every sequence's last pending entry; its output goes to the feedback."""

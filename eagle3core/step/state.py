@@ -45,7 +45,7 @@ class StepTensors:
 
 @dataclass(frozen=True)
 class DraftTensors:
-    """Scratch of the draft's passes; `level_logits: [levels, S, Vd]` where `sizes.keeps_logits`."""
+    """Scratch of the draft's passes; `level_logits: [levels, S, Vd]` where `sizes.keeps_logits`, others by variant."""
 
     act: Activations
     head: HeadRows
@@ -60,6 +60,8 @@ class DraftTensors:
     scaled: Tensor
     sums: Tensor
     level_logits: Tensor | None
+    normed: Tensor | None
+    residual: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -159,9 +161,8 @@ def new_device_state(
     arch: str | None, shape: StateShape, sizes: DeviceSizes, order: tuple[int, int] | None = None
 ) -> DeviceState:
     """An empty state."""
-    target, draft = shape.target, shape.draft
+    target, draft, hidden = shape.target, shape.draft, shape.target.block.hidden_size
     device, dtype, slots = shape.device, shape.dtype, sizes.n_slots
-    hidden = target.block.hidden_size
     pending = sizes.pending if draft else 0
     passes = ((sizes.n_spans, sizes.span), (slots, sizes.nodes))
     sides = Sizes(sizes.most_rows, passes, sizes.positions, sizes.session_len)
@@ -259,14 +260,17 @@ def _draft_tensors(
         return torch.zeros(n, width, dtype=dtype, device=device)
 
     vocabulary, levels = _padded(draft.draft_vocab_size), sizes.path_len - 1
+    fused = shape.n_taps * draft.target_hidden_size
     k, v = (_pages(block, 1, sizes.n_blocks, sizes.block, dtype, device)[0] for _ in "kv")
     return DraftTensors(
         act=act, head=new_head_rows(slots * sizes.beam, vocabulary, dtype, device), k=k, v=v,
-        taps=rows(n, shape.n_taps * draft.target_hidden_size), hidden=rows(n, width),
+        taps=rows(n, fused), hidden=rows(n, width),
         x=rows(n, 2 * width), out=rows(n, width), feedback=rows(slots, width), next_feedback=rows(slots, width),
         scaled=rows(slots, width),
         sums=torch.zeros(slots, act.sums.shape[1], dtype=act.sums.dtype, device=device),
         level_logits=rows(levels * slots, vocabulary).view(levels, slots, vocabulary) if sizes.keeps_logits else None,
+        normed=rows(n, fused) if draft.variant.fusion_norm != "none" else None,
+        residual=rows(n, width) if draft.variant.normed_residual else None,
     )  # fmt: skip
 
 

@@ -5,15 +5,8 @@ Imports kernels (for the order of packing) and checkpoints; a new weight format 
 
 from eagle3core.weights.checkpoints import pack_checkpoints
 from eagle3core.weights.eagle import PackedEagle, pack_eagle
-from eagle3core.weights.packed import (
-    Drafter,
-    PackedDraft,
-    PackedLinear,
-    PackedTarget,
-    Source,
-    pack_draft,
-    pack_target,
-)
+from eagle3core.weights.pack import pack_draft, pack_target
+from eagle3core.weights.packed import Drafter, PackedDraft, PackedLinear, PackedTarget, Source
 from eagle3core.weights.rope import rope_frequencies
 
 __all__ = [

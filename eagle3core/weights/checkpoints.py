@@ -8,7 +8,8 @@ from eagle3core.checkpoint.draft import DraftCheckpoint
 from eagle3core.checkpoint.target import HEAD, TargetCheckpoint
 from eagle3core.geometry import EagleGeometry
 from eagle3core.weights.eagle import pack_eagle
-from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_draft, pack_target
+from eagle3core.weights.pack import pack_draft, pack_target
+from eagle3core.weights.packed import PackedDraft, PackedTarget
 
 
 def pack_checkpoints(

@@ -21,7 +21,8 @@ class PackedEagle(PackedDraft):
     """An EAGLE-1 or EAGLE-2 head.
 
     Attributes:
-        hidden_gain: of the target's final norm, which makes the states that are read of those that are captured.
+        hidden_gain, input_eps: of the target's final norm, which makes the states that are read of those that are
+            captured.
         final_gain: ones, and the head scales by no norm: what the layer gives is what the head reads.
         layer: its `attn_gain` is never read, since q, k and v read what fc gives.
     """
@@ -49,6 +50,7 @@ def pack_eagle(geometry: EagleGeometry, source: Source, target: PackedTarget, *,
         draft_to_target=None,
         shares_embedding=not geometry.has_embedding,
         shares_head=not geometry.has_head,
+        input_eps=target.geometry.block.rms_norm_eps,
     )
 
 

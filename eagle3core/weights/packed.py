@@ -1,8 +1,8 @@
 """Weights as programs read them: merged, each matrix once on the device, and packed where kernels run.
 
 Made layer by layer from any source of named tensors (a checkpoint, or a function that makes them), so that besides the
-packed model only the tensors of one layer exist. q, k and v become one matrix, gate and up another; a head is padded
-to whole groups of 64 rows, which the padding's bias of minus infinity keeps from ever being chosen.
+packed model only the tensors of one layer exist (`pack`). q, k and v become one matrix, gate and up another; a head is
+padded to whole groups of 64 rows, which the padding's bias of minus infinity keeps from ever being chosen.
 Source: docs/requirements.md R-22, R-23, R-104; packing order: `kernels.gemm.pack_weight`.
 """
 
@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3core.checkpoint.target import EMBEDDING, HEAD, biased_maps
-from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
+from eagle3core.geometry import Activation, BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
 from eagle3core.kernels.gemm.launcher import pack_weight
 from eagle3core.weights.rope import in_order, rotary_order
@@ -114,14 +113,20 @@ class PackedDraft:
     """An EAGLE-3 head; shares the target's table or head where it has none of its own.
 
     Attributes:
+        fc: None where the input is the target's last state.
+        input_gain, input_eps: of the norm before `fc`, `[taps * H]`, or of the one that makes that state; None without
+            one. Where each tap is normed alone, `[H]` ones, and `fc` has the gains in its columns.
+        hidden_gain: of the state that enters the layer, None where attention reads it as it is.
         layer: its `attn_gain` is that of the embedding.
+        final_gain: of the norm before the head, times the factor of its logits. feedback_gain: of the same norm, where
+            the normed output is fed back.
         draft_to_target: `[Vd]` int32, or None when both vocabularies are one.
         shares_embedding, shares_head: whether those are the target's.
     """
 
     geometry: DraftGeometry
-    fc: PackedLinear
-    hidden_gain: Tensor
+    fc: PackedLinear | None
+    hidden_gain: Tensor | None
     layer: PackedLayer
     final_gain: Tensor
     head: PackedLinear
@@ -129,10 +134,15 @@ class PackedDraft:
     draft_to_target: Tensor | None
     shares_embedding: bool
     shares_head: bool
+    input_gain: Tensor | None = None
+    input_eps: float = 0.0
+    feedback_gain: Tensor | None = None
 
     def own_tensors(self) -> Iterable[Tensor]:
         """Every weight the draft does not share with the target."""
-        tensors = [*self.fc.tensors, self.hidden_gain, self.final_gain, *self.layer.tensors]
+        gains = (self.hidden_gain, self.input_gain, self.feedback_gain)
+        tensors = [*(self.fc.tensors if self.fc is not None else []), self.final_gain, *self.layer.tensors]
+        tensors += [gain for gain in gains if gain is not None]
         tensors += [] if self.shares_head else self.head.tensors
         tensors += [] if self.shares_embedding else [self.embedding]
         return tensors + ([] if self.draft_to_target is None else [self.draft_to_target])
@@ -171,9 +181,10 @@ class Packer:
         return PackedLinear(epilogue, self._packed(stacked, epilogue), rows, k, self.packs, bias)
 
     def layer(
-        self, prefix: str, block: BlockGeometry, *, normed: bool, bias: tuple[bool, bool, bool] = (False, False, False)
-    ) -> PackedLayer:
-        """A decoder layer. `normed`: q, k, v read an input whose norm they apply; `bias` as of `biased_maps`."""
+        self, prefix: str, block: BlockGeometry, *, normed: bool, bias: tuple[bool, bool, bool] = (False, False, False),
+        activation: Activation = "silu",
+    ) -> PackedLayer:  # fmt: skip
+        """A decoder layer. `normed`: q, k, v read an input whose norm they apply; `bias`: of q, k, v; o; the MLP."""
         quads, (qkv_bias, o_bias, mlp_bias) = quads_of(block.hidden_size), bias
         order, read = rotary_order(block.rope, block.head_dim), quads if normed else 0
         qkv = Epilogue("qkv", quads=read, has_bias=qkv_bias, head_dim=block.head_dim, block=self.block)
@@ -187,7 +198,8 @@ class Packer:
             o=self.linear(Epilogue("residual", has_bias=o_bias), [f"{prefix}self_attn.o_proj"]),
             mlp_gain=self.get(f"{prefix}post_attention_layernorm.weight"),
             gate_up=self.linear(
-                Epilogue("swiglu", quads=quads, has_bias=mlp_bias), [f"{prefix}mlp.{n}_proj" for n in ("gate", "up")]
+                Epilogue("swiglu", quads=quads, has_bias=mlp_bias, activation=activation),
+                [f"{prefix}mlp.{n}_proj" for n in ("gate", "up")],
             ),
             down=self.linear(Epilogue("residual", has_bias=mlp_bias), [f"{prefix}mlp.down_proj"]),
             q_gain=q_gain,
@@ -220,56 +232,3 @@ class Packer:
     def _stack(self, names: Sequence[str], order: Tensor | None = None) -> Tensor:
         tensors = [in_order(self.get(name), None if ".v_proj." in name else order) for name in names]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
-
-
-def pack_target(
-    geometry: TargetGeometry,
-    source: Source,
-    *,
-    dtype: torch.dtype,
-    device: torch.device,
-    block: int,
-    taps: tuple[int, ...] = (),
-    packs: bool = True,
-) -> PackedTarget:
-    """A target from named tensors, merged and, if `packs`, packed layer by layer on `device`."""
-    packer = Packer(source, dtype, device, block, packs=packs)
-    embedding = packer.get(EMBEDDING)
-    bias = biased_maps(geometry)
-    layers = tuple(
-        packer.layer(f"model.layers.{i}.", geometry.block, normed=True, bias=bias) for i in range(geometry.n_layers)
-    )
-    if geometry.tie_word_embeddings:
-        head = packer.head(embedding, may_share=True)
-    else:
-        head = packer.head(packer.get(HEAD), may_share=False)
-    return PackedTarget(geometry, taps, embedding, layers, packer.get("model.norm.weight"), head)
-
-
-def pack_draft(
-    geometry: DraftGeometry, source: Source, draft_to_target: Tensor | None, target: PackedTarget, *, block: int
-) -> PackedDraft:
-    """A draft from named tensors (those of `checkpoint.load_draft`), beside the target it belongs to."""
-    packer = Packer(source, target.dtype, target.device, block, packs=target.is_packed)
-    layer = packer.layer("midlayer.", geometry.block, normed=False)
-    embedding = packer.get("embed_tokens.weight") if geometry.has_embedding else target.embedding
-    head = packer.head(packer.get("lm_head.weight"), may_share=False) if geometry.has_head else target.head
-    map_ = None if draft_to_target is None else draft_to_target.to(device=target.device, dtype=torch.int32)
-    return PackedDraft(
-        geometry=geometry,
-        fc=packer.linear(Epilogue("store"), ["fc"]),
-        hidden_gain=packer.get("midlayer.hidden_norm.weight"),
-        layer=layer,
-        final_gain=packer.get("norm.weight"),
-        head=head,
-        embedding=embedding,
-        draft_to_target=_padded_map(map_, head.rows),
-        shares_embedding=not geometry.has_embedding,
-        shares_head=not geometry.has_head,
-    )
-
-
-def _padded_map(draft_to_target: Tensor | None, rows: int) -> Tensor | None:
-    if draft_to_target is None:
-        return None
-    return F.pad(draft_to_target, (0, rows - len(draft_to_target))).contiguous()

@@ -12,6 +12,13 @@ class NoOptions(Options):
     """A command that takes none."""
 
 
+class DoctorOptions(Options):
+    """Say what this machine can run, and why not the rest; of a pair, everything that keeps it from being loaded."""
+
+    target: Path | None = option(None, "target model, Hugging Face layout", metavar="DIR")
+    draft: Path | None = option(None, "EAGLE-3 draft of that target", metavar="DIR")
+
+
 class _PairAndPlace(Options):
     """Which pair is examined, and where the run is kept."""
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import DynamicCache, LlamaConfig
 from transformers.models.llama.modeling_llama import (
@@ -23,55 +22,9 @@ from transformers.models.llama.modeling_llama import (
     apply_rotary_pos_emb,
 )
 
-from lab.errors import ExperimentError
 from lab.parity.exact import additive_mask, make_exact
+from lab.parity.head_files import absolute_ids, read_draft_tensors, read_meaning, read_taps
 from lab.parity.hf_target import TargetReference
-
-
-def read_draft_tensors(directory: Path) -> dict[str, Tensor]:
-    """Tensors of a draft directory on the CPU, under the names SafeAILab gives them.
-
-    Raises:
-        ExperimentError: neither `.safetensors` nor `.bin` files are there.
-    """
-    tensors: dict[str, Tensor] = {}
-    for path in sorted(directory.glob("*.safetensors")):
-        tensors |= load_file(path)
-    if not tensors:
-        for path in sorted(directory.glob("*.bin")):
-            tensors |= torch.load(path, map_location="cpu", weights_only=True)
-    if not tensors:
-        raise ExperimentError(
-            f"{directory.name} holds no weights",
-            "*.safetensors, or *.bin as written by torch.save",
-            "give the directory of an EAGLE-3 draft checkpoint",
-        )
-    return {name.removeprefix("model.").replace("layers.0.", "midlayer."): value for name, value in tensors.items()}
-
-
-def read_taps(
-    config: dict[str, Any], n_layers: int, ids: Sequence[int] | None = None, convention: str | None = None
-) -> tuple[int, ...]:
-    """Tap ids as layer inputs, ascending, from explicit ids or from a draft's `config.json`.
-
-    Args:
-        config: the draft's `config.json`.
-        n_layers: of the target.
-        ids, convention: explicit ids with "input" or "output"; win over the file.
-    """
-    nested = config.get("eagle_config") or {}
-    name = "eagle_aux_hidden_state_layer_ids"
-    if ids is None:
-        stated = config.get("eagle_aux_hidden_state_layer_convention") or nested.get(
-            "eagle_aux_hidden_state_layer_convention"
-        )
-        if config.get(name) is not None:
-            ids, convention = config[name], stated or "input"
-        elif nested.get(name) is not None:
-            ids, convention = nested[name], stated or "output"
-        else:
-            ids, convention = (2, n_layers // 2, n_layers - 3), "input"
-    return tuple(sorted(int(i) + (convention == "output") for i in ids))
 
 
 def _layer_config(raw: dict[str, Any]) -> Any:
@@ -79,18 +32,14 @@ def _layer_config(raw: dict[str, Any]) -> Any:
 
     It refuses a width that is no multiple of the heads even where the head size is given, so the width comes later.
     """
-    settings = {**raw, "attention_bias": False, "mlp_bias": False}
+    settings = {**raw, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": False}
+    if raw.get("model_type") == "llama4_text" and raw.get("intermediate_size_mlp"):
+        settings["intermediate_size"] = raw["intermediate_size_mlp"]
     if raw.get("head_dim"):
         settings["hidden_size"] = raw["num_attention_heads"] * raw["head_dim"]
     config = LlamaConfig.from_dict(settings)
     config.hidden_size = raw["hidden_size"]
     return config
-
-
-def absolute_ids(tensors: dict[str, Tensor], draft_vocab: int) -> Tensor:
-    """`[Vd]` int64 target id of each draft id; `d2t` holds offsets, and without it both vocabularies are one."""
-    ids = torch.arange(draft_vocab)
-    return ids + tensors["d2t"].to(torch.int64) if "d2t" in tensors else ids
 
 
 class DraftReference(nn.Module):
@@ -113,11 +62,16 @@ class DraftReference(nn.Module):
     ) -> None:
         super().__init__()
         raw = json.loads((Path(directory) / "config.json").read_text())
-        raw = {**raw.get("transformer_layer_config", {}), **raw}  # speculators nests the layer's own keys
+        raw = {**(raw.get("transformer_layer_config") or {}), **raw}  # speculators nests the layer's own keys
         tensors = read_draft_tensors(Path(directory))
+        self.meaning = read_meaning(raw, tensors)
         self.config = _layer_config(raw)
         self.config._attn_implementation = target.attention
-        self.taps = read_taps(raw, target.n_layers, *(taps or (None, None)))
+        is_last = self.meaning.fusion == "last"
+        self.taps = (target.n_layers,) if is_last else read_taps(raw, target.n_layers, *(taps or (None, None)))
+        self.final_norm = [target.model.model.norm]  # in a list: it is the target's, no part of this module
+        if raw.get("tie_word_embeddings") and "lm_head.weight" not in tensors and "embed_tokens.weight" in tensors:
+            tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
         self._build(tensors, target)
         self.to(device=target.device)
         self._fill(tensors, dtype, target)
@@ -132,16 +86,32 @@ class DraftReference(nn.Module):
     def _build(self, tensors: dict[str, Tensor], target: TargetReference) -> None:
         config, width = self.config, self.config.hidden_size
         head_dim = config.head_dim
-        self.fc = nn.Linear(tensors["fc.weight"].shape[1], width, bias=False)
-        self.input_layernorm, self.hidden_norm, self.post_attention_layernorm, self.norm = (
-            LlamaRMSNorm(width, eps=config.rms_norm_eps) for _ in range(4)
-        )
+
+        def linear(name: str, reads: int, writes: int) -> nn.Linear:
+            return nn.Linear(reads, writes, bias=f"{name}.bias" in tensors)
+
+        def norm(n: int) -> LlamaRMSNorm:
+            return LlamaRMSNorm(n, eps=config.rms_norm_eps)
+
+        if "fc.weight" in tensors:
+            self.fc = linear("fc", tensors["fc.weight"].shape[1], width)
+        if self.meaning.fusion == "all":
+            self.input_norm = norm(tensors["input_norm.weight"].numel())
+        if self.meaning.fusion == "each":
+            self.fc_norm = nn.ModuleList(norm(target.hidden_size) for _ in self.taps)
+        self.input_layernorm, self.post_attention_layernorm, self.norm = (norm(width) for _ in range(3))
+        self.hidden_norm = norm(width) if "midlayer.hidden_norm.weight" in tensors else nn.Identity()
         self.self_attn = LlamaAttention(config, layer_idx=0)
         # The one change to Hugging Face's attention: q, k and v read embedding and hidden state side by side.
-        self.self_attn.q_proj = nn.Linear(2 * width, config.num_attention_heads * head_dim, bias=False)
-        self.self_attn.k_proj = nn.Linear(2 * width, config.num_key_value_heads * head_dim, bias=False)
-        self.self_attn.v_proj = nn.Linear(2 * width, config.num_key_value_heads * head_dim, bias=False)
+        queries, keys, part = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim, "midlayer."
+        self.self_attn.q_proj = linear(f"{part}self_attn.q_proj", 2 * width, queries)
+        self.self_attn.k_proj = linear(f"{part}self_attn.k_proj", 2 * width, keys)
+        self.self_attn.v_proj = linear(f"{part}self_attn.v_proj", 2 * width, keys)
+        self.self_attn.o_proj = linear(f"{part}self_attn.o_proj", queries, width)
         self.mlp = LlamaMLP(config)
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            plain = getattr(self.mlp, name)
+            setattr(self.mlp, name, linear(f"{part}mlp.{name}", plain.in_features, plain.out_features))
         self.rotary = LlamaRotaryEmbedding(config=config)
         embedding = tensors.get("embed_tokens.weight")
         head = tensors.get("lm_head.weight")
@@ -159,6 +129,9 @@ class DraftReference(nn.Module):
         for name, parameter in self.named_parameters():
             own = name if name in tensors else layer + name
             source = sources[name] if name in sources else tensors[own]
+            if self.meaning.interleaved and name.startswith(("self_attn.q_proj.", "self_attn.k_proj.")):
+                half = self.config.head_dim // 2  # pairs of neighbours become pairs half a head apart: the same scores
+                source = source.reshape(-1, half, 2, *source.shape[1:]).transpose(1, 2).reshape(source.shape)
             parameter.data = source.detach().to(target.device).to(dtype).to(target.dtype).reshape(parameter.shape)
             parameter.requires_grad_(False)
 
@@ -188,7 +161,7 @@ class DraftReference(nn.Module):
             fuse: apply `fc`.
         """
         seen: dict[str, Tensor] = {("taps" if fuse else "feedback_in"): fed}
-        h = self.fc(fed) if fuse else fed
+        h = self.fused(fed) if fuse else fed
         e = self.embed(torch.tensor(list(tokens), device=self.device))
         x = torch.cat([self.input_layernorm(e), self.hidden_norm(h)], dim=-1)
         seen |= {"fc": h, "concat": x}
@@ -202,13 +175,29 @@ class DraftReference(nn.Module):
             attention_mask=additive_mask(visible, self.wide),
             past_key_values=self.cache,
         )
-        r = h + attended[0]
+        r = (self.hidden_norm(h) if self.meaning.residual else h) + attended[0]
         fed_forward = self.mlp(self.post_attention_layernorm(r))
         y = r + fed_forward
         normed = self.norm(y)
-        seen |= {"attn": attended[0], "mlp": fed_forward, "feedback": y, "norm": normed}
-        seen["head"] = self.lm_head(normed)
+        # What attention adds to the layer's input, as programs have it: with a normed residual more than its output.
+        added = r - h if self.meaning.residual else attended[0]
+        seen |= {"attn": added, "mlp": fed_forward, "norm": self.meaning.scale * normed}
+        seen["feedback"] = normed if self.meaning.feedback else y
+        seen["head"] = self.meaning.scale * self.lm_head(normed)
         return seen
+
+    def fused(self, taps: Tensor) -> Tensor:
+        """`[T, Hd]` what enters the layer, of `taps: [T, taps * H]`."""
+        if self.meaning.fusion == "last":
+            state: Tensor = self.final_norm[0](taps)
+            return state
+        if self.meaning.fusion == "all":
+            taps = self.input_norm(taps)
+        if self.meaning.fusion == "each":
+            parts = taps.chunk(len(self.taps), dim=-1)
+            taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        fused: Tensor = self.fc(taps)
+        return fused
 
     def _project(self, x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         """q, k and v side by side before, and q and k after, rotation, as the attention module computes them."""

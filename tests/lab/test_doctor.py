@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from random_pairs import rewrite_config, write_random_pair
 
 from lab import doctor, pairs
-from lab.doctor import Check, conclusion, examine, exit_code
+from lab.doctor import Check, conclusion, examine, examine_pair, exit_code
 from lab.errors import ExperimentError
 from lab.night import notebook
 from lab.night.notebook import NotebookOutcome
@@ -67,6 +68,22 @@ def test_a_missing_needed_part_makes_the_exit_code_three(monkeypatch: pytest.Mon
     assert (check.ok, check.found, check.remedy) == (False, "the shipped pair is not there", "reinstall the package")
     assert exit_code([Check("a", True, "x"), check]) == 3
     assert conclusion([check]) == "`make lab` cannot run here yet: shipped pair."
+
+
+def test_of_a_pair_everything_that_keeps_it_from_loading_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = write_random_pair(tmp_path)
+    assert examine_pair(target, draft) == 0
+    assert "taps: inputs of layers [2, 4, 5]" in capsys.readouterr().out
+    rewrite_config(draft, hidden_act="quick_gelu", attention_swirl=2.0)
+    assert examine_pair(target, draft) == 3
+    told = capsys.readouterr().out
+    assert "hidden_act is 'quick_gelu'" in told
+    assert "attention_swirl is 2.0" in told
+    assert told.endswith("The pair cannot be loaded: 2 findings.\n")
+    with pytest.raises(ExperimentError, match="--target was given without --draft"):
+        examine_pair(target, None)
 
 
 def test_a_tool_that_is_absent_or_broken_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,7 @@ from eagle3core.step.run import DeviceRunner
 from eagle3core.step.sizes import DeviceSizes
 from eagle3core.step.tree import FlatTree, GrownTree, chain_tree
 from eagle3core.trace import Trace
-from eagle3core.weights.checkpoints import pack_checkpoints
-from eagle3core.weights.packed import PackedDraft, PackedTarget
+from eagle3core.weights import PackedDraft, PackedTarget, pack_checkpoints
 
 NANO: dict[str, Any] = {
     "n_layers": 2, "hidden": 64, "heads": 2, "kv_heads": 1, "head_dim": 64, "ffn": 64, "vocab": 256, "draft_vocab": 64,

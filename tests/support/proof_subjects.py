@@ -10,7 +10,7 @@ from tiny_engines import Pair
 
 from eagle3core.geometry import BlockGeometry, DraftGeometry, RopeGeometry, TargetGeometry
 from eagle3core.step.replay import EagerReplayer
-from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_draft, pack_target
+from eagle3core.weights import PackedDraft, PackedTarget, pack_draft, pack_target
 from lab.pairs.planted import PlantedGeometry, PlantedPair, TokenMap
 from lab.parity.recording import PairUnderTest
 from lab.probes.proofs.check import Check, Verdict

@@ -24,7 +24,7 @@ from eagle3core.step.run import DeviceRunner, RowOutcome, SlotRequest
 from eagle3core.step.sizes import DeviceSizes
 from eagle3core.step.tree import FlatTree, GrownTree
 from eagle3core.trace import Trace
-from eagle3core.weights.checkpoints import pack_checkpoints
+from eagle3core.weights import pack_checkpoints
 
 Pair = tuple[Path, Path]
 N_VOCAB = 6

@@ -13,7 +13,7 @@ Source: derived here; paged cache: Kwon et al., arXiv 2309.06180.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -42,6 +42,7 @@ class Epilogue:
         quads: float4 groups of partial sums a lane adds to get 1 / rms of an x row; 0: x is used as it is.
         has_bias: add `bias[row of W]`.
         has_residual: False drops the addition from `residual`.
+        activation: of `swiglu`; kernels exist for silu alone, and are named and kept without it.
         head_dim, block: of `qkv`: head size and tokens of a cache block, powers of two.
         has_powers: of `head`: the sum of powers of every 16 logits (`isa.powers`) in the place of the best's column.
     """
@@ -53,13 +54,16 @@ class Epilogue:
     head_dim: int = 0
     block: int = 0
     has_powers: bool = False
+    activation: str = field(default="silu", repr=False)  # a kernel's digest is made of the representation
 
     def check(self) -> None:
         """Refuse what the kernels are not made for.
 
         Raises:
-            KernelLimit: a head size or cache block that is no power of two of 16 or more.
+            KernelLimit: a head size or cache block that is no power of two of 16 or more, another activation than silu.
         """
+        if self.activation != "silu":
+            raise KernelLimit(f"the activation is {self.activation}", "silu", PLAIN_TORCH)
         if self.kind == "qkv":
             for name, size in (("head_dim", self.head_dim), ("block", self.block)):
                 if size < 16 or size & (size - 1):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,10 @@ from eagle3core.kernels.gemm.reference import EPS
 from eagle3core.kernels.isa.powers import pieces_of
 from eagle3core.kernels.layer.embedding import PARTIAL, partial_squares_reference
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "relu": F.relu,
+}  # fmt: skip
 
 
 def gemm_meaning(
@@ -50,7 +55,7 @@ def gemm_meaning(
         v = v + operands["bias"]
     if epilogue.kind == "swiglu":
         gate, up = v.chunk(2, dim=1)
-        v = F.silu(gate) * up  # [M, n_w / 2]
+        v = ACTIVATIONS[epilogue.activation](gate) * up  # [M, n_w / 2]
     elif epilogue.kind == "residual" and epilogue.has_residual:
         v = operands["residual"] + v
     elif epilogue.kind == "qkv":

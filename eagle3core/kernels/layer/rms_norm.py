@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.isa.by_row import alone, count, make_store, make_unpack, row_of, row_threads
 from eagle3core.kernels.isa.reductions import make_block_sum
 
@@ -128,6 +128,26 @@ def rms_norm(
     """
     variant = rms_norm_variant(arch, DTYPES[x.dtype], x.shape[1], residual is not None)
     return [variant.launch((len(x),), x=x, residual=residual, gain=gain, h=h, y=y, eps=eps)]
+
+
+def rms_norm_meaning(
+    x: Tensor,
+    gain: Tensor,
+    y: Tensor,
+    eps: float,
+    *,
+    residual: Tensor | None = None,
+    h: Tensor | None = None,
+) -> None:
+    """What `rms_norm` computes, in plain torch, for any width and dtype; y may be x itself."""
+    if residual is not None:
+        x = x + residual
+    if h is not None:
+        h.copy_(x)
+    y.copy_(rms_norm_reference(x, gain, eps))
+
+
+RMS_NORM = Op("rms_norm", rms_norm, rms_norm_meaning)
 
 
 def rms_norm_cost(rows: int, width: int, adds: bool) -> Cost:

@@ -42,6 +42,8 @@ def write_pair(directory: str | Path, pair: PlantedPair) -> Pair:
     ids = pair.tokens.draft_to_target
     if len(ids) < pair.geometry.target.vocab_size:
         draft["d2t"] = ids - torch.arange(len(ids))
+        # Without it a few ids of many, none of them neighbours, could not be told from a table of absolute ids.
+        draft["t2d"] = torch.zeros(pair.geometry.target.vocab_size, dtype=torch.bool).index_fill_(0, ids.cpu(), True)
     write_target(root / "target", target_config(pair), target)
     write_draft(root / "draft", draft_config(pair), draft, target_hidden=pair.geometry.draft.target_hidden_size)
     (root / "card.json").write_text(json.dumps(pair.card(), indent=1) + "\n", encoding="utf-8")

@@ -29,6 +29,7 @@ def _features_one_late(at: Place, call: Call) -> Sequence[Call]:
 
 def _taps_in_wrong_order(draft: PackedDraft) -> PackedDraft:
     width = draft.geometry.target_hidden_size
+    assert draft.fc is not None, "a head with taps has fc"
     return replace(draft, fc=edited(draft.fc, lambda matrix: matrix.roll(width, dims=1)))
 
 

@@ -110,7 +110,11 @@ def test_the_head_size_follows_from_the_width_when_absent(draft_dir: Path, targe
     ("keys", "taps"),
     [
         ({}, (2, 4, 5)),
-        ({IDS: [1, 3, 6]}, (1, 3, 6)),
+        ({IDS: [0, 3, 6]}, (0, 3, 6)),
+        ({IDS: [1, 3, 6]}, (2, 4, 7)),
+        ({IDS: [1, 3, 8]}, (1, 3, 8)),
+        ({"eagle_config": {IDS: [2, 4, 6]}}, (2, 4, 6)),
+        ({"eagle_config": {IDS: [0, 3, 6]}}, (1, 4, 7)),
         ({"eagle_config": {IDS: [1, 3, 6]}}, (2, 4, 7)),
         ({"eagle_config": {IDS: [1, 3, 6]}, CONVENTION: "input"}, (1, 3, 6)),
         ({"eagle_config": {IDS: [1, 3, 6], CONVENTION: "input"}}, (1, 3, 6)),
@@ -133,13 +137,23 @@ def test_the_engine_setting_wins_over_the_checkpoint(draft_dir: Path, target: Ta
     assert "with convention None" in failure(draft_dir, target, capture_layers=(0, 2, 7))
 
 
-def test_norm_output_in_specforge_files_is_read_in_their_sense(
+def test_taps_that_no_evidence_settles_are_said_with_the_other_reading(
     draft_dir: Path, target: TargetGeometry, caplog: pytest.LogCaptureFixture
 ) -> None:
-    rewrite_config(draft_dir, norm_output=True)
+    rewrite_config(draft_dir, eagle_config={IDS: [0, 3, 6]})
     with caplog.at_level(logging.WARNING, "eagle3core"):
-        assert load_draft(draft_dir, target).geometry.taps == (2, 4, 5)
-    assert "norm_output is read in SpecForge's sense" in caplog.text
+        decision = load_draft(draft_dir, target).geometry.decisions[0]
+    assert (decision.about, decision.answer) == ("taps", "inputs of layers [1, 4, 7], [0, 3, 6] in 'output' numbering")
+    assert decision.other.startswith("'input' numbering")
+    assert decision.line in caplog.text
+
+
+def test_decisions_are_no_part_of_what_makes_two_heads_equal(draft_dir: Path, target: TargetGeometry) -> None:
+    implied = load_draft(draft_dir, target).geometry
+    rewrite_config(draft_dir, **{IDS: [2, 4, 5], CONVENTION: "input"})
+    stated = load_draft(draft_dir, target).geometry
+    assert stated.decisions[0].evidence != implied.decisions[0].evidence
+    assert stated == implied
 
 
 def test_a_draft_needs_no_engine_and_keeps_its_config_untouched(draft_dir: Path, target: TargetGeometry) -> None:

@@ -18,7 +18,7 @@ from eagle3core.geometry import TargetGeometry
 pytestmark = pytest.mark.reference
 
 
-@pytest.mark.parametrize("ids", [[1, 3, 9], [-1, 3, 4], [3, 1, 5], [3, 3, 5]])
+@pytest.mark.parametrize("ids", [[0, 3, 9], [-2, 3, 4], [3, 1, 5], [3, 3, 5]])
 def test_taps_outside_the_target_or_out_of_order_are_refused(
     draft_dir: Path, target: TargetGeometry, ids: list[int]
 ) -> None:
@@ -29,7 +29,7 @@ def test_taps_outside_the_target_or_out_of_order_are_refused(
 
 
 def test_two_lists_that_name_different_layers_are_refused(draft_dir: Path, target: TargetGeometry) -> None:
-    rewrite_config(draft_dir, **{IDS: [1, 3, 6], "eagle_config": {IDS: [1, 3, 6]}})
+    rewrite_config(draft_dir, **{IDS: [0, 3, 6], "eagle_config": {IDS: [0, 3, 6]}})
     assert "name different layers" in failure(draft_dir, target)
 
 
@@ -51,18 +51,15 @@ def test_a_wrong_tap_count_is_told_from_a_wrong_shape(draft_dir: Path, target: T
 @pytest.mark.parametrize(
     "keys",
     [
-        {"norm_before_residual": True},
-        {"norm_before_fc": True},
-        {"fc_norm": True},
         {"norm_output": False},
-        {"return_hidden_post_norm": True},
-        {"eagle_config": {"norm_output": True}},
-        {"eagle_config": {"norm_before_fc": True}},
-        {"eagle_config": {"use_aux_hidden_state": False}},
+        {"norm_output": True},
         {"eagle_config": {"use_last_layernorm": False}},
-        {"use_aux_hidden_state": False},
-        {"attention_bias": True},
-        {"qkv_bias": True},
+        {"eagle_config": {"use_input_layernorm_in_first_layer": False}},
+        {"eagle_config": {"parallel_draft_step": 4}},
+        {"eh_proj_before_attn": True},
+        {"partial_rotary_factor": 0.5},
+        {"use_qk_norm": True},
+        {"final_logit_softcapping": 30.0},
         {"num_hidden_layers": 2},
     ],
 )
@@ -78,11 +75,94 @@ def test_a_variant_that_is_not_built_is_refused_by_its_flag(
     assert "not built" in message
 
 
-@pytest.mark.parametrize("flag", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"])
-def test_a_speculators_variant_is_refused_by_its_flag(tmp_path: Path, target: TargetGeometry, flag: str) -> None:
-    directory = write_random_pair(tmp_path, layout="speculators")[1]
-    rewrite_config(directory, **{flag: True})
-    assert f"{flag} is True" in failure(directory, target)
+@pytest.mark.parametrize(
+    ("keys", "missing"),
+    [
+        ({"norm_before_fc": True}, "input_norm.weight"),
+        ({"fc_norm": True}, "fc_norm.0.weight"),
+        ({"attention_bias": True}, "midlayer.self_attn.q_proj.bias"),
+        ({"mlp_bias": True}, "midlayer.mlp.gate_proj.bias"),
+        ({"bias": True}, "fc.bias"),
+    ],
+)
+def test_a_variant_whose_tensors_are_missing_is_refused(
+    draft_dir: Path, target: TargetGeometry, keys: dict[str, Any], missing: str
+) -> None:
+    rewrite_config(draft_dir, **keys)
+    message = failure(draft_dir, target)
+    assert "lacks" in message
+    assert missing in message
+
+
+def test_an_activation_that_is_not_built_is_refused(draft_dir: Path, target: TargetGeometry) -> None:
+    rewrite_config(draft_dir, hidden_act="quick_gelu")
+    assert "hidden_act is 'quick_gelu'" in failure(draft_dir, target)
+
+
+@pytest.mark.parametrize("value", [2.5, True, "x", [1], {"a": 1}])
+def test_a_key_that_nobody_knows_is_refused_unless_it_is_off(
+    draft_dir: Path, target: TargetGeometry, value: object
+) -> None:
+    for harmless in (0, False, "", [], {}):
+        rewrite_config(draft_dir, attention_swirl=harmless, initializer_range=value)
+        load_draft(draft_dir, target)
+    rewrite_config(draft_dir, attention_swirl=value)
+    assert f"attention_swirl is {value!r}" in failure(draft_dir, target)
+
+
+def test_a_window_is_that_of_the_layer_where_a_key_says_that_it_has_one(
+    draft_dir: Path, target: TargetGeometry
+) -> None:
+    has_one = ({"layer_types": ["sliding_attention"]}, {"use_sliding_window": True})
+    has_none = ({"layer_types": ["full_attention"]}, {"use_sliding_window": False}, {})
+    for keys, window in [*((keys, 2048) for keys in has_one), *((keys, 0) for keys in has_none)]:
+        rewrite_config(draft_dir, sliding_window=2048, layer_types=None, use_sliding_window=None)
+        rewrite_config(draft_dir, **keys)
+        assert load_draft(draft_dir, target).geometry.window == window
+
+
+def test_a_window_without_its_length_is_refused(draft_dir: Path, target: TargetGeometry) -> None:
+    rewrite_config(draft_dir, layer_types=["sliding_attention"])
+    assert "sliding_window is missing" in failure(draft_dir, target)
+
+
+@pytest.mark.parametrize(
+    ("keys", "tensor", "named"),
+    [
+        ({}, "layers.0.self_attn.kv_a_proj_with_mqa.weight", "latent attention (MLA)"),
+        ({"architectures": ["Eagle3DeepseekV3ForCausalLM"]}, None, "latent attention (MLA)"),
+        ({}, "mask_hidden", "P-EAGLE"),
+        ({"architectures": ["PEagleDraftModel"]}, None, "P-EAGLE"),
+        ({"architectures": ["DFlashDraftModel"]}, None, "DFlash"),
+        ({"architectures": ["Qwen3DSparkModel"]}, None, "DSpark"),
+        ({"architectures": ["DeepSeekMTPModel"]}, None, "MTP"),
+        ({}, "parallel_draft_heads.0.weight", "parallel draft heads"),
+        ({}, "midlayer.mlp.up_proj.weight_scale", "quantised"),
+        ({}, "midlayer.1.mlp.up_proj.weight", "several layers"),
+        ({}, "layers.1.mlp.up_proj.weight", "several layers"),
+        ({"speculators_model_type": "mlp_speculator"}, None, "another kind of speculator"),
+    ],
+)
+def test_another_kind_of_head_is_named_and_no_defect(
+    draft_dir: Path, target: TargetGeometry, keys: dict[str, Any], tensor: str | None, named: str
+) -> None:
+    rewrite_config(draft_dir, **keys)
+    if tensor is not None:
+        change(draft_dir, tensor, torch.ones(4))
+    message = failure(draft_dir, target)
+    assert named in message
+    assert "no defect of the file" in message
+
+
+def test_a_tie_that_readers_take_differently_is_refused(tmp_path: Path, target: TargetGeometry) -> None:
+    directory = write_random_pair(tmp_path, draft_vocab=None)[1]
+    rewrite_config(directory, tie_word_embeddings=True)
+    load_draft(directory, target)  # the head that is stored was trained
+    change(directory, "embed_tokens.weight", torch.ones(512, 64))
+    assert "differs from embed_tokens.weight" in failure(directory, target)
+    change(directory, "embed_tokens.weight", None)
+    change(directory, "lm_head.weight", None)
+    assert "readers take different tensors" in failure(directory, target)
 
 
 def test_a_speculators_file_must_state_its_residual(tmp_path: Path, target: TargetGeometry) -> None:
@@ -97,10 +177,12 @@ def test_an_eagle1_head_is_recognised(draft_dir: Path, target: TargetGeometry) -
             weights.pop(name)
 
     edit_weights(draft_dir, strip)
-    assert "like an EAGLE-1 or EAGLE-2 head" in failure(draft_dir, target)
+    message = failure(draft_dir, target)
+    assert "like an EAGLE-1 or EAGLE-2 head" in message
+    assert "set method='eagle'" in message
 
 
-@pytest.mark.parametrize("name", ["fc.bias", "input_norm.weight", "layers.1.mlp.up_proj.weight", "fc_norm.0.weight"])
+@pytest.mark.parametrize("name", ["fc.scale", "midlayer.self_attn.q_norm.weight", "midlayer.self_attn.o_proj.bias"])
 def test_a_tensor_without_a_place_is_named(draft_dir: Path, target: TargetGeometry, name: str) -> None:
     change(draft_dir, name, torch.ones(4))
     assert f"holds 1 tensors with no place in this model: {name}" in failure(draft_dir, target)
@@ -159,13 +241,37 @@ def test_a_map_out_of_range_is_named_with_row_and_value(draft_dir: Path, target:
     assert "first 0 -> -1 (offset -1)" in failure(draft_dir, target)
 
 
-def test_a_map_that_does_not_ascend_is_refused(draft_dir: Path, target: TargetGeometry) -> None:
+def test_a_map_that_names_an_id_twice_is_refused(draft_dir: Path, target: TargetGeometry) -> None:
     offsets = load_file(draft_dir / "model.safetensors")["d2t"]
     offsets[11] = offsets[10] - 1
     change(draft_dir, "d2t", offsets)
     message = failure(draft_dir, target)
     assert "maps draft ids 10 and 11 to" in message
-    assert "strictly ascending" in message
+    assert "every target id once" in message
+
+
+@pytest.mark.parametrize("proven", [True, False])
+@pytest.mark.parametrize(("mistake", "said"), [("ids", "absolute ids"), ("arange", "holds 0, 1, 2 ...")])
+def test_tables_that_hold_no_offsets_are_named_with_their_mistake(
+    draft_dir: Path, target: TargetGeometry, proven: bool, mistake: str, said: str
+) -> None:
+    # Ids so low that taking them for offsets stays within the vocabulary: nothing but the proof tells them apart.
+    ids = torch.arange(128) + torch.arange(128) // 3
+    mask = torch.zeros(512, dtype=torch.bool).index_fill_(0, ids, True)
+    change(draft_dir, "t2d", mask if proven else None)
+    change(draft_dir, "d2t", ids - torch.arange(128))
+    load_draft(draft_dir, target)
+    change(draft_dir, "d2t", ids if mistake == "ids" else torch.arange(128))
+    assert said in failure(draft_dir, target)
+
+
+def test_zeros_and_another_heads_map_are_contradicted_by_the_mask(draft_dir: Path, target: TargetGeometry) -> None:
+    offsets = load_file(draft_dir / "model.safetensors")["d2t"]
+    change(draft_dir, "d2t", torch.cat([offsets[1:], offsets[-1:]]) + 1)
+    assert "another head's" in failure(draft_dir, target)
+    change(draft_dir, "d2t", torch.zeros(128, dtype=torch.int64))
+    change(draft_dir, "t2d", torch.ones(512, dtype=torch.bool))
+    assert "never loaded" in failure(draft_dir, target)
 
 
 @pytest.mark.parametrize("stored", [torch.zeros(64, dtype=torch.int64), torch.zeros(128)])

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from eagle3core.checkpoint import load_target
 from eagle3core.errors import CheckpointError
-from eagle3core.weights.checkpoints import pack_checkpoints
+from eagle3core.weights import pack_checkpoints
 
 pytestmark = pytest.mark.reference
 

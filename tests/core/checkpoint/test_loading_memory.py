@@ -18,7 +18,7 @@ import sys, threading
 from pathlib import Path
 import torch
 from eagle3core.checkpoint import load_target
-from eagle3core.weights.packed import pack_checkpoints
+from eagle3core.weights import pack_checkpoints
 
 def private():
     lines = Path("/proc/self/status").read_text().splitlines()

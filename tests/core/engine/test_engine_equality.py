@@ -23,7 +23,7 @@ from tiny_engines import (
 
 from eagle3core import ConfigError, Engine, EngineConfig
 from eagle3core.checkpoint import load_draft, load_target
-from eagle3core.weights.packed import PackedDraft, PackedTarget, pack_draft, pack_target
+from eagle3core.weights import PackedDraft, PackedTarget, pack_draft, pack_target
 
 pytestmark = pytest.mark.reference
 

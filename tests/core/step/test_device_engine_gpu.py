@@ -12,7 +12,7 @@ from torch import Tensor
 from eagle3core import Engine, EngineConfig, SpeculativeConfig
 from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.trace import RecordingTrace, Trace
-from eagle3core.weights.checkpoints import pack_checkpoints
+from eagle3core.weights import pack_checkpoints
 from lab.pairs import shipped_folder, shipped_pair
 from lab.pairs.prompts import prompts_for
 

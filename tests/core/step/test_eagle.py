@@ -119,6 +119,8 @@ def test_each_kind_of_head_names_the_method_that_it_is_for(eagle: Pair, pair: Pa
         eagle_engine(pair, {})
     with pytest.raises(ConfigError, match=r"capture_layers is \(1,\) with method 'eagle'"):
         eagle_engine(eagle, {"capture_layers": (1,), "capture_convention": "input"})
+    with pytest.raises(ConfigError, match=r"norm_output is 'head' with method 'eagle'"):
+        eagle_engine(eagle, {"norm_output": "head"})
     given = eagle_engine(eagle, {})
     config = engine_config(eagle, 3)
     with pytest.raises(ConfigError, match="method is 'eagle3' with a PackedEagle"):

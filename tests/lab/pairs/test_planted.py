@@ -11,7 +11,7 @@ from rings import slow_but
 from transformers import LlamaForCausalLM
 
 from eagle3core import Engine, EngineConfig, GenerationConfig, SpeculativeConfig
-from eagle3core.checkpoint.draft import draft_shapes
+from eagle3core.checkpoint import draft_shapes
 from eagle3core.checkpoint.target import target_shapes
 from eagle3core.geometry import BlockGeometry, DraftGeometry, RopeGeometry, TargetGeometry
 from lab.errors import ExperimentError

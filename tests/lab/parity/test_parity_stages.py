@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from lab.errors import ExperimentError
 from lab.parity import run_stage_parity
-from lab.parity.hf_draft import read_draft_tensors, read_taps
+from lab.parity.head_files import read_draft_tensors, read_taps
 from lab.parity.recording import PairUnderTest, record
 from lab.parity.replay import Reference
 from lab.parity.stages import StageReport, compare
@@ -119,7 +119,11 @@ def test_explicit_tap_ids_win_over_the_checkpoints_in_both_conventions(tmp_path:
 def test_the_reference_reads_tap_ids_by_their_convention() -> None:
     ids = {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
     assert read_taps({}, 8) == (2, 4, 5)
-    assert read_taps(ids, 8) == (1, 3, 5)
+    assert read_taps(ids, 8) == (2, 4, 6)  # as lists of outputs begin
+    assert read_taps({"eagle_aux_hidden_state_layer_ids": [0, 3, 5]}, 8) == (0, 3, 5)
+    assert read_taps({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 5]}}, 8) == (1, 4, 6)
+    assert read_taps({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 8]}}, 8) == (1, 3, 8)
+    assert read_taps({**ids, "transformer_layer_config": {"hidden_size": 4}}, 8) == (1, 3, 5)
     assert read_taps({"eagle_config": ids}, 8) == (2, 4, 6)
     assert read_taps({"eagle_config": ids, "eagle_aux_hidden_state_layer_convention": "input"}, 8) == (1, 3, 5)
     assert read_taps({"eagle_config": ids}, 8, (7, 0, 2), "output") == (1, 3, 8)

@@ -1,0 +1,67 @@
+"""One look at a pair finds everything that loading would stop at, without reading a weight."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from damaged_drafts import change
+from random_pairs import rewrite_config, write_random_pair
+
+from eagle3core.checkpoint import load_draft, load_target, preflight
+from eagle3core.errors import CheckpointError
+
+pytestmark = pytest.mark.reference
+
+
+@pytest.mark.parametrize("layout", ["safeailab", "speculators"])
+def test_a_pair_that_loads_passes_with_the_decisions_of_loading(tmp_path: Path, layout: str) -> None:
+    target, draft = write_random_pair(tmp_path, layout=layout)
+    begun = time.perf_counter()
+    looked = preflight(target, draft)
+    assert time.perf_counter() - begun < 1.0
+    assert looked.passed
+    assert looked.decisions == load_draft(draft, load_target(target).geometry).geometry.decisions
+    assert looked.lines == [decision.line for decision in looked.decisions]
+
+
+def test_all_that_is_wrong_is_found_at_once(tmp_path: Path) -> None:
+    target, draft = write_random_pair(tmp_path)
+    change(target, "model.norm.weight", torch.ones(3))
+    change(target, "model.layers.3.mlp.up_proj.weight", None)
+    rewrite_config(
+        draft, norm_output=True, attention_swirl=0.5, target_hidden_size=128, eagle_config={"use_mtp_layernorm": True}
+    )
+    change(draft, "norm.weight", torch.ones(3))
+    change(draft, "midlayer.mlp.down_proj.weight", None)
+    change(draft, "fc.scale", torch.ones(3))
+    change(draft, "d2t", torch.arange(128))
+    looked = preflight(target, draft)
+    assert not looked.passed
+    said = "\n".join(str(error) for error in looked.errors)
+    for part in (
+        "model.norm.weight has shape [3]", "lacks 1 tensors: model.layers.3.mlp.up_proj.weight", "norm_output is True",
+        "attention_swirl is 0.5", "target_hidden_size is 128", "use_mtp_layernorm is True",
+        "tensor norm.weight has shape [3]", "lacks 1 tensors: midlayer.mlp.down_proj.weight",
+        "no place in this model: fc.scale", "holds 0, 1, 2 ...",
+    ):  # fmt: skip
+        assert part in said, part
+    assert len(looked.errors) == 10
+
+
+@pytest.mark.parametrize("side", ["target", "draft"])
+def test_a_side_that_is_not_there_is_a_finding(tmp_path: Path, side: str) -> None:
+    pair = dict(zip(("target", "draft"), write_random_pair(tmp_path), strict=True))
+    pair[side] = tmp_path / "nothing"
+    looked = preflight(**pair)
+    assert [error.what for error in looked.errors] == [f"{side} directory {str(pair[side])!r} does not exist"]
+
+
+def test_what_loading_refuses_first_is_among_the_findings(tmp_path: Path) -> None:
+    target, draft = write_random_pair(tmp_path)
+    rewrite_config(draft, hidden_act="quick_gelu", vocab_size=640)
+    with pytest.raises(CheckpointError) as caught:
+        load_draft(draft, load_target(target).geometry)
+    assert caught.value.what in [error.what for error in preflight(target, draft).errors]
