@@ -231,9 +231,8 @@ def _check_method(spec: SpeculativeConfig) -> None:
     if not spec.is_lookup and not (isinstance(spec.model, str | PathLike) and spec.model):
         raise ConfigError(
             f"model is {shown(spec.model)} with method {spec.method!r}",
-            "a draft checkpoint directory",
-            "set SpeculativeConfig(model=DIR)",
-        )
+            "a draft checkpoint directory", "set SpeculativeConfig(model=DIR)",
+        )  # fmt: skip
 
 
 def _check_chain_alone(spec: SpeculativeConfig) -> None:
@@ -275,15 +274,13 @@ def _check_static_tree(spec: SpeculativeConfig, tree: StaticTree) -> None:
         raise ConfigError(
             f"max_non_leaves_per_layer is {spec.max_non_leaves_per_layer} with choices whose levels have "
             f"{list(tree.non_leaves_by_depth)} nodes with children",
-            f"at least {widest} for these choices",
-            f"set max_non_leaves_per_layer={widest}, or give fewer nodes children",
-        )
+            f"at least {widest} for these choices", f"set max_non_leaves_per_layer={widest}, or give fewer children",
+        )  # fmt: skip
     if tree.n_nodes > spec.decoding_tokens:
         raise ConfigError(
             f"max_decoding_tokens is {spec.decoding_tokens} with choices of {tree.n_nodes} nodes, root included",
-            f"at least {tree.n_nodes} for these choices",
-            f"set max_decoding_tokens={tree.n_nodes}, or leave it out",
-        )
+            f"at least {tree.n_nodes} for these choices", f"set max_decoding_tokens={tree.n_nodes}, or leave it out",
+        )  # fmt: skip
 
 
 def _check_dynamic_tree(spec: SpeculativeConfig) -> None:

@@ -214,7 +214,8 @@ def messages(caplog: pytest.LogCaptureFixture, pair: Pair, **flags: bool) -> lis
 
 
 def test_settings_and_memory_are_logged_once_at_the_start(caplog: pytest.LogCaptureFixture, pair: Pair) -> None:
-    logged = messages(caplog, pair)
+    taps, *logged = messages(caplog, pair)
+    assert "taps: inputs of layers [0, 1, 2]" in taps
     assert len(logged) == 2
     assert logged[0].startswith("[EAGLE] eagle3 with 3 drafted tokens a step; weights ")
     assert "16 blocks in each, up to 2 a sequence" in logged[0]

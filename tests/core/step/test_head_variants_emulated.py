@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from device_engines import device_engine, device_runner, write_nano_pair
+from emulated_steps import LANES, MEANING, check_first_step
 from layout_files import Changes, read_head, write_head
 from tiny_engines import Pair, new_tokens, random_prompts
 
@@ -16,11 +17,10 @@ from eagle3core.config import EngineConfig
 from eagle3core.geometry import HeadVariant
 from eagle3core.speculative import SpeculativeConfig
 from eagle3core.step.kernel_limits import why_plain_torch
-from eagle3core.step.replay import EagerReplayer, emulate
+from eagle3core.step.tree import GrownTree
 
 pytestmark = pytest.mark.emulated
 
-LANES, MEANING = EagerReplayer(emulate), EagerReplayer()
 NORM, TAKE, MAP, JOIN, ATTEND = "rms_norm", "take_rows", "gemm", "draft_input", "attention"
 PLAIN = {"draft.fc": [TAKE, MAP], "draft.qkv": [JOIN, MAP], "draft.attn": [ATTEND, MAP], "draft.mlp": [MAP, MAP]}
 
@@ -83,6 +83,18 @@ def test_kernels_and_their_meaning_draft_alike(plain_pair: Pair, tmp_path: Path,
     lanes, meaning = (device_engine(pair, 2, by, n_slots=1, chunk=16).generate(prompt, n)[0] for by in (LANES, MEANING))
     assert lanes.token_ids == meaning.token_ids
     assert lanes.req_metrics == meaning.req_metrics
+
+
+@pytest.mark.slow
+def test_kernels_and_their_meaning_grow_one_tree_where_beams_are_taken_by_a_variant(
+    plain_pair: Pair, tmp_path: Path
+) -> None:
+    def norms_of_last_state(head: Changes) -> None:
+        head.flags(norm_before_residual=True, return_hidden_post_norm=True, use_aux_hidden_state=False)
+        head.drop("fc.weight")
+
+    for i, change in enumerate((last_state, norms_of_last_state)):
+        check_first_step(varied(plain_pair, tmp_path / str(i), change), GrownTree(2, 2, 5))
 
 
 def test_an_activation_that_the_kernels_lack_is_computed_by_plain_torch(plain_pair: Pair) -> None:
