@@ -73,7 +73,7 @@ def choose(curve: StepCurve, history: History, moment: Moment) -> Choice:
             return choice(max(covered, key=lambda depth: gains[depth]), "not covered")
     if len(depths) > 1:
         look = depths[1]
-        settled = min(1.0, history.n_rows / SETTLES)
+        settled = min(1.0, history.n_rows / SETTLES) if history.n_rows else 1.0  # first drafts' results are waited for
         if history.n_plain >= settled * max(LOOKS, risks[look] / REGAINED) and risks[look] <= free:
             return choice(look, "look")
     return choice(0, "not covered" if best else "plain")
