@@ -36,8 +36,14 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-test: lint
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=15 -m "not slow and not gpu"
+# Types take one core for a minute: they are looked at beside the tests, and their findings shown behind them.
+test: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@$(BIN)/mypy > $(VENV)/types.txt 2>&1 & types=$$!; \
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=15 -m "not slow and not gpu"; tests=$$?; \
+	wait $$types; typed=$$?; cat $(VENV)/types.txt; \
+	test $$tests -eq 0 -a $$typed -eq 0
 
 test-slow: install
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=15 -m "slow and not exhaustive and not gpu"

@@ -123,6 +123,7 @@ def test_a_rotation_read_wrongly_changes_the_drafts_ranks(
     assert n_changed >= 0.05 * n_compared > 0, f"{n_changed} of {n_compared} first ranks"
 
 
+@pytest.mark.slow
 def test_the_engine_decodes_long_and_short_prompts_as_the_oracle_does(pair: Pair) -> None:
     lengths, n_new = [577, 64, 1, 200], 8  # two prefill chunks, a whole block, one token, four blocks
     responses = decode(pair, lengths, dtype="float64", n_new=n_new)
