@@ -10,8 +10,8 @@ import pytest
 import torch
 from random_pairs import rewrite_config, write_random_pair
 
-from lab import doctor, pairs
-from lab.doctor import Check, conclusion, examine, examine_pair, exit_code
+from lab import pairs
+from lab.doctor import Check, conclusion, examine, examine_pair, exit_code, machine
 from lab.errors import ExperimentError
 from lab.night import notebook
 from lab.night.notebook import NotebookOutcome
@@ -31,7 +31,7 @@ def test_every_part_has_a_line_and_a_missing_one_a_remedy() -> None:
 
 
 def test_the_kernel_check_really_runs_a_notebook_in_this_interpreter() -> None:
-    check = doctor.kernel()
+    check = machine.kernel()
     assert check.ok, check.found
     assert "papermill ran one in this interpreter" in check.found
 
@@ -42,14 +42,14 @@ def test_another_interpreter_that_answers_is_named(monkeypatch: pytest.MonkeyPat
         return NotebookOutcome("unusable", 1.0, error="ended without calling finish()")
 
     monkeypatch.setattr(notebook, "run_notebook", ran)
-    check = doctor.kernel()
+    check = machine.kernel()
     assert not check.ok
     assert check.found == f"papermill ran one in /elsewhere/python3, not in {sys.executable}"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 def test_without_a_gpu_the_reason_is_said_and_the_lab_can_still_run() -> None:
-    check = doctor.gpu()
+    check = machine.gpu()
     assert not check.ok
     assert not check.needed
     assert "CUDA" in check.found
@@ -64,7 +64,7 @@ def _no_pair() -> None:
 def test_a_missing_needed_part_makes_the_exit_code_three(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere: Callable[[], None] = _no_pair
     monkeypatch.setattr(pairs, "shipped_pair", nowhere)
-    check = doctor.shipped_pair()
+    check = machine.shipped_pair()
     assert (check.ok, check.found, check.remedy) == (False, "the shipped pair is not there", "reinstall the package")
     assert exit_code([Check("a", True, "x"), check]) == 3
     assert conclusion([check]) == "`make lab` cannot run here yet: shipped pair."
@@ -94,7 +94,7 @@ def test_a_tool_that_is_absent_or_broken_is_told_apart(tmp_path: Path, monkeypat
     for path in (broken, good, silent):
         path.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    assert "failed" in doctor.tool("nsys", "Nsight Systems").found
-    assert doctor.tool("ncu", "Nsight Compute") == Check("Nsight Compute", True, "Version 9.9")
-    assert doctor.tool("silent", "Silent") == Check("Silent", True, "installed")
-    assert doctor.tool("no-such-tool", "Nothing").found == "no `no-such-tool` on the path"
+    assert "failed" in machine.tool("nsys", "Nsight Systems").found
+    assert machine.tool("ncu", "Nsight Compute") == Check("Nsight Compute", True, "Version 9.9")
+    assert machine.tool("silent", "Silent") == Check("Silent", True, "installed")
+    assert machine.tool("no-such-tool", "Nothing").found == "no `no-such-tool` on the path"

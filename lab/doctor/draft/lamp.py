@@ -1,0 +1,78 @@
+"""A lamp: one known cause of low acceptance, its detector, and what it found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from lab.doctor.draft.case import Case
+
+Colour = Literal["green", "red", "unknown"]
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What would mend a cause, and what that would give.
+
+    Attributes:
+        change: the one-line change, as it is to be typed: a key of config.json with its value, a setting, or a command.
+        before, after: mean acceptance length, bonus token included, as it is and with the change; for a cause that
+            costs time and not acceptance, the speed-up over plain decoding. None where it was not measured.
+    """
+
+    change: str
+    before: float | None = None
+    after: float | None = None
+
+    @property
+    def gain(self) -> float:
+        """How many more tokens a step commits with the change; 0 where that was not measured."""
+        return 0.0 if self.before is None or self.after is None else self.after - self.before
+
+    @property
+    def counterfactual(self) -> str:
+        """What the change would give, in words; empty where it was not measured."""
+        return "" if self.before is None or self.after is None else f"{self.before:.2f} -> {self.after:.2f}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one lamp found.
+
+    Attributes:
+        lamp: its name. colour: green: looked at and not the cause; red: a cause; unknown: cannot be told.
+        said: one sentence with the figures that the colour rests on, and for unknown the reason.
+        repair: of a red lamp, and of that alone.
+        weight: of a red lamp: how sure the evidence makes it, 0 to 1; it orders causes of like or unmeasured gain.
+        values: figures to be stored beside the sentence.
+    """
+
+    lamp: str
+    colour: Colour
+    said: str
+    repair: Repair | None = None
+    weight: float = 0.5
+    values: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        assert (self.colour == "red") == (self.repair is not None), f"{self.lamp} is {self.colour}: {self.repair}"
+
+
+@dataclass(frozen=True)
+class Lamp:
+    """One known cause.
+
+    Attributes:
+        name: how rows and the terminal call it, e.g. "tap_layers".
+        question: what a reader asks, e.g. "Are the taps those that the head was trained with?".
+        look: the detector. It answers "unknown" with the reason where the case lacks what it needs, and raises only for
+            its own bugs.
+        is_fast: whether it needs no forward pass; all fast lamps together take less than 5 s.
+    """
+
+    name: str
+    question: str
+    look: Callable[[Case], Finding]
+    is_fast: bool = False
