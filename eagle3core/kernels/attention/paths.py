@@ -32,13 +32,13 @@ def tail_bytes(shape: Shape, tail: int) -> int:
     return tail * (shape.unit_bytes + UNIT * PLACES_BYTES)
 
 
-def make_paths(isa: Any, shape: Shape, *, threads: int, held: int, tail: int) -> tuple[Any, Any, Any]:
+def make_paths(isa: Any, shape: Shape, *, threads: int, held: int, tail: int, tiles: int) -> tuple[Any, Any, Any]:
     """`owns_tail`, `load_tail` and `add_paths` of a block of `threads`; three that do nothing where `tail` is 0."""
     if tail:
         return (
             make_owns_tail(isa, shape),
             make_load_tail(isa, shape, threads, tail),
-            make_add_paths(isa, shape, held=held, tail=tail),
+            make_add_paths(isa, shape, held=held, tail=tail, tiles=tiles),
         )
 
     def nothing(*operands: Any) -> Any:
@@ -145,27 +145,29 @@ def make_row_at(isa: Any) -> Any:
     return isa.inlined(row_at)
 
 
-def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int) -> Callable[..., Any]:
-    """`add_paths(...)`: a warp's 32 rows take in the unit that begins at `first`; 1 if any row sees it.
+def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int, tiles: int) -> Callable[..., Any]:
+    """`add_paths(...)`: a warp's rows take in the unit that begins at `first`; 1 if any row sees it.
 
     Operands: `at` (see `load_tail`), queries and q_at as `score` takes them, accumulators, tops, sums, tokens, ctx,
     first, row0, scale, lane. Scores and values are those of one node after the other; maxima move once for all.
 
     Args:
-        held: of `make_steps`. tail: units at `at`.
+        held: of `make_steps`. tail: units at `at`. tiles: of the warp, 16 rows each.
     """
     cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
     token_of = make_token_of(isa, shape.group)
     pieces, half_bytes, unit_bytes = shape.pieces, shape.half_bytes, shape.unit_bytes
     places_at = tail * unit_bytes
     counts_at = places_at + tail * UNIT * PLACES
+    abreast = 2 if tiles == 1 else 1  # nodes scored at once, whose products then need not wait for each other
+    n_scores, n_keys = 8 * abreast, 2 * abreast
 
     def keys_at(row: Any) -> Any:
         return i32((row >> 4) * unit_bytes + ((row >> 3) & 1) * (pieces * 512) + (row & 7) * 64)
 
     keys_at = isa.inlined(keys_at)
 
-    def take_own(scores: Any, all_scores: Any, row: Any, node: Any, n_seen: Any, lane: Any) -> None:
+    def take_own(s: Any, scores: Any, all_scores: Any, row: Any, node: Any, n_seen: Any, lane: Any) -> None:
         """A node's scores join those of its tile, but for places that are not filled."""
         column = i32((lane & 3) * 2)
         for far in range(2):
@@ -173,7 +175,7 @@ def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int) -> Callable[
                 for h in range(2):
                     for e in range(2):
                         if column + h * 8 + e < n_seen:
-                            all_scores[far * 2 + h * 4 + e] = scores[far * 2 + h * 4 + e]
+                            all_scores[far * 2 + h * 4 + e] = scores[s + far * 2 + h * 4 + e]
 
     def weights_of(all_weights: Any, weights: Any, row: Any, node: Any) -> None:
         """The weights of a node's rows; of others', zeros."""
@@ -188,13 +190,15 @@ def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int) -> Callable[
 
     def of_tile(tile: int) -> Any:
         steps = make_steps(isa, shape, tiles=1, half=False, held=held, first_tile=tile)
-        score, raise_tops, weigh, add_weighed = steps.score_apart, steps.raise_tops, steps.weigh, steps.add_weighed
+        score = make_steps(isa, shape, tiles=1, half=False, held=held, units=abreast, first_tile=tile).score_apart
+        raise_tops, weigh, add_weighed = steps.raise_tops, steps.weigh, steps.add_weighed
 
         def add_tile(
             at: Any, queries: Any, q_at: Any, accumulators: Any, tops: Any, sums: Any, tokens: Any, ctx: Any,
             first: Any, row0: Any, scale: Any, lane: Any,
         ) -> Any:  # fmt: skip
-            scores, all_scores = cuda.local.array(8, f32), cuda.local.array(8, f32)
+            scores, all_scores = cuda.local.array(n_scores, f32), cuda.local.array(8, f32)
+            seen, keys = cuda.local.array(abreast, i32), cuda.local.array(n_keys, i32)
             weights, all_weights = cuda.local.array(4, i32), cuda.local.array(4, i32)
             for i in range(8):
                 all_scores[i] = HIDDEN
@@ -202,15 +206,22 @@ def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int) -> Callable[
             own, node, last = i32(row + (lane >> 2)), token_of(row), i32(min(token_of(i32(row + 15)), tokens - 1))
             places, counts = i32(at + places_at), i32(at + counts_at)
             while node <= last:
-                n_seen = i32(isa.shared_load_u32(i32(counts + node * 4)) - past)
-                if n_seen > 0:
-                    rows = i32(isa.shared_load_u32(i32(places + node * PLACES + (lane >> 2) * 4)) >> past)
-                    near, far = keys_at(i32(rows & 255)), keys_at(i32((rows >> 8) & 255))
+                sees_here = i32(0)
+                for a in range(abreast):
+                    # Past the last node the one before stands in; nobody takes its scores.
+                    own_at = i32(min(node + a, last))
+                    seen[a] = i32(isa.shared_load_u32(i32(counts + own_at * 4)) - past)
+                    sees_here = i32(sees_here | i32(seen[a] > 0))
+                    rows = i32(isa.shared_load_u32(i32(places + own_at * PLACES + (lane >> 2) * 4)) >> past)
                     own_16 = i32(at + (lane & 3) * 16)
-                    score(scores, queries, q_at, i32(own_16 + near), i32(own_16 + far))
-                    take_own(scores, all_scores, own, node, n_seen, lane)
+                    keys[2 * a] = i32(own_16 + keys_at(i32(rows & 255)))
+                    keys[2 * a + 1] = i32(own_16 + keys_at(i32((rows >> 8) & 255)))
+                if sees_here != 0:
+                    score(scores, queries, q_at, keys)
+                    for a in range(abreast):
+                        take_own(8 * a, scores, all_scores, own, i32(node + a), seen[a], lane)
                     sees = i32(1)
-                node = i32(node + 1)
+                node = i32(node + abreast)
             if sees != 0:
                 raise_tops(all_scores, accumulators, tops, sums, scale, lane)
                 weigh(0, all_scores, all_weights, tops, sums, scale)
@@ -228,15 +239,15 @@ def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int) -> Callable[
 
         return isa.inlined(add_tile)
 
-    first_tile, second_tile = of_tile(0), of_tile(1)
+    first_tile, second_tile = of_tile(0), of_tile(tiles - 1)
 
     def add_paths(
         at: Any, queries: Any, q_at: Any, accumulators: Any, tops: Any, sums: Any, tokens: Any, ctx: Any, first: Any,
         row0: Any, scale: Any, lane: Any,
     ) -> Any:  # fmt: skip
         sees = first_tile(at, queries, q_at, accumulators, tops, sums, tokens, ctx, first, row0, scale, lane)
-        return i32(
-            sees | second_tile(at, queries, q_at, accumulators, tops, sums, tokens, ctx, first, row0, scale, lane)
-        )
+        if tiles == 2:
+            sees |= second_tile(at, queries, q_at, accumulators, tops, sums, tokens, ctx, first, row0, scale, lane)
+        return i32(sees)
 
     return isa.inlined(add_paths)  # type: ignore[no-any-return]

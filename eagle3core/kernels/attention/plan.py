@@ -8,15 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eagle3core.errors import KernelLimit
 from eagle3core.kernels import tuned
 from eagle3core.kernels.attention.combine import COMBINE_THREADS, make_attention_combine
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.overrides import overrides
 from eagle3core.kernels.attention.paths import tail_units
-from eagle3core.kernels.attention.rows import ROWS, make_attention_rows, rows_shared_bytes
+from eagle3core.kernels.attention.rows import TILE_ROWS, TILES, make_attention_rows, rows_shared_bytes
 from eagle3core.kernels.attention.streams import make_attention_streams, streams_shared_bytes
-from eagle3core.kernels.card import PLAIN_TORCH, SHARED_BYTES, Variant, overlaps, parameters
+from eagle3core.kernels.card import SHARED_BYTES, Variant, overlaps, parameters
 
 PARAMETERS = parameters(
     "q:in k:const v:const tables:const prefix:const masks:in positions:in partial:out tops_sums:out counters:inout "
@@ -39,12 +38,13 @@ class Plan:
     """Order-neutral choices of one launch.
 
     Attributes:
-        row_warps: 0 for `attention_streams`, else warps of `attention_rows` that own 32 rows each.
+        row_warps: 0 for `attention_streams`, else warps of `attention_rows` that own 16 `tiles` rows each.
         groups: streams that `attention_rows` walks side by side.
         units: units scored at once; those between two barriers of a group.
         stages: depth of a ring, in sets of `units`.
         run: splits a block handles one after the other.
         counting: add up the tile counters of R-109.
+        tiles: of a warp of `attention_rows`, 1 or 2.
     """
 
     row_warps: int
@@ -53,6 +53,7 @@ class Plan:
     groups: int = 1
     units: int = 1
     counting: bool = False
+    tiles: int = TILES
 
     def is_joined(self, shape: Shape) -> bool:
         """Whether a block joins the splits of whole bundles."""
@@ -60,7 +61,7 @@ class Plan:
 
     def row_blocks(self, rows: int) -> int:
         """Blocks that share the rows of a key head."""
-        return -(-rows // (ROWS * self.row_warps)) if self.row_warps else 1
+        return -(-rows // (TILE_ROWS * self.tiles * self.row_warps)) if self.row_warps else 1
 
 
 def order_of(arch: str, n_kv_heads: int, dim: int) -> tuple[int, int]:
@@ -98,14 +99,10 @@ def plan_key(shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int) 
 def ruled_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int, *, paths: bool = False) -> Plan:
     """The layout where nothing was tuned."""
     rows, tail = tokens * shape.group, tail_units(tokens) if paths else 0
+    tiles = 1 if paths else TILES  # a tile's nodes are added one after the other, so warps share them
     # Two tiles of a head of 128 in one warp take more registers on sm_100 than there are.
-    most = ROWS // 2 if arch == "sm_100" and shape.dim == 128 else ROWS
-    plan = _streams_plan(arch, shape) if rows <= most and not paths else _rows_plan(arch, shape, rows, tail)
-    if paths and plan.stages < 3:
-        raise KernelLimit(
-            f"a tree of {tokens} nodes at head size {shape.dim} on {arch}",
-            "as many as its shared memory holds the keys of", f"{PLAIN_TORCH}; or lower max_decoding_tokens",
-        )  # fmt: skip
+    most = TILE_ROWS if arch == "sm_100" and shape.dim == 128 else 2 * TILE_ROWS
+    plan = _streams_plan(arch, shape) if rows <= most and not paths else _rows_plan(arch, shape, rows, tail, tiles)
     work = batch * n_kv_heads * plan.row_blocks(rows)
 
     def cost(run: int) -> float:
@@ -122,34 +119,34 @@ def _streams_plan(arch: str, shape: Shape) -> Plan:
     return Plan(0, min(held // units, 6), 1, units=units)
 
 
-def _rows_plan(arch: str, shape: Shape, rows: int, tail: int) -> Plan:
+def _rows_plan(arch: str, shape: Shape, rows: int, tail: int, tiles: int) -> Plan:
     """As many rows a block as there are and fit beside `tail` units; the other warps walk further streams."""
     # Scores of as many units as leave room in the registers for all else; on the others it was not to be had for more.
     most_units = (256 if arch == "sm_90a" else 128) // shape.dim
-    row_warps = min(next((n for n in (2, 4) if rows <= ROWS * n), 8), 4 * most_units)
+    row_warps = min(next((n for n in (2, 4) if rows <= TILE_ROWS * tiles * n), 8), 4 * most_units)
     groups = min(WARPS // row_warps, shape.streams)
-    while row_warps > 2 and _ring_units(arch, shape, row_warps, 1, tail) < 3 * max(1, row_warps // 4):
+
+    def ring_units(row_warps: int, groups: int) -> int:
+        """Units for which each of the rings has room."""
+        others = rows_shared_bytes(shape, row_warps, groups, 0, 0, held_pieces(arch, shape, tiles), tail, tiles)
+        return (SHARED_BYTES[arch] - others) // (groups * shape.unit_bytes)
+
+    while row_warps > 2 and ring_units(row_warps, 1) < 3 * max(1, row_warps // 4):
         row_warps //= 2
         if tail:  # a tree's nodes take the place of a ring, not of the warps that are left
             groups = min(WARPS // row_warps, shape.streams)
-    while groups > 1 and _ring_units(arch, shape, row_warps, groups, tail) < 3 * max(1, row_warps // 4):
+    while groups > 1 and ring_units(row_warps, groups) < 3 * max(1, row_warps // 4):
         groups //= 2
-    held = _ring_units(arch, shape, row_warps, groups, tail)
+    room = ring_units(row_warps, groups)
     units = min(most_units, row_warps)
-    while units > max(1, row_warps // 4) and held < 4 * units:
+    while units > max(1, row_warps // 4) and room < 4 * units:
         units //= 2
-    return Plan(row_warps, min(held // units, 6), 1, groups, units)
+    return Plan(row_warps, min(room // units, 6), 1, groups, units, tiles=tiles)
 
 
-def held_pieces(arch: str, shape: Shape) -> int:
-    """Pieces of the queries that fit the registers beside the sums of two tiles and the scores of a set."""
-    return min(shape.pieces, 3 if arch == "sm_90a" else 2)
-
-
-def _ring_units(arch: str, shape: Shape, row_warps: int, groups: int, tail: int) -> int:
-    """Units for which each of `groups` rings has room."""
-    others = rows_shared_bytes(shape, row_warps, groups, 0, 0, held_pieces(arch, shape), tail)
-    return (SHARED_BYTES[arch] - others) // (groups * shape.unit_bytes)
+def held_pieces(arch: str, shape: Shape, tiles: int) -> int:
+    """Pieces of the queries that fit the registers beside the sums of a warp's tiles and the scores of a set."""
+    return min(shape.pieces, 3 if arch == "sm_90a" else 2) if tiles == 2 else shape.pieces
 
 
 def attention_variant(
@@ -174,7 +171,7 @@ def attention_variant(
     if paths:
         order, shared["tail"] = f"{order}_paths{tail}", tail
     taken = PATHS_PARAMETERS if paths else EARLIER_PARAMETERS if words else PARAMETERS
-    joined, held = plan.is_joined(shape), held_pieces(arch, shape)
+    joined, held = plan.is_joined(shape), held_pieces(arch, shape, plan.tiles)
     assert plan.row_warps or not paths, "warps that walk streams of their own know no paths"
     if plan.row_warps == 0:
         tiles, half, units = -(-tokens * shape.group // 16), tokens * shape.group <= 8, plan.units
@@ -191,13 +188,19 @@ def attention_variant(
             },
         )  # fmt: skip
     layout = {"row_warps": plan.row_warps, "groups": plan.groups, "units": plan.units, "joined": joined, "held": held}
+    if plan.tiles < TILES:
+        order, layout["tiles"] = f"{order}_t{plan.tiles}", plan.tiles
     return Variant(
         name=f"attention_rows_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}{_joined(joined)}",
         make=make_attention_rows,
         constants={**shared, **layout}, parameters=taken, threads=32 * plan.row_warps * plan.groups,
-        shared_bytes=rows_shared_bytes(shape, plan.row_warps, plan.groups, plan.units, plan.stages, held, tail),
+        shared_bytes=rows_shared_bytes(
+            shape, plan.row_warps, plan.groups, plan.units, plan.stages, held, tail, plan.tiles
+        ),
         dependent=overlaps(arch), rounds_itself=True,
-        instructions={"HMMA": shape.dim // 2, "LDSM": shape.dim // 16, "LDGSTS": shape.dim // 8 // plan.row_warps},
+        instructions={
+            "HMMA": shape.dim // 4 * plan.tiles, "LDSM": shape.dim // 16, "LDGSTS": shape.dim // 8 // plan.row_warps
+        },
     )  # fmt: skip
 
 

@@ -36,28 +36,29 @@ from eagle3core.kernels.attention.ring import make_load_tile, make_ring
 from eagle3core.kernels.attention.tile import make_steps
 from eagle3core.kernels.attention.totals import make_totals, totals_bytes
 
-ROWS = 32  # of a warp: two tiles, so that every key and value read from shared memory serves both
+TILE_ROWS = 16
+TILES = 2  # of a warp, so that every key and value read from shared memory serves both
 
 
 def rows_shared_bytes(
-    shape: Shape, row_warps: int, groups: int, units: int, stages: int, held: int, tail: int = 0
+    shape: Shape, row_warps: int, groups: int, units: int, stages: int, held: int, tail: int = 0, tiles: int = TILES
 ) -> int:
     """Dynamic shared memory of a block, bytes: rings, sums of the split, some queries, `tail` units of a tree's nodes,
     barriers of rings and turns."""
     rings = groups * stages * units * shape.unit_bytes
-    queries = row_warps * groups * 2048 * (shape.pieces - held)
+    queries = row_warps * groups * 1024 * tiles * (shape.pieces - held)
     nodes = tail_bytes(shape, tail)
-    return rings + row_warps * totals_bytes(shape) + queries + nodes + 8 * groups * (1 + row_warps)
+    return rings + row_warps * totals_bytes(shape, tiles) + queries + nodes + 8 * groups * (1 + row_warps)
 
 
 def make_attention_rows(
     isa: Any, *, shape: Shape, row_warps: int, groups: int, units: int, stages: int, held: int, joined: bool,
-    counting: bool, overlap: bool, words: int = 0, windowed: bool = False, tail: int = 0,
+    counting: bool, overlap: bool, words: int = 0, windowed: bool = False, tail: int = 0, tiles: int = TILES,
 ) -> Any:  # fmt: skip
     """The kernel; grid (row blocks * blocks of `run` splits, key heads, sequences).
 
     Args:
-        row_warps: warps that share a ring, 32 rows each: 2, 4 or 8.
+        row_warps: warps that share a ring, 16 `tiles` rows each: 2, 4 or 8.
         groups: streams walked side by side, a power of two up to `shape.streams`.
         units: units of a set, 1, 2 or 4; at most `row_warps`, at least a quarter of it.
         stages: sets in a ring, at least 3.
@@ -66,6 +67,8 @@ def make_attention_rows(
         counting, overlap, words, windowed: as in `attention_streams`.
         tail: units for which there is room beyond the prefix, where the T keys are a tree's nodes and rows add their
             ancestors as plain decoding does (`paths`); the parameter `window` says how long a path can be.
+        tiles: of 16 rows of a warp. One where a tree has few nodes: they are added one after the other, so warps share
+            them, and each key serves one tile alone.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     # Before a warp arrives for the next set, the newest stages - 3 groups may be under way: that set's own has landed.
@@ -76,27 +79,31 @@ def make_attention_rows(
     paths = tail > 0
     span = make_span(isa, earlier=words > 0, paths=paths, windowed=windowed)
     load_tile = make_load_tile(isa, shape, held=held)
-    owns_tail, load_tail, add_paths = make_paths(isa, shape, threads=32 * row_warps * groups, held=held, tail=tail)
+    owns_tail, load_tail, add_paths = make_paths(
+        isa, shape, threads=32 * row_warps * groups, held=held, tail=tail, tiles=tiles
+    )
     follow, look_up, copy_set = make_ring(isa, shape, row_warps=row_warps, groups=groups, units=units)
     score, hide, start_tops, grows, raise_tops, add_values, *_ = make_steps(
-        isa, shape, tiles=2, half=False, held=held, units=units, words=words, windowed=windowed
+        isa, shape, tiles=tiles, half=False, held=held, units=units, words=words, windowed=windowed
     )
-    begin, join, leave = make_totals(isa, shape, joined=joined)
+    begin, join, recall, leave = make_totals(isa, shape, joined=joined, tiles=tiles)
 
     group, dim, pieces, splits, streams = shape.group, shape.dim, shape.pieces, shape.splits, shape.streams
     zero, interleave = np.float32(0), splits * streams
     half_bytes, unit_bytes = shape.half_bytes, shape.unit_bytes
     set_bytes, ahead, step = units * unit_bytes, stages - 2, units * interleave
-    ring_bytes, own_totals = stages * set_bytes, totals_bytes(shape)
+    ring_bytes, own_totals = stages * set_bytes, totals_bytes(shape, tiles)
     totals_offset = groups * ring_bytes
-    queries_offset, own_queries = totals_offset + row_warps * own_totals, 2048 * (pieces - held)
+    queries_offset, own_queries = totals_offset + row_warps * own_totals, 1024 * tiles * (pieces - held)
     tail_offset = queries_offset + row_warps * groups * own_queries
     barriers_offset = tail_offset + tail_bytes(shape, tail)
     row_shift, split_mask = row_warps.bit_length() - 1, streams - 1
     stream_shift = streams.bit_length() - 1
     # Registers of a lane: D sums of its two tiles, 16 scores a unit, 16 int32 a piece of the queries held; with D =
     # 128, two units and three pieces 208 of the 255 there are.
-    n_queries, n_accumulators, n_scores = 16 * held, dim, 16 * units
+    n_queries, n_accumulators, n_tops = 8 * tiles * held, dim // 2 * tiles, 2 * tiles
+    unit_scores, n_scores = 8 * tiles, 8 * tiles * units
+    rows_shift = 3 + tiles  # of a warp's rows: 16 or 32
     uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
 
     def pinned(value: Any) -> Any:
@@ -104,11 +111,11 @@ def make_attention_rows(
         return isa.shuffle_xor_i32(value, i32(0))
 
     def take_unit(u: Any, scores: Any, one: Any) -> None:
-        for i in range(16):
+        for i in range(unit_scores):
             x = scores[i]
             for other in range(units - 1):
                 if u == other + 1:
-                    x = scores[16 * (other + 1) + i]
+                    x = scores[unit_scores * (other + 1) + i]
             one[i] = x
 
     pinned, take_unit = isa.inlined(pinned), isa.inlined(take_unit)
@@ -122,9 +129,9 @@ def make_attention_rows(
         row_warp, own_group = uniform(warp & (row_warps - 1)), uniform(warp >> row_shift)
         kv_head, b, n_kv = uniform(cuda.blockIdx.y), uniform(cuda.blockIdx.z), i32(cuda.gridDim.y)
         rows = i32(tokens * group)
-        row_blocks = i32((rows + (ROWS * row_warps - 1)) >> (5 + row_shift))
+        row_blocks = i32((rows + (TILE_ROWS * tiles * row_warps - 1)) >> (rows_shift + row_shift))
         part = uniform(cuda.blockIdx.x // row_blocks)
-        row0 = i32(((cuda.blockIdx.x - part * row_blocks) * row_warps + row_warp) * ROWS)
+        row0 = i32(((cuda.blockIdx.x - part * row_blocks) * row_warps + row_warp) * (TILE_ROWS * tiles))
         base = isa.shared_address(cuda.shared.array(0, f32, alignment=128))
         ring = i32(base + own_group * ring_bytes)
         totals = i32(base + totals_offset + row_warp * own_totals)
@@ -157,11 +164,12 @@ def make_attention_rows(
             isa.copy_commit()
         if overlap:
             isa.wait_previous()
-        if paths and owns_tail(ctx, n_units, first_stream, last_stream) != 0:
-            mask = masks + i64(i32(b * tokens) * ((tokens + 31) >> 5)) * 4
-            load_tail(i32(base + tail_offset), k, v, table, mask, tokens, ctx, kv_head, n_kv, tid)
-            wait_all()
-            cuda.syncthreads()  # every warp reads what all have brought
+        has_tail = i32(0)
+        if paths:
+            has_tail = owns_tail(ctx, n_units, first_stream, last_stream)
+            if has_tail != 0:
+                mask = masks + i64(i32(b * tokens) * ((tokens + 31) >> 5)) * 4
+                load_tail(i32(base + tail_offset), k, v, table, mask, tokens, ctx, kv_head, n_kv, tid)
 
         block = i32(0)
         if next_unit >= 0:
@@ -170,11 +178,15 @@ def make_attention_rows(
         queries = cuda.local.array(n_queries, i32)
         spare = cuda.local.array(8, i32)
         load_tile(0, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
-        load_tile(1, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
+        if tiles == 2:
+            load_tile(1, q, queries, spare, q_at, b, kv_head, n_kv, tokens, row0, lane)
+        if paths and has_tail != 0:
+            wait_all()
+            cuda.syncthreads()  # every warp reads what all have brought
         accumulators = cuda.local.array(n_accumulators, f32)
-        scores, one = cuda.local.array(n_scores, f32), cuda.local.array(16, f32)
-        tops, sums = cuda.local.array(4, f32), cuda.local.array(4, f32)
-        total_tops, total_sums = cuda.local.array(4, f32), cuda.local.array(4, f32)
+        scores, one = cuda.local.array(n_scores, f32), cuda.local.array(unit_scores, f32)
+        tops, sums = cuda.local.array(n_tops, f32), cuda.local.array(n_tops, f32)
+        total_tops, total_sums = cuda.local.array(n_tops, f32), cuda.local.array(n_tops, f32)
         if own_group == 0:
             begin(i32(totals + lane * 16))
         executed, mask_empty = i32(0), i32(0)
@@ -189,7 +201,7 @@ def make_attention_rows(
         while stream < last_stream:
             for i in range(n_accumulators):
                 accumulators[i] = zero
-            for i in range(4):
+            for i in range(n_tops):
                 tops[i] = FLOOR
                 sums[i] = zero
             unit = first_of(stream, first_unit)
@@ -205,7 +217,8 @@ def make_attention_rows(
                     copy_set(writing, block, next_unit, k, v, end, kv_head, n_kv, lane, row_warp)
                 isa.copy_commit()
                 # A warp without rows works on zeros: it copies, and is counted at barriers.
-                score(scores, queries, q_at, i32(reading + k_lane))
+                if not paths or i32(unit * UNIT + UNIT) <= ctx:  # beyond, `add_paths` scores
+                    score(scores, queries, q_at, i32(reading + k_lane))
                 if next_unit >= 0:
                     next_unit = follow(next_unit, last_stream, first_unit, n_units)
                     if next_unit >= 0:
@@ -227,12 +240,12 @@ def make_attention_rows(
                     add_values(0, scores, accumulators, tops, sums, values, i32(values ^ 32), scale)
                     if units > 1:
                         at = i32(values + unit_bytes)
-                        add_values(16, scores, accumulators, tops, sums, at, i32(at ^ 32), scale)
+                        add_values(unit_scores, scores, accumulators, tops, sums, at, i32(at ^ 32), scale)
                     if units > 2:
                         at = i32(values + 2 * unit_bytes)
-                        add_values(32, scores, accumulators, tops, sums, at, i32(at ^ 32), scale)
+                        add_values(2 * unit_scores, scores, accumulators, tops, sums, at, i32(at ^ 32), scale)
                         at = i32(values + 3 * unit_bytes)
-                        add_values(48, scores, accumulators, tops, sums, at, i32(at ^ 32), scale)
+                        add_values(3 * unit_scores, scores, accumulators, tops, sums, at, i32(at ^ 32), scale)
                     if counting:
                         executed = i32(executed + units)
                 else:
@@ -275,7 +288,11 @@ def make_attention_rows(
                 turn_parity = i32(turn_parity ^ 1)
             here = pinned(lane)
             totals_at = i32(totals + here * 16)
-            join(totals_at, place == 0, accumulators, tops, sums, total_tops, total_sums, scale)
+            # Of a tree few keys are not of the prefix, and a stream without any would add zeros in its turn.
+            if tiles == 2 or place == 0 or first_of(stream, first_unit) < n_units:
+                join(totals_at, place == 0, accumulators, tops, sums, total_tops, total_sums, scale)
+            elif place == split_mask:
+                recall(totals_at, total_tops, total_sums)
             if place == split_mask:
                 head = i32(pinned(b) * n_kv + kv_head)
                 first_row, split = i32(i32(head * splits) * rows), i32(stream >> stream_shift)

@@ -31,7 +31,8 @@ class Steps(NamedTuple):
             enough.
         add_values: `(s, scores, accumulators, tops, sums, v_even, v_odd, scale)`: sums of probabilities, and of values
             by them, of the unit whose scores begin at `s`.
-        score_apart: `(scores, queries, q_at, near_at, far_at)`: `score` of a unit whose keys g and g + 8 lie anywhere.
+        score_apart: `(scores, queries, q_at, places)`: `score` of units whose keys g and g + 8 lie anywhere; `places`
+            are theirs, two a unit.
         weigh, add_weighed: `add_values` in two: `(s, scores, weights, tops, sums, scale)` makes 4 `tiles` weights,
             `(weights, accumulators, v_even, v_odd)` adds values by them.
     """
@@ -102,24 +103,24 @@ def make_steps(
 
     score_piece = isa.inlined(score_piece)
 
-    def score_piece_apart(j: Any, scores: Any, keys: Any, queries: Any, q_at: Any, near_at: Any, far_at: Any) -> None:
-        near, far = isa.shared_load_u32x4(i32(near_at + j * 512)), isa.shared_load_u32x4(i32(far_at + j * 512))
-        for c in range(4):
-            keys[c] = near[c]
-            keys[4 + c] = far[c]
+    def score_piece_apart(j: Any, scores: Any, keys: Any, queries: Any, q_at: Any, places: Any) -> None:
+        for i in range(2 * units):
+            k = isa.shared_load_u32x4(i32(places[i] + j * 512))
+            for c in range(4):
+                keys[i * 4 + c] = k[c]
         multiply(j, scores, keys, queries, q_at)
 
     score_piece_apart = isa.inlined(score_piece_apart)
 
-    def score_apart(scores: Any, queries: Any, q_at: Any, near_at: Any, far_at: Any) -> None:
+    def score_apart(scores: Any, queries: Any, q_at: Any, places: Any) -> None:
         keys = cuda.local.array(n_keys, i32)
         for i in range(n_scores):
             scores[i] = zero
-        score_piece_apart(0, scores, keys, queries, q_at, near_at, far_at)
-        score_piece_apart(1, scores, keys, queries, q_at, near_at, far_at)
+        score_piece_apart(0, scores, keys, queries, q_at, places)
+        score_piece_apart(1, scores, keys, queries, q_at, places)
         if pieces == 4:
-            score_piece_apart(2, scores, keys, queries, q_at, near_at, far_at)
-            score_piece_apart(3, scores, keys, queries, q_at, near_at, far_at)
+            score_piece_apart(2, scores, keys, queries, q_at, places)
+            score_piece_apart(3, scores, keys, queries, q_at, places)
 
     def score(scores: Any, queries: Any, q_at: Any, k_at: Any) -> None:
         keys = cuda.local.array(n_keys, i32)

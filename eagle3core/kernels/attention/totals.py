@@ -28,33 +28,41 @@ def make_join(isa: Any) -> Any:
     return isa.inlined(weigh)
 
 
-def totals_bytes(shape: Shape) -> int:
+def totals_bytes(shape: Shape, tiles: int) -> int:
     """Shared memory of one warp's sums of a split, bytes."""
-    return (shape.dim // 4 + 4) * LANES
+    return (shape.dim // 8 * tiles + 4) * LANES
 
 
-def make_totals(isa: Any, shape: Shape, *, joined: bool) -> tuple[Any, Any, Any]:
-    """`begin`, `join` and `leave`, of one warp; `at` is always the lane's own address.
+def make_totals(isa: Any, shape: Shape, *, joined: bool, tiles: int) -> tuple[Any, Any, Any, Any]:
+    """`begin`, `join`, `recall` and `leave`, of one warp; `at` is always the lane's own address.
 
     `begin(at)`: no stream has joined yet.
     `join(at, is_first, accumulators, tops, sums, total_tops, total_sums, scale)`: a stream joins those before.
+    `recall(at, total_tops, total_sums)`: maxima and sums as `join` leaves them, where the last stream had none.
     `leave(at, split, row0, rows, first_row, lane, buffer, total_tops, total_sums, partial, tops_sums, scale)`: the
-    split's sums go out, or join those of its bundle that have; `buffer` holds D f32, `first_row` is that of split 0.
+    split's sums go out, or join those of its bundle that have; `buffer` holds D / 2 f32 a tile, `first_row` is that of
+    split 0.
 
     Args:
         joined: all splits of a bundle are left by this block, one after the other.
+        tiles: of the warp, 1 or 2, 16 rows each.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     step = shape.bundle if joined else 1
     weigh, dim, zero, one = make_join(isa), shape.dim, np.float32(0), np.float32(1)
     n_columns = dim // 8
-    tops_at = 2 * n_columns * LANES
+    n_tops, n_sums = 2 * tiles, dim // 2 * tiles
+    last = n_tops - 2  # of one tile the first pair, stored twice
+    tops_at = tiles * n_columns * LANES
     sums_at = tops_at + LANES
     bundle_at = sums_at + LANES
 
     def begin(at: Any) -> None:
         isa.shared_store_f32x4(i32(at + tops_at), FLOOR, FLOOR, FLOOR, FLOOR)
         isa.shared_store_f32x4(i32(at + sums_at), zero, zero, zero, zero)
+
+    def store_rows(at: Any, values: Any) -> None:
+        isa.shared_store_f32x4(at, values[0], values[1], values[last], values[last + 1])
 
     def join_row(
         r: Any, total_tops: Any, total_sums: Any, keep: Any, take: Any, tops: Any, sums: Any, scale: Any
@@ -77,36 +85,42 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool) -> tuple[Any, Any, Any]
         a3 = isa.fused(t[3], keep[r + 1], isa.product(accumulators[i + 3], take[r + 1]))
         isa.shared_store_f32x4(i32(at + o * LANES), a0, a1, a2, a3)
 
-    begin, join_row, join_column = isa.inlined(begin), isa.inlined(join_row), isa.inlined(join_column)
+    begin, store_rows = isa.inlined(begin), isa.inlined(store_rows)
+    join_row, join_column = isa.inlined(join_row), isa.inlined(join_column)
+
+    def recall(at: Any, total_tops: Any, total_sums: Any) -> None:
+        held, summed = isa.shared_load_f32x4(i32(at + tops_at)), isa.shared_load_f32x4(i32(at + sums_at))
+        for r in range(n_tops):
+            total_tops[r], total_sums[r] = held[r], summed[r]
+
+    recall = isa.inlined(recall)
 
     def join(
         at: Any, is_first: Any, accumulators: Any, tops: Any, sums: Any, total_tops: Any, total_sums: Any, scale: Any
     ) -> None:
-        keep, take = cuda.local.array(4, f32), cuda.local.array(4, f32)
-        held, summed = isa.shared_load_f32x4(i32(at + tops_at)), isa.shared_load_f32x4(i32(at + sums_at))
-        for r in range(4):
-            total_tops[r], total_sums[r] = held[r], summed[r]
-        for r in range(4):
+        keep, take = cuda.local.array(n_tops, f32), cuda.local.array(n_tops, f32)
+        recall(at, total_tops, total_sums)
+        for r in range(n_tops):
             join_row(r, total_tops, total_sums, keep, take, tops, sums, scale)
         # No barrier: a lane reads back only what it wrote itself, or what the lane of the same number in another group
         # wrote before that group passed the turn on.
         if is_first:
-            for o in range(2 * n_columns):
+            for o in range(tiles * n_columns):
                 i = 4 * o
                 isa.shared_store_f32x4(
                     i32(at + o * LANES), accumulators[i], accumulators[i + 1], accumulators[i + 2], accumulators[i + 3]
                 )
         else:
-            for o in range(2 * n_columns):
+            for o in range(tiles * n_columns):
                 join_column(o, at, accumulators, keep, take)
-        isa.shared_store_f32x4(i32(at + tops_at), total_tops[0], total_tops[1], total_tops[2], total_tops[3])
-        isa.shared_store_f32x4(i32(at + sums_at), total_sums[0], total_sums[1], total_sums[2], total_sums[3])
+        store_rows(i32(at + tops_at), total_tops)
+        store_rows(i32(at + sums_at), total_sums)
 
     def weigh_bundle(at: Any, total_tops: Any, total_sums: Any, keep: Any, take: Any, scale: Any) -> None:
         """The split's maxima and sums become the bundle's."""
         held = isa.shared_load_f32x4(i32(at + bundle_at))
         summed = isa.shared_load_f32x4(i32(at + (bundle_at + LANES)))
-        for r in range(4):
+        for r in range(n_tops):
             high, kept, taken = weigh(held[r], total_tops[r], scale)
             keep[r], take[r] = kept, taken
             if summed[r] == zero:
@@ -171,26 +185,25 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool) -> tuple[Any, Any, Any]
         at: Any, split: Any, row0: Any, rows: Any, first_row: Any, lane: Any, buffer: Any, total_tops: Any,
         total_sums: Any, partial: Any, tops_sums: Any, scale: Any,
     ) -> None:  # fmt: skip
-        keep, take = cuda.local.array(4, f32), cuda.local.array(4, f32)
+        keep, take = cuda.local.array(n_tops, f32), cuda.local.array(n_tops, f32)
         # The accumulators are free between two splits: `buffer` is theirs.
         row, place = i32(row0 + (lane >> 2)), i32(split & (step - 1))
         if joined:
-            for r in range(4):
+            for r in range(n_tops):
                 keep[r], take[r] = zero, one
-            for i in range(dim):
+            for i in range(n_sums):
                 buffer[i] = zero
             if place > 0:
                 weigh_bundle(at, total_tops, total_sums, keep, take, scale)
-            isa.shared_store_f32x4(i32(at + bundle_at), total_tops[0], total_tops[1], total_tops[2], total_tops[3])
-            isa.shared_store_f32x4(
-                i32(at + (bundle_at + LANES)), total_sums[0], total_sums[1], total_sums[2], total_sums[3]
-            )
+            store_rows(i32(at + bundle_at), total_tops)
+            store_rows(i32(at + (bundle_at + LANES)), total_sums)
         first = i32(first_row + i32(split - place) * rows + row)
         leave_tile(0, at, row, rows, first, lane, buffer, keep, take, total_tops, total_sums, partial, tops_sums)
-        leave_tile(
-            1, at, i32(row + 16), rows, i32(first + 16), lane, buffer, keep, take, total_tops, total_sums, partial,
-            tops_sums,
-        )  # fmt: skip
+        if tiles == 2:
+            leave_tile(
+                1, at, i32(row + 16), rows, i32(first + 16), lane, buffer, keep, take, total_tops, total_sums, partial,
+                tops_sums,
+            )  # fmt: skip
         begin(at)
 
-    return begin, isa.inlined(join), isa.inlined(leave)
+    return begin, isa.inlined(join), recall, isa.inlined(leave)

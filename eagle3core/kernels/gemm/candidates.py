@@ -12,12 +12,14 @@ from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
 
-# For up to 8 rows: how much of W is under way, and in how large copies.
+# For up to 8 rows: how much of W is under way, and in how large copies. With two tiles of W a block reads x half as
+# often.
 _BULK = [Tiling("bulk", 1, 1, units, stages) for units, stages in ((8, 2), (8, 3), (4, 3), (4, 4), (4, 6))]
+_BULK += [Tiling("bulk", 1, 2, units, stages) for units, stages in ((8, 2), (4, 3), (4, 4))]
 _RING = [
     Tiling("ring", 1, 1, units, stages) for units, stages in ((4, 3), (4, 4), (2, 6), (1, 8), (1, 12), (1, 16))
 ]  # fmt: skip
-# For up to 16. With two tiles of W a block reads x half as often.
+# For up to 16.
 _SIXTEEN = [Tiling("ring", 2, 1, units, stages) for units, stages in ((2, 4), (2, 6), (1, 8), (1, 13))]
 _SIXTEEN += [Tiling("ring", 2, 2, units, stages) for units, stages in ((2, 3), (2, 4), (1, 5), (1, 8))]
 _SIXTEEN += [Tiling("bulk", 2, 1, units, stages) for units, stages in ((4, 3), (4, 4), (4, 6), (2, 6), (2, 8))]

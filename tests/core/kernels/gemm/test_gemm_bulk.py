@@ -208,14 +208,16 @@ def test_what_bulk_copies_cannot_feed_is_refused_with_the_way_out(arch, k, packe
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("arch", slow_from(1, ["sm_90a", "sm_100"]))
-def test_a_stage_is_one_copy_and_no_lane_copies_for_itself(arch):
+@pytest.mark.parametrize("weight_tiles", [256, 384])
+def test_a_stage_is_one_copy_a_tile_of_w_and_no_lane_copies_for_itself(arch, weight_tiles):
     from eagle3core.kernels.compile import compile_variant
 
-    tiling = choose_tiling(arch, 4, 256, 4096)
+    tiling = choose_tiling(arch, 4, weight_tiles, 4096)
     variant = gemm_variant(arch, "bf16", Epilogue("store"), tiling, True, False)
     made = compile_variant(variant, arch, disassemble=True)
     assert made.faults(variant) == []
-    assert made.sass["UBLKCP"] == tiling.stages + 2  # the first stages, and a refill in each half of the loop
+    # The first stages, and a refill in each half of the loop.
+    assert made.sass["UBLKCP"] == tiling.w_tiles * (tiling.stages + 2)
     assert made.sass["LDGSTS"] == 0
 
 
