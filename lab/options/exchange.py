@@ -46,6 +46,19 @@ class ImportOptions(Options):
     row: str = option("", "which of them, e.g. spec-3 (default: the last with an acceptance)")
 
 
+def _table(path: Path) -> Path:
+    if path.suffix not in (".parquet", ".csv"):
+        raise refused(path.name, "a name ending in .parquet or .csv")
+    return path
+
+
+class ExportOptions(Options):
+    """Write stored rows as one table, a line a value, for pandas, DuckDB or any dashboard."""
+
+    paths: tuple[Path, ...] = option(..., "run folders, or files of rows", flag="", metavar="DIR|FILE", shape="several")
+    out: Annotated[Path, AfterValidator(_table)] = option(..., "the file to write", metavar="NAME.parquet|NAME.csv")
+
+
 class UpgradeOptions(Options):
     """Carry stored rows of older forms over to today's; shows only, unless --write."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from lab.errors import EXIT_PASSED, ExperimentError
 from lab.options.exchange import UpgradeOptions
 from lab.rows.appending import open_alone
-from lab.rows.old_forms import KNOWN, Carrier
+from lab.rows.carried.old_forms import KNOWN, Carrier
 from lab.rows.store import RowWriter
 from lab.rows.stored.files import MOST_ROWS_BYTES, decoded, read_bytes
 
