@@ -1,4 +1,4 @@
-"""JSON out of a checkpoint, within limits: the one place where size, depth, digits and names given twice are judged.
+"""JSON out of a checkpoint, within limits: here alone are size, values, depth, digits and names given twice judged.
 
 Everything that a checkpoint stores as JSON (configs, an index, the header of a safetensors file) is read here, once.
 """
@@ -12,14 +12,19 @@ from typing import Any
 
 from eagle3core.errors import CheckpointError, shown
 
-MOST_BYTES = 32 << 20  # Python makes up to 25 bytes of one (an empty list from "[],"), so this keeps below 1 GiB
+MOST_BYTES = 32 << 20  # the longest published, indexes of experts, have half of it
+# What values may take as Python's objects, so that no file takes 200 MB beyond its own size. The estimate, from above:
+# so much for a name with its value in an object, and for anything else that a comma or an opening bracket introduces
+# (measured with CPython 3.11: 245 and 75 bytes at most).
+MOST_VALUE_BYTES = 64 << 20
+_NAMED_BYTES, _LISTED_BYTES = 256, 80
 MOST_DEPTH = 64
 MOST_DIGITS = 40  # of an integer; beyond any count or id
 _AGAIN = "download or export the checkpoint again"
 
 
-def read_object(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
-    """The object in a JSON file.
+def read_object(path: Path, most_bytes: int = MOST_BYTES, most_value_bytes: int = MOST_VALUE_BYTES) -> dict[str, Any]:
+    """The object in a JSON file; limits as of `parse_object`.
 
     Raises:
         CheckpointError: the file cannot be read, is too long, or holds no object within the limits.
@@ -29,20 +34,31 @@ def read_object(path: Path, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
             data = file.read(most_bytes + 1)
     except OSError as reason:
         raise CheckpointError(f"{path} cannot be read: {reason}", "a file that can be read", _AGAIN) from reason
-    return parse_object(data, str(path), most_bytes)
+    return parse_object(data, str(path), most_bytes, most_value_bytes)
 
 
-def parse_object(data: bytes, source: str, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
+def parse_object(
+    data: bytes, source: str, most_bytes: int = MOST_BYTES, most_value_bytes: int = MOST_VALUE_BYTES
+) -> dict[str, Any]:
     """The object in UTF-8 JSON.
 
     Args:
-        data: the text. source: what holds it, as errors show it. most_bytes: how long it may be.
+        data: the text. source: what holds it, as errors show it.
+        most_bytes: how long it may be. most_value_bytes: how much memory its values may take.
 
     Raises:
-        CheckpointError: too long or too deep, no JSON, a name twice in one object, or no object.
+        CheckpointError: too long, too many values or too deep, no JSON, a name twice in one object, or no object.
     """
     if len(data) > most_bytes:
         raise CheckpointError(f"{source} is longer than {most_bytes >> 20} MiB", "JSON up to that size", _AGAIN)
+    n_named, n_listed = data.count(b":"), sum(map(data.count, (b",", b"[", b"{")))
+    n_bytes = _NAMED_BYTES * n_named + _LISTED_BYTES * n_listed
+    if n_bytes > most_value_bytes:
+        raise CheckpointError(
+            f"{source} holds about {n_named + n_listed} values, which take up to {n_bytes >> 20} MiB",
+            f"values of up to {most_value_bytes >> 20} MiB",
+            _AGAIN,
+        )
     try:
         value = json.loads(data.decode(), object_pairs_hook=_object, parse_int=_integer)
     except (ValueError, RecursionError) as reason:

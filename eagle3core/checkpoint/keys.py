@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from eagle3core.checkpoint.settings import Settings
-from eagle3core.errors import CheckpointError
+from eagle3core.errors import CheckpointError, shown
 
 Place = Literal["head", "eagle_config", "layer", "rope"]
 NESTED_LAYER, INNER = "transformer_layer_config", "eagle_config"
 ROPE_OBJECTS = ("rope_scaling", "rope_parameters")
 OFF: tuple[Any, ...] = (None, False, 0, "", [], {})  # values that switch nothing on
+
+_ON_WHERE_FALSE = {"rope_is_neox_style": (False,)}
 
 
 @dataclass(frozen=True)
@@ -157,17 +159,19 @@ def objections(config: Settings) -> Iterator[CheckpointError]:
     yield from _judged(config, ("head",) if layer is not None else ("head", "layer"))
     if layer is not None:
         yield from _judged(layer, ("layer",))
-        yield from _twice(config, layer)
+        yield from _twice(config, ("head",), layer)
     if inner is not None:
         yield from _judged(inner, ("eagle_config",))
+        yield from _twice(inner, ("eagle_config",), layer or config)
     for name in ROPE_OBJECTS:
         rope = (layer or config).nested(name)
         if rope is not None:
             yield from _judged(rope, ("rope",))
+            yield from _twice(rope, ("rope",), layer or config)
 
 
 def _judged(settings: Settings, places: tuple[Place, ...]) -> Iterator[CheckpointError]:
-    """Objections to the keys of one object. Layer keys at the top of a speculators file are left to `_twice`."""
+    """Objections to the keys of one object. Layer keys in an object that is no layer's are left to `_twice`."""
     for name, value in settings.values.items():
         row = next((TABLE[place, name] for place in places if (place, name) in TABLE), None)
         if value is None or name.startswith("_") or name in _HARMLESS or (row and row.neutral is None):
@@ -183,13 +187,15 @@ def _judged(settings: Settings, places: tuple[Place, ...]) -> Iterator[Checkpoin
             )  # fmt: skip
 
 
-def _twice(config: Settings, layer: Settings) -> Iterator[CheckpointError]:
-    """Layer keys at the top of a speculators file, which nobody reads there, that say something else than the layer."""
-    for name, value in config.values.items():
-        is_layer_key = ("layer", name) in TABLE and ("head", name) not in TABLE
-        if is_layer_key and value not in OFF and value != layer.values.get(name):
-            yield config.bad(
-                name, value, f"the value in {NESTED_LAYER}, {layer.values.get(name)!r}", "remove the wrong one"
+def _twice(settings: Settings, places: tuple[Place, ...], layer: Settings) -> Iterator[CheckpointError]:
+    """Layer keys where nobody reads them (at the top of a speculators file, in `eagle_config`, among rotary settings)
+    that say something else than the layer."""
+    for name, value in settings.values.items():
+        is_layer_key = ("layer", name) in TABLE and not any((place, name) in TABLE for place in places)
+        is_off = value not in _ON_WHERE_FALSE.get(name, ()) and value in OFF
+        if is_layer_key and not is_off and value != layer.values.get(name):
+            yield settings.bad(
+                name, value, f"the value of the layer, {shown(layer.values.get(name))}", "remove the wrong one"
             )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from eagle3core.checkpoint.settings import Settings
-from eagle3core.errors import CheckpointError
+from eagle3core.errors import CheckpointError, shown
 from eagle3core.geometry import RopeGeometry
 
 DEFAULT_THETA = 10000.0  # what every Llama code base uses when the key is absent
@@ -154,7 +154,7 @@ def _scaling(config: Settings) -> Settings | None:
         return new or old
     if _plain(new) != _plain(old):
         raise CheckpointError(
-            f"{config.source}: rope_parameters {new.values} and rope_scaling {old.values} contradict each other",
+            f"{config.source}: rope_parameters {shown(new.values)} contradicts rope_scaling {shown(old.values)}",
             "one of them, or two that say the same",
             "remove the wrong one from config.json",
         )

@@ -68,7 +68,7 @@ class DepthAcceptance:
         coverage: generated tokens that the draft vocabulary holds, 0..1.
         histogram: entry a counts steps that accepted a drafts.
         misses: steps by (position of the first miss from 0, draft's rank of the target's token, -1 outside).
-        categories: by category, in order of name.
+        categories: by category, in order of name. turns: by user turn ("turn 1", ...); empty where all ask the first.
         per_prompt: mean acceptance length of each prompt, None without a complete step.
         responses: the engine's own, for whoever counts differently.
     """
@@ -85,6 +85,7 @@ class DepthAcceptance:
     histogram: tuple[int, ...]
     misses: Counter[tuple[int, int]]
     categories: tuple[CategoryAcceptance, ...]
+    turns: tuple[CategoryAcceptance, ...]
     per_prompt: tuple[float | None, ...]
     responses: tuple[Response, ...]
 
@@ -200,6 +201,7 @@ def count_acceptance(
         histogram=tuple(histogram[a] for a in range(k + 1)),
         misses=Counter(_miss(step) for steps in complete for step in steps if step.n_accepted < k),
         categories=tuple(_category(name, [complete[i] for i in by_category[name]]) for name in sorted(by_category)),
+        turns=_by_turn(prompts, complete),
         per_prompt=tuple(_mean_committed(steps) for steps in complete),
         responses=tuple(responses),
     )
@@ -243,6 +245,12 @@ def _miss(step: StepRecord) -> tuple[int, int]:
             "set EngineConfig(collect_draft_ranks=True)",
         )
     return step.n_accepted, step.ranks[step.n_accepted]
+
+
+def _by_turn(prompts: Sequence[Prompt], steps: Sequence[Sequence[StepRecord]]) -> tuple[CategoryAcceptance, ...]:
+    n_turns = max(prompt.turn for prompt in prompts)
+    own = [[s for p, s in zip(prompts, steps, strict=True) if p.turn == turn + 1] for turn in range(n_turns)]
+    return tuple(_category(f"turn {i}", part) for i, part in enumerate(own, start=1)) if n_turns > 1 else ()
 
 
 def _category(name: str, steps: Sequence[Sequence[StepRecord]]) -> CategoryAcceptance:

@@ -28,6 +28,7 @@ def check_uneven(
     dtype: str = "float32",
     device: str = "auto",
     fault: str | None = None,
+    chat_template: str = "",
 ) -> ReferenceReport:
     """Engine against reference on prompts of `lab.parity.inputs.STAGE_LENGTHS` at depth `k`.
 
@@ -37,11 +38,13 @@ def check_uneven(
         max_new_tokens: tokens that each prompt is continued by.
         dtype, device: of the engine.
         fault: name of a bug to plant in the engine (`lab.parity.faults`).
+        chat_template: as for `lab.pairs.prompts.load_prompt_set`.
 
     Raises:
         ExperimentError: as `measure_acceptance`.
     """
-    ids = stage_prompt_ids(Path(target), prompts, n_prompts=N_PROMPTS, max_tokens=MOST_TOKENS).ids
+    limits = {"n_prompts": N_PROMPTS, "max_tokens": MOST_TOKENS}
+    ids = stage_prompt_ids(Path(target), prompts, **limits, chat_template=chat_template).ids
     uneven, pair = prompts_from_ids(ids), (target, draft)
     report = measure_acceptance(
         *pair, uneven, (k,), max_new_tokens=max_new_tokens, dtype=dtype, device=device, batch=SLOTS, ignore_eos=True,

@@ -30,6 +30,7 @@ class InspectBitsOptions(Options):
     target: str = option("", "directory of the target; default: the shipped pair", metavar="DIR")
     draft: str = option("", "directory of the draft; default: the shipped pair", metavar="DIR")
     prompts: str = option("", "prompt file (JSON lines); default: the shipped pair's", metavar="FILE")
+    chat_template: str = option("", "Jinja, or a file of it, for a target whose tokenizer has none", metavar="FILE")
     n_prompts: int = option(4, "how many of them", ge=1)
     max_prompt_tokens: int = option(256, "longer prompts keep their last ones", ge=2)
     max_new_tokens: int = option(32, "tokens a prompt", ge=2)

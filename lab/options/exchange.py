@@ -26,6 +26,7 @@ class TapsOptions(Options):
     draft: str = option("", "directory of the draft; default: the shipped pair", metavar="DIR")
     out: Annotated[Path, AfterValidator(_safetensors)] = option(..., "the file to write", metavar="NAME.safetensors")
     prompts: str = option("", "prompt file (JSON lines); default: the shipped pair's", metavar="FILE")
+    chat_template: str = option("", "Jinja, or a file of it, for a target whose tokenizer has none", metavar="FILE")
     n_prompts: int = option(5, "how many of them", ge=1)
     max_prompt_tokens: int = option(1024, "longer prompts are cut", ge=2)
     spec_k: int = option(3, "drafts a step", ge=1, le=MOST_DRAFTS)

@@ -127,17 +127,24 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Any]]:
         raise ExperimentError(
             f"prompt file {path.name} is Parquet, and pyarrow is not installed",
             "JSON lines, or Parquet where pyarrow is installed",
-            "pip install pyarrow, or write the set as JSON lines",
+            "pip install 'eagle3lab[parquet]', or write the set as JSON lines",
         ) from reason
     try:
         _refuse_large(path, path.stat().st_size)
-        number = 0
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=_PARQUET_ROWS):
+        number, file = 0, parquet.ParquetFile(path)
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        _refuse_large(path, sum(group.total_byte_size for group in groups))  # a small file may unpack to any size
+        for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
             for entry in batch.to_pylist():
                 number += 1
                 # A column is there for every row; what is null is absent.
                 yield f"{path.name} row {number}", {key: value for key, value in entry.items() if value is not None}
-    except (OSError, ArrowException) as reason:
+    except (
+        OSError,
+        ArrowException,
+        ValueError,
+        OverflowError,
+    ) as reason:  # texts that are no UTF-8, times out of range
         raise ExperimentError(
             f"prompt file {path.name} cannot be read: {reason}", "a Parquet file", "check the path"
         ) from reason

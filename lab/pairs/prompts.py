@@ -32,7 +32,7 @@ class Prompt:
         category: for reports by category.
         id: the file's own, else the line number.
         chat: the messages it was made of; empty for a text.
-        later: further user turns (MT-bench's second), for `next_turn`.
+        later: further user turns (MT-bench's second), for `next_turn`. turn: which of its user turns it asks, from 1.
     """
 
     ids: tuple[int, ...]
@@ -41,6 +41,7 @@ class Prompt:
     id: str = ""
     chat: tuple[Message, ...] = ()
     later: tuple[str, ...] = ()
+    turn: int = 1
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def next_turn(prompt: Prompt, answer: str, tokenizer: Any, *, chat_template: str
     question, *later = prompt.later
     chat = [*prompt.chat, {"role": "assistant", "content": answer}, {"role": "user", "content": question}]
     written = Written(f"prompt {prompt.id}", chat, prompt.category, prompt.id, tuple(later))
-    return _prompt(written, _writer(tokenizer, chat_template))
+    return replace(_prompt(written, _writer(tokenizer, chat_template)), turn=prompt.turn + 1)
 
 
 def _writer(tokenizer: Any, chat_template: str) -> ChatWriter:
@@ -122,7 +123,7 @@ def _template_text(given: str) -> str:
 
 
 def prompts_for(
-    target: str | Path, file: str = "", *, limit: int, max_tokens: int, chat_template: str = ""
+    target: str | Path, file: str = "", *, limit: int, max_tokens: int, chat_template: str = "", turns: str = "first"
 ) -> tuple[list[Prompt], str]:
     """Prompts for a notebook, and in words where they come from.
 
@@ -134,6 +135,7 @@ def prompts_for(
         file: as `load_prompts` reads it; empty takes the held-out prompts of the shipped pair.
         limit, max_tokens: at most so many, and so long.
         chat_template: as for `load_prompt_set`.
+        turns: "first", or "all" where the caller goes on with `lab.acceptance.turns`, so that the words say no less.
 
     Raises:
         ExperimentError: as `load_prompt_set`, or limits below 1 prompt and 2 tokens.
@@ -155,7 +157,7 @@ def prompts_for(
     lengths = [len(prompt.ids) for prompt in prompts]
     cut = f", {n_cut} cut to their last {max_tokens}" if n_cut else ""
     skipped = f"; {read.skipped_words}" if read.skipped_words else ""
-    first = ", first turns alone" if any(prompt.later for prompt in prompts) else ""
+    first = ", first turns alone" if turns == "first" and any(prompt.later for prompt in prompts) else ""
     words = f"{len(prompts)} prompts of {path.name}{first}, {min(lengths)} to {max(lengths)} tokens{cut}{skipped}"
     return prompts, words
 
@@ -193,10 +195,11 @@ def uneven_prompts(
     *,
     lengths: Sequence[int] = UNEVEN_LENGTHS,
     file: str | Path = "",
+    chat_template: str = "",
 ) -> list[list[int]]:
     """Prompts of `lengths`, in turn: texts of `file`, or random ids for a target without a tokenizer.
 
-    No `file` takes the prompts of the shipped pair.
+    No `file` takes the prompts of the shipped pair; `chat_template` as for `load_prompt_set`.
 
     Together they cross what short prompts leave out: a cache block filled to its end, several blocks, more than one
     prefill chunk, and a batch in which no two have the same length.
@@ -212,7 +215,8 @@ def uneven_prompts(
     if has_tokenizer(Path(target)):
         from eagle3core.pipeline import load_tokenizer
 
-        texts = [prompt.ids for prompt in load_prompts(file or _shipped_file(), load_tokenizer(target))]
+        tokenizer, path = load_tokenizer(target), file or _shipped_file()
+        texts = [prompt.ids for prompt in load_prompts(path, tokenizer, chat_template=chat_template)]
         return [_joined(texts, i * len(texts) // n_prompts, length) for i, length in enumerate(wanted)]
     vocab = int(json.loads((Path(target) / "config.json").read_text(encoding="utf-8"))["vocab_size"])
     drawn = Random(UNEVEN_SEED)

@@ -35,13 +35,14 @@ def chosen_pair(target: str, draft: str) -> tuple[Path, Path]:
     return pair.target, pair.draft
 
 
-def prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int) -> PromptIds:
+def prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int, chat_template: str = "") -> PromptIds:
     """The first `n_prompts` prompts, each cut to its first `max_tokens` tokens.
 
     Args:
         target: directory whose tokenizer is used.
         prompts: a file as `lab.pairs.prompts` reads it; empty takes the held-out prompts of the shipped pair.
         n_prompts, max_tokens: at most so many, and so long.
+        chat_template: as for `lab.pairs.prompts.load_prompt_set`.
 
     Raises:
         ExperimentError: a count below its least value, or a prompt file for a target without a tokenizer.
@@ -52,12 +53,14 @@ def prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int) -
     from eagle3core.pipeline import load_tokenizer
 
     path = Path(prompts) if prompts else _shipped_prompts()
-    loaded = load_prompts(path, load_tokenizer(target), limit=n_prompts)
+    loaded = load_prompts(path, load_tokenizer(target), limit=n_prompts, chat_template=chat_template)
     ids = [list(prompt.ids[:max_tokens]) for prompt in loaded]
     return PromptIds(ids, f"{len(ids)} prompts of {path.name}, {range_of_lengths(ids)} tokens")
 
 
-def stage_prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: int) -> PromptIds:
+def stage_prompt_ids(
+    target: Path, prompts: str, *, n_prompts: int, max_tokens: int, chat_template: str = ""
+) -> PromptIds:
     """As `prompt_ids`, but of `STAGE_LENGTHS` by turns: each begins with another prompt and goes on with the next ones.
 
     A bug that needs a batch of unequal lengths, several blocks or several chunks then has them.
@@ -67,7 +70,7 @@ def stage_prompt_ids(target: Path, prompts: str, *, n_prompts: int, max_tokens: 
     """
     _check_counts(n_prompts, max_tokens)
     lengths = [min(length, max_tokens) for length in STAGE_LENGTHS]
-    ids = uneven_prompts(target, n_prompts, lengths=lengths, file=prompts)
+    ids = uneven_prompts(target, n_prompts, lengths=lengths, file=prompts, chat_template=chat_template)
     has_text = has_tokenizer(target)
     name = Path(prompts).name if prompts else "the shipped pair's prompts"
     source = f"tokens of {name}" if has_text else "random ids (the target has no tokenizer)"

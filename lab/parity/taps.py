@@ -132,8 +132,8 @@ def read_taps(path: str | Path, prompts: Sequence[Sequence[int]], *, k: int, ste
 def run(options: TapsOptions) -> int:
     """`eagle3lab taps`: record a pair and write the file; the exit code."""
     target, draft = inputs.chosen_pair(options.target, options.draft)
-    n_prompts, most = options.n_prompts, options.max_prompt_tokens
-    prompts = inputs.stage_prompt_ids(target, options.prompts, n_prompts=n_prompts, max_tokens=most)
+    limits = {"n_prompts": options.n_prompts, "max_tokens": options.max_prompt_tokens}
+    prompts = inputs.stage_prompt_ids(target, options.prompts, **limits, chat_template=options.chat_template)
     path = write_taps(
         target,
         draft,

@@ -130,6 +130,12 @@ def test_a_target_without_a_tokenizer_is_named(pair: Pair) -> None:
         ("tokenizer_config.json", '{"added_tokens_decoder": {"99999999999": {"content": "a"}}}'),
         ("vocab.json", "[1]"),
         ("tokenizer.json", '{"normalizer": [{"content": "aaaaaaaaaaaaa"}, {"content": "aaaaaaaaaaaaa"}]}'),
+        (
+            "tokenizer.json",
+            '{"post_processor": {"single": [{"SpecialToken": {"id": "x"}}], "special_tokens": {"x": {"ids": ['
+            + "0, " * 1000
+            + "0]}}}}",
+        ),
         ("tokenizer_config.json", "[1]"),
         ("tokenizer_config.json", '{"tokenizer_class": 3}'),
         ("tokenizer_config.json", '{"auto_map": {"AutoTokenizer": ["theirs.Tokenizer", null]}}'),

@@ -49,7 +49,10 @@ def _hashes(options: InspectBitsOptions, name: str, batch: int, chunk: int) -> l
     if name.endswith(SAVED):
         return read_hashes(Path(name))
     target, draft = chosen_pair(options.target, options.draft)
-    found, _ = prompts_for(target, options.prompts, limit=options.n_prompts, max_tokens=options.max_prompt_tokens)
+    found, _ = prompts_for(
+        target, options.prompts, limit=options.n_prompts, max_tokens=options.max_prompt_tokens,
+        chat_template=options.chat_template,
+    )  # fmt: skip
     prompts = [list(prompt.ids) for prompt in found]
     engine = engine_of(target, draft, name, options, batch=batch, chunk=chunk, longest=max(map(len, prompts)))
     return record_hashes(engine, prompts, options.max_new_tokens)

@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,9 +27,9 @@ from lab.probes.fuzz.group import Group
 from lab.probes.fuzz.outcomes import Outcome, as_json, of_error, of_return, of_signal
 from lab.probes.fuzz.watch import CANARY, Watch, listing
 
-MOST_BYTES = 1 << 30  # of address space beyond what the parent had, and beyond the size of the input
-MOST_CPU_S = 10
-_MOST_WALL_S = 60  # for a door that sleeps; a busy machine makes a case of 10 s of computing much longer
+MOST_BYTES = 200_000_000  # of memory beyond what the parent had, and beyond the size of the input
+_MOST_ADDRESSES = 1 << 30  # beyond memory: mapped files, libraries that are opened late, stacks of threads
+_MOST_WALL_S = 60  # for a door that sleeps
 _MOST_FILE_BYTES = 256 << 20
 _REPORT_BYTES = 1 << 16
 
@@ -112,26 +112,38 @@ def _be_the_child(case: Case, prepared: Any, folder: Path, write: int) -> None:
         os._exit(0)
 
 
-def _told(case: Case, prepared: Any, folder: Path) -> dict[str, str]:
+def _told(case: Case, prepared: Any, folder: Path) -> dict[str, Any]:
     case.group.make(prepared, case.random, folder / "in")
     allowed = (folder / "out", folder / "tmp")
     before = listing(folder, allowed)
-    watch = Watch(allowed)
+    watch = Watch(allowed, folder)
     os.chdir(folder / "here")
     os.environ["TMPDIR"] = tempfile.tempdir = str(folder / "tmp")
-    _limit(_size(folder / "in") + (case.group.more_mib << 20))
+    most_bytes = _size(folder / "in") + MOST_BYTES + (case.group.more_mib << 20)
+    seconds, resident = _cpu_s(), _memory()["VmRSS"]
+    _limit(most_bytes, case.group.most_cpu_s)
     watch.begin()
     try:
         outcome = of_return(case.group, case.group.open(prepared, folder / "in"))
     except BaseException as error:
         outcome = of_error(case.group, error)
+    outcome = replace(outcome, cpu_s=_cpu_s() - seconds, more_bytes=max(0, _memory()["VmHWM"] - resident))
+    if outcome.cpu_s > case.group.most_cpu_s and not outcome.is_finding:
+        outcome = replace(outcome, word="time", error="with its processes")
+    if outcome.more_bytes > most_bytes and not outcome.is_finding:
+        outcome = replace(outcome, word="memory", error="present at once")
+    return as_json(_watched(outcome, watch, before, folder))
+
+
+def _watched(outcome: Outcome, watch: Watch, before: dict[str, tuple[int, int]], folder: Path) -> Outcome:
+    """An outcome, or what the case did beside it that none may."""
     if watch.programs:
-        return as_json(Outcome("code", watch.programs[0].split("(")[0], outcome.frame, watch.programs[0]))
-    changed = set(before.items()) ^ set(listing(folder, allowed).items())
+        return Outcome("code", watch.programs[0].split("(")[0], outcome.frame, watch.programs[0])
+    changed = set(before.items()) ^ set(listing(folder, (folder / "out", folder / "tmp")).items())
     wrote = watch.outside + sorted(path for path, _ in changed if path != str(folder / "stderr"))
     if wrote:
-        return as_json(Outcome("outside", wrote[0].split(" ")[0], outcome.frame, wrote[0]))
-    return as_json(outcome)
+        return Outcome("outside", wrote[0].split(" ")[0], outcome.frame, wrote[0])
+    return outcome
 
 
 def _turn_output_to(path: Path) -> None:
@@ -141,20 +153,33 @@ def _turn_output_to(path: Path) -> None:
     os.dup2(file, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
     faulthandler.enable(file)
-    faulthandler.register(signal.SIGXCPU, file, all_threads=False, chain=True)
+    faulthandler.register(signal.SIGPROF, file, all_threads=False, chain=True)
 
 
-def _limit(input_bytes: int) -> None:
+def _limit(most_bytes: int, most_cpu_s: float) -> None:
     """From here on: so much memory more, so much time more, and no huge files."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * os.sysconf("SC_PAGE_SIZE") + MOST_BYTES + input_bytes
+    now = _memory()
+    most = now["VmData"] + most_bytes  # memory of this process alone; what is mapped from a file is none
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    most = now["VmSize"] + most_bytes + _MOST_ADDRESSES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = int(used.ru_utime + used.ru_stime) + MOST_CPU_S
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 2))
+    signal.setitimer(signal.ITIMER_PROF, most_cpu_s)
     sys.dont_write_bytecode = True  # what is imported late would be cut at the limit, and stay so for all processes
     resource.setrlimit(resource.RLIMIT_FSIZE, (_MOST_FILE_BYTES, _MOST_FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _memory() -> dict[str, int]:
+    """This process's memory in bytes, by the kernel's names: of all kinds, its own, present, and most ever present."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    parts = (line.replace(":", " ").split() for line in lines if line.endswith(" kB"))
+    return {name: int(value) << 10 for name, value, _ in parts}
+
+
+def _cpu_s() -> float:
+    """Of a processor, by this process and by those that it started and that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
 
 
 def _size(folder: Path) -> int:

@@ -23,6 +23,9 @@ def run(options: FuzzOptions) -> int:
         "command": "fuzz",
         "seed": options.seed,
         "groups": {tally.group: dict(tally.counts) for tally in tallies},
+        "n_cases": sum(sum(tally.counts.values()) for tally in tallies),
+        "slowest_s": round(max((tally.slowest_s for tally in tallies), default=0.0), 3),
+        "most_bytes": max((tally.most_bytes for tally in tallies), default=0),
         "n_findings": len(findings),
     }
     print(json.dumps(summary))

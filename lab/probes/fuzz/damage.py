@@ -81,6 +81,16 @@ def damaged_text(value: Any, random: Random) -> bytes:
     return data
 
 
+def long_text(random: Random) -> bytes:
+    """Some megabytes of JSON that take many times as much once they are values."""
+    n = random.choice((100_000, 1_000_000, 12_000_000))
+    parts = (b"[],", b"{},", b'{"a":1},', b'"ab",', b"1.5,", b'"\xc3\xa9\xf0\x9f\x98\x80",', b"[[[[[[[[[[1]]]]]]]]]],")
+    part = random.choice(parts)
+    if random.random() < 0.2:
+        return b"{" + b",".join(b'"%x":1' % i for i in range(n // 10)) + b"}"
+    return b'{"a":[' + part * (n // len(part)) + b"1]}"
+
+
 def damaged_bytes(data: bytes, random: Random) -> bytes:
     """Bytes with one to four places cut, turned, doubled, blanked or filled in."""
     for _ in range(random.randrange(1, 5)):

@@ -34,6 +34,7 @@ class Group:
         refusals: class names of refusals that `open` may raise.
         exit_codes: with which a command may end beside 0, its refusal told in three parts.
         more_mib: memory allowed beyond the limit of every case, for a door that is meant to hold more; 0 for most.
+        most_cpu_s: of a processor, its processes included.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Group:
     refusals: tuple[str, ...] = ("CheckpointError", "ConfigError")
     exit_codes: tuple[int, ...] = (2, 3)
     more_mib: int = 0
+    most_cpu_s: float = 2.0
 
 
 def all_groups() -> dict[str, Group]:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from traceback import walk_tb
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from lab.probes.fuzz.group import Ended, Group
 
@@ -23,6 +23,8 @@ WORDS: dict[Word, str] = {
     "code": "ran code of the input's",
 }
 HARMLESS: tuple[Word, ...] = ("fine", "refused")
+
+MOST_LETTERS = 4000  # of a refusal
 
 _ROOT = Path(__file__).resolve().parents[3]
 _HOUSE = tuple(f"{_ROOT / name}/" for name in ("eagle3core", "lab"))
@@ -41,12 +43,16 @@ class Outcome:
     Attributes:
         word: see `WORDS`. error: class of what was raised, or signal, or what was done. frame: the innermost place in
         this house. told: its text, shortened.
+        cpu_s: time of a processor. more_bytes: most memory present beyond what was at first, libraries that were
+            opened late and the file's own pages among it. Both 0 where the child was ended.
     """
 
     word: Word
     error: str = ""
     frame: str = ""
     told: str = ""
+    cpu_s: float = 0.0
+    more_bytes: int = 0
 
     @property
     def is_finding(self) -> bool:
@@ -111,13 +117,15 @@ def of_signal(signal_name: str, told: str) -> Outcome:
     """Of a child that was ended by a signal; `told` is what it wrote to its stderr."""
     frames = [found for found in _FRAME.finditer(told) if found[1].startswith(_HOUSE) and not found[1].startswith(_OWN)]
     frame = f"{Path(frames[0][1]).relative_to(_ROOT)}:{frames[0][3]}" if frames else ""
-    if signal_name in ("SIGXCPU", "SIGKILL"):
+    if signal_name in ("SIGPROF", "SIGKILL"):
         return Outcome("time", signal_name, frame, told[:600])
     return Outcome("memory" if has_run_out(told) else "traceback", signal_name, frame, told[:600])
 
 
 def has_three_parts(text: str) -> bool:
-    """Whether a text says what is wrong, what is allowed and what to do, each in words."""
+    """Whether a text says what is wrong, what is allowed and what to do, each in words, and is short enough to read."""
+    if len(text) > MOST_LETTERS:
+        return False
     return re.search(r"\S.*\n  allowed: *\S.*\n  do: *\S", text, re.S) is not None and "unforeseen: " not in text
 
 
@@ -149,6 +157,6 @@ def _unforeseen_at(told: str) -> str:
     return found[1] if found else ""
 
 
-def as_json(outcome: Outcome) -> dict[str, str]:
+def as_json(outcome: Outcome) -> dict[str, Any]:
     """An outcome as plain values."""
     return asdict(outcome)

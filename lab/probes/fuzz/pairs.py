@@ -56,11 +56,11 @@ def copied(source: Path, folder: Path) -> Path:
     return Path(shutil.copytree(source, folder, dirs_exist_ok=True))
 
 
-def open_pair(target: Path, draft: Path, n_tokens: int = 3) -> None:
+def open_pair(target: Path, draft: Path, n_tokens: int = 3, *, method: str = "eagle3") -> None:
     """Through the engine's door, and some tokens on."""
     config = EngineConfig(
         session_len=64, max_batch_size=2, block_size=16, prefill_chunk=16, device="cpu",
-        speculative_config=SpeculativeConfig(model=str(draft)),
+        speculative_config=SpeculativeConfig(method=method, model=str(draft)),
     )  # fmt: skip
     engine = Engine.from_pretrained(target, config)
     if n_tokens:

@@ -20,17 +20,26 @@ from lab.probes.fuzz.outcomes import WORDS, Finding, Outcome, gathered
 
 @dataclass
 class Tally:
-    """What came of a group's cases."""
+    """What came of a group's cases; `slowest_s` and `most_bytes` are of those that came to an end by themselves."""
 
     group: str
     counts: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
+    slowest_s: float = 0.0
+    most_bytes: int = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """One more case."""
+        self.counts[outcome.word] += 1
+        self.slowest_s = max(self.slowest_s, outcome.cpu_s)
+        self.most_bytes = max(self.most_bytes, outcome.more_bytes)
 
     @property
     def line(self) -> str:
         """The counts in a line, every word in its place."""
         words = ", ".join(f"{self.counts[word]} {word}" for word in WORDS if self.counts[word])
-        return f"{self.group}: {sum(self.counts.values())} cases in {self.seconds:.1f} s: {words}"
+        most = f"slowest {self.slowest_s:.2f} s of a processor, largest {self.most_bytes / 1e6:.0f} MB"
+        return f"{self.group}: {sum(self.counts.values())} cases in {self.seconds:.1f} s: {words}; {most}"
 
 
 def fuzz(
@@ -74,7 +83,7 @@ def _one_group(
     for number in numbers:
         place = folder / f"case-{number}"
         outcome = outcome_of(Case(group, seed, number), prepared, place)
-        tally.counts[outcome.word] += 1
+        tally.add(outcome)
         found.append((group.name, number, outcome))
         like = (outcome.word, outcome.error, outcome.frame)
         if keep is not None and outcome.is_finding and like not in kept:

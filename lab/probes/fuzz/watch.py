@@ -1,7 +1,8 @@
 """What a case does outside its folder: files written, programs started, connections opened.
 
-An audit hook of Python's sees every open, rename, process and connection that goes through the interpreter; the folder
-around the case is compared before and after for what native code does. A hook cannot be taken off again, so it is only
+An audit hook of Python's sees every open, rename, process and connection that goes through the interpreter, every class
+that a pickle finds, and every piece of code with the file that it came from; the folder around the case is compared
+before and after for what native code does. A hook cannot be taken off again, so it is only
 ever put into a child that ends with its case.
 """
 
@@ -17,6 +18,7 @@ CANARY = "canary"  # what inputs that carry code try to create, in the folder ab
 _PROGRAMS = {
     "subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "pty.spawn",
     "os.startfile", "code.__new__", "ctypes.dlopen", "ctypes.dlsym/handle",
+    "pickle.find_class",
 }  # fmt: skip
 _CHANGES = {
     "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod", "os.chown",
@@ -31,10 +33,11 @@ class Watch:
     """Events of a child since `begin`.
 
     Args:
-        allowed: folders that may be written to.
+        allowed: folders that may be written to. folder: the case's, no code of which may run.
     """
 
-    def __init__(self, allowed: tuple[Path, ...]) -> None:
+    def __init__(self, allowed: tuple[Path, ...], folder: Path) -> None:
+        self.folder = f"{folder}{os.sep}"
         self.allowed = tuple(f"{folder}{os.sep}" for folder in allowed)
         self.programs: list[str] = []
         self.outside: list[str] = []
@@ -46,6 +49,8 @@ class Watch:
     def _note(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event in _PROGRAMS and not _is_ours(event, arguments):
             self.programs.append(f"{event}{arguments!r}"[:200])
+        elif event == "exec" and getattr(arguments[0], "co_filename", "").startswith(self.folder):
+            self.programs.append(f"exec({arguments[0].co_filename!r})"[:200])
         elif event in _CONNECTS:
             self.outside.append(f"{event}{arguments[1:]!r}"[:200])
         elif event in _CHANGES:

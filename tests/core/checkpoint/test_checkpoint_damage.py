@@ -49,6 +49,8 @@ def refusal(load: Callable[[], object]) -> CheckpointError:
         ('{"hidden_size": ' + "9" * 400 + "}", "an integer of 400 digits"),
         ('{"a": 1, "a": 2}', "the name 'a' stands twice"),
         ('{"a": "' + " " * (32 << 20) + '"}', "longer than 32 MiB"),
+        ('{"a": [' + "[]," * 500_000 + "1]}", "holds about 1000003 values, which take up to 76 MiB"),
+        ("{" + ",".join(f'"{i:x}":1' for i in range(300_000)) + "}", "take up to 96 MiB"),
         ("[1]", "holds a list"),
         ("", "cannot be read as JSON"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,26 @@ def test_a_key_that_nobody_knows_is_refused_unless_it_is_off(
         load_draft(draft_dir, target)
     rewrite_config(draft_dir, attention_swirl=value)
     assert f"attention_swirl is {value!r}" in failure(draft_dir, target)
+
+
+@pytest.mark.parametrize(
+    ("place", "key", "value"),
+    [
+        ("eagle_config", "rope_is_neox_style", False),
+        ("eagle_config", "attention_bias", True),
+        ("rope_scaling", "sliding_window", 512),
+        ("rope_scaling", "max_position_embeddings", 7),
+    ],
+)
+def test_a_key_of_the_layer_where_nobody_reads_it_is_refused_if_it_says_something_else(
+    draft_dir: Path, target: TargetGeometry, place: str, key: str, value: object
+) -> None:
+    kept = {"rope_type": "default"} if place == "rope_scaling" else {}
+    rewrite_config(draft_dir, **{place: {**kept, key: value}})
+    assert f"{place}: {key} is {value!r}" in failure(draft_dir, target)
+    hidden = json.loads((draft_dir / "config.json").read_text())["hidden_size"]
+    rewrite_config(draft_dir, **{place: {**kept, "hidden_size": hidden}})
+    load_draft(draft_dir, target)
 
 
 def test_a_window_is_that_of_the_layer_where_a_key_says_that_it_has_one(

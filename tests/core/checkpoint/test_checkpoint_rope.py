@@ -74,7 +74,7 @@ def test_the_yarn_attention_factor_equals_the_one_of_transformers() -> None:
         ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
         (
             {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
-            "contradict each other",
+            "contradicts rope_scaling",
         ),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from random_pairs import write_random_pair
+from safetensors.torch import load_file, save_file
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
+WEIGHTS = "model.safetensors"
 # Private pages alone: those of the mapped file are the system's, which may drop them at any time.
 MEASURED = """
 import sys, threading
@@ -46,10 +49,23 @@ print(read, peak[0] - before, own, max(t.numel() * t.element_size() for t in pac
 """
 
 
-def test_reading_takes_one_group_of_tensors_beside_the_model(tmp_path: Path) -> None:
+def split_into(n: int, target: Path) -> None:
+    """The target's one file as `n` shards with an index."""
+    weights, index = load_file(target / WEIGHTS), target / f"{WEIGHTS}.index.json"
+    shards = {name: f"model-{i % n + 1:05}-of-{n:05}.safetensors" for i, name in enumerate(sorted(weights))}
+    for shard in set(shards.values()):
+        save_file({name: weights[name] for name in weights if shards[name] == shard}, target / shard)
+    (target / WEIGHTS).unlink()
+    index.write_text(json.dumps({"weight_map": shards}))
+
+
+@pytest.mark.parametrize("n_shards", [1, 3])
+def test_reading_takes_one_group_of_tensors_beside_the_model(tmp_path: Path, n_shards: int) -> None:
     target, _ = write_random_pair(
         tmp_path, n_layers=3, hidden=512, ffn=8192, vocab=64, draft_vocab=None, taps=(0, 1), dtype=torch.bfloat16
     )
+    if n_shards > 1:
+        split_into(n_shards, target)
     # What is freed goes back to the system at once: by itself the allocator keeps some, how much depends on the moment.
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     done = subprocess.run(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,8 +14,11 @@ import torch
 from damaged_drafts import change
 from random_pairs import rewrite_config, write_random_pair
 
-from eagle3core.checkpoint import load_draft, load_target, preflight
+from eagle3core.checkpoint import draft_shapes, load_draft, load_target, preflight, target_shapes
+from eagle3core.checkpoint.settings import Settings
+from eagle3core.checkpoint.target import read_target_geometry
 from eagle3core.errors import CheckpointError
+from eagle3core.geometry import DraftGeometry
 
 pytestmark = pytest.mark.reference
 
@@ -65,3 +72,55 @@ def test_what_loading_refuses_first_is_among_the_findings(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError) as caught:
         load_draft(draft, load_target(target).geometry)
     assert caught.value.what in [error.what for error in preflight(target, draft).errors]
+
+
+def sparse_file(path: Path, shapes: Mapping[str, Sequence[int]], dtypes: Mapping[str, str] | None = None) -> int:
+    """A safetensors file of zeros that takes no room on disk: a true header, and a size; how many bytes it has."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        dtype = (dtypes or {}).get(name, "BF16")
+        n_bytes = math.prod(shape) * {"BF16": 2, "I64": 8}[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + n_bytes]}
+        end += n_bytes
+    head = json.dumps(header).encode()
+    path.write_bytes(len(head).to_bytes(8, "little") + head)
+    os.truncate(path, 8 + len(head) + end)
+    return end
+
+
+LLAMA_70B = {
+    "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64,
+    "num_key_value_heads": 8, "num_hidden_layers": 80, "vocab_size": 128256, "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5, "rope_theta": 5e5,
+}  # fmt: skip
+N_SHARDS = 30
+
+
+def test_a_pair_of_70b_is_looked_at_within_a_second(tmp_path: Path) -> None:
+    target, draft = tmp_path / "target", tmp_path / "draft"
+    for folder in (target, draft):
+        folder.mkdir()
+    (target / "config.json").write_text(json.dumps(LLAMA_70B))
+    taps = {"eagle_aux_hidden_state_layer_ids": [2, 40, 77]}
+    (draft / "config.json").write_text(
+        json.dumps({**LLAMA_70B, **taps, "num_hidden_layers": 1, "draft_vocab_size": 32000})
+    )
+    geometry = read_target_geometry(Settings.read(target / "config.json"), target)
+    shapes = list(target_shapes(geometry))
+    weight_map, n_bytes = {}, 0
+    for i in range(N_SHARDS):
+        name = f"model-{i + 1:05}-of-{N_SHARDS:05}.safetensors"
+        n_bytes += sparse_file(target / name, dict(shapes[i::N_SHARDS]))
+        weight_map |= dict.fromkeys(dict(shapes[i::N_SHARDS]), name)
+    (target / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    plain = DraftGeometry(
+        block=geometry.block, target_hidden_size=8192, vocab_size=128256, draft_vocab_size=32000, taps=(2, 40, 77),
+        has_embedding=False, has_head=True,
+    )  # fmt: skip
+    sparse_file(draft / "model.safetensors", {**dict(draft_shapes(plain)), "d2t": (32000,)}, {"d2t": "I64"})
+    begun = time.process_time()
+    looked = preflight(target, draft)
+    seconds = time.process_time() - begun
+    assert looked.passed, looked.lines
+    assert n_bytes > 140e9
+    assert seconds < 1.0

@@ -140,8 +140,27 @@ def test_a_small_file_that_unpacks_to_a_large_one_is_refused(tmp_path: Path, mon
 
 def test_parquet_without_pyarrow_is_refused_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # as where it is not installed
-    with pytest.raises(ExperimentError, match="pip install pyarrow"):
+    with pytest.raises(ExperimentError, match=r"pip install 'eagle3lab\[parquet\]'"):
         read_prompt_file(tmp_path / "set.parquet")
+
+
+def test_every_set_is_read_from_parquet_as_from_json(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    for i, (entry, _) in enumerate(SETS.values()):
+        path = tmp_path / f"{i}.parquet"
+        parquet.write_table(pyarrow.Table.from_pylist([entry, entry]), path, compression="none")
+        by_row = read_prompt_file(path).prompts
+        by_line = read_prompt_file(write(tmp_path, entry, entry)).prompts
+        assert [(w.content, w.category, w.id, w.later) for w in by_row] == [
+            (w.content, w.category, w.id, w.later) for w in by_line
+        ]
+    whole = path.read_bytes()
+    no_text = whole.replace(b"\x01\x00\x00\x00q", b"\x01\x00\x00\x00\xe9")
+    for damaged in (whole[:-20], no_text):
+        path.write_bytes(damaged)
+        with pytest.raises(ExperimentError, match="cannot be read"):
+            read_prompt_file(path)
 
 
 def test_parquet_rows_are_entries_whose_null_columns_are_absent(tmp_path: Path) -> None:

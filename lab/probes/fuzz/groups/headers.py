@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from lab.probes.fuzz.damage import ODD_TEXTS, as_bytes, damaged_bytes, damaged_text, odd_value
+from lab.probes.fuzz.damage import ODD_TEXTS, as_bytes, damaged_bytes, damaged_text, long_text, odd_value
 from lab.probes.fuzz.group import Group
 from lab.probes.fuzz.pairs import SmallPair, copied, open_pair, prepare_pair
 
@@ -17,28 +17,30 @@ Header = dict[str, Any]
 
 
 def _make_header(pair: SmallPair, random: Random, folder: Path) -> None:
-    """The file of either model with another header: damaged in form, in structure, or by its offsets."""
+    """The file of either model with another header."""
     copied(random.choice((pair.target, pair.draft)), folder)
     (folder / INDEX).unlink(missing_ok=True)
-    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(damaged_file((folder / WEIGHTS).read_bytes(), random))
+
+
+def damaged_file(data: bytes, random: Random) -> bytes:
+    """A safetensors file whose header is damaged in form, in structure, or by its offsets."""
     length = int.from_bytes(data[:8], "little")
     header, tensors = json.loads(data[8 : 8 + length]), data[8 + length :]
     kind = random.randrange(8)
     if kind == 0:
-        (folder / WEIGHTS).write_bytes(damaged_bytes(data, random))
-        return
+        return damaged_bytes(data, random)
     if kind == 1:
         length = random.choice((0, 1, length + 1, length - 1, 2**63, 2**64 - 1, len(data), len(data) - 8, 10**8))
-        (folder / WEIGHTS).write_bytes(length.to_bytes(8, "little") + data[8:])
-        return
+        return length.to_bytes(8, "little") + data[8:]
     if kind < 6:
         for _ in range(random.choice((1, 1, 2))):
             random.choice(_HEADER_DAMAGES)(header, random)
         head = as_bytes(header)
     else:
-        head = damaged_text(header, random)
+        head = damaged_text(header, random) if random.random() < 0.9 else long_text(random)
     cut = tensors if random.random() < 0.8 else tensors[: random.randrange(len(tensors))]
-    (folder / WEIGHTS).write_bytes(len(head).to_bytes(8, "little") + head + cut)
+    return len(head).to_bytes(8, "little") + head + cut
 
 
 def _shift(header: Header, random: Random) -> None:

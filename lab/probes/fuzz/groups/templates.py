@@ -73,5 +73,6 @@ GROUPS = (
         prepare_talking_pair,
         _make,
         lambda pair, folder: talk(folder),
+        most_cpu_s=12.0,  # a template may take 5 s, and there are a chat to try it with and one to write
     ),
 )

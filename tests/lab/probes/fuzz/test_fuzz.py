@@ -9,11 +9,13 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
 from places import ROOT
 
 from lab.cli import main
 from lab.probes.fuzz import damage
 from lab.probes.fuzz.group import Ended, Group
+from lab.probes.fuzz.heads import all_heads, all_targets
 from lab.probes.fuzz.outcomes import Outcome, gathered, of_return
 
 pytestmark = pytest.mark.reference
@@ -26,6 +28,8 @@ DOORS = {
     "refused": "refuse()",
     "traceback": "{}['gone']",
     "memory": "bytearray(3 << 30)",
+    "memory, a little too much": "bytearray(220 << 20)",
+    "fine, within the limit": "bytearray(100 << 20)",
     "memory as a refusal": "too_much()",
     "time": "spin()",
     "outside": "(folder.parent / 'beside').write_text('x')",
@@ -34,8 +38,11 @@ DOORS = {
     "outside, by the network": "__import__('socket').getaddrinfo('localhost', 80)",
     "code": "(folder.parent / 'canary').write_text('x')",
     "code, a program": "__import__('os').system('true')",
+    "code, of the input": "exec(compile('1', str(folder / 'own.py'), 'exec'))",
+    "code, by a pickle": "__import__('pickle').loads(b'cbuiltins\\nlen\\n.')",
     "traceback, a crash": "__import__('ctypes').string_at(0)",
     "traceback, half a refusal": "half()",
+    "traceback, a refusal that nobody reads to its end": "refuse('a' * 5000)",
 }
 PLANTED = """
 import json, sys
@@ -45,8 +52,8 @@ from lab.probes.fuzz import child
 from lab.probes.fuzz.group import Group
 import safetensors.torch, torch
 
-def refuse():
-    raise ExperimentError("a", "b", "c")
+def refuse(what="a"):
+    raise ExperimentError(what, "b", "c")
 def half():
     raise ExperimentError("a", "", "c")
 def too_much():
@@ -60,12 +67,11 @@ def spin():
 def save(path):
     safetensors.torch.save_file({"a": torch.zeros(1)}, path)
 
-child.MOST_CPU_S = 1
 words = {}
 for name, text in json.loads(sys.argv[1]).items():
     def door(prepared, folder, text=text):
         eval(text)
-    group = Group("planted", "", None, lambda *given: None, door, refusals=("ExperimentError",))
+    group = Group("planted", "", None, lambda *given: None, door, refusals=("ExperimentError",), most_cpu_s=1)
     words[name] = child.outcome_of(child.Case(group, 0, 0), None, Path(sys.argv[2], name).resolve())
 print(json.dumps({name: [outcome.word, outcome.error, outcome.told] for name, outcome in words.items()}))
 """
@@ -125,3 +131,14 @@ def test_findings_are_gathered_by_group_kind_and_place() -> None:
 def test_a_group_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fuzz", "--groups", "none-such"]) == 2
     assert "no group is called 'none-such'" in capsys.readouterr().err
+
+
+def test_heads_and_targets_of_every_kind_are_the_same_noise_whatever_was_made_before() -> None:
+    first, second = all_heads(), all_heads()
+    assert all(
+        torch.equal(tensor, second[kind].weights[name])
+        for kind, head in first.items()
+        for name, tensor in head.weights.items()
+    )
+    assert {head.settings.get("method", "eagle3") for head in first.values()} == {"eagle", "eagle3"}
+    assert {target.config["model_type"] for target in all_targets().values()} == {"llama", "mistral", "qwen2", "qwen3"}
