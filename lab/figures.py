@@ -193,14 +193,22 @@ class Kept(BaseModel):
         kept.svg = _embedded(words.with_suffix(".svg").read_text(encoding="utf-8"))
         return kept
 
-    def html(self) -> str:
-        """`<figure>` with the drawing, its caption, and its table folded beneath."""
+    def html(self, anchor: str = "") -> str:
+        """`<figure>` with the drawing, its caption, and its table folded beneath.
+
+        Args:
+            anchor: its id on a page, where a narrow screen may then enlarge it.
+        """
         label = html.escape(self.alt, quote=True)
-        drawing = self.svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
-        caption = html.escape(self.caption)
+        caption, name = html.escape(self.caption), html.escape(self.name, quote=True)
+        place = f' id="{html.escape(anchor, quote=True)}"' if anchor else ""
+        if self.svg:
+            drawing = self.svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
+            shown = f'{_choice(self)}{_enlarge(anchor)}<div class="drawing" style="max-width:52rem">{drawing}</div>'
+        else:
+            shown = f"<p>{html.escape(self.alt)}</p>"
         return (
-            f'<figure class="plot" data-name="{html.escape(self.name, quote=True)}">{_choice(self)}'
-            f'<div class="drawing" style="max-width:52rem">{drawing}</div>'
+            f'<figure class="plot"{place} data-name="{name}">{shown}'
             f"<figcaption>{caption}</figcaption>"
             f'<details class="data"><summary>Table of this figure</summary>'
             f'<div class="scroll">{table_html(self.columns, self.rows)}</div></details></figure>'
@@ -222,6 +230,14 @@ def _choice(figure: Kept) -> str:
         later = (f'[id="{stem}-{i}"]:checked~.drawing [id*="step-{j}-"]' for j in range(i + 1, n + 1))
         rules.append(",".join(later) + "{opacity:.08}" if i < n else "")
     return f"<style>{''.join(rules)}</style>{''.join(buttons)}"
+
+
+def _enlarge(anchor: str) -> str:
+    """A switch that a narrow screen shows before the drawing that it enlarges, by style alone."""
+    if not anchor:
+        return ""
+    switch = html.escape(f"{anchor}-large", quote=True)
+    return f'<input type="checkbox" class="large" id="{switch}"><label class="large" for="{switch}">Enlarge</label>'
 
 
 _NAMESPACES = ' xmlns="http://www.w3.org/2000/svg"'
@@ -262,13 +278,15 @@ def _cell(value: Any) -> Cell:
 def table_html(columns: list[str], rows: list[list[Cell]]) -> str:
     """A plain HTML table; numbers are right-aligned by class."""
     head = "".join(f'<th scope="col">{html.escape(column)}</th>' for column in columns)
-    body = "".join("<tr>" + "".join(_td(value) for value in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    labels = [html.escape(column, quote=True) for column in columns]
+    body = "".join(f"<tr>{''.join(map(_td, labels, row))}</tr>" for row in rows)
+    return f'<table class="cards"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _td(value: Cell) -> str:
+def _td(label: str, value: Cell) -> str:
+    """A cell, with its column's name for screens on which a row becomes a card."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return f"<td{' class=num' if number else ''}>{html.escape(shown(value))}</td>"
+    return f'<td{" class=num" if number else ""} data-label="{label}">{html.escape(shown(value))}</td>'
 
 
 def shown(value: Any) -> str:

@@ -20,8 +20,12 @@ from lab.errors import LabError, RunFailed
 from lab.figures import shown
 from lab.night.notices import notices_of
 from lab.night.progress import duration
-from lab.page import facts
-from lab.page.marks import MARKS, is_numeric, mark, moment, sparkline, still
+from lab.page import facts, first_screen
+from lab.page.findings.finding import Finding, Night
+from lab.page.findings.remedies import remedy_of
+from lab.page.findings.rules import findings_of, headline_of
+from lab.page.marks import MARKS, coded, is_numeric, mark, moment, sparkline, still
+from lab.page.runbook import sections_for
 from lab.page.sections import NOTEBOOKS_FOLDER, Section, section_of
 from lab.rows.runs import left_out_words, read_environment, read_plan, read_whole_summary, runs_under
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row, read_rows
@@ -52,13 +56,26 @@ def render(run_dir: Path) -> Path:
     summary, plan = read_whole_summary(run_dir), read_plan(run_dir)
     machine = read_environment(run_dir)
     rows, faults = _rows(run_dir)
-    sections = [section_of(run_dir, job, rows, summary["gates"], faults.get(job["id"], [])) for job in summary["jobs"]]
+    explained: set[str] = set()
+    sections = [
+        section_of(run_dir, job, rows, summary["gates"], faults.get(job["id"], []), explained)
+        for job in summary["jobs"]
+    ]
     for section in sections:
         if section.page is not None:
             _render_notebook(run_dir, section)
     summary_ids = {job["id"] for job in plan["jobs"] if job.get("reads_run")}
     sections.sort(key=lambda section: section.id not in summary_ids)  # the summary's figures come first
+    figures_of = {section.id: [figure.name for _, figure in section.figures] for section in sections}
+    night = Night(summary, rows, figures_of)
+    found = findings_of(night)
     content = {
+        "headline": headline_of(summary["word"], found),
+        "found": found,
+        "numbers": first_screen.numbers(night),
+        "picture": first_screen.picture(night, found, [job for job in figures_of if job in summary_ids]),
+        "remedies": {gate["name"]: remedy_of(gate["name"]) for gate in summary["gates"] if gate["word"] != "pass"},
+        "runbook": sections_for(_anchors(summary, found)),
         "machine": machine,
         "sections": sections,
         "pairs": facts.pairs_measured(run_dir, plan, rows),
@@ -74,6 +91,12 @@ def render(run_dir: Path) -> Path:
     _write(run_dir / PAGE, page)
     render_index(run_dir.parent)
     return run_dir / PAGE
+
+
+def _anchors(summary: dict[str, Any], found: list[Finding]) -> set[str]:
+    """Sections of the runbook that the page leads to."""
+    red = {remedy_of(gate["name"]).anchor for gate in summary["gates"] if gate["word"] != "pass"}
+    return red | {finding.remedy.anchor for finding in found if finding.remedy}
 
 
 def _rows(run_dir: Path) -> tuple[list[Row], dict[str, list[str]]]:
@@ -151,6 +174,7 @@ def _page(template: str, **content: Any) -> str:
         "duration": duration,
         "moment": moment,
         "mark": mark,
+        "coded": coded,
         "still": still,
         "sign": lambda word: MARKS.get(word, "·"),
         "percent": percent,
