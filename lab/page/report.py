@@ -47,7 +47,14 @@ class Listed(Form):
 
 
 def render(run_dir: Path) -> Path:
-    """Writes the run's pages from what is stored in it, rebuilds the index above it, and gives the run's page.
+    """As `render_all`; gives the run's page alone."""
+    return render_all(run_dir)[0]
+
+
+def render_all(run_dir: Path) -> list[Path]:
+    """Writes the run's pages from what is stored in it, and rebuilds the index above it.
+
+    Gives every file that it wrote: the run's page, those of its notebooks, the index.
 
     Raises:
         ExperimentError: the folder holds no finished run.
@@ -61,9 +68,7 @@ def render(run_dir: Path) -> Path:
         section_of(run_dir, job, rows, summary["gates"], faults.get(job["id"], []), explained)
         for job in summary["jobs"]
     ]
-    for section in sections:
-        if section.page is not None:
-            _render_notebook(run_dir, section)
+    notebooks = [_render_notebook(run_dir, section) for section in sections if section.page is not None]
     summary_ids = {job["id"] for job in plan["jobs"] if job.get("reads_run")}
     sections.sort(key=lambda section: section.id not in summary_ids)  # the summary's figures come first
     figures_of = {section.id: [figure.name for _, figure in section.figures] for section in sections}
@@ -89,8 +94,7 @@ def render(run_dir: Path) -> Path:
         **content,
     )
     _write(run_dir / PAGE, page)
-    render_index(run_dir.parent)
-    return run_dir / PAGE
+    return [run_dir / PAGE, *notebooks, render_index(run_dir.parent)]
 
 
 def _anchors(summary: dict[str, Any], found: list[Finding]) -> set[str]:
@@ -147,7 +151,7 @@ def telling_parameters(changes: list[dict[str, Any]]) -> dict[str, set[str]]:
     return {book: {name for name, values in own.items() if len(values) > 1} for book, own in seen.items()}
 
 
-def _render_notebook(run_dir: Path, section: Section) -> None:
+def _render_notebook(run_dir: Path, section: Section) -> Path:
     folder = run_dir / NOTEBOOKS_FOLDER
     if folder.is_symlink():  # of a run that came from elsewhere: its pages are written into it and nowhere else
         raise RunFailed(
@@ -158,6 +162,7 @@ def _render_notebook(run_dir: Path, section: Section) -> None:
     folder.mkdir(exist_ok=True)
     page = _page("notebook.html", run=run_dir.name, section=section, parts=section.parts)
     _write(folder / f"{section.id}.html", page)
+    return folder / f"{section.id}.html"
 
 
 def _page(template: str, **content: Any) -> str:

@@ -127,7 +127,7 @@ def _read(path: Path, read: Callable[[Path], Read], faults: list[str]) -> Read |
 
 def _figure(path: Path) -> Kept:
     figure = Kept.load(path)
-    if not figure.svg.endswith("</svg>"):  # what follows on the page would become part of it
+    if figure.is_drawn and not figure.svg.endswith("</svg>"):  # what follows on the page would become part of it
         raise ValueError(f"its drawing {path.stem}.svg is cut short")
     return figure
 

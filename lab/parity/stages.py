@@ -62,8 +62,8 @@ class StageReport:
 
         Every column is the worst for itself, but for an error and its tolerance: they are of the largest ratio's cell.
 
-        Columns: kind, stage, cells, status, bad_cells (that did not pass), first_bad (place of the first of them in the run's
-        order, so that the smallest is the stage that `first_divergent` names; NaN without one), max_abs,
+        Columns: kind, stage, cells, status, bad_cells (that did not pass), first_bad (place of the first of them
+        in the run, so that the smallest is of the stage that `first_divergent` names; NaN without one), max_abs,
         mean_abs, cosine, relative, reference_max_abs, tolerance, ratio, top_k_overlap, argmax_agreement.
         """
         cells = self.cells_table()
