@@ -68,7 +68,7 @@ def test_a_figure_of_nothing_or_of_a_single_point_is_a_line_of_words_with_its_ta
     made = Kept.make(figure, name="few", alt="One point, 1.", caption="c", table=table, prefix="p", order=1)
     made.save(tmp_path)
     loaded = Kept.load(tmp_path / "few.json")
-    assert loaded.html() == made.html()
+    assert (loaded.alt, loaded.is_drawn, bool(loaded.svg)) == (made.alt, is_drawn, is_drawn)
     assert (tmp_path / "few.svg").exists() is loaded.is_drawn is is_drawn
     markup = loaded.html("figure-p-few")
     assert ("<svg" in markup) is is_drawn
