@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lab.page.findings import of_acceptance, of_gates, of_parity, of_speed
-from lab.page.findings.finding import Finding, Level, Night
+from lab.page.findings.finding import Finding, Level, Night, warned
 
 MOST_SENTENCES = 8
 Rule = Callable[[Night], list[Finding]]
@@ -33,10 +33,20 @@ RULES: tuple[Rule, ...] = (
 
 def findings_of(night: Night) -> list[Finding]:
     """What a night found, the worst first, at most `MOST_SENTENCES`; failed gates that no rule tells stand as gates."""
-    told = [finding for rule in RULES for finding in rule(night)]
+    told = [finding for rule in RULES for finding in _found_by(rule, night)]
     known = frozenset(gate for finding in told for gate in finding.gates)
     found = sorted([*told, *of_gates.failed(night, known)], key=lambda finding: finding.level)
     return found[:MOST_SENTENCES]
+
+
+def _found_by(rule: Rule, night: Night) -> list[Finding]:
+    """What a rule finds; of rows not of their kind's form, as runs from elsewhere may have, that it cannot."""
+    try:
+        return rule(night)
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        name = f"{rule.__module__.rpartition('.')[2].removeprefix('of_')}, {rule.__name__}"
+        sentence = f"Rows could not be read for a finding ({name}): {type(error).__name__}: {error}."
+        return [warned("rows not had", Level.MOVED, sentence)]
 
 
 def headline_of(word: str, found: list[Finding]) -> str:

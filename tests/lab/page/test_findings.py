@@ -194,6 +194,15 @@ def test_a_number_that_was_not_measured_is_missing_with_the_reason() -> None:
     ]
 
 
+def test_rows_that_are_not_of_their_kinds_form_cost_their_own_sentence_and_say_why() -> None:
+    odd = [row("10", "parity", "x", {"status": "fail"}), row("31", "acceptance", "spec-x", {"acceptance_length": 2.0})]
+    found = findings_of(night([*odd, stage("draft.fc", "prefill", 0.5), decoded(1.6, 1.5, 1.7)]))
+    told = [finding.sentence for finding in found]
+    assert any("(parity, stages): KeyError: 'stage'" in sentence for sentence in told)
+    assert any("(acceptance, losses): ValueError" in sentence for sentence in told)
+    assert any(sentence.startswith("spec-3 decodes 1.60 times as fast") for sentence in told)
+
+
 def test_an_empty_night_finds_nothing_and_says_its_word() -> None:
     assert findings_of(night([])) == []
     assert headline_of("incomplete", []) == "Incomplete"
