@@ -112,7 +112,7 @@ class Kept(BaseModel):
             f'<figure class="plot"{place} data-name="{name}">{shown}'
             f"<figcaption>{caption}</figcaption>"
             f'<details class="data"><summary>Table of this figure</summary>'
-            f'<div class="scroll">{table_html(self.columns, self.rows)}</div></details></figure>'
+            f'<div class="scroll" tabindex="0">{table_html(self.columns, self.rows)}</div></details></figure>'
         )
 
 
