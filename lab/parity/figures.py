@@ -123,7 +123,9 @@ def room(report: StageReport) -> tuple[Figure, pd.DataFrame]:
     worst = worst[["group", "stage", "kind", "max_abs", "reference_max_abs", "tolerance", "ratio"]]
     fig, axes = plt.subplots(figsize=(7.2, 1.2 + 0.3 * len(worst)))
     rows = range(len(worst))
-    least = worst[worst["max_abs"] > 0]["max_abs"].min() if (worst["max_abs"] > 0).any() else 1e-12
+    # A logarithm has no 0: what is exact is drawn at the left edge, below every tolerance.
+    errors = pd.concat([worst["max_abs"], worst["tolerance"]])
+    least = float(errors[errors > 0].min())
     shown = worst["max_abs"].clip(lower=least / 10)
     axes.hlines(rows, shown, worst["tolerance"], linewidth=1.2, color="#7a7b7c")
     dots = {"linestyle": "none"}
