@@ -11,6 +11,7 @@ from lab.night.parameters import notebooks_folder
 
 # A figure's name as a notebook's cell gives it, up to what only a run fills in.
 _NAMED = re.compile(r"exp\.figure\(.*?name=f?\"([^\"{]+)", re.DOTALL)
+_SHOWS_A_TABLE = "figures.show("
 _HEADING = re.compile(r"<h(\d)[^>]*>(.*?)</h\1>", re.DOTALL)
 _ANCHOR = re.compile(r'<a class="anchor-link".*?</a>', re.DOTALL)
 
@@ -60,6 +61,8 @@ def _explanation(path: Path) -> Explanation:
                 text = ""
         elif text and (names := tuple(_NAMED.findall(str(part["source"])))):
             beside.append((names, _HEADING.sub(r"<h3>\2</h3>", text)))
+            text = ""
+        elif _SHOWS_A_TABLE in str(part["source"]):  # that the text goes with, and which only the notebook's page has
             text = ""
     return Explanation(question, about, tuple(beside))
 

@@ -12,6 +12,7 @@ from test_what_a_page_tells import GATE, NIGHT_8B, decoded, page_of, row
 
 from lab.acceptance.counts import CAUSES as LOSSES
 from lab.page import first_screen
+from lab.page.explained import explanation_of
 from lab.page.findings.causes import cause_of
 from lab.page.findings.finding import Level, Night
 from lab.page.findings.of_acceptance import WINS_BACK
@@ -201,6 +202,21 @@ def test_rows_that_are_not_of_their_kinds_form_cost_their_own_sentence_and_say_w
     assert any("(parity, stages): KeyError: 'stage'" in sentence for sentence in told)
     assert any("(acceptance, losses): ValueError" in sentence for sentence in told)
     assert any(sentence.startswith("spec-3 decodes 1.60 times as fast") for sentence in told)
+
+
+def test_a_section_is_headed_by_its_question_with_what_is_normal_and_words_beside_the_figures_they_are_of() -> None:
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        told = explanation_of(path.stem, path)
+        assert told.question.endswith("?"), path.name
+        assert "<strong>Normal:</strong>" in told.about, path.name
+        assert "<strong>How to read it:</strong>" in told.about, path.name
+    acceptance = explanation_of("31_acceptance", Path("absent"))
+    shown: set[str] = set()
+    assert acceptance.before("acceptance-length", shown) == ""
+    assert "<h3>Why it is not more</h3>" in acceptance.before("draft-ranks", shown)
+    assert acceptance.before("draft-ranks", shown) == "", "once on a page"
+    assert explanation_of("90_nightly", Path("absent")).beside == (), "its text goes with a table"
+    assert explanation_of("mine", Path("absent")).question == ""
 
 
 def test_an_empty_night_finds_nothing_and_says_its_word() -> None:
