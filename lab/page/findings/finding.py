@@ -28,10 +28,11 @@ class Finding:
     Attributes:
         kind: name of the rule that found it.
         sentence: for people, whole.
-        job, figure: where the page shows it; without a figure the job's section, without a job the section of gates.
+        job, figure: where the page shows it; without a figure the job's section.
         short: the finding as the headline says it; empty where it has no place there.
         remedy: what to do; None where nothing is wrong.
         gates: (job, name) of gates that need no sentence of their own beside this one.
+        section: of the page, for what is of no job.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class Finding:
     short: str = ""
     remedy: Remedy | None = None
     gates: frozenset[tuple[str, str]] = frozenset()
+    section: str = "gates"
 
 
 @dataclass(frozen=True)

@@ -99,13 +99,13 @@ def moved(night: Night) -> list[Finding]:
     counts = [f"{len(by_word[word])} {word}" for word in ("slower", "missing", "faster") if by_word[word]]
     if not counts:
         n_same, n_unsure = len(by_word["same"]), len(by_word["unsure"])
-        told = f"Since {since['previous']} nothing certainly moved: {n_same} numbers are the same, {n_unsure} unsure."
-        return [Finding("moved numbers", Level.TOLD, told)]
+        told = f"Since {since['previous']} nothing certainly moved; numbers: {n_same} the same, {n_unsure} unsure."
+        return [Finding("moved numbers", Level.TOLD, told, section="since")]
     largest = "; ".join(_change(c) for word in ("slower", "faster") for c in by_word[word][:1])
     sentence = f"Since {since['previous']}: {', '.join(counts)}{f'; {largest}' if largest else ''}."
     if not by_word["slower"] and not by_word["missing"]:
-        return [Finding("moved numbers", Level.TOLD, sentence)]
-    return [warned("moved numbers", Level.MOVED, sentence)]
+        return [Finding("moved numbers", Level.TOLD, sentence, section="since")]
+    return [warned("moved numbers", Level.MOVED, sentence, section="since")]
 
 
 def _change(change: Mapping[str, Any]) -> str:

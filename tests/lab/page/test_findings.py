@@ -83,7 +83,7 @@ def stage(name: str, kind: str, ratio: float, first_bad: float | None = None) ->
 def night(rows: list[Row], gates: list[dict[str, Any]] | None = None, **more: Any) -> Night:
     since = {"previous": None, "changes": []}
     jobs = [{"id": job, "notebook": job, "status": "finished"} for job in dict.fromkeys(one.job for one in rows)]
-    return Night({"word": "failed", "gates": gates or [], "jobs": jobs, "since": since, **more}, rows)
+    return Night({"word": "failed", "gates": gates or [], "jobs": jobs, "since": since} | more, rows)
 
 
 RED = {"name": "stage parity", "word": "fail", "value": 8, "threshold": 0, "detail": "", "job": "10_parity_stages"}
@@ -217,6 +217,19 @@ def test_a_section_is_headed_by_its_question_with_what_is_normal_and_words_besid
     assert acceptance.before("draft-ranks", shown) == "", "once on a page"
     assert explanation_of("90_nightly", Path("absent")).beside == (), "its text goes with a table"
     assert explanation_of("mine", Path("absent")).question == ""
+
+
+def test_what_moved_since_the_night_before_is_told_with_the_largest_move() -> None:
+    def change(word: str, ratio: float) -> dict[str, Any]:
+        where = {"notebook": "30_decode", "row": "spec-3", "metric": "decode_tokens_per_s"}
+        return {**where, "verdict": {"word": word, "ratio": ratio}}
+
+    since = {"previous": "one", "changes": [change("slower", 0.8), change("slower", 0.9), change("same", 1.0)]}
+    [slower] = findings_of(night([], since=since))
+    assert slower.sentence == "Since one: 2 slower; most slower is 30_decode spec-3 decode_tokens_per_s, -20.0%."
+    assert (slower.level, slower.section) == (Level.MOVED, "since")
+    [calm] = findings_of(night([], since={"previous": "one", "changes": [change("same", 1.0)]}))
+    assert calm.sentence == "Since one nothing certainly moved; numbers: 1 the same, 0 unsure."
 
 
 def test_an_empty_night_finds_nothing_and_says_its_word() -> None:
