@@ -180,10 +180,10 @@ def show_notebooks(options: NotebooksOptions) -> int:
 
 
 def show_report(options: ReportOptions) -> int:
-    """Draws a run's report again; needs no torch."""
-    from lab.page.report import render
+    """Draws a run's report again and names every file it wrote, the page first; needs no torch."""
+    from lab.page.report import render_all
 
-    print(render(options.run_dir))
+    print("\n".join(map(str, render_all(options.run_dir))))
     return EXIT_PASSED
 
 

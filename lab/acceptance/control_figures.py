@@ -9,11 +9,13 @@ import pandas as pd
 
 from lab.acceptance.controls import CONTROLS, Comparison, ControlAcceptance
 from lab.acceptance.counts import DepthAcceptance
+from lab.figures import look_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HEAD = "head"
+DRAFTERS = dict(zip((HEAD, *CONTROLS), ("ours", "other", "expected", "plain"), strict=True))  # what each is drawn as
 
 
 def controls_table(comparisons: Sequence[Comparison]) -> pd.DataFrame:
@@ -42,7 +44,7 @@ def controls(comparisons: Sequence[Comparison]) -> tuple[Figure, pd.DataFrame]:
     ):
         for name in (HEAD, *CONTROLS):
             values = table.loc[table["drafts"] == name, column].astype(float)
-            axes.plot(range(len(comparisons)), values, label=name)
+            axes.plot(range(len(comparisons)), values, label=name, **look_of(DRAFTERS[name]))
         axes.set_xticks(range(len(comparisons)), [f"spec-{each.depth.k}" for each in comparisons])
         axes.set_title(title)
         axes.set_ylim(bottom=0.9)

@@ -8,7 +8,7 @@ import pandas as pd
 
 from lab.acceptance.counts import ACCEPTED, DEEP, NEAR, OUTSIDE, REFUSED, DepthAcceptance, Interval
 from lab.acceptance.measure import AcceptanceReport
-from lab.figures import HATCHES, MARKERS, SERIES
+from lab.figures import HATCHES, MARKERS, MEANINGS, colour_of, depth_look, look_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 GREY = "#7a7b7c"
 # A class keeps its colour and hatch whichever other classes a draft shows: charts of two drafts are read side by side.
-RANK_STYLES = {ACCEPTED: 0, OUTSIDE: 1, NEAR: 2, DEEP: 3, REFUSED: 4}
+RANK_STYLES = {ACCEPTED: "ours", OUTSIDE: "plain", NEAR: "expected", DEEP: "other", REFUSED: "bad"}
 
 
 def lengths_table(report: AcceptanceReport) -> pd.DataFrame:
@@ -47,13 +47,15 @@ def lengths(report: AcceptanceReport) -> tuple[Figure, pd.DataFrame]:
     fig, axes = plt.subplots()
     ks = [d.k for d in report.depths]
     axes.plot(ks, [k + 1 for k in ks], label="most possible, k + 1", color=GREY, marker="", linestyle=":")
-    axes.plot(ks, [d.expected_if_independent for d in report.depths], label="if every position were like the first")
-    axes.plot(ks, [d.outside_loops.mean for d in report.depths], label="outside loops", linestyle="none")
-    axes.plot(ks, [d.length.mean for d in report.depths], label="measured")
+    axes.plot(ks, [d.expected_if_independent for d in report.depths], label="if every position were like the first",
+              **look_of("expected"))  # fmt: skip
+    axes.plot(ks, [d.outside_loops.mean for d in report.depths], label="outside loops",
+              **{**look_of("other"), "linestyle": "none"})  # fmt: skip
+    axes.plot(ks, [d.length.mean for d in report.depths], label="measured", **look_of("ours"))
     for depth in report.depths:
         if depth.length.low is not None:
             axes.vlines(
-                depth.k, depth.length.low, depth.length.high or depth.length.low, color=SERIES[2][0], linewidth=3
+                depth.k, depth.length.low, depth.length.high or depth.length.low, color=colour_of("ours"), linewidth=3
             )
     axes.set_xticks(ks, [f"spec-{k}" for k in ks])
     axes.set_xlim(min(ks) - 0.4, max(ks) + 0.4)
@@ -72,8 +74,8 @@ def positions(report: AcceptanceReport) -> tuple[Figure, pd.DataFrame]:
     rows = []
     for depth in report.depths:
         xs = range(1, depth.k + 1)
-        left.plot(xs, [_nan(value) for value in depth.by_position], label=f"spec-{depth.k}")
-        right.plot(xs, [_nan(value) for value in depth.given_prefix], label=f"spec-{depth.k}")
+        left.plot(xs, [_nan(value) for value in depth.by_position], label=f"spec-{depth.k}", **depth_look(depth.k))
+        right.plot(xs, [_nan(value) for value in depth.given_prefix], label=f"spec-{depth.k}", **depth_look(depth.k))
         rows += [
             {"mode": f"spec-{depth.k}", "position": x, "accepted": a, "accepted_if_reached": g}
             for x, a, g in zip(xs, depth.by_position, depth.given_prefix, strict=True)
@@ -98,7 +100,8 @@ def histogram(report: AcceptanceReport) -> tuple[Figure, pd.DataFrame]:
     for i, depth in enumerate(report.depths):
         shares = [count / max(depth.n_steps, 1) for count in depth.histogram]
         xs = [a + (i - (len(report.depths) - 1) / 2) * width for a in range(depth.k + 1)]
-        axes.bar(xs, shares, width, label=f"spec-{depth.k}", color=_colour(i), hatch=HATCHES[i % len(HATCHES)])
+        axes.bar(xs, shares, width, label=f"spec-{depth.k}", color=depth_look(depth.k)["color"],
+                 hatch=HATCHES[(depth.k - 1) % len(HATCHES)])  # fmt: skip
         rows += [
             {"mode": f"spec-{depth.k}", "accepted_drafts": a, "steps": count, "share": share}
             for a, (count, share) in enumerate(zip(depth.histogram, shares, strict=True))
@@ -121,7 +124,7 @@ def ranks(depth: DepthAcceptance) -> tuple[Figure, pd.DataFrame]:
     for name, values in depth.rank_shares.items():
         if any(values):
             style = RANK_STYLES[name]
-            axes.barh(labels, values, left=left, label=name, color=_colour(style), hatch=HATCHES[style])
+            axes.barh(labels, values, left=left, label=name, color=colour_of(style), hatch=HATCHES[MEANINGS[style]])
             left = [a + b for a, b in zip(left, values, strict=True)]
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
@@ -171,12 +174,8 @@ def _whisker(axes: Axes, interval: Interval, y: int) -> None:
     if interval.mean is None or interval.low is None or interval.high is None:
         axes.annotate("no complete step", (1.0, y), va="center")
         return
-    axes.hlines(y, interval.low, interval.high, linewidth=2.5, color=SERIES[0][0])
-    axes.plot([interval.mean], [y], marker="o", color=SERIES[0][0])
-
-
-def _colour(i: int) -> str:
-    return SERIES[i % len(SERIES)][0]
+    axes.hlines(y, interval.low, interval.high, linewidth=2.5, color=colour_of("ours"))
+    axes.plot([interval.mean], [y], marker="o", color=colour_of("ours"))
 
 
 def _nan(value: float | None) -> float:

@@ -11,7 +11,7 @@ from lab.acceptance.paths import BestTree, Cell, Path, PathCounts
 from lab.acceptance.tree_counts import ShapeAcceptance
 from lab.acceptance.tree_words import nodes_of
 from lab.acceptance.trees import TreeReport
-from lab.figures import FAINT, INK, MARKERS, MOST_STEPS, SERIES
+from lab.figures import FAINT, INK, MARKERS, MOST_STEPS, colour_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,7 +21,7 @@ FEW = 30  # offers below which a share says little: its 95% interval is wider th
 SMALL = 7.5  # points, where a label stands in every cell
 MOST_SHADE = 0.5  # of a cell's colour, so that its label stays readable on light and dark pages
 STEPS = (2, 4, 6, 8, 12, 16, 24, 32, 48)  # budgets that a reader may choose, beside those that were measured
-BLUE, ORANGE = SERIES[0][0], SERIES[1][0]
+MEASURED, EXPECTED = colour_of("ours"), colour_of("expected")
 
 
 def cells(counts: PathCounts, few: int = FEW) -> tuple[Figure, pd.DataFrame]:
@@ -36,7 +36,7 @@ def cells(counts: PathCounts, few: int = FEW) -> tuple[Figure, pd.DataFrame]:
         is_few = cell.offered < few
         axes.add_patch(
             Rectangle(
-                (cell.rank + 0.53, cell.depth - 0.47), 0.94, 0.94, facecolor=BLUE, alpha=MOST_SHADE * cell.rate,
+                (cell.rank + 0.53, cell.depth - 0.47), 0.94, 0.94, facecolor=MEASURED, alpha=MOST_SHADE * cell.rate,
                 linewidth=0,
             )
         )  # fmt: skip
@@ -94,11 +94,14 @@ def lengths(report: TreeReport) -> tuple[Figure, pd.DataFrame]:
 
     measured = [shape for shape in report.measured if shape.length.mean is not None]
     fig, axes = plt.subplots(figsize=(7.2, 1.2 + 0.36 * len(measured)))
-    is_first = True
+    is_first, seen = True, set[str]()
     for y, shape in enumerate(measured):
         mean = shape.length.mean or 0.0
-        colour = ORANGE if shape.expected is not None else BLUE
-        axes.barh([y], [mean], height=0.62, color=colour, alpha=0.55)
+        colour = EXPECTED if shape.expected is not None else MEASURED
+        kind = "a best tree of these steps" if shape.expected is not None else "a shape that was asked for"
+        label = None if kind in seen else kind
+        seen.add(kind)
+        axes.barh([y], [mean], height=0.62, color=colour, alpha=0.55, label=label)
         _whisker(axes, shape, y)
         if shape.expected is not None:
             label = "expected of a best tree" if is_first else None
@@ -112,8 +115,7 @@ def lengths(report: TreeReport) -> tuple[Figure, pd.DataFrame]:
     axes.set_xlabel("tokens a verify step, bonus included; lines are 95% intervals")
     axes.set_title("Acceptance length of every shape")
     axes.grid(visible=False, axis="y")
-    if not is_first:
-        fig.legend(fontsize=8.5, loc="outside lower right")
+    fig.legend(fontsize=8.5, loc="outside lower right", ncols=2)
     return fig, shapes_table(report)
 
 
@@ -137,14 +139,14 @@ def budgets(report: TreeReport) -> tuple[Figure, pd.DataFrame]:
     if best is not None:
         sizes = range(1, len(best.paths) + 2)
         expected = [best.expected_length(n) for n in sizes]
-        axes.plot(sizes, expected, marker="", color=ORANGE, label=f"expected, from the steps of {report.counted}")
+        axes.plot(sizes, expected, marker="", color=EXPECTED, label=f"expected, from the steps of {report.counted}")
         table += [
             {"nodes": n, "what": "expected", "acceptance_length": x} for n, x in zip(sizes, expected, strict=True)
         ]
     own = {shape.name for shape in report.best_measured}
     for label, marker, colour, chosen in (
-        ("best trees, measured", MARKERS[1], ORANGE, [s for s in report.measured if s.name in own]),
-        ("other shapes, measured", MARKERS[0], BLUE, [s for s in report.measured if s.name not in own]),
+        ("best trees, measured", MARKERS[1], EXPECTED, [s for s in report.measured if s.name in own]),
+        ("other shapes, measured", MARKERS[0], MEASURED, [s for s in report.measured if s.name not in own]),
     ):
         drawn = [shape for shape in chosen if shape.length.mean is not None]
         xs, ys = [s.n_nodes for s in drawn], [s.length.mean or 0.0 for s in drawn]
@@ -244,7 +246,7 @@ def _draw_node(axes: Axes, path: Path, rows: dict[Path, int], share: float, grou
         linewidth=0.9,
     )
     start = axes.plot([x - 1, x - 0.72], [above, above], color=FAINT, marker="", linestyle="-", linewidth=0.9)[0]
-    [dot] = axes.plot([x], [y], marker="o", color=BLUE, markersize=3 + 7 * share**0.5)
+    [dot] = axes.plot([x], [y], marker="o", color=MEASURED, markersize=3 + 7 * share**0.5)
     text = axes.annotate(
         f"{path[-1] + 1}: {share:.0%}", (x, y), xytext=(4, 2), textcoords="offset points", va="bottom", fontsize=SMALL
     )

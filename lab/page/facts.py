@@ -1,4 +1,4 @@
-"""What a run's page says beside the verdict: pairs measured, what was not, and how its sections are called."""
+"""What a run's page says beside the verdict: pairs measured, what was not, in words."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.night.jobs import PAIR_PARAMETERS, recorded
-from lab.night.parameters import notebooks_folder, title
 from lab.rows.store import JOBS_FOLDER, Row
-
-
-def title_of(notebook: str) -> str:
-    """What a packaged notebook calls itself; empty for another's."""
-    path = notebooks_folder() / f"{notebook}.ipynb"
-    return title(path) if path.exists() else ""
 
 
 def pairs_measured(run_dir: Path, plan: dict[str, Any], rows: list[Row]) -> list[str]:

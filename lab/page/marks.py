@@ -6,7 +6,7 @@ import re
 from datetime import datetime
 from typing import Any
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from lab.figures import shown
 from lab.rows.stored.moments import moment_of
@@ -56,6 +56,13 @@ def still(html: str) -> Markup:
     outside as well; what it cannot forbid is a page that leads away (`<meta http-equiv="refresh">`).
     """
     return Markup(_ACTS.sub("&lt;", html))
+
+
+def coded(text: str) -> Markup:
+    """Plain text with what stands in backticks as code."""
+    parts = text.split("`")
+    made = [Markup("<code>{}</code>").format(part) if i % 2 else escape(part) for i, part in enumerate(parts)]
+    return Markup("").join(made)
 
 
 def moment(at: str | datetime) -> str:

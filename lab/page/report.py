@@ -20,8 +20,12 @@ from lab.errors import LabError, RunFailed
 from lab.figures import shown
 from lab.night.notices import notices_of
 from lab.night.progress import duration
-from lab.page import facts
-from lab.page.marks import MARKS, is_numeric, mark, moment, sparkline, still
+from lab.page import facts, first_screen
+from lab.page.findings.finding import Finding, Night
+from lab.page.findings.remedies import remedy_of
+from lab.page.findings.rules import findings_of, headline_of
+from lab.page.marks import MARKS, coded, is_numeric, mark, moment, sparkline, still
+from lab.page.runbook import sections_for
 from lab.page.sections import NOTEBOOKS_FOLDER, Section, section_of
 from lab.rows.runs import left_out_words, read_environment, read_plan, read_whole_summary, runs_under
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row, read_rows
@@ -43,7 +47,14 @@ class Listed(Form):
 
 
 def render(run_dir: Path) -> Path:
-    """Writes the run's pages from what is stored in it, rebuilds the index above it, and gives the run's page.
+    """As `render_all`; gives the run's page alone."""
+    return render_all(run_dir)[0]
+
+
+def render_all(run_dir: Path) -> list[Path]:
+    """Writes the run's pages from what is stored in it, and rebuilds the index above it.
+
+    Gives every file that it wrote: the run's page, those of its notebooks, the index.
 
     Raises:
         ExperimentError: the folder holds no finished run.
@@ -52,13 +63,24 @@ def render(run_dir: Path) -> Path:
     summary, plan = read_whole_summary(run_dir), read_plan(run_dir)
     machine = read_environment(run_dir)
     rows, faults = _rows(run_dir)
-    sections = [section_of(run_dir, job, rows, summary["gates"], faults.get(job["id"], [])) for job in summary["jobs"]]
-    for section in sections:
-        if section.page is not None:
-            _render_notebook(run_dir, section)
+    explained: set[str] = set()
+    sections = [
+        section_of(run_dir, job, rows, summary["gates"], faults.get(job["id"], []), explained)
+        for job in summary["jobs"]
+    ]
+    notebooks = [_render_notebook(run_dir, section) for section in sections if section.page is not None]
     summary_ids = {job["id"] for job in plan["jobs"] if job.get("reads_run")}
     sections.sort(key=lambda section: section.id not in summary_ids)  # the summary's figures come first
+    figures_of = {section.id: [figure.name for _, figure in section.figures] for section in sections}
+    night = Night(summary, rows, figures_of)
+    found = findings_of(night)
     content = {
+        "headline": headline_of(summary["word"], found),
+        "found": found,
+        "numbers": first_screen.numbers(night),
+        "picture": first_screen.picture(night, found, [job for job in figures_of if job in summary_ids]),
+        "remedies": {gate["name"]: remedy_of(gate["name"]) for gate in summary["gates"] if gate["word"] != "pass"},
+        "runbook": sections_for(_anchors(summary, found)),
         "machine": machine,
         "sections": sections,
         "pairs": facts.pairs_measured(run_dir, plan, rows),
@@ -72,8 +94,13 @@ def render(run_dir: Path) -> Path:
         **content,
     )
     _write(run_dir / PAGE, page)
-    render_index(run_dir.parent)
-    return run_dir / PAGE
+    return [run_dir / PAGE, *notebooks, render_index(run_dir.parent)]
+
+
+def _anchors(summary: dict[str, Any], found: list[Finding]) -> set[str]:
+    """Sections of the runbook that the page leads to."""
+    red = {remedy_of(gate["name"]).anchor for gate in summary["gates"] if gate["word"] != "pass"}
+    return red | {finding.remedy.anchor for finding in found if finding.remedy}
 
 
 def _rows(run_dir: Path) -> tuple[list[Row], dict[str, list[str]]]:
@@ -124,7 +151,7 @@ def telling_parameters(changes: list[dict[str, Any]]) -> dict[str, set[str]]:
     return {book: {name for name, values in own.items() if len(values) > 1} for book, own in seen.items()}
 
 
-def _render_notebook(run_dir: Path, section: Section) -> None:
+def _render_notebook(run_dir: Path, section: Section) -> Path:
     folder = run_dir / NOTEBOOKS_FOLDER
     if folder.is_symlink():  # of a run that came from elsewhere: its pages are written into it and nowhere else
         raise RunFailed(
@@ -135,6 +162,7 @@ def _render_notebook(run_dir: Path, section: Section) -> None:
     folder.mkdir(exist_ok=True)
     page = _page("notebook.html", run=run_dir.name, section=section, parts=section.parts)
     _write(folder / f"{section.id}.html", page)
+    return folder / f"{section.id}.html"
 
 
 def _page(template: str, **content: Any) -> str:
@@ -151,6 +179,7 @@ def _page(template: str, **content: Any) -> str:
         "duration": duration,
         "moment": moment,
         "mark": mark,
+        "coded": coded,
         "still": still,
         "sign": lambda word: MARKS.get(word, "·"),
         "percent": percent,

@@ -13,7 +13,7 @@ from lab.night.experiment import FIGURES_FOLDER, SENTENCE
 from lab.night.jobs import PAIR_PARAMETERS, recorded
 from lab.night.notebook import EXECUTED_FILE, notebook_parts
 from lab.night.summary import job_word
-from lab.page import facts
+from lab.page.explained import Explanation, explanation_of
 from lab.rows.environment import shown_path
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row
 
@@ -41,20 +41,24 @@ class Section:
     """One job on the page.
 
     Attributes:
+        title: the question that its notebook answers. about: its notebook's explanation, HTML; empty where an earlier
+            section of the page has it.
         faults: a sentence for each of its files that cannot be read.
+        figures: in their order, each with the text of the notebook that goes with it, HTML.
         page: its notebook's page, drawn from `parts`; None where there is none.
     """
 
     id: str
     notebook: str
     title: str
+    about: str
     job: dict[str, Any]
     word: str
     faults: list[str]
     sentences: list[str]
     parameters: dict[str, Any]
     traceback: str | None
-    figures: list[Kept]
+    figures: list[tuple[str, Kept]]
     tables: list[Table]
     page: str | None
     parts: list[dict[str, Any]]
@@ -63,12 +67,18 @@ class Section:
 
 
 def section_of(
-    run_dir: Path, job: dict[str, Any], rows: list[Row], gates: list[dict[str, Any]], faults: list[str]
+    run_dir: Path,
+    job: dict[str, Any],
+    rows: list[Row],
+    gates: list[dict[str, Any]],
+    faults: list[str],
+    explained: set[str],
 ) -> Section:
     """A job with its rows, its figures and its notebook.
 
     Args:
         faults: what is known to be damaged already.
+        explained: texts of notebooks that the page has already; what this section adds is added to it.
     """
     folder, faults = run_dir / JOBS_FOLDER / job["id"], list(faults)
     own = [row for row in rows if row.job == job["id"]]
@@ -78,11 +88,15 @@ def section_of(
     kept = [figure for path in drawings if (figure := _read(path, _figure, faults)) is not None]
     executed, stored = folder / EXECUTED_FILE, folder / ROWS_FILE
     parts = _read(executed, notebook_parts, faults) if executed.exists() else None
+    words = _read(executed, lambda path: explanation_of(job["notebook"], path), []) or Explanation()
+    about = "" if words.about in explained else words.about
+    explained.add(words.about)
     parameters = content["parameters"] if content else {}
     return Section(
         id=job["id"],
         notebook=job["notebook"],
-        title=facts.title_of(job["notebook"]),
+        title=words.question,
+        about=about,
         job=job,
         word=job_word(job, gates),
         faults=faults,
@@ -93,7 +107,7 @@ def section_of(
             if key not in PAIR_PARAMETERS
         },
         traceback=content["outcome"].get("traceback") if content else None,
-        figures=sorted(kept, key=lambda figure: figure.order),
+        figures=[(words.before(each.name, explained), each) for each in sorted(kept, key=lambda each: each.order)],
         tables=tables_of(own),
         page=f"{NOTEBOOKS_FOLDER}/{job['id']}.html" if parts is not None else None,
         parts=parts or [],
@@ -113,7 +127,7 @@ def _read(path: Path, read: Callable[[Path], Read], faults: list[str]) -> Read |
 
 def _figure(path: Path) -> Kept:
     figure = Kept.load(path)
-    if not figure.svg.endswith("</svg>"):  # what follows on the page would become part of it
+    if figure.is_drawn and not figure.svg.endswith("</svg>"):  # what follows on the page would become part of it
         raise ValueError(f"its drawing {path.stem}.svg is cut short")
     return figure
 

@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from lab.figures import INK, MARKERS, SERIES
+from lab.figures import INK, MARKERS, SERIES, colour_of, look_of
 from lab.rows.store import Row
 
 Drawn = tuple[Figure, pd.DataFrame]
@@ -33,9 +33,9 @@ def acceptance(rows: list[Row]) -> Drawn | None:
     ).sort_values("spec_k", ignore_index=True)
     table["most"] = table["spec_k"] + 1
     figure, axes = plt.subplots()
-    axes.plot(table["spec_k"], table["acceptance_length"], label="all steps")
+    axes.plot(table["spec_k"], table["acceptance_length"], label="all steps", **look_of("ours"))
     if table["outside_loops"].notna().any():
-        axes.plot(table["spec_k"], table["outside_loops"].astype(float), label="outside loops")
+        axes.plot(table["spec_k"], table["outside_loops"].astype(float), label="outside loops", **look_of("other"))
     axes.plot(
         table["spec_k"], table["most"], color=INK, linestyle=":", marker="", linewidth=1, label="every draft accepted"
     )
@@ -62,7 +62,8 @@ def speeds(rows: list[Row]) -> Drawn | None:
         | {column: [row.values.get(name) for row in found] for column, name in columns.items()}
     )
     figure, axes = plt.subplots(figsize=(7.2, 0.55 * len(table) + 1.4))
-    axes.barh(table["mode"], table["tokens_per_s"], height=0.6)
+    colours = [colour_of("ours" if "spec" in str(mode) else "plain") for mode in table["mode"]]
+    axes.barh(table["mode"], table["tokens_per_s"], height=0.6, color=colours)
     low, high = table["p10"].astype(float), table["p90"].astype(float)
     if low.notna().all() and high.notna().all():
         spread = [table["tokens_per_s"] - low, high - table["tokens_per_s"]]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from lab.figures import colour_of, depth_look, look_of
 from lab.parity.stages import StageReport
 from lab.parity.tokens import TokenReport
 
@@ -122,12 +123,16 @@ def room(report: StageReport) -> tuple[Figure, pd.DataFrame]:
     worst = worst[["group", "stage", "kind", "max_abs", "reference_max_abs", "tolerance", "ratio"]]
     fig, axes = plt.subplots(figsize=(7.2, 1.2 + 0.3 * len(worst)))
     rows = range(len(worst))
-    least = worst[worst["max_abs"] > 0]["max_abs"].min() if (worst["max_abs"] > 0).any() else 1e-12
+    # A logarithm has no 0: what is exact is drawn at the left edge, below every tolerance.
+    errors = pd.concat([worst["max_abs"], worst["tolerance"]])
+    least = float(errors[errors > 0].min())
     shown = worst["max_abs"].clip(lower=least / 10)
     axes.hlines(rows, shown, worst["tolerance"], linewidth=1.2, color="#7a7b7c")
-    axes.plot(shown, rows, linestyle="none", label="would just have passed (ours)")
-    axes.plot(worst["reference_max_abs"].clip(lower=least / 10), rows, linestyle="none", label="error of plain torch")
-    axes.plot(worst["tolerance"], rows, linestyle="none", label="allowed")
+    dots = {"linestyle": "none"}
+    axes.plot(shown, rows, label="would just have passed (ours)", **{**look_of("ours"), **dots})
+    plain = worst["reference_max_abs"].clip(lower=least / 10)
+    axes.plot(plain, rows, label="error of plain torch", **{**look_of("plain"), **dots})
+    axes.plot(worst["tolerance"], rows, label="allowed", **{**look_of("bound"), **dots})
     axes.set_xscale("log")
     axes.set_yticks(list(rows), list(worst["group"]))
     axes.invert_yaxis()
@@ -146,8 +151,8 @@ def token_classes(report: TokenReport) -> tuple[Figure, pd.DataFrame]:
     fig, axes = plt.subplots(figsize=(7.2, 1.6 + 0.4 * len(table)))
     near = 100 * table["n_near_tie"] / table["n_positions"]
     bugs = 100 * table["n_bug"] / table["n_positions"]
-    axes.barh(labels, near, label="near-tie")
-    axes.barh(labels, bugs, left=near, label="bug", hatch="//")
+    axes.barh(labels, near, label="near-tie", color=colour_of("other"))
+    axes.barh(labels, bugs, left=near, label="bug", hatch="//", color=colour_of("bad"))
     for y, (tie, bug) in enumerate(zip(table["n_near_tie"], table["n_bug"], strict=True)):
         end = float((near + bugs).iloc[y])
         axes.annotate(f"{tie} near-ties, {bug} bugs", (end, y), xytext=(4, 0), textcoords="offset points", va="center")
@@ -172,7 +177,12 @@ def divergences(report: TokenReport) -> tuple[Figure, pd.DataFrame]:
     for i, k in enumerate(depths):
         rows = table[table["k"] == k]
         beside = rows["prompt"] + 0.6 * ((i + 0.5) / len(depths) - 0.5)  # depths side by side, not on top of each other
-        axes.plot(beside, rows["first_divergence"].fillna(longest), linestyle="none", label=f"spec-{k}")
+        axes.plot(
+            beside,
+            rows["first_divergence"].fillna(longest),
+            label=f"spec-{k}",
+            **{**depth_look(k), "linestyle": "none"},
+        )
     axes.axhline(longest, linestyle=":", color="#7a7b7c")
     axes.annotate("never", (0, longest), xytext=(0, 4), textcoords="offset points")
     axes.set_ylim(-0.05 * longest, 1.15 * longest)

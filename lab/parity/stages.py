@@ -62,15 +62,19 @@ class StageReport:
 
         Every column is the worst for itself, but for an error and its tolerance: they are of the largest ratio's cell.
 
-        Columns: kind, stage, cells, status, max_abs, mean_abs, cosine, relative, reference_max_abs, tolerance, ratio,
-        top_k_overlap, argmax_agreement.
+        Columns: kind, stage, cells, status, bad_cells (that did not pass), first_bad (place of the first of them
+        in the run, so that the smallest is of the stage that `first_divergent` names; NaN without one), max_abs,
+        mean_abs, cosine, relative, reference_max_abs, tolerance, ratio, top_k_overlap, argmax_agreement.
         """
         cells = self.cells_table()
+        is_bad = cells["status"] != "pass"
+        cells["bad_cells"], cells["first_bad"] = is_bad, cells.index.to_series().astype(float).where(is_bad)
         cells["bad"] = cells["status"].map({"pass": 0, "fail": 1, "missing": 2})
         grouped = cells.groupby(["kind", "stage"], sort=False)
         worst = {"max_abs": "max", "mean_abs": "max", "cosine": "min", "relative": "max", "ratio": "max"}
         others = {"reference_max_abs": "max", "tolerance": "min", "top_k_overlap": "min", "argmax_agreement": "min"}
-        table = grouped.agg({"order": "min", "prompt": "size", "bad": "max", **worst, **others})
+        counts = {"bad_cells": "sum", "first_bad": "min"}
+        table = grouped.agg({"order": "min", "prompt": "size", "bad": "max", **counts, **worst, **others})
         # An error stands beside the tolerance it was judged by: both are of the cell with the least room.
         judged = cells[cells["ratio"].notna()]
         least_room = judged.loc[judged.groupby(["kind", "stage"])["ratio"].idxmax()].set_index(["kind", "stage"])

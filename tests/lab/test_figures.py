@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 from places import ROOT
 
-from lab.figures import INK, SERIES, Kept, shown, table_cells, table_html, to_svg
+from lab.figures import INK, MEANINGS, SERIES, Kept, depth_look, shown, table_cells, table_html, to_svg
+from lab.figures.svg import n_marks, part_ticks
 
 pytestmark = [pytest.mark.reference, pytest.mark.usefixtures("page_style")]
 
@@ -49,6 +50,69 @@ def test_nothing_is_loaded_and_no_date_is_kept_so_the_same_figure_has_the_same_b
     assert "http" not in svg
     assert "<metadata" not in svg
     assert svg == drawn()
+
+
+@pytest.mark.parametrize(
+    ("xs", "is_drawn"), [([], False), ([1.0], False), ([1.0, math.nan], False), ([1.0, 2.0], True)]
+)
+def test_a_figure_of_nothing_or_of_a_single_point_is_a_line_of_words_with_its_table(
+    tmp_path: Path, xs: list[float], is_drawn: bool
+) -> None:
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots()
+    axes.plot(xs, xs)
+    axes.axhline(1.0)  # a threshold is no point
+    axes.axvline(2.0)
+    table = pd.DataFrame({"x": [*xs, 7.0]})
+    made = Kept.make(figure, name="few", alt="One point, 1.", caption="c", table=table, prefix="p", order=1)
+    made.save(tmp_path)
+    loaded = Kept.load(tmp_path / "few.json")
+    assert (loaded.alt, loaded.is_drawn, bool(loaded.svg)) == (made.alt, is_drawn, is_drawn)
+    assert (tmp_path / "few.svg").exists() is loaded.is_drawn is is_drawn
+    markup = loaded.html("figure-p-few")
+    assert ("<svg" in markup) is is_drawn
+    assert (": One point, 1.</p>" in markup) is not is_drawn
+    assert ">7<" in markup
+
+
+@pytest.mark.parametrize(("bars", "n"), [([0.0, 0.0], 0), ([0.0, 2.0], 1), ([1.0, 2.0], 2)])
+def test_bars_without_length_are_no_marks(bars: list[float], n: int) -> None:
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots()
+    axes.barh(["a", "b"], bars)
+    assert n_marks(figure) == n
+    plt.close(figure)
+
+
+def test_labels_that_would_lie_over_each_other_are_turned_and_others_stay() -> None:
+    from matplotlib import pyplot as plt
+
+    for names, angle in (([f"a long label {i}" for i in range(9)], 35.0), (["a", "b", "c"], 0.0)):
+        figure, axes = plt.subplots()
+        axes.plot(range(len(names)), range(len(names)))
+        axes.set_xticks(range(len(names)), names)
+        part_ticks(figure)
+        assert {label.get_rotation() for label in axes.get_xticklabels()} == {angle}
+        plt.close(figure)
+
+
+def test_colours_have_one_meaning_each_and_no_figure_takes_one_by_its_number() -> None:
+    assert sorted(MEANINGS.values()) == list(range(len(SERIES)))
+    places = [*(ROOT / "lab").glob("**/*.py"), *(ROOT / "notebooks").glob("*.ipynb")]
+    taken = [path.name for path in places if re.search(r"SERIES\[\d", path.read_text(encoding="utf-8"))]
+    assert not taken
+    assert depth_look(3) == depth_look(3)
+    assert len({depth_look(k)["color"] for k in range(1, 7)}) == 6
+
+
+def test_a_narrow_screen_may_enlarge_a_figure_and_reads_its_table_as_cards() -> None:
+    markup = kept().html("figure-job-one")
+    assert '<input type="checkbox" class="large" id="figure-job-one-large">' in markup
+    assert '<label class="large" for="figure-job-one-large">' in markup
+    assert '<td class="num" data-label="k">1</td>' in markup.replace("class=num", 'class="num"')
+    assert "large" not in kept().html(), "a notebook's own output has no page around it"
 
 
 def test_two_figures_on_one_page_share_no_id_and_every_reference_has_its_target() -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.figures import HATCHES, SERIES
+from lab.figures import HATCHES, MEANINGS, colour_of
 from lab.probes.bench.clocks import SPANS
 from lab.probes.bench.decode import DecodeReport, ModeResult
 from lab.probes.bench.rounds import Spread
@@ -47,9 +47,9 @@ def speeds(report: DecodeReport) -> tuple[Figure, pd.DataFrame]:
     fig, (left, right) = plt.subplots(1, 2, figsize=(7.2, 1.6 + 0.4 * len(report.modes)), width_ratios=(3, 2))
     names = [mode.name for mode in report.modes]
     for y, mode in enumerate(report.modes):
-        _rounds(left, mode.spread(lambda r: r.decode_tokens_per_s), y)
+        _rounds(left, mode.spread(lambda r: r.decode_tokens_per_s), y, _meaning(mode))
         if mode.k:
-            _rounds(right, report.speed_up(mode.k), y)
+            _rounds(right, report.speed_up(mode.k), y, _meaning(mode))
     left.set_yticks(range(len(names)), names)
     right.set_yticks(range(len(names)), [""] * len(names))
     right.axvline(1.0, color=GREY, linestyle=":")
@@ -64,10 +64,14 @@ def speeds(report: DecodeReport) -> tuple[Figure, pd.DataFrame]:
     return fig, speed_table(report)
 
 
-def _rounds(axes: Axes, spread: Spread, y: int) -> None:
-    axes.hlines(y, spread.p10, spread.p90, linewidth=2.5, color=SERIES[0][0])
+def _meaning(mode: ModeResult) -> str:
+    return "ours" if mode.k else "plain"
+
+
+def _rounds(axes: Axes, spread: Spread, y: int, meaning: str) -> None:
+    axes.hlines(y, spread.p10, spread.p90, linewidth=2.5, color=colour_of(meaning))
     axes.plot(spread.samples, [y] * len(spread.samples), linestyle="none", marker="|", color=GREY, markersize=9)
-    axes.plot([spread.median], [y], marker="o", color=SERIES[0][0])
+    axes.plot([spread.median], [y], marker="o", color=colour_of(meaning))
 
 
 def waterfall(report: DecodeReport, k: int) -> tuple[Figure, pd.DataFrame]:
@@ -79,8 +83,8 @@ def waterfall(report: DecodeReport, k: int) -> tuple[Figure, pd.DataFrame]:
     fig, panels = plt.subplots(
         2, 1, figsize=(7.2, 1.8 + 0.24 * sum(map(len, bars))), sharex=True, height_ratios=[len(names) for names in bars]
     )
-    for i, (axes, mode, names) in enumerate(zip(panels, shown, bars, strict=True)):
-        _falling(axes, mode, names, i)
+    for axes, mode, names in zip(panels, shown, bars, strict=True):
+        _falling(axes, mode, names)
     panels[-1].set_xlabel("milliseconds into an average decode step")
     table = pd.DataFrame(
         [
@@ -110,11 +114,11 @@ def waterfall_words(report: DecodeReport, k: int) -> str:
     )
 
 
-def _falling(axes: Axes, mode: ModeResult, names: list[str], series: int) -> None:
-    start = 0.0
+def _falling(axes: Axes, mode: ModeResult, names: list[str]) -> None:
+    start, meaning = 0.0, _meaning(mode)
     for y, span in enumerate(names):
         took = mode.span_ms[span]
-        axes.barh(y, took, left=start, color=SERIES[series][0], hatch=HATCHES[series])
+        axes.barh(y, took, left=start, color=colour_of(meaning), hatch=HATCHES[MEANINGS[meaning]])
         start += took
         axes.annotate(f"{took:.2g}", (start, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
     axes.set_yticks(range(len(names)), names, fontsize=8.5)

@@ -16,7 +16,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from lab.errors import ExperimentError, NotComparable
-from lab.figures import HATCHES, INK, SERIES
+from lab.figures import HATCHES, INK, MEANINGS, SERIES
 from lab.night.experiment import Experiment
 from lab.options.values import Point, read_points
 from lab.pairs.planted import share_for_length
@@ -153,12 +153,13 @@ def rates(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     groups, n_geometries = list(dict.fromkeys(keys)), table["geometry"].nunique()
     names = list(dict.fromkeys(table["who"]))
     known = list(dict.fromkeys(["engine", *PEERS, *sorted(names)]))  # a colour each, whoever else is there
+    looks = [MEANINGS[meaning] for meaning in ("ours", "plain", "other", "expected", "bound")]
     figure, axes = plt.subplots(figsize=(7.2, 0.32 * len(table) + 1.6))
     height = 0.8 / len(names)
     for number, who in enumerate(names):
         own = table[table["who"] == who]
         where = [groups.index(key) for key, one in zip(keys, table["who"], strict=True) if one == who]
-        style = known.index(who) % len(SERIES)
+        style = looks[known.index(who) % len(looks)]
         axes.barh(
             [place + height * number for place in where], own["tokens_per_s"], height=height * 0.9, label=who,
             color=SERIES[style][0], hatch=HATCHES[style],

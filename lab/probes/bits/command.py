@@ -97,10 +97,10 @@ def strip_figure(strip: Strip, one: str, other: str) -> Figure:
     import matplotlib.pyplot as plt
     from matplotlib.colors import ListedColormap
 
-    from lab.figures import FAINT, SERIES
+    from lab.figures import FAINT, colour_of
 
     figure, axes = plt.subplots(figsize=(7.2, 1.2 + 0.18 * len(strip.stages)))
-    colours = ListedColormap(["#00000018", SERIES[1][0], "#00000000"])
+    colours = ListedColormap(["#00000018", colour_of("bad"), "#00000000"])
     axes.imshow(strip.cells.numpy(), aspect="auto", interpolation="none", cmap=colours, vmin=0, vmax=2)
     axes.set_yticks(range(len(strip.stages)), strip.stages, fontsize=7)
     axes.set_xlabel("position")

@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from lab.errors import RunFailed
-from lab.figures import INK, MARKERS, SERIES
+from lab.figures import INK, look_of
 from lab.night.experiment import Experiment
 from lab.probes.gates.config import GatesConfig, RunKind, load_gates, packaged_gates
 from lab.probes.gates.history import append, entry_of, green_row, key_of, read, require_green
@@ -25,10 +25,14 @@ from lab.probes.gates.measure import Runs, Tell, check_device
 from lab.rows.gates import GateResult, gates_of
 from lab.rows.store import Row, read_rows
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 STATE = "gates.jsonl"
 # The bounds of a threshold in words, "at least 1 and at most 2"; a bare number is the most that is allowed.
 BOUND = re.compile(r"(?:^|\b(least|most) )(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 SMALL = 8.5  # points, of names and numbers where there are many
+TEXT_ROOM = 2.6  # of the scale beyond the longest bar, for the words at its end
 RATIOS = (0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12, 20, 50, 100)  # ticks of the scale
 
 
@@ -141,29 +145,53 @@ def _nearest_bound(value: float | None, threshold: str) -> float | None:
 def room(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     """How far each gate's value is from its threshold, as a ratio on a logarithmic scale: beyond 1 it holds.
 
-    A mark ends each bar, so that room of a tenth of a per cent is seen too; numbers stand in a column of their own.
+    A panel a mode, all on one scale. A mark ends each bar, so that room of a tenth of a per cent is seen too; value and
+    threshold stand where the bar ends.
     """
     shown = table[table["room"].notna()]
-    figure, axes = plt.subplots(figsize=(7.2, 0.27 * len(shown) + 1.2))
-    for place, gate in enumerate(shown.to_dict("records")):
-        style = 0 if gate["verdict"] == "pass" else 1
-        axes.hlines(place, *sorted((1.0, gate["room"])), color=SERIES[style][0], linewidth=5)
-        axes.plot([gate["room"]], [place], marker=MARKERS[style], color=SERIES[style][0], linestyle="none")
+    panels = {mode: own.to_dict("records") for mode, own in shown.groupby(shown["gate"].map(_mode), sort=False)}
+    counts = [len(gates) for gates in panels.values()]
+    figure, sides = plt.subplots(
+        len(panels), 1, figsize=(7.2, 0.27 * sum(counts) + 0.55 * len(panels) + 0.8), sharex=True, height_ratios=counts,
+        squeeze=False,
+    )  # fmt: skip
+    for axes, (mode, gates) in zip(sides[:, 0], panels.items(), strict=True):
+        _panel(axes, str(mode), gates)
+    axes = sides[-1, 0]
+    least, most = float(shown["room"].min()), float(shown["room"].max())
+    axes.set_xlim(min(least, 1.0) / 1.15, max(most, 1.0) * TEXT_ROOM)
+    axes.set_xscale("log")
+    marks = [mark for mark in RATIOS if min(least, 1.0) / 1.15 <= mark <= max(most, 1.0) * 1.2]
+    axes.set_xticks(marks, [f"{mark:g}" for mark in marks], fontsize=SMALL)
+    for each in sides[:, 0]:
+        each.minorticks_off()
+    axes.set_xlabel("times the threshold; left of 1 a gate fails", fontsize=SMALL)
+    return figure, table
+
+
+def _mode(gate: str) -> str:
+    """What a gate's name begins with: the mode, `single32k` of `single32k spec: speed-up`."""
+    return _bare(gate).partition(" ")[0] if ": " in _bare(gate) else "of the runs"
+
+
+def _bare(gate: str) -> str:
+    """A gate's name without the kind of its runs."""
+    return gate.removeprefix("micro: ").removeprefix("full: ")
+
+
+def _panel(axes: Axes, mode: str, gates: list[dict[Any, Any]]) -> None:
+    for place, gate in enumerate(gates):
+        look = look_of("ours" if gate["verdict"] == "pass" else "bad")
+        axes.hlines(place, *sorted((1.0, gate["room"])), color=look["color"], linewidth=5)
+        axes.plot([gate["room"]], [place], marker=look["marker"], color=look["color"], linestyle="none")
         note = "" if gate["verdict"] == "pass" else f", {gate['verdict']}"
         axes.annotate(
-            f"{gate['value']:.4g} ({gate['threshold']}){note}", (1.0, place), xycoords=axes.get_yaxis_transform(),
-            xytext=(6, 0), textcoords="offset points", va="center", fontsize=SMALL,
+            f"{gate['value']:.4g} ({gate['threshold']}){note}", (max(gate["room"], 1.0), place), xytext=(7, 0),
+            textcoords="offset points", va="center", fontsize=SMALL,
         )  # fmt: skip
     axes.axvline(1.0, color=INK, linewidth=1)
-    axes.set_yticks(range(len(shown)), shown["gate"], fontsize=SMALL)
-    axes.set_ylim(len(shown) - 0.4, -0.6)
-    axes.set_xscale("log")
-    axes.margins(x=0.06)
-    low, high = axes.get_xlim()
-    marks = [mark for mark in RATIOS if low <= mark <= high]
-    axes.set_xticks(marks, [f"{mark:g}" for mark in marks], fontsize=SMALL)
-    axes.minorticks_off()
-    figure.supxlabel("times the threshold (left of 1 a gate fails); right: value (threshold)", fontsize=SMALL)
-    figure.suptitle("Room over the thresholds", x=0.01, ha="left", fontsize=11.5, color=INK)
+    names = [_bare(gate["gate"]).removeprefix(f"{mode} ") for gate in gates]
+    axes.set_yticks(range(len(gates)), names, fontsize=SMALL)
+    axes.set_ylim(len(gates) - 0.4, -0.6)
+    axes.set_title(f"Room over the thresholds, {mode}", fontsize=10)
     axes.grid(visible=False, axis="y")
-    return figure, table

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from lab.figures import MARKERS, SERIES
+from lab.figures import MARKERS, SERIES, colour_of
 from lab.probes.kernels.on_cpu import CompiledVariant
 from lab.probes.kernels.roofline import (
     PASS_US,
@@ -95,9 +95,9 @@ def _rates(axes: Axes, bench: Bench, ops: Sequence[str]) -> None:
 def _over(axes: Axes, bench: Bench, ops: Sequence[str]) -> None:
     for y, op in enumerate(ops):
         values = [over for cell in bench.of(op) if (over := over_floor(cell, bench.held_to_gb_per_s)) is not None]
-        axes.plot(values, [y] * len(values), linestyle="none", marker="|", color=SERIES[0][0], markersize=8)
+        axes.plot(values, [y] * len(values), linestyle="none", marker="|", color=colour_of("ours"), markersize=8)
     axes.axvline(1.0, color=GREY, linestyle="-")
-    axes.axvline(SLACK, color=SERIES[1][0], linestyle="--")
+    axes.axvline(SLACK, color=colour_of("bound"), linestyle="--")
     axes.annotate(f"{SLACK:g} allowed", (SLACK, -0.7), xytext=(3, 0), textcoords="offset points", fontsize=8)
     axes.set_yticks(range(len(ops)), ops, fontsize=8.5)
     axes.set_ylim(len(ops) - 0.5, -1.0)
@@ -144,7 +144,7 @@ def peers(bench: Bench, op: str) -> tuple[Figure, pd.DataFrame]:
         if pd.isna(ratio):
             axes.annotate("missing", (0, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
             continue
-        axes.barh(y, ratio, height=0.7, color=SERIES[0 if ratio <= 1 else 1][0], alpha=0.75)
+        axes.barh(y, ratio, height=0.7, color=colour_of("ours" if ratio <= 1 else "bad"), alpha=0.75)
         axes.hlines(y, row["best"], row["worst"], color=GREY, linewidth=2)
         axes.annotate(f"{ratio:.2f}", (max(ratio, row["worst"]), y), xytext=(3, 0), textcoords="offset points",
                       va="center", fontsize=8)  # fmt: skip

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.figures import SERIES
+from lab.figures import colour_of
 from lab.probes.profiles.ranges import OUTSIDE, STEP
 from lab.probes.profiles.rows import ProfileRows
 from lab.probes.proofs.gpu_trace import StepCounts
@@ -38,10 +38,10 @@ def time_per_range(rows: ProfileRows) -> tuple[Figure, pd.DataFrame]:
     shown = [(level, rows.of(level)) for level in ("range", "stage") if rows.of(level)]
     n = max((len(of) for _, of in shown), default=1)
     fig, axes = plt.subplots(1, max(len(shown), 1), figsize=(9.6, 1.4 + 0.34 * n), squeeze=False)
-    for number, ((level, of), one) in enumerate(zip(shown, axes[0], strict=True)):
+    for (level, of), one in zip(shown, axes[0], strict=True):
         names = list(of)
         times = [of[name]["time_us"] for name in names]
-        one.barh(range(len(names)), times, color=SERIES[number][0])
+        one.barh(range(len(names)), times, color=colour_of("ours"))
         for y, name in enumerate(names):
             count = of[name]["n_kernels"] if rows.on_gpu else of[name]["n_ops"]
             one.text(times[y], y, f" {count:.0f}" if count is not None else "", va="center", fontsize=8)
@@ -81,12 +81,12 @@ def rates(rows: ProfileRows) -> tuple[Figure, pd.DataFrame] | None:
     fig, axes = plt.subplots(1, 1 + has_counters, figsize=(9.6, 1.6 + 0.36 * len(of)), squeeze=False)
     left, places = axes[0][0], range(len(of))
     left.barh([y - 0.2 for y in places], [one["gb_per_s"] or 0 for one in of.values()], 0.38,
-              color=SERIES[0][0], label="declared bytes over time")  # fmt: skip
+              color=colour_of("ours"), label="declared bytes over time")  # fmt: skip
     if has_counters:
         left.barh([y + 0.2 for y in places], [one["dram_gb_per_s"] or 0 for one in of.values()], 0.38,
-                  color=SERIES[1][0], label="DRAM, by ncu")  # fmt: skip
+                  color=colour_of("other"), label="DRAM, by ncu")  # fmt: skip
         right = axes[0][1]
-        right.barh(places, [100 * (one["occupancy"] or 0) for one in of.values()], color=SERIES[2][0])
+        right.barh(places, [100 * (one["occupancy"] or 0) for one in of.values()], color=colour_of("ours"))
         right.set_xlabel("% of the warps there can be, by ncu")
         right.set_yticks(places, list(of), fontsize=8)
         right.set_title("Occupancy")

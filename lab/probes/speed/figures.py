@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.figures import DASHES, FAINT, MARKERS, SERIES
+from lab.figures import DASHES, FAINT, MARKERS, SERIES, colour_of
 from lab.probes.speed.curves import best_at, break_even_length, break_even_share, envelope, speedup_line
 from lab.probes.speed.recommend import Choice
 from lab.probes.speed.rows import Depth, PointSpeed
@@ -76,12 +76,12 @@ def speed_curve(point: PointSpeed, k: int) -> tuple[Figure, pd.DataFrame]:
 
 def _line(axes: Axes, depth: Depth, *, is_shown: bool) -> None:
     (x0, y0), (x1, y1) = speedup_line(depth.k, depth.over_base.median)
-    colour, top = SERIES[1 if is_shown else 0][0], y1
+    colour, top = colour_of("ours" if is_shown else "other"), y1
     axes.plot([x0, x1], [y0, y1], color=colour, linestyle="-", marker="", linewidth=2.4 if is_shown else 1.2)
     if is_shown:
         ends = speedup_line(depth.k, depth.bound)
         label, top = f"bytes alone, k = {depth.k}", max(y1, ends[1][1])
-        axes.plot(*zip(*ends, strict=True), color=SERIES[2][0], linestyle="--", marker="", label=label)
+        axes.plot(*zip(*ends, strict=True), color=colour_of("bound"), linestyle="--", marker="", label=label)
     axes.annotate(
         f"k = {depth.k}", (x1, top), xytext=(0, 5), textcoords="offset points", fontsize=8.5, ha="center", va="bottom"
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.figures import HATCHES, SERIES
+from lab.figures import HATCHES, MEANINGS, colour_of
 from lab.probes.speed.rows import PointSpeed, StageCost, Stages
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 PARTS = ("floor of its bytes", "kernels above it", "no kernel running")
 WHOLE = "own time, not split"
+LOOKS = dict(zip((*PARTS, WHOLE), ("bound", "bad", "other", "ours"), strict=True))  # what each is drawn as
 MANY_US = 1e4  # from here on milliseconds read better
 
 
@@ -109,11 +110,12 @@ def _falling(axes: Axes, depth: int, stages: Stages) -> None:
     labels: set[str] = set()
     for y, cost in enumerate(stages.costs):
         parts = parts_of(cost)
-        pieces = list(zip(PARTS, parts, range(3), strict=True)) if parts else [(WHOLE, cost.own_us, 3)]
+        pieces = list(zip(PARTS, parts, strict=True)) if parts else [(WHOLE, cost.own_us)]
         left = start
-        for label, us, series in pieces:
+        for label, us in pieces:
             name = "" if label in labels else label
-            axes.barh(y, us, left=left, color=SERIES[series][0], hatch=HATCHES[series], label=name)
+            hatch = HATCHES[MEANINGS[LOOKS[label]]]
+            axes.barh(y, us, left=left, color=colour_of(LOOKS[label]), hatch=hatch, label=name)
             labels.add(label)
             left += us
         start += cost.own_us

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from eagle3core.kernels.gemm import Tiling
-from lab.figures import SERIES
+from lab.figures import colour_of
 from lab.probes.sweeps.choose import Choice, over_default
 from lab.probes.sweeps.confirm import BEST, ranked
 from lab.probes.sweeps.joint import joint_orders
@@ -114,7 +114,7 @@ def _draw(axes: Any, x: int, y: int, cell: Mapping[str, Any]) -> None:
     from matplotlib.patches import Rectangle
 
     move = cell["over_default"] - 1.0
-    colour, strength = SERIES[0 if move <= 0 else 1][0], min(1.0, abs(move) / _FULL)
+    colour, strength = colour_of("ours" if move <= 0 else "bad"), min(1.0, abs(move) / _FULL)
     axes.add_patch(Rectangle((x, y), 1, 1, facecolor=colour, edgecolor="none", alpha=0.08 + 0.47 * strength))
     text = "default" if cell["is_default"] else f"{cell['over_default']:.3f}" + ("" if cell["bits_equal"] else " bits")
     axes.annotate(text, (x + 0.5, y + 0.5), ha="center", va="center", fontsize=7)

@@ -15,6 +15,7 @@ import pytest
 from places import ROOT
 from small_notebooks import PASS, START, write_config, write_notebook
 
+from lab import cli
 from lab.nightly import run_night
 from lab.options.night import NightOptions
 from lab.page.marks import MARKS, TONES, is_numeric, mark, moment
@@ -185,6 +186,16 @@ def test_a_stored_run_is_drawn_again_to_the_same_page_without_torch(run_dir: Pat
     (run_dir / "index.html").unlink()
     subprocess.run([sys.executable, "-c", RENDER, str(run_dir)], cwd=ROOT, check=True, capture_output=True)
     assert (run_dir / "index.html").read_text(encoding="utf-8") == before
+
+
+def test_report_names_every_file_that_it_writes(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for page in pages_of(run_dir):
+        page.unlink()
+    assert cli.main(["report", str(run_dir)]) == 0
+    named = [Path(line) for line in capsys.readouterr().out.splitlines()]
+    assert named[0] == run_dir / "index.html"
+    assert sorted(named) == sorted(pages_of(run_dir))
+    assert len(named) == 4
 
 
 def test_a_figure_of_an_older_page_is_drawn_from_what_is_stored(run_dir: Path) -> None:

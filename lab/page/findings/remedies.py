@@ -1,0 +1,170 @@
+"""What to do about a gate that failed or could not be judged, and about a rule's warning: one table.
+
+A line is found by the name of the gate, or of the rule; the first that matches counts, so narrow patterns come first.
+The anchor is a heading of docs/runbook.md, which the page shows beneath its sections.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+ACCEPTANCE = "3-acceptance-is-low-output-is-right"
+TOKENS = "4-truncated-or-repeated-text-or-memory-that-grows"
+SLOW = "5-it-is-slow"
+STAGES = "6-a-stage-disagrees-with-the-reference"
+KERNELS = "7-a-kernel-or-a-setting-misses-its-bound"
+DISTURBED = "8-the-run-was-disturbed"
+MOVED = "9-slower-than-the-night-before"
+MACHINE = "10-the-machine-lacks-a-part"
+PROMISES = "performance-mode"
+NOT_DONE = "a-notebook-failed"
+OWN_GATE = "a-gate-failed"
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One line of the table.
+
+    Attributes:
+        pattern: of names of gates and rules, with `*` and `?`.
+        text: what to do first, a sentence.
+        anchor: heading of the runbook that says more.
+    """
+
+    pattern: str
+    text: str
+    anchor: str
+
+
+REMEDIES = (
+    # Rules that warn without a gate.
+    Remedy(
+        "unfinished job",
+        "Read the error text, mend it, and run the same command with the same --out: only what did "
+        "not finish runs again.",
+        NOT_DONE,
+    ),
+    Remedy(
+        "disturbed run",
+        "Measure again on an idle machine; until then compare ratios within rounds, not times.",
+        DISTURBED,
+    ),
+    Remedy(
+        "slow draft",
+        "Switch speculation off for this pair or take a smaller depth, until the draft accepts more or "
+        "its step costs less.",
+        SLOW,
+    ),
+    Remedy(
+        "refused drafts",
+        "Look for a bug between target and draft before training: `eagle3lab run 10_parity_stages`.",
+        ACCEPTANCE,
+    ),
+    Remedy(
+        "head not working",
+        "Look for a bug of the draft first; a head that beats no look-up is not short of training.",
+        ACCEPTANCE,
+    ),
+    Remedy(
+        "moved numbers",
+        "See what else differs between the two nights, then compare the two commits in turns: `eagle3lab ab`.",
+        MOVED,
+    ),
+    Remedy("rows not had", "Each reason says what was lacking; put it there, or leave it out of the night.", NOT_DONE),
+    # Right or wrong.
+    Remedy("stage parity", "Look at the stage named first: those after it are wrong because it is.", STAGES),
+    Remedy("no token bugs", "Find the first position that differs; any class but equal or near-tie is a bug.", TOKENS),
+    Remedy("near-ties are rare", "Compare in float64: what still differs there is a bug and no rounding.", TOKENS),
+    Remedy("tokens of plain decoding", "A tree changed the text: find the first differing position.", TOKENS),
+    Remedy("tokens of every scenario", "Wrong tokens make every speed worthless: find the first position.", TOKENS),
+    Remedy(
+        "*no chain inside a tree reaches further",
+        "The tree's mask or its walk is wrong: look at the tree's buffers with `eagle3lab inspect tree`.",
+        ACCEPTANCE,
+    ),
+    Remedy(
+        "acceptance against Hugging Face",
+        "The draft decides otherwise than the reference's would: stage parity names where.",
+        ACCEPTANCE,
+    ),
+    Remedy(
+        "golden acceptance lengths",
+        "If the draft was changed on purpose, keep the new lengths with `eagle3lab golden`; "
+        "else find what changed it: stage parity first.",
+        ACCEPTANCE,
+    ),
+    # Promises of performance mode, and tokens, as the performance gates count them.
+    Remedy("*requests with wrong tokens", "Wrong tokens make every speed worthless: find the first position.", TOKENS),
+    Remedy("*requests unlike the baseline's", "A draft changed the text: find the first differing position.", TOKENS),
+    Remedy(
+        "*single token steps", "Speculation was off, or drafted less than asked for: the engine says why.", PROMISES
+    ),
+    Remedy("*gemm fallbacks", "Plain torch computed on the GPU: find the product that has no kernel.", PROMISES),
+    Remedy("*untuned products", "Tune the products that the file of this GPU lacks.", PROMISES),
+    Remedy("*debug switches", "Switch off what logs or copies inside a step.", PROMISES),
+    Remedy("*faults", "A step reported a broken invariant: its message names it.", PROMISES),
+    Remedy(
+        "*guessed layouts", "Results lacked an axis, or a row's tokens did not add up: the message names it.", PROMISES
+    ),
+    # Speed.
+    Remedy(
+        "acceptance length at spec-*",
+        "Find what the tokens are lost to: vocabulary, a near rank, or deeper.",
+        ACCEPTANCE,
+    ),
+    Remedy(
+        "*spec: acceptance length",
+        "Acceptance is planned here, so less than planned is a bug and no bad luck.",
+        ACCEPTANCE,
+    ),
+    Remedy(
+        "*speed-up*", "See which part binds: bytes, time above them, or acceptance; the gate's line names it.", SLOW
+    ),
+    Remedy("*step over plain step*", "Look at the waterfall for the stage that costs most above its bytes.", SLOW),
+    Remedy(
+        "*time of a step over the baseline's",
+        "Look at the waterfall for the stage that costs most above its bytes.",
+        SLOW,
+    ),
+    Remedy("*tokens a second over *", "Compare step with step: acceptance or the step's own time has changed.", SLOW),
+    Remedy("*share of its byte floor", "Find the stage furthest above its bytes; the gate's line names it.", SLOW),
+    Remedy("*time of *'s step", "Compare stage by stage with the peer; the gate's line names the stage.", SLOW),
+    Remedy("*time of *'s spec-? step", "Compare stage by stage with the peer; the gate's line names the stage.", SLOW),
+    Remedy("*steps decoded", "The run was too short: more tokens, or requests that ended early.", SLOW),
+    Remedy("thresholds of spec-*", "No point had a baseline beside its drafts: measure depth 0 as well.", NOT_DONE),
+    Remedy("micro runs green in a row", "Mend the first red run; a full run waits for enough green ones.", SLOW),
+    Remedy("micro gates", "Nothing was judged: the reason says what is lacking.", NOT_DONE),
+    Remedy("full gates", "Nothing was judged: the reason says what is lacking.", NOT_DONE),
+    Remedy(
+        "ranges wait for nothing", "Find the call that waits or copies inside a range, in the table of ranges.", SLOW
+    ),
+    # Kernels and settings.
+    Remedy(
+        "*numbers and bits proven on the GPU",
+        "A kernel is wrong: its speed says nothing until its proof holds.",
+        KERNELS,
+    ),
+    Remedy(
+        "every setting gives the default's bits", "A setting changed the order of sums: it may not be chosen.", KERNELS
+    ),
+    Remedy("every choice is within *", "Sweep again and keep the best found setting.", KERNELS),
+    Remedy("gemm *", "Sweep the product's settings on this GPU, then look at its occupancy.", KERNELS),
+    Remedy("attention *", "Sweep the plan of attention on this GPU, then look at its occupancy.", KERNELS),
+    Remedy(
+        "*: time over * x (bytes + passes), worst shape",
+        "A small kernel takes longer than its bytes and passes ask "
+        "for: look at its passes and its launch, at the shape named.",
+        KERNELS,
+    ),
+    # The machine.
+    Remedy("the lab can run here", "`eagle3lab doctor` names the part that is missing and what to install.", MACHINE),
+)
+# A gate that somebody's own configuration or notebook set: only who set it knows more.
+OTHERS = Remedy("*", "Read the section of its job; who set this gate knows what it guards.", OWN_GATE)
+
+
+def remedy_of(name: str) -> Remedy:
+    """The remedy of a gate, or of a rule that warns, by its name; a run's kind before the name does not count."""
+    bare = name.removeprefix("micro: ").removeprefix("full: ")
+    return next((remedy for remedy in REMEDIES if fnmatchcase(bare, remedy.pattern)), OTHERS)
