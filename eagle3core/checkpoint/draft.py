@@ -28,6 +28,7 @@ from eagle3core.errors import CheckpointError
 from eagle3core.geometry import DraftGeometry, TargetGeometry
 
 log = logging.getLogger("eagle3core")
+_ROTATED = tuple(f"midlayer.self_attn.{name}_" for name in "qk")
 
 
 @dataclass(frozen=True)
@@ -147,11 +148,8 @@ def _half_split(weights: dict[str, Tensor], geometry: DraftGeometry) -> dict[str
     """q and k whose rotary pairs lie half a head apart, of ones whose pairs are neighbours: the same scores."""
     size = geometry.block.head_dim
     changed = {}
-    for name in ("q", "k"):
-        for part in ("weight", "bias"):
-            key = f"midlayer.self_attn.{name}_proj.{part}"
-            if key in weights:
-                rows = weights[key]
-                pairs = rows.view(-1, size // 2, 2, *rows.shape[1:])  # [heads, D / 2, 2, ...]
-                changed[key] = pairs.transpose(1, 2).reshape(rows.shape).contiguous()
+    for key, rows in weights.items():
+        if key.startswith(_ROTATED):  # gains of heads, and rows of maps and biases
+            pairs = rows.view(-1, size // 2, 2, *rows.shape[1:])  # [heads, D / 2, 2, ...]
+            changed[key] = pairs.transpose(1, 2).reshape(rows.shape).contiguous()
     return changed

@@ -14,13 +14,21 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from eagle3core.checkpoint.eagle import eagle_shapes, require_method
+from eagle3core.checkpoint.families import FAMILIES
 from eagle3core.checkpoint.keys import layer_settings, objections
 from eagle3core.checkpoint.layouts import refuse_kinds, stored_names
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.taps import resolve_taps
 from eagle3core.checkpoint.target import layer_shapes, read_block_geometry
 from eagle3core.checkpoint.tensors import TensorFiles, name_objections
-from eagle3core.checkpoint.variants import HIDDEN_NORM, INPUT_NORM, read_variant, tied_head
+from eagle3core.checkpoint.variants import (
+    HIDDEN_NORM,
+    INPUT_NORM,
+    has_head_norms,
+    is_qwen3,
+    read_variant,
+    tied_head,
+)
 from eagle3core.checkpoint.vocabulary import MAP, MASK, read_map
 from eagle3core.checkpoint.window import read_window
 from eagle3core.errors import CheckpointError
@@ -134,7 +142,7 @@ def draft_shapes(geometry: DraftGeometry) -> Iterator[tuple[str, tuple[int, ...]
 
 def has_bias(variant: HeadVariant, name: str) -> bool:
     """Whether a map of the layer, e.g. "mlp.up_proj", has a bias."""
-    if name.startswith("self_attn."):
+    if name.startswith("self_attn.") and name.endswith("_proj"):
         return variant.output_bias if name == "self_attn.o_proj" else variant.qkv_bias
     return variant.mlp_bias and name.startswith("mlp.")
 
@@ -173,7 +181,11 @@ def _geometry(
     full = {"is_full": drafted == vocab, "target_is_tied": target.tie_word_embeddings}
     tied = objecting.of(tied_head, config, stored_as, **full, instead=False)
     geometry = DraftGeometry(
-        block=read_block_geometry(_plain_layer(layer)),
+        block=read_block_geometry(
+            _plain_layer(layer),
+            head_dim=FAMILIES["qwen3"].head_dim if is_qwen3(config) else None,
+            has_qk_norm=objecting.of(has_head_norms, config, stored_as, instead=False),
+        ),
         target_hidden_size=width,
         vocab_size=vocab,
         draft_vocab_size=drafted,

@@ -120,6 +120,16 @@ def read_meaning(config: dict[str, Any], tensors: dict[str, Tensor]) -> Meaning:
     return Meaning(fusion, residual, feeds, scale, interleaved=key("rope_is_neox_style", True) is False)
 
 
+def read_window(config: dict[str, Any]) -> int:
+    """Entries back that the head's layer sees, the newest included; 0: all. `config` with the layer's keys at its top.
+
+    Without `layer_types` a length alone says nothing: many files keep one that no layer has.
+    """
+    kinds, length = config.get("layer_types"), config.get("sliding_window")
+    slides = kinds[0] == "sliding_attention" if kinds else bool(config.get("use_sliding_window"))
+    return int(length) if slides and length else 0
+
+
 def absolute_ids(tensors: dict[str, Tensor], draft_vocab: int) -> Tensor:
     """`[Vd]` int64 target id of each draft id; `d2t` holds offsets, and without it both vocabularies are one."""
     ids = torch.arange(draft_vocab)

@@ -65,6 +65,8 @@ class HeadOracle:
         self.head_dim = int(self.layer.get("head_dim", self.layer["hidden_size"] // self.n_heads))
         plain_rope = {**self.layer, "rope_scaling": _text_rope(self.layer.get("rope_scaling"))}
         self.frequencies = rotary_frequencies(_without_nulls(plain_rope), self.head_dim)
+        kinds = self.layer.get("layer_types", ["sliding_attention" if self.layer.get("use_sliding_window") else ""])
+        self.window = int(self.layer["sliding_window"]) if kinds[0] == "sliding_attention" else 1 << 30
         self.is_neox = bool(raw.get("rope_is_neox_style", True))
         self.fusion = self._fusion()
         self.taps = self._taps(raw)
@@ -131,12 +133,15 @@ class HeadOracle:
         """Causal attention of `x: [T, 2 Hd]` over itself, row i at position i."""
         n, mixed = len(x), []
         q, k, v = (self.linear(f"self_attn.{name}_proj", x).view(n, -1, self.head_dim) for name in "qkv")
+        if "self_attn.q_norm.weight" in self.tensors:
+            q, k = self.norm("self_attn.q_norm", q), self.norm("self_attn.k_norm", k)
         q, k = self._turned(q), self._turned(k)
         for head in range(self.n_heads):
             group = head * self.n_groups // self.n_heads
             scores = q[:, head] @ k[:, group].T / math.sqrt(self.head_dim)
-            later = torch.ones(n, n, dtype=torch.bool).triu(1)
-            mixed.append(scores.masked_fill(later, -math.inf).softmax(-1) @ v[:, group])
+            back = torch.arange(n)[:, None] - torch.arange(n)
+            hidden = (back < 0) | (back >= self.window)
+            mixed.append(scores.masked_fill(hidden, -math.inf).softmax(-1) @ v[:, group])
         return self.linear("self_attn.o_proj", torch.cat(mixed, -1))
 
     def _turned(self, x: Tensor) -> Tensor:

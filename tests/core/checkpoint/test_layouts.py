@@ -53,6 +53,14 @@ def fed(head: Changes) -> None:
     head.flags(return_hidden_post_norm=True)
 
 
+def qk(head: Changes) -> None:
+    head.norms_of_heads()
+
+
+def near(head: Changes) -> None:
+    head.flags(layer_types=["sliding_attention"], sliding_window=5)
+
+
 ANYWHERE: dict[str, Variant] = {
     "normed residual": nbr,
     "norm over all taps": nbf,
@@ -91,6 +99,16 @@ ANYWHERE: dict[str, Variant] = {
     "a head tied to its embedding": lambda head: (
         head.own_embedding(), head.full_vocabulary(own_head=False), head.flags(tie_word_embeddings=True)
     ),
+    "norms of heads": qk,
+    "norms of heads, by their key": lambda head: (head.flags(use_qk_norm=True), qk(head)),
+    "norms of heads whose neighbours rotate": lambda head: (head.flags(rope_is_neox_style=False), qk(head)),
+    "norms of heads, biases of all attention": lambda head: (
+        head.flags(attention_bias=True), head.biases(*QKV, OUT), qk(head)
+    ),
+    "a window": near,
+    "norms of heads and a window": several(qk, near),
+    "everything a trainer of 2026 has": several(qk, near, nbr, nbf, fed),
+    "EAGLE 3.1 with norms of heads and a normed residual": several(each, fed, qk, nbr),
     "width of llama4": lambda head: head.flags(
         model_type="llama4_text", intermediate_size_mlp=head.config["intermediate_size"], intermediate_size=16
     ),
@@ -110,7 +128,8 @@ CASES = [
     *(("equal widths", "safeailab", name) for name in EQUAL_WIDTHS),
     *((geometry, layout, "plain") for geometry in GEOMETRIES for layout in FORMATS),
     *(("equal widths", layout, name) for layout in ("speculators", "modelopt") for name in (
-        "normed residual", "norm over all taps", "norm of each tap", "own embedding", "full vocabulary")),
+        "normed residual", "norm over all taps", "norm of each tap", "own embedding", "full vocabulary",
+        "norms of heads", "everything a trainer of 2026 has")),
 ]  # fmt: skip
 VARIANTS: dict[str, Variant] = {"plain": lambda head: None, **ANYWHERE, **EQUAL_WIDTHS}
 
@@ -170,7 +189,8 @@ def test_a_layout_gives_the_logits_of_its_formulas(
     "variant",
     [
         "norm over all taps, residual and feedback", "EAGLE 3.1", "the last state, not normed again",
-        "the last state, normed residual and feedback",
+        "the last state, normed residual and feedback", "norms of heads and a window",
+        "everything a trainer of 2026 has",
     ],
 )  # fmt: skip
 def test_passes_over_a_trees_beams_have_the_variant_too(

@@ -44,6 +44,15 @@ def another_map(plan: DraftPlan) -> DraftPlan:
     return replace(plan, draft_to_target=plan.draft_to_target.roll(1))
 
 
+def without_head_norms(plan: DraftPlan) -> DraftPlan:
+    block = replace(plan.geometry.block, has_qk_norm=False)
+    return replace(plan, geometry=replace(plan.geometry, block=block))
+
+
+def near(head: Changes) -> None:
+    head.flags(layer_types=["sliding_attention"], sliding_window=5)
+
+
 def norm_all(head: Changes) -> None:
     head.flags(norm_before_fc=True)
     head.norm_over_all()
@@ -78,6 +87,8 @@ MISREADINGS: dict[str, tuple[Callable[[Changes], object], Misreading]] = {
     "rope_theta": (lambda head: head.flags(rope_theta=7e4), other_base),
     "tap ids": (lambda head: head.taps([1, 3, 6]), one_lower),
     "d2t": (lambda head: None, another_map),
+    "q_norm and k_norm": (Changes.norms_of_heads, without_head_norms),
+    "layer_types with sliding_window": (near, lambda plan: replace(plan, geometry=replace(plan.geometry, window=0))),
     "attention_bias": (biases, as_if(qkv_bias=False)),
     "tie_word_embeddings": (tied, as_if(tied_head=False)),
 }  # fmt: skip
