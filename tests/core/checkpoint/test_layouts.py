@@ -6,14 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
+from drafted_logits import drafted, relative_error
 from layout_files import FORMATS, Changes, read_head, write_head
 from layout_oracle import HeadOracle
 from oracle import Target
 from random_pairs import write_random_pair
-
-from eagle3core import Engine, EngineConfig, GenerationConfig, SpeculativeConfig
-from eagle3core.trace import RecordingTrace
 
 pytestmark = pytest.mark.reference
 
@@ -144,33 +141,12 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
     return made
 
 
-def drafted(
-    target: Path, draft: Path, norm_output: str | None = None, *, as_tree: bool = False
-) -> tuple[list[int], torch.Tensor, list[int]]:
-    """The sequence that a first step drafts after, its logits `[K, Vd]` and its drafts, by the engine in fp32."""
-    spec = SpeculativeConfig(
-        model=str(draft), num_speculative_tokens=K, norm_output=norm_output,  # type: ignore[arg-type]
-        choices=[[0] * depth for depth in range(1, K + 1)] if as_tree else None,
-    )  # fmt: skip
-    config = EngineConfig(
-        session_len=32, max_batch_size=1, block_size=16, prefill_chunk=16, device="cpu", dtype="float32",
-        speculative_config=spec,
-    )  # fmt: skip
-    engine, trace = Engine.from_pretrained(target, config), RecordingTrace()
-    engine.trace = trace
-    engine.generate([PROMPT], GenerationConfig(max_new_tokens=2, ignore_eos=True))
-    scopes = ["extend", *(f"{'level' if as_tree else 'chain'}{level}" for level in range(1, K))]
-    logits = torch.cat([trace.tensors[f"step0/{scope}/draft.head"] for scope in scopes])
-    return [*PROMPT, *trace.tensors["first_token"].tolist()], logits, trace.tensors["step0/tree.tokens"].tolist()[1:]
-
-
 def assert_as_the_oracle(
     pair: tuple[Path, Path, Target], draft: Path, norm_output: str | None = None, *, as_tree: bool = False
 ) -> None:
-    sequence, ours, drafts = drafted(pair[0], draft, norm_output, as_tree=as_tree)
+    sequence, ours, drafts = drafted(pair[0], draft, PROMPT, K, norm_output, as_tree=as_tree)
     theirs, expected = HeadOracle(draft, pair[2], norm_output).chain(sequence, K)
-    ours = ours[:, : theirs.shape[1]].double()
-    assert float((ours - theirs).abs().max() / theirs.abs().max()) < 1e-5
+    assert relative_error(ours, theirs) < 1e-5
     assert drafts == expected
 
 
