@@ -28,6 +28,7 @@ def check_uneven(
     dtype: str = "float32",
     device: str = "auto",
     fault: str | None = None,
+    norm_output: str = "",
 ) -> ReferenceReport:
     """Engine against reference on prompts of `lab.parity.inputs.STAGE_LENGTHS` at depth `k`.
 
@@ -37,6 +38,7 @@ def check_uneven(
         max_new_tokens: tokens that each prompt is continued by.
         dtype, device: of the engine.
         fault: name of a bug to plant in the engine (`lab.parity.faults`).
+        norm_output: as of `PairUnderTest`.
 
     Raises:
         ExperimentError: as `measure_acceptance`.
@@ -45,6 +47,8 @@ def check_uneven(
     uneven, pair = prompts_from_ids(ids), (target, draft)
     report = measure_acceptance(
         *pair, uneven, (k,), max_new_tokens=max_new_tokens, dtype=dtype, device=device, batch=SLOTS, ignore_eos=True,
-        fault=fault,
+        fault=fault, norm_output=norm_output,
     )  # fmt: skip
-    return check_acceptance(*pair, uneven, report.at(k).responses, k, dtype=dtype, device=device)
+    return check_acceptance(
+        *pair, uneven, report.at(k).responses, k, dtype=dtype, device=device, norm_output=norm_output
+    )

@@ -98,8 +98,11 @@ class Meaning:
     interleaved: bool
 
 
-def read_meaning(config: dict[str, Any], tensors: dict[str, Tensor]) -> Meaning:
-    """The formulas that a head's `config.json` and tensors ask for (docs/checkpoints.md)."""
+def read_meaning(config: dict[str, Any], tensors: dict[str, Tensor], norm_output: str = "") -> Meaning:
+    """The formulas that a head's `config.json` and tensors ask for (docs/checkpoints.md).
+
+    `norm_output`: what that key means at the top of a flat file, "feedback" or "head".
+    """
     inner = config.get("eagle_config") or {}
     nested = config.get("transformer_layer_config") or {}
 
@@ -115,7 +118,7 @@ def read_meaning(config: dict[str, Any], tensors: dict[str, Tensor]) -> Meaning:
     elif "fc_norm.0.weight" in tensors:
         fusion = "each"
     told = bool(key("return_hidden_post_norm") or inner.get("norm_output"))
-    feeds = told or bool(nested and config.get("norm_output"))
+    feeds = told or bool((nested or norm_output == "feedback") and config.get("norm_output"))
     residual, scale = bool(key("norm_before_residual")), float(key("logit_scale", 1.0))
     return Meaning(fusion, residual, feeds, scale, interleaved=key("rope_is_neox_style", True) is False)
 

@@ -52,6 +52,7 @@ class DraftReference(nn.Module):
         target: the reference target, whose embedding and head are shared where the draft brings none.
         dtype: the dtype under test; weights are rounded to it first.
         taps: explicit tap ids and their convention, or None for the checkpoint's.
+        norm_output: as of `PairUnderTest`.
     """
 
     def __init__(
@@ -61,12 +62,13 @@ class DraftReference(nn.Module):
         *,
         dtype: torch.dtype,
         taps: tuple[Sequence[int], str] | None = None,
+        norm_output: str = "",
     ) -> None:
         super().__init__()
         raw = json.loads((Path(directory) / "config.json").read_text())
         raw = {**(raw.get("transformer_layer_config") or {}), **raw}  # speculators nests the layer's own keys
         tensors = read_draft_tensors(Path(directory))
-        self.meaning, self.window = read_meaning(raw, tensors), read_window(raw)
+        self.meaning, self.window = read_meaning(raw, tensors, norm_output), read_window(raw)
         self.config = _layer_config(raw)
         self.config._attn_implementation = target.attention
         is_last = self.meaning.fusion == "last"

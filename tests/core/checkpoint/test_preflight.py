@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from damaged_drafts import change
+from eagle_pairs import write_eagle_pair
 from random_pairs import rewrite_config, write_random_pair
 
 from eagle3core.checkpoint import load_draft, load_target, preflight
-from eagle3core.errors import CheckpointError
+from eagle3core.errors import CheckpointError, ConfigError
 
 pytestmark = pytest.mark.reference
 
@@ -65,3 +66,28 @@ def test_what_loading_refuses_first_is_among_the_findings(tmp_path: Path) -> Non
     with pytest.raises(CheckpointError) as caught:
         load_draft(draft, load_target(target).geometry)
     assert caught.value.what in [error.what for error in preflight(target, draft).errors]
+
+
+def test_of_an_eagle1_head_too_everything_is_found_at_once(tmp_path: Path) -> None:
+    target, draft = write_eagle_pair(tmp_path)
+    assert preflight(target, draft, method="eagle").passed
+    (told,) = preflight(target, draft).errors
+    assert "set method='eagle'" in str(told)
+    rewrite_config(draft, vocab_size=7, num_hidden_layers=2, norm_before_residual=True, attention_swirl=0.5, bias=False)
+    change(draft, "layers.0.self_attn.o_proj.weight", None)
+    change(draft, "layers.0.mlp.down_proj.weight", torch.ones(3))
+    looked = preflight(target, draft, method="eagle")
+    parts = [
+        "attention_swirl is 0.5", "vocab_size is 7", "num_hidden_layers is 2", "norm_before_residual is True",
+        "fc.bias is stored", "midlayer.self_attn.o_proj.weight", "layers.0.mlp.down_proj.weight",
+    ]  # fmt: skip
+    assert len(looked.errors) == len(parts)
+    assert all(part in str(error) for part, error in zip(parts, looked.errors, strict=True))
+    with pytest.raises(CheckpointError) as first:
+        load_draft(draft, load_target(target).geometry, method="eagle")
+    assert str(first.value) == str(looked.errors[0])
+
+
+def test_a_method_that_no_head_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="method is 'ngram'"):
+        preflight(*write_random_pair(tmp_path), method="ngram")
