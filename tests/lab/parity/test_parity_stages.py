@@ -61,7 +61,6 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
     "yarn rope": {"rope": YARN, "draft_rope": YARN},
     "dynamic rope": {"rope": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}},
     "longrope": {"rope": LONG},
-    "a share of each head rotated": {"partial_rotary_factor": 0.5},
     "qwen3 with biases": {
         "family": "qwen3",
         "head_dim": 32,
@@ -73,7 +72,14 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
 }
 
 
-OF_TARGETS = [name for name in GEOMETRIES if name.startswith(("qwen", "mistral", "a share")) or "rope" in name]
+OF_TARGETS = [
+    "qwen2, untied, heads of another size",
+    "qwen3, tied",
+    "qwen3, untied",
+    "mistral",
+    "yarn rope",
+    "longrope",
+]
 
 
 @pytest.fixture(scope="module")
