@@ -201,7 +201,7 @@ def show_machine(options: DoctorOptions) -> int:
     from lab.doctor import conclusion, examine, examine_pair, exit_code
 
     if options.target is not None or options.draft is not None:
-        return examine_pair(options.target, options.draft)
+        return examine_pair(options.target, options.draft, method=options.method, norm_output=options.norm_output)
 
     checks = examine()
     print("\n".join(check.line() for check in checks))

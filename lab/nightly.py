@@ -77,7 +77,8 @@ def show_pair(plan: Plan) -> int:
         return EXIT_PASSED
     from lab.doctor import examine_pair
 
-    return examine_pair(paths["target"], paths["draft"])
+    meanings = {str(job.parameters.get("norm_output", "")) for job in plan.config.job}
+    return examine_pair(paths["target"], paths["draft"], norm_output=next((m for m in sorted(meanings) if m), None))
 
 
 def new_folder(options: NightOptions) -> Path:

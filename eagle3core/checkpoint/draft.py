@@ -15,19 +15,18 @@ import torch
 from torch import Tensor
 
 from eagle3core.arguments import check_placement, check_type
-from eagle3core.checkpoint.eagle import eagle_shapes, read_eagle_geometry, require_method
 from eagle3core.checkpoint.keys import is_speculators
-from eagle3core.checkpoint.layouts import stored_names
-from eagle3core.checkpoint.plan import EMBEDDING, HEAD, DraftPlan, Given, Objections, draft_shapes, plan_draft
+from eagle3core.checkpoint.objections import Objections
+from eagle3core.checkpoint.plan import EMBEDDING, HEAD, DraftPlan, Given, draft_shapes, plan_draft, plan_eagle
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.target import require_directory
-from eagle3core.checkpoint.tensors import TensorFiles, require_names
 from eagle3core.checkpoint.variants import NORM_OUTPUT
 from eagle3core.checks import require_choice
 from eagle3core.errors import CheckpointError
 from eagle3core.geometry import DraftGeometry, TargetGeometry
 
 log = logging.getLogger("eagle3core")
+_ROTATED = tuple(f"midlayer.self_attn.{name}_" for name in "qk")
 
 
 @dataclass(frozen=True)
@@ -84,33 +83,20 @@ def load_draft(
     layers = tuple(capture_layers) if capture_layers is not None else None
     try:
         directory = require_directory(path, "draft")
+        raising = Objections(keeps=False)
         if method == "eagle":
-            return _load_eagle(directory, target, dtype, device)
-        return _load(directory, target, Given(layers, capture_convention, norm_output), dtype, device)
+            return _load(directory, plan_eagle(directory, target, raising), dtype, device)
+        given = Given(layers, capture_convention, norm_output)
+        plan = plan_draft(directory, target, given, raising)
+        _require_one_head(directory, plan)
+        return _load(directory, plan, dtype, device)
     except CheckpointError as failure:
         log.error("[EAGLE][EagleModule::load] %s", failure)
         raise
 
 
-def _load_eagle(
-    directory: Path, target: TargetGeometry, dtype: torch.dtype | None, device: torch.device | str
-) -> DraftCheckpoint:
-    config, files = Settings.read(directory / "config.json"), TensorFiles(directory)
-    stored_as = stored_names(files.names, directory)
-    require_method(directory, stored_as, "eagle")
-    geometry = read_eagle_geometry(config, target, stored_as)
-    shapes = dict(eagle_shapes(geometry))
-    require_names(files, shapes, {name: key for key, name in stored_as.items()}, [])
-    weights = {key: files.read_weight(stored_as[key], shape, dtype, device) for key, shape in shapes.items()}
-    return DraftCheckpoint(geometry, weights, None)
-
-
-def _load(
-    directory: Path, target: TargetGeometry, given: Given, dtype: torch.dtype | None, device: torch.device | str
-) -> DraftCheckpoint:
-    plan = plan_draft(directory, target, given, Objections(keeps=False))
+def _load(directory: Path, plan: DraftPlan, dtype: torch.dtype | None, device: torch.device | str) -> DraftCheckpoint:
     geometry, stored_as = plan.geometry, plan.stored_as
-    _require_one_head(directory, plan)
     weights = {
         key: plan.files.read_weight(stored_as[key], shape, dtype, device) for key, shape in draft_shapes(geometry)
     }
@@ -147,11 +133,8 @@ def _half_split(weights: dict[str, Tensor], geometry: DraftGeometry) -> dict[str
     """q and k whose rotary pairs lie half a head apart, of ones whose pairs are neighbours: the same scores."""
     size = geometry.block.head_dim
     changed = {}
-    for name in ("q", "k"):
-        for part in ("weight", "bias"):
-            key = f"midlayer.self_attn.{name}_proj.{part}"
-            if key in weights:
-                rows = weights[key]
-                pairs = rows.view(-1, size // 2, 2, *rows.shape[1:])  # [heads, D / 2, 2, ...]
-                changed[key] = pairs.transpose(1, 2).reshape(rows.shape).contiguous()
+    for key, rows in weights.items():
+        if key.startswith(_ROTATED):  # gains of heads, and rows of maps and biases
+            pairs = rows.view(-1, size // 2, 2, *rows.shape[1:])  # [heads, D / 2, 2, ...]
+            changed[key] = pairs.transpose(1, 2).reshape(rows.shape).contiguous()
     return changed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from eagle3core.checkpoint.objections import Objections
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.target import layer_shapes, read_block_geometry
 from eagle3core.checkpoint.window import read_window
@@ -17,6 +18,12 @@ from eagle3core.geometry import EagleGeometry, TargetGeometry
 FUSION, FUSION_BIAS = "fc.weight", "fc.bias"
 OF_EAGLE3 = ("midlayer.hidden_norm.weight", "midlayer.input_layernorm.weight", "norm.weight")  # none in EAGLE-1
 _QKV_BIAS = "midlayer.self_attn.q_proj.bias"
+_PLAIN: dict[str, object] = {  # keys of variants, with the value that is no variant
+    **dict.fromkeys(("attention_bias", "mlp_bias", "use_qk_norm", "norm_before_residual", "norm_before_fc"), False),
+    **dict.fromkeys(("fc_norm", "use_aux_norm", "norm_output", "return_hidden_post_norm"), False),
+    "rope_is_neox_style": True,
+    "logit_scale": 1.0,
+}
 
 
 def require_method(directory: object, stored_as: Mapping[str, str], method: str) -> None:
@@ -40,35 +47,20 @@ def require_method(directory: object, stored_as: Mapping[str, str], method: str)
         )
 
 
-def read_eagle_geometry(config: Settings, target: TargetGeometry, stored_as: Mapping[str, str]) -> EagleGeometry:
+def read_eagle_geometry(
+    config: Settings, target: TargetGeometry, stored_as: Mapping[str, str], objecting: Objections
+) -> EagleGeometry:
     """Shapes of a head for its target, from its config and, for its biases, from what is stored.
 
+    Objections: another width or vocabulary than the target's, several layers, a variant of EAGLE-3, and a bias that
+    the config has and the file lacks, or the other way round.
+
     Raises:
-        CheckpointError: another width or vocabulary than the target's, more than one layer, quantised weights, or a
-            bias that the config has and the file lacks, or the other way round.
+        CheckpointError: a layer whose widths cannot be told, or any objection if none are kept.
     """
     block, vocab, wide = read_block_geometry(config), target.vocab_size, target.block.hidden_size
-    if block.hidden_size != wide:
-        raise config.bad(
-            "hidden_size", block.hidden_size, f"{wide}, the target's: its head reads the draft's states",
-            "pair the draft with its own target",
-        )  # fmt: skip
-    for key in ("vocab_size", "draft_vocab_size"):
-        if config.count(key, vocab) != vocab:
-            raise config.bad(
-                key, config.values[key], f"{vocab}, the target's vocabulary", "pair the draft with its own target"
-            )
-    if config.count("num_hidden_layers", 1) != 1:
-        raise config.bad("num_hidden_layers", config.values["num_hidden_layers"], "1: deeper heads are not built")
-    for key in ("attention_bias", "mlp_bias"):
-        if config.flag(key):
-            raise config.bad(key, True, "false or absent: the variant is not built", "use a head without it")
-    if "quantization_config" in config:
-        raise config.bad("quantization_config", "present", "absent: quantised drafts are not built")
-    for key, name in (("bias", FUSION_BIAS), ("qkv_bias", _QKV_BIAS)):
-        if key in config and config.flag(key) != (name in stored_as):
-            state = "stored" if name in stored_as else "not stored"
-            raise config.bad(key, config.values[key], f"what the file holds: {name} is {state}", "correct config.json")
+    for objection in _objections(config, vocab, wide, stored_as):
+        objecting.add(objection)
     return EagleGeometry(
         block=block,
         target_hidden_size=wide,
@@ -77,10 +69,32 @@ def read_eagle_geometry(config: Settings, target: TargetGeometry, stored_as: Map
         taps=(target.n_layers,),
         has_embedding="embed_tokens.weight" in stored_as,
         has_head="lm_head.weight" in stored_as,
-        window=read_window(config),
+        window=objecting.of(read_window, config, instead=0),
         fc_bias=FUSION_BIAS in stored_as,
         qkv_bias=_QKV_BIAS in stored_as,
     )
+
+
+def _objections(config: Settings, vocab: int, wide: int, stored_as: Mapping[str, str]) -> Iterator[CheckpointError]:
+    """What is said against the keys of a head for a target of that vocabulary and width."""
+    own = "pair the draft with its own target"
+    if config.values.get("hidden_size") != wide:
+        stated = config.values.get("hidden_size")
+        yield config.bad("hidden_size", stated, f"{wide}, the target's: its head reads the draft's states", own)
+    for key in ("vocab_size", "draft_vocab_size"):
+        if config.values.get(key) not in (None, vocab):
+            yield config.bad(key, config.values[key], f"{vocab}, the target's vocabulary", own)
+    if config.values.get("num_hidden_layers") not in (None, 1):
+        yield config.bad("num_hidden_layers", config.values["num_hidden_layers"], "1: deeper heads are not built")
+    for key, plain in _PLAIN.items():
+        stated = config.values.get(key)
+        if stated not in (None, plain):
+            shown = f"{str(plain).lower()} or absent: no such variant of an EAGLE-1 head is built"
+            yield config.bad(key, stated, shown, "use a head without it")
+    for key, name in (("bias", FUSION_BIAS), ("qkv_bias", _QKV_BIAS)):
+        if key in config and config.values[key] is not (name in stored_as):
+            state = "stored" if name in stored_as else "not stored"
+            yield config.bad(key, config.values[key], f"what the file holds: {name} is {state}", "correct config.json")
 
 
 def eagle_shapes(geometry: EagleGeometry) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -69,6 +69,7 @@ BUILT = (
     Key("attention_bias", _LAYER, "q, k, v and o have biases"),
     Key("qkv_bias", _LAYER, "q, k and v have biases"),
     Key("mlp_bias", _LAYER, "the feed-forward has biases"),
+    Key("use_qk_norm", _LAYER, "heads of q and k are normed, as in Qwen3"),
     Key("hidden_act", _LAYER, "activation of the feed-forward"),
     Key("partial_rotary_factor", ("layer", "rope"), "share of a head that is rotated: 1"),
     *(Key(name, _LAYER, "width, count or constant of the decoder layer") for name in (
@@ -106,7 +107,6 @@ REFUSED = (
     Key("final_logit_softcapping", _LAYER, "a cap of logits", OFF),
     Key("query_pre_attn_scalar", _LAYER, "scale of scores", OFF),
     Key("attention_chunk_size", _LAYER, "attention in chunks", OFF),
-    Key("use_qk_norm", _LAYER, "norms of q and k", OFF),
     Key("attention_out_bias", _LAYER, "a bias of o alone", OFF),
     Key("kv_lora_rank", _LAYER, "latent attention", OFF),
     Key("num_local_experts", _LAYER, "experts", OFF),

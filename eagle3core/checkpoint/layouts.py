@@ -1,4 +1,4 @@
-"""What the published draft layouts call their tensors, and the kinds of head that are not EAGLE-3 of one Llama layer.
+"""What the published draft layouts call their tensors, and the kinds of head that are not EAGLE-3 of one layer.
 
 Layouts read: SafeAILab (`midlayer.*`, taps implied), SpecForge and ModelOpt (`midlayer.*` or `layers.0.*`, with
 `eagle_config`), NeMo (as SpecForge, behind `model.`), speculators (`layers.0.*`, nested `transformer_layer_config`).
@@ -73,7 +73,7 @@ class Kind:
     name: str
     tensor: Callable[[str], bool]
     words: tuple[str, ...]
-    instead: str = "use a head of one Llama layer for this target"
+    instead: str = "use a head of one Llama or Qwen3 layer for this target"
 
 
 def _has(*parts: str) -> Callable[[str], bool]:
@@ -130,6 +130,6 @@ def _labels(config: Settings) -> list[str]:
 def _not_built(config: Settings, kind: Kind, evidence: str) -> CheckpointError:
     return CheckpointError(
         f"{config.source}: this is {kind.name}: {evidence}",
-        "an EAGLE-3 head of one Llama layer; this is no defect of the file, such heads are not built",
+        "an EAGLE-3 head of one Llama or Qwen3 layer; this is no defect of the file, such heads are not built",
         kind.instead,
     )

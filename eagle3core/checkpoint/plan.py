@@ -6,28 +6,36 @@ the first. Source: docs/requirements.md R-18, R-22.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 from torch import Tensor
 
-from eagle3core.checkpoint.eagle import eagle_shapes, require_method
+from eagle3core.checkpoint.eagle import eagle_shapes, read_eagle_geometry, require_method
+from eagle3core.checkpoint.families import FAMILIES
 from eagle3core.checkpoint.keys import layer_settings, objections
 from eagle3core.checkpoint.layouts import refuse_kinds, stored_names
+from eagle3core.checkpoint.objections import Objections
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.taps import resolve_taps
 from eagle3core.checkpoint.target import layer_shapes, read_block_geometry
 from eagle3core.checkpoint.tensors import TensorFiles, name_objections
-from eagle3core.checkpoint.variants import HIDDEN_NORM, INPUT_NORM, read_variant, tied_head
+from eagle3core.checkpoint.variants import (
+    HIDDEN_NORM,
+    INPUT_NORM,
+    has_head_norms,
+    is_qwen3,
+    read_variant,
+    tied_head,
+)
 from eagle3core.checkpoint.vocabulary import MAP, MASK, read_map
 from eagle3core.checkpoint.window import read_window
 from eagle3core.errors import CheckpointError
 from eagle3core.geometry import PLAIN, Decision, DraftGeometry, EagleGeometry, HeadVariant, TargetGeometry
 
 EMBEDDING, HEAD, FUSION = "embed_tokens.weight", "lm_head.weight", "fc.weight"
-T = TypeVar("T")
+METHODS = ("eagle3", "eagle")  # of heads
 
 
 @dataclass(frozen=True)
@@ -56,31 +64,6 @@ class DraftPlan:
     is_interleaved: bool
 
 
-class Objections:
-    """Errors of a checkpoint: raised as they are met, or kept so that one look finds them all."""
-
-    def __init__(self, *, keeps: bool) -> None:
-        self.keeps, self.found = keeps, list[CheckpointError]()
-
-    def add(self, error: CheckpointError) -> None:
-        """One more.
-
-        Raises:
-            CheckpointError: the error itself, where none are kept.
-        """
-        if not self.keeps:
-            raise error
-        self.found.append(error)
-
-    def of(self, ask: Callable[..., T], *args: Any, instead: T, **named: Any) -> T:
-        """What `ask` gives, and `instead` of it where it objects."""
-        try:
-            return ask(*args, **named)
-        except CheckpointError as error:
-            self.add(error)
-            return instead
-
-
 def plan_draft(directory: Path, target: TargetGeometry, given: Given, objecting: Objections) -> DraftPlan:
     """What a directory holds for a target; no weight is touched.
 
@@ -102,6 +85,22 @@ def plan_draft(directory: Path, target: TargetGeometry, given: Given, objecting:
     mapping, of_map = objecting.of(read_map, files, stored_as, geometry, target.eos_token_ids, instead=unmapped)
     geometry = replace(geometry, decisions=(*decision, *said, *of_map))
     return DraftPlan(geometry, files, stored_as, mapping, _is_interleaved(config))
+
+
+def plan_eagle(directory: Path, target: TargetGeometry, objecting: Objections) -> DraftPlan:
+    """As `plan_draft`, of an EAGLE-1 or EAGLE-2 head.
+
+    Raises:
+        CheckpointError: as `plan_draft`.
+    """
+    config, files = Settings.read(directory / "config.json"), TensorFiles(directory)
+    stored_as = stored_names(files.names, directory)
+    require_method(directory, stored_as, "eagle")
+    for objection in objections(config):
+        objecting.add(objection)
+    geometry = read_eagle_geometry(config, target, stored_as, objecting)
+    _require_tensors(files, stored_as, dict(eagle_shapes(geometry)), objecting)
+    return DraftPlan(geometry, files, stored_as, None, False)
 
 
 def draft_shapes(geometry: DraftGeometry) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -134,7 +133,7 @@ def draft_shapes(geometry: DraftGeometry) -> Iterator[tuple[str, tuple[int, ...]
 
 def has_bias(variant: HeadVariant, name: str) -> bool:
     """Whether a map of the layer, e.g. "mlp.up_proj", has a bias."""
-    if name.startswith("self_attn."):
+    if name.startswith("self_attn.") and name.endswith("_proj"):
         return variant.output_bias if name == "self_attn.o_proj" else variant.qkv_bias
     return variant.mlp_bias and name.startswith("mlp.")
 
@@ -173,7 +172,11 @@ def _geometry(
     full = {"is_full": drafted == vocab, "target_is_tied": target.tie_word_embeddings}
     tied = objecting.of(tied_head, config, stored_as, **full, instead=False)
     geometry = DraftGeometry(
-        block=read_block_geometry(_plain_layer(layer)),
+        block=read_block_geometry(
+            _plain_layer(layer),
+            head_dim=FAMILIES["qwen3"].head_dim if is_qwen3(config) else None,
+            has_qk_norm=objecting.of(has_head_norms, config, stored_as, instead=False),
+        ),
         target_hidden_size=width,
         vocab_size=vocab,
         draft_vocab_size=drafted,
@@ -250,12 +253,25 @@ def _compare(files: TensorFiles, stored_as: dict[str, str], geometry: DraftGeome
     shapes = dict(draft_shapes(geometry))
     is_full = geometry.draft_vocab_size == geometry.vocab_size
     objecting.of(_require_fusion, files, stored_as, geometry, instead=None)
-    wanted = list(shapes) if is_full else [*shapes, MAP]
+    more, ignorable = ((), (MAP, MASK)) if is_full else ((MAP,), (MASK,))
+    _require_tensors(files, stored_as, shapes, objecting, more=more, ignorable=ignorable, told=FUSION)
+
+
+def _require_tensors(
+    files: TensorFiles, stored_as: dict[str, str], shapes: dict[str, tuple[int, ...]], objecting: Objections, *,
+    more: tuple[str, ...] = (), ignorable: tuple[str, ...] = (), told: str = "",
+) -> None:  # fmt: skip
+    """Objections to tensors that are missing, have no place, or have another shape.
+
+    Args:
+        files: the directory. stored_as: stored name by canonical name. shapes: by canonical name.
+        more, ignorable: names that must, and that may, be there too. told: of which the shape was looked at already.
+    """
     given = {name: key for key, name in stored_as.items()}
-    for objection in name_objections(files, wanted, given, [MAP, MASK] if is_full else [MASK]):
+    for objection in name_objections(files, [*shapes, *more], given, ignorable):
         objecting.add(objection)
     for key, shape in shapes.items():
-        if key in stored_as and key != FUSION:
+        if key in stored_as and key != told:
             objecting.of(files.check_shape, stored_as[key], shape, instead=None)
 
 

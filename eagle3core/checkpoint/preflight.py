@@ -9,10 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from eagle3core.checkpoint.plan import Given, Objections, plan_draft
+from eagle3core.checkpoint.objections import Objections
+from eagle3core.checkpoint.plan import METHODS, Given, plan_draft, plan_eagle
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.target import HEAD, read_target_geometry, require_directory, target_shapes
 from eagle3core.checkpoint.tensors import TensorFiles, name_objections
+from eagle3core.checkpoint.variants import NORM_OUTPUT
+from eagle3core.checks import require_choice
 from eagle3core.errors import CheckpointError
 from eagle3core.geometry import Decision, TargetGeometry
 
@@ -47,19 +50,30 @@ def preflight(
     capture_layers: tuple[int, ...] | None = None,
     capture_convention: str | None = None,
     norm_output: str | None = None,
+    method: str = "eagle3",
 ) -> Preflight:
     """Check the files of a pair against each other.
 
     Args:
         target, draft: directories. The rest as of `load_draft`.
+
+    Raises:
+        ConfigError: a path, a method or a meaning of norm_output that there is not.
     """
+    require_choice("method", method, METHODS)
+    if norm_output is not None:
+        require_choice("norm_output", norm_output, NORM_OUTPUT)
     objecting, decisions = Objections(keeps=True), tuple[Decision, ...]()
     geometry = objecting.of(_target_geometry, target, objecting, instead=None)
     if geometry is None:
         return Preflight(tuple(objecting.found), decisions)  # what a draft should fit is not known
     given = Given(capture_layers, capture_convention, norm_output)
     try:
-        plan = plan_draft(require_directory(draft, "draft"), geometry, given, objecting)
+        directory = require_directory(draft, "draft")
+        if method == "eagle":
+            plan = plan_eagle(directory, geometry, objecting)
+        else:
+            plan = plan_draft(directory, geometry, given, objecting)
         decisions = plan.geometry.decisions
     except CheckpointError as last:
         objecting.add(last)

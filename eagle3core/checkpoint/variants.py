@@ -15,6 +15,7 @@ from eagle3core.errors import CheckpointError
 from eagle3core.geometry import Activation, Decision, FusionNorm, HeadVariant
 
 INPUT_NORM, HIDDEN_NORM, ONE_FC_NORM = "input_norm.weight", "midlayer.hidden_norm.weight", "fc_norm.0.weight"
+HEAD_NORMS = tuple(f"midlayer.self_attn.{name}_norm.weight" for name in "qk")
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",
     "relu": "relu",
@@ -134,6 +135,19 @@ def _feeds_normed(config: Settings, flags: _Flags, norm_output: str | None, said
         "feedback to SGLang, vLLM and TensorRT-LLM, and was the norm before the head to SpecForge; not built untold",
         "set SpeculativeConfig(norm_output='feedback') or 'head', as the head was trained",
     )  # fmt: skip
+
+
+def is_qwen3(config: Settings) -> bool:
+    """Whether a speculators file describes Qwen3's layer; a flat file's `model_type` is often another model's."""
+    return is_speculators(config) and layer_settings(config).text("model_type") == "qwen3"
+
+
+def has_head_norms(config: Settings, stored: Collection[str]) -> bool:
+    """Whether heads of q and k are normed: as the key says, else as the layer's family does, else as the tensors do."""
+    layer, key = layer_settings(config), "use_qk_norm"
+    if key in layer:
+        return layer.flag(key)
+    return is_qwen3(config) or any(name in stored for name in HEAD_NORMS)
 
 
 def _activation(layer: Settings) -> Activation:

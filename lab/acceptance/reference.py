@@ -126,6 +126,7 @@ def check_acceptance(
     *,
     dtype: str = "float32",
     device: str = "auto",
+    norm_output: str = "",
 ) -> ReferenceReport:
     """Every drafted position of `responses`, made again by the reference.
 
@@ -134,13 +135,14 @@ def check_acceptance(
         prompts, responses: as given to and by the engine at depth `k`, with metrics and draft ranks.
         dtype: the engine's; the reference computes in it, and once more one precision up for the near-tie gap.
         device: where the references run.
+        norm_output: as of `PairUnderTest`.
 
     Raises:
         ExperimentError: prompts and responses that do not pair up.
     """
     if len(prompts) != len(responses):
         raise ExperimentError(f"{len(responses)} responses to {len(prompts)} prompts", "one each", "pass both in order")
-    pair = PairUnderTest(Path(target), Path(draft), dtype, device)
+    pair = PairUnderTest(Path(target), Path(draft), dtype, device, norm_output=norm_output)
     plain = Reference(pair, pair.torch_dtype)
     truth = None if pair.truth_dtype == pair.torch_dtype else Reference(pair, pair.truth_dtype)
     decisions: list[Decision] = []

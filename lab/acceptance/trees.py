@@ -90,6 +90,7 @@ def measure_trees(
     ignore_eos: bool = False,
     choices_folder: Path | None = None,
     on_shape: Callable[[str], None] | None = None,
+    norm_output: str = "",
 ) -> TreeReport:
     """Generate greedily with every shape, and with the best trees that follow.
 
@@ -104,6 +105,7 @@ def measure_trees(
         ignore_eos: go on past end tokens.
         choices_folder: where the best trees are written as `best-N.json`, and read from by the engine.
         on_shape: called with each name before it is measured.
+        norm_output: as of `PairUnderTest`.
 
     Raises:
         ExperimentError: no prompt, fewer than two tokens, a budget below two nodes, or a name that is no shape.
@@ -116,7 +118,7 @@ def measure_trees(
             "correct the arguments",
         )
     named = [shape_named(name) for name in dict.fromkeys((PLAIN, *shapes))]
-    pair = PairUnderTest(Path(target), Path(draft), dtype, device)
+    pair = PairUnderTest(Path(target), Path(draft), dtype, device, norm_output=norm_output)
     generation = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
     work = _Work(pair, prompts, generation, batch, on_shape)
     for shape in named:
@@ -164,7 +166,7 @@ class _Work:
         if shape.kind != PLAIN:
             own = self.first.config.speculative_config
             assert own is not None, "the first engine was made with a draft"
-            spec = SpeculativeConfig(model=own.model, **shape.settings)
+            spec = SpeculativeConfig(model=own.model, norm_output=own.norm_output, **shape.settings)
         config = replace(self.first.config, speculative_config=spec, collect_draft_ranks=spec is not None)
         return Engine(copy.copy(self.first.target), self.first.draft if spec else None, config)
 

@@ -29,6 +29,7 @@ def check_uneven(
     device: str = "auto",
     fault: str | None = None,
     chat_template: str = "",
+    norm_output: str = "",
 ) -> ReferenceReport:
     """Engine against reference on prompts of `lab.parity.inputs.STAGE_LENGTHS` at depth `k`.
 
@@ -39,6 +40,7 @@ def check_uneven(
         dtype, device: of the engine.
         fault: name of a bug to plant in the engine (`lab.parity.faults`).
         chat_template: as for `lab.pairs.prompts.load_prompt_set`.
+        norm_output: as of `PairUnderTest`.
 
     Raises:
         ExperimentError: as `measure_acceptance`.
@@ -48,6 +50,8 @@ def check_uneven(
     uneven, pair = prompts_from_ids(ids), (target, draft)
     report = measure_acceptance(
         *pair, uneven, (k,), max_new_tokens=max_new_tokens, dtype=dtype, device=device, batch=SLOTS, ignore_eos=True,
-        fault=fault,
+        fault=fault, norm_output=norm_output,
     )  # fmt: skip
-    return check_acceptance(*pair, uneven, report.at(k).responses, k, dtype=dtype, device=device)
+    return check_acceptance(
+        *pair, uneven, report.at(k).responses, k, dtype=dtype, device=device, norm_output=norm_output
+    )

@@ -60,7 +60,9 @@ def conclusion(checks: list[Check]) -> str:
     return f"`make lab` can run here, {where}."
 
 
-def examine_pair(target: Path | None, draft: Path | None) -> int:
+def examine_pair(
+    target: Path | None, draft: Path | None, *, method: str = "eagle3", norm_output: str | None = None
+) -> int:
     """Prints everything that keeps a pair from being loaded, and how the draft's files were read; 3 if it does not fit.
 
     Raises:
@@ -71,7 +73,7 @@ def examine_pair(target: Path | None, draft: Path | None) -> int:
         raise ExperimentError(f"{given} was given without {absent}", "both or neither", f"add {absent} DIR")
     from eagle3core.checkpoint import preflight
 
-    looked = preflight(target, draft)
+    looked = preflight(target, draft, method=method, norm_output=norm_output)
     print("\n".join(looked.lines))
     n = len(looked.errors)
     print("The pair can be loaded." if looked.passed else f"The pair cannot be loaded: {n} finding{'s' * (n != 1)}.")

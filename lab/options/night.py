@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from lab.options.fields import Options, option
 from lab.options.values import Folder, Seconds
@@ -16,7 +17,9 @@ class DoctorOptions(Options):
     """Say what this machine can run, and why not the rest; of a pair, everything that keeps it from being loaded."""
 
     target: Path | None = option(None, "target model, Hugging Face layout", metavar="DIR")
-    draft: Path | None = option(None, "EAGLE-3 draft of that target", metavar="DIR")
+    draft: Path | None = option(None, "draft head of that target", metavar="DIR")
+    method: Literal["eagle3", "eagle"] = option("eagle3", "what the head is for; eagle: of EAGLE-1 and 2")
+    norm_output: Literal["feedback", "head"] | None = option(None, "what that key of a flat draft config means")
 
 
 class _PairAndPlace(Options):

@@ -26,8 +26,8 @@ NOT_COMPUTED = ("prefill/draft.attn", "prefill/draft.mlp", "prefill/draft.feedba
 # How each derived stage is made; the report prints these words.
 DERIVED = {
     "draft.rope": "q from its buffer, k from the cache after the write",
-    "draft.qkv": "q and k made of the q, k, v map's operands in fp64; v from the cache after the write",
-    "draft.positions": "operand of the q, k, v map",
+    "draft.qkv": "q and k made of the q, k, v map's operands in fp64, un-normed; v from the cache after the write",
+    "draft.positions": "operand of the call that rotates q and k",
     "draft.attn": "residual stream after attention, which the o map writes; compared with fc + attention's output",
     "draft.norm": "what the head reads: scaled stream times rsqrt of its partial sums, in fp64",
     "target.norm": "what the head reads: scaled stream times rsqrt of its partial sums, in fp64",
@@ -92,9 +92,9 @@ def derived(stage: Stage, at: PassOf) -> Iterator[tuple[str, Tap]]:
     if not stage.calls:
         return
     if stage.name == "draft.qkv":
-        product = _call(stage, "gemm").operands
-        projected, rotated = _projections(product)
-        yield "draft.positions", Tap(product["positions"], at.slots, at.scope)
+        write = next(write for write in map(cache_write, stage.calls) if write is not None)
+        projected, rotated = _projections(_call(stage, "gemm").operands, write)
+        yield "draft.positions", Tap(write.positions, at.slots, at.scope)
         yield "draft.qkv", Tap(projected, at.slots, at.scope)
         yield "draft.rope", Tap(rotated, at.slots, at.scope)
     elif stage.name == "draft.attn":
@@ -110,20 +110,48 @@ def _call(stage: Stage, op: str) -> Call:
     return next(call for call in stage.calls if call.op == op)
 
 
-def _projections(product: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """q, k, v side by side before rotation, and rotated q and k side by side, of every row.
+@dataclass(frozen=True)
+class CacheWrite:
+    """What a call leaves that rotates q and k and writes k and v.
+
+    Attributes:
+        q: `[n, H, D]` rotated. k, v: `[n_blocks, K, block, D]`. positions, slots: `[n]`.
+        table: `[positions, D / 2, 2]` cos and sin.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    positions: Tensor
+    slots: Tensor
+    table: Tensor
+
+
+def cache_write(call: Call) -> CacheWrite | None:
+    """Of a map of q, k and v, or of the launch behind it where heads are normed first; None of any other call."""
+    of, names = call.operands, ("positions", "slots", "table")
+    if call.op == "rope":
+        return CacheWrite(of["q"], of["k_blocks"], of["v_blocks"], *(of[name] for name in names))
+    if call.op != "gemm" or of.get("slots") is None:
+        return None
+    q = of["y"].view(len(of["y"]), of["q_heads"], -1)
+    return CacheWrite(q, of["second"], of["third"], *(of[name] for name in names))
+
+
+def _projections(product: Mapping[str, Any], write: CacheWrite) -> tuple[Tensor, Tensor]:
+    """q, k, v side by side before norm and rotation, and rotated q and k side by side, of every row.
 
     The map rotates what it sums, so q and k exist in rotated form only. Before it they are made of its operands, and
     what the map itself gets wrong shows in the rotated ones; v, which is not rotated, is read where it was written.
     """
-    block = product["second"].shape[2]
-    slot = product["slots"].clamp_min(0).long()  # rows of padding are dropped by whoever records
-    k, v = (pages[slot // block, :, slot % block].flatten(1) for pages in (product["second"], product["third"]))
+    block = write.k.shape[2]
+    slot = write.slots.clamp_min(0).long()  # rows of padding are dropped by whoever records
+    k, v = (pages[slot // block, :, slot % block].flatten(1) for pages in (write.k, write.v))
     weight = unpack_weight(product["w"], product["epilogue"], product["k"]) if product["packed"] else product["w"]
     sums = product["x"].double() @ weight.double()[: -v.shape[1]].T
     if "bias" in product:
         sums = sums + product["bias"].double()[: -v.shape[1]]
-    return torch.cat([sums, v.double()], dim=1), torch.cat([product["y"], k], dim=1)
+    return torch.cat([sums, v.double()], dim=1), torch.cat([write.q.flatten(1), k], dim=1)
 
 
 def _normed(product: Mapping[str, Any]) -> Tensor:

@@ -98,8 +98,11 @@ class Meaning:
     interleaved: bool
 
 
-def read_meaning(config: dict[str, Any], tensors: dict[str, Tensor]) -> Meaning:
-    """The formulas that a head's `config.json` and tensors ask for (docs/checkpoints.md)."""
+def read_meaning(config: dict[str, Any], tensors: dict[str, Tensor], norm_output: str = "") -> Meaning:
+    """The formulas that a head's `config.json` and tensors ask for (docs/checkpoints.md).
+
+    `norm_output`: what that key means at the top of a flat file, "feedback" or "head".
+    """
     inner = config.get("eagle_config") or {}
     nested = config.get("transformer_layer_config") or {}
 
@@ -115,9 +118,19 @@ def read_meaning(config: dict[str, Any], tensors: dict[str, Tensor]) -> Meaning:
     elif "fc_norm.0.weight" in tensors:
         fusion = "each"
     told = bool(key("return_hidden_post_norm") or inner.get("norm_output"))
-    feeds = told or bool(nested and config.get("norm_output"))
+    feeds = told or bool((nested or norm_output == "feedback") and config.get("norm_output"))
     residual, scale = bool(key("norm_before_residual")), float(key("logit_scale", 1.0))
     return Meaning(fusion, residual, feeds, scale, interleaved=key("rope_is_neox_style", True) is False)
+
+
+def read_window(config: dict[str, Any]) -> int:
+    """Entries back that the head's layer sees, the newest included; 0: all. `config` with the layer's keys at its top.
+
+    Without `layer_types` a length alone says nothing: many files keep one that no layer has.
+    """
+    kinds, length = config.get("layer_types"), config.get("sliding_window")
+    slides = kinds[0] == "sliding_attention" if kinds else bool(config.get("use_sliding_window"))
+    return int(length) if slides and length else 0
 
 
 def absolute_ids(tensors: dict[str, Tensor], draft_vocab: int) -> Tensor:

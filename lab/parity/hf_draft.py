@@ -1,4 +1,5 @@
-"""An EAGLE-3 head built from Hugging Face's Llama modules, read from its files by its own code.
+"""An EAGLE-3 head built from Hugging Face's modules, Llama's or (where heads are normed) Qwen3's, read from its files
+by its own code.
 
 Nothing of the engine is used here: the reference must not share a bug with what it judges.
 Source: EAGLE-3, arXiv 2503.01840, section 3; the checkpoint layouts of SafeAILab/EAGLE and SpecForge.
@@ -21,9 +22,10 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
     apply_rotary_pos_emb,
 )
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from lab.parity.exact import additive_mask, make_exact
-from lab.parity.head_files import absolute_ids, read_draft_tensors, read_meaning, read_taps
+from lab.parity.head_files import absolute_ids, read_draft_tensors, read_meaning, read_taps, read_window
 from lab.parity.hf_target import TargetReference
 
 
@@ -50,6 +52,7 @@ class DraftReference(nn.Module):
         target: the reference target, whose embedding and head are shared where the draft brings none.
         dtype: the dtype under test; weights are rounded to it first.
         taps: explicit tap ids and their convention, or None for the checkpoint's.
+        norm_output: as of `PairUnderTest`.
     """
 
     def __init__(
@@ -59,12 +62,13 @@ class DraftReference(nn.Module):
         *,
         dtype: torch.dtype,
         taps: tuple[Sequence[int], str] | None = None,
+        norm_output: str = "",
     ) -> None:
         super().__init__()
         raw = json.loads((Path(directory) / "config.json").read_text())
         raw = {**(raw.get("transformer_layer_config") or {}), **raw}  # speculators nests the layer's own keys
         tensors = read_draft_tensors(Path(directory))
-        self.meaning = read_meaning(raw, tensors)
+        self.meaning, self.window = read_meaning(raw, tensors, norm_output), read_window(raw)
         self.config = _layer_config(raw)
         self.config._attn_implementation = target.attention
         is_last = self.meaning.fusion == "last"
@@ -101,7 +105,8 @@ class DraftReference(nn.Module):
             self.fc_norm = nn.ModuleList(norm(target.hidden_size) for _ in self.taps)
         self.input_layernorm, self.post_attention_layernorm, self.norm = (norm(width) for _ in range(3))
         self.hidden_norm = norm(width) if "midlayer.hidden_norm.weight" in tensors else nn.Identity()
-        self.self_attn = LlamaAttention(config, layer_idx=0)
+        self.has_head_norms = "midlayer.self_attn.q_norm.weight" in tensors
+        self.self_attn = (Qwen3Attention if self.has_head_norms else LlamaAttention)(config, layer_idx=0)
         # The one change to Hugging Face's attention: q, k and v read embedding and hidden state side by side.
         queries, keys, part = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim, "midlayer."
         self.self_attn.q_proj = linear(f"{part}self_attn.q_proj", 2 * width, queries)
@@ -129,7 +134,7 @@ class DraftReference(nn.Module):
         for name, parameter in self.named_parameters():
             own = name if name in tensors else layer + name
             source = sources[name] if name in sources else tensors[own]
-            if self.meaning.interleaved and name.startswith(("self_attn.q_proj.", "self_attn.k_proj.")):
+            if self.meaning.interleaved and name.startswith(("self_attn.q_", "self_attn.k_")):
                 half = self.config.head_dim // 2  # pairs of neighbours become pairs half a head apart: the same scores
                 source = source.reshape(-1, half, 2, *source.shape[1:]).transpose(1, 2).reshape(source.shape)
             parameter.data = source.detach().to(target.device).to(dtype).to(target.dtype).reshape(parameter.shape)
@@ -169,6 +174,8 @@ class DraftReference(nn.Module):
         seen |= self._project(x, cos_sin)
         n_old = self.n_cached
         visible = torch.ones(len(tokens), n_old + len(tokens), dtype=torch.bool, device=self.device).tril(n_old)
+        if self.window:  # a key at its query's own position is the first of the window
+            visible = visible.triu(n_old - self.window + 1)
         attended, _ = self.self_attn(
             hidden_states=x[None],
             position_embeddings=cos_sin,
@@ -200,9 +207,12 @@ class DraftReference(nn.Module):
         return fused
 
     def _project(self, x: Tensor, cos_sin: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-        """q, k and v side by side before, and q and k after, rotation, as the attention module computes them."""
+        """q, k and v side by side before, and q and k after, norm and rotation, as the attention module has them."""
         attention = self.self_attn
         q, k, v = (project(x) for project in (attention.q_proj, attention.k_proj, attention.v_proj))
-        heads = [t.view(1, len(x), -1, attention.head_dim).transpose(1, 2) for t in (q, k)]
+        split = [t.view(1, len(x), -1, attention.head_dim) for t in (q, k)]
+        if self.has_head_norms:
+            split = [norm(t) for norm, t in zip((attention.q_norm, attention.k_norm), split, strict=True)]
+        heads = [t.transpose(1, 2) for t in split]
         rotated = [t.transpose(1, 2).reshape(len(x), -1) for t in apply_rotary_pos_emb(*heads, *cos_sin)]
         return {"qkv": torch.cat([q, k, v], dim=-1), "rope": torch.cat(rotated, dim=-1)}

@@ -60,7 +60,9 @@ class Reference:
             device=pair.torch_device,
             attention=attention,
         )
-        self.draft = DraftReference(pair.draft, self.target, dtype=pair.torch_dtype, taps=pair.taps)
+        self.draft = DraftReference(
+            pair.draft, self.target, dtype=pair.torch_dtype, taps=pair.taps, norm_output=pair.norm_output
+        )
 
     def replay(self, recording: Recording, prompt: Sequence[int]) -> Replay:
         """The expected counterpart of `recording`."""

@@ -100,6 +100,7 @@ def run_stage_parity(
     fault: str | None = None,
     capture_layers: tuple[int, ...] | None = None,
     capture_convention: str | None = None,
+    norm_output: str = "",
 ) -> StageReport:
     """Run the engine on `prompts`, and compare what every stage gave with Hugging Face.
 
@@ -116,6 +117,7 @@ def run_stage_parity(
         stages: compare these stages only, e.g. ("draft.fc", "draft.head"); for recordings that hold no more.
         fault: name of a bug to plant in the engine (`lab.parity.faults`), to see it found.
         capture_layers, capture_convention: explicit tap ids.
+        norm_output: as of `PairUnderTest`.
 
     Raises:
         ExperimentError: an unusable prompt, dtype, fault or reference file, or stages that no pass has.
@@ -123,7 +125,9 @@ def run_stage_parity(
     from lab.parity.taps import read_taps
 
     taps = (capture_layers, capture_convention)
-    pair = PairUnderTest(Path(target_dir), Path(draft_dir), dtype, device, *taps, fault=fault or "")
+    pair = PairUnderTest(
+        Path(target_dir), Path(draft_dir), dtype, device, *taps, fault=fault or "", norm_output=norm_output
+    )
     ours = record(pair, prompts, k=k, steps=steps, slots=slots, prefill_chunk=prefill_chunk)
     recorded = read_taps(reference, prompts, k=k, steps=steps) if reference else None
     return report_of(pair, ours, prompts, recorded, stages=stages)

@@ -130,6 +130,7 @@ def run_token_parity(
     fault: str | None = None,
     capture_layers: tuple[int, ...] | None = None,
     capture_convention: str | None = None,
+    norm_output: str = "",
 ) -> TokenReport:
     """Generate greedily without and with speculation, and class every token.
 
@@ -141,6 +142,7 @@ def run_token_parity(
         max_new_tokens: tokens generated per prompt; an end-of-sequence token does not stop them.
         batch: requests decoded together.
         fault: name of a bug to plant in the engine (`lab.parity.faults`).
+        norm_output: as of `PairUnderTest`.
 
     Raises:
         ExperimentError: an unusable prompt, dtype or depth.
@@ -149,7 +151,9 @@ def run_token_parity(
     if not ks or any(k < 1 for k in ks):
         raise ExperimentError(f"ks is {tuple(ks)}", "depths from 1 to 8", "give at least one depth")
     taps = (capture_layers, capture_convention)
-    pair = PairUnderTest(Path(target_dir), Path(draft_dir), dtype, device, *taps, fault=fault or "")
+    pair = PairUnderTest(
+        Path(target_dir), Path(draft_dir), dtype, device, *taps, fault=fault or "", norm_output=norm_output
+    )
     outputs = {k: generate(pair, prompts, k, max_new_tokens, batch) for k in (0, *ks)}
     judged = judge(
         pair, [(p, out) for by_prompt in outputs.values() for p, out in zip(prompts, by_prompt, strict=True)]

@@ -82,6 +82,11 @@ def test_of_a_pair_everything_that_keeps_it_from_loading_is_said(
     assert "hidden_act is 'quick_gelu'" in told
     assert "attention_swirl is 2.0" in told
     assert told.endswith("The pair cannot be loaded: 2 findings.\n")
+    rewrite_config(draft, hidden_act="silu", attention_swirl=None, norm_output=True)
+    assert examine_pair(target, draft) == 3
+    assert examine_pair(target, draft, norm_output="feedback") == 0
+    assert "feedback: normed, since the setting norm_output is 'feedback'" in capsys.readouterr().out
+    assert examine_pair(target, draft, method="eagle") == 3
     with pytest.raises(ExperimentError, match="--target was given without --draft"):
         examine_pair(target, None)
 

@@ -64,6 +64,8 @@ def _as_specforge(config: Config, weights: Weights) -> None:
 def _as_speculators(config: Config, weights: Weights) -> None:
     _numbered(config, weights)
     top = ("draft_vocab_size", "eagle_aux", "norm_", "fc_norm", "target_hidden_size", "bias", "logit_scale", "rope_is")
+    if config.pop("return_hidden_post_norm", False):
+        config["norm_output"] = True
     layer = {key: config.pop(key) for key in list(config) if not key.startswith(top)}
     flags = {"norm_before_residual": False, "norm_before_fc": False, "norm_output": False}
     config.update({**flags, **config, "transformer_layer_config": layer, "speculators_model_type": "eagle3"})
@@ -115,6 +117,11 @@ class Changes:
         """A norm of each tap."""
         for name in names:
             self.weights[f"{name}.weight"] = self._gain(self.hidden)
+
+    def norms_of_heads(self) -> None:
+        """Norms of every head of q and k, as Qwen3's layer has them."""
+        for name in "qk":
+            self.weights[f"midlayer.self_attn.{name}_norm.weight"] = 1.5 * self._gain(int(self.config["head_dim"]))
 
     def biases(self, *maps: str) -> None:
         """Biases of maps, by their names without "weight"."""

@@ -64,7 +64,15 @@ class HeadOracle:
         self.n_groups = int(self.layer.get("num_key_value_heads", self.n_heads))
         self.head_dim = int(self.layer.get("head_dim", self.layer["hidden_size"] // self.n_heads))
         plain_rope = {**self.layer, "rope_scaling": _text_rope(self.layer.get("rope_scaling"))}
-        self.frequencies = rotary_frequencies(_without_nulls(plain_rope), self.head_dim)
+        scaling = self.layer.get("rope_scaling") or {}
+        self.stretch = 1.0  # of rotated q and k
+        if scaling.get("rope_type") == "yarn":
+            self.stretch = 0.1 * math.log(scaling["factor"]) + 1.0
+            self.frequencies = _yarn(float(self.layer["rope_theta"]), scaling, self.head_dim)
+        else:
+            self.frequencies = rotary_frequencies(_without_nulls(plain_rope), self.head_dim)
+        kinds = self.layer.get("layer_types", ["sliding_attention" if self.layer.get("use_sliding_window") else ""])
+        self.window = int(self.layer["sliding_window"]) if kinds[0] == "sliding_attention" else 1 << 30
         self.is_neox = bool(raw.get("rope_is_neox_style", True))
         self.fusion = self._fusion()
         self.taps = self._taps(raw)
@@ -131,12 +139,15 @@ class HeadOracle:
         """Causal attention of `x: [T, 2 Hd]` over itself, row i at position i."""
         n, mixed = len(x), []
         q, k, v = (self.linear(f"self_attn.{name}_proj", x).view(n, -1, self.head_dim) for name in "qkv")
-        q, k = self._turned(q), self._turned(k)
+        if "self_attn.q_norm.weight" in self.tensors:
+            q, k = self.norm("self_attn.q_norm", q), self.norm("self_attn.k_norm", k)
+        q, k = self.stretch * self._turned(q), self.stretch * self._turned(k)
         for head in range(self.n_heads):
             group = head * self.n_groups // self.n_heads
             scores = q[:, head] @ k[:, group].T / math.sqrt(self.head_dim)
-            later = torch.ones(n, n, dtype=torch.bool).triu(1)
-            mixed.append(scores.masked_fill(later, -math.inf).softmax(-1) @ v[:, group])
+            back = torch.arange(n)[:, None] - torch.arange(n)
+            hidden = (back < 0) | (back >= self.window)
+            mixed.append(scores.masked_fill(hidden, -math.inf).softmax(-1) @ v[:, group])
         return self.linear("self_attn.o_proj", torch.cat(mixed, -1))
 
     def _turned(self, x: Tensor) -> Tensor:
@@ -175,6 +186,24 @@ def _plain_name(stored: str) -> str:
     name = name.removeprefix("0.")  # of midlayer.0.
     first = name.split(".")[0]
     return name.replace(first, OLDER[first]) if first in OLDER else name
+
+
+def _yarn(theta: float, scaling: dict[str, Any], head_dim: int) -> Tensor:
+    """Frequencies between stretched and plain ones, by how often a pair turns in the trained context.
+
+    Source: YaRN, arXiv 2309.00071, section 3.2; without rounding the ramp's ends.
+    """
+    assert scaling["truncate"] is False, "rounded ends are not written here"
+    pairs = torch.arange(head_dim // 2, dtype=torch.float64)
+    plain = theta ** (-2 * pairs / head_dim)
+
+    def pair_that_turns(times: float) -> float:
+        context = scaling["original_max_position_embeddings"]
+        return head_dim * math.log(context / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = max(pair_that_turns(scaling["beta_fast"]), 0), min(pair_that_turns(scaling["beta_slow"]), head_dim - 1)
+    share = ((pairs - low) / (high - low)).clamp(0, 1)
+    return plain / scaling["factor"] * share + plain * (1 - share)
 
 
 def _without_nulls(config: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from eagle3core.kernels import Call
 from eagle3core.kernels.layer import rms_norm_reference
 from eagle3core.weights import PackedDraft
+from lab.parity.derived import cache_write
 from lab.parity.faults.fault import Fault, Place, after, around, before, edited, entries_of, rolled_rows
 
 
@@ -52,14 +53,15 @@ def _swapped_keys_and_values(draft: PackedDraft) -> PackedDraft:
 
 
 def _query_one_ahead(at: Place, call: Call) -> Sequence[Call]:
-    if not (at.stage == "draft.qkv" and at.level and call.op == "gemm"):
+    write = cache_write(call)
+    if not (at.stage == "draft.qkv" and at.level and write):
         return [call]
-    q, n_heads, step = call.operands["y"], call.operands["q_heads"], call.operands["table"][1]
+    q, step = write.q, write.table[1]
 
     def turn() -> None:
-        first, second = q.to(step.dtype).view(len(q), n_heads, -1).chunk(2, dim=-1)
+        first, second = q.to(step.dtype).chunk(2, dim=-1)
         cos, sin = step.unbind(-1)
-        q.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(1))
+        q.copy_(torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1))
 
     return after(call, turn)
 
@@ -71,9 +73,10 @@ def _hotter_attention(at: Place, call: Call) -> Sequence[Call]:
 
 
 def _stale_entries(at: Place, call: Call) -> Sequence[Call]:
-    if (at.stage, at.scope, call.op) != ("draft.qkv", "extend", "gemm"):
+    write = cache_write(call)
+    if (at.stage, at.scope) != ("draft.qkv", "extend") or write is None:
         return [call]
-    slots, pages = call.operands["slots"], (call.operands["second"], call.operands["third"])
+    slots, pages = write.slots, (write.k, write.v)
     held: list[Tensor] = []
 
     def hold() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 from eagle3core.geometry import RopeGeometry
 from eagle3core.kernels import Call
 from eagle3core.weights import PackedDraft
+from lab.parity.derived import cache_write
 from lab.parity.faults.fault import Change, Fault, Place, after, around, before, entries_of
 
 LATE = 3  # first chain level that the late bugs touch
@@ -65,10 +66,11 @@ def _second_block(at: Place, call: Call) -> Sequence[Call]:
 
 
 def _positions_of_entries(at: Place, call: Call, edit: Edit) -> Sequence[Call]:
-    """`edit(positions)` before the draft's q, k, v map reads them; the target has read its own by then."""
-    if (at.stage, call.op) != ("draft.qkv", "gemm"):
+    """`edit(positions)` before the draft's q and k are rotated by them; the target has read its own by then."""
+    write = cache_write(call)
+    if at.stage != "draft.qkv" or write is None:
         return [call]
-    return before(call, lambda: edit(call.operands["positions"]))
+    return before(call, lambda: edit(write.positions))
 
 
 def _positions_from_the_chunk(at: Place, call: Call) -> Sequence[Call]:
@@ -107,9 +109,10 @@ def _refilled_keys() -> Change:
     held: list[Tensor] = []  # what every slot's first request wrote; zero where none did
 
     def change(at: Place, call: Call) -> Sequence[Call]:
-        if (at.stage, at.scope, call.op) != ("draft.qkv", "", "gemm"):
+        write = cache_write(call)
+        if (at.stage, at.scope) != ("draft.qkv", "") or write is None:
             return [call]
-        slots, pages = call.operands["slots"], (call.operands["second"], call.operands["third"])
+        slots, pages = write.slots, (write.k, write.v)
         if not held:
             held[:] = [torch.zeros_like(page) for page in pages]
 

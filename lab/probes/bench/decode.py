@@ -122,6 +122,7 @@ def measure_decode(
     rounds: int = 5,
     warmup: int = 1,
     on_round: Callable[[int], None] | None = None,
+    norm_output: str = "",
 ) -> DecodeReport:
     """Decode the same prompts in every mode, round by round. End tokens are ignored, so that all do the same work.
 
@@ -134,6 +135,7 @@ def measure_decode(
         batch: requests decoded together.
         rounds: measured rounds a mode, after `warmup` unmeasured ones.
         on_round: called with the number of each round before it starts, warm-up rounds below 0.
+        norm_output: as of `PairUnderTest`.
 
     Raises:
         ExperimentError: no prompt, no depth, no round, or fewer than two tokens to generate.
@@ -144,7 +146,7 @@ def measure_decode(
             "at least one prompt, depths of 1 to 8, one round or more, two tokens or more",
             "correct the arguments",
         )
-    pair = PairUnderTest(Path(target), Path(draft), dtype, device)
+    pair = PairUnderTest(Path(target), Path(draft), dtype, device, norm_output=norm_output)
     engines = _engines(pair, prompts, ks, max_new_tokens, batch)
     generation = GenerationConfig(max_new_tokens, ignore_eos=True)
     work = {k: Work(engine, [list(prompt.ids) for prompt in prompts], generation) for k, engine in engines.items()}

@@ -59,7 +59,6 @@ def test_a_wrong_tap_count_is_told_from_a_wrong_shape(draft_dir: Path, target: T
         {"eagle_config": {"parallel_draft_step": 4}},
         {"eh_proj_before_attn": True},
         {"partial_rotary_factor": 0.5},
-        {"use_qk_norm": True},
         {"final_logit_softcapping": 30.0},
         {"num_hidden_layers": 2},
     ],
@@ -84,6 +83,7 @@ def test_a_variant_that_is_not_built_is_refused_by_its_flag(
         ({"attention_bias": True}, "midlayer.self_attn.q_proj.bias"),
         ({"mlp_bias": True}, "midlayer.mlp.gate_proj.bias"),
         ({"bias": True}, "fc.bias"),
+        ({"use_qk_norm": True}, "midlayer.self_attn.q_norm.weight"),
     ],
 )
 def test_a_variant_whose_tensors_are_missing_is_refused(
@@ -203,7 +203,7 @@ def test_an_eagle1_head_is_recognised(draft_dir: Path, target: TargetGeometry) -
     assert "set method='eagle'" in message
 
 
-@pytest.mark.parametrize("name", ["fc.scale", "midlayer.self_attn.q_norm.weight", "midlayer.self_attn.o_proj.bias"])
+@pytest.mark.parametrize("name", ["fc.scale", "midlayer.self_attn.r_norm.weight", "midlayer.self_attn.o_proj.bias"])
 def test_a_tensor_without_a_place_is_named(draft_dir: Path, target: TargetGeometry, name: str) -> None:
     change(draft_dir, name, torch.ones(4))
     assert f"holds 1 tensors with no place in this model: {name}" in failure(draft_dir, target)

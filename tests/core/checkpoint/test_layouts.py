@@ -6,14 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
+from drafted_logits import drafted, relative_error
 from layout_files import FORMATS, Changes, read_head, write_head
 from layout_oracle import HeadOracle
 from oracle import Target
 from random_pairs import write_random_pair
-
-from eagle3core import Engine, EngineConfig, GenerationConfig, SpeculativeConfig
-from eagle3core.trace import RecordingTrace
 
 pytestmark = pytest.mark.reference
 
@@ -51,6 +48,14 @@ def each(head: Changes) -> None:
 
 def fed(head: Changes) -> None:
     head.flags(return_hidden_post_norm=True)
+
+
+def qk(head: Changes) -> None:
+    head.norms_of_heads()
+
+
+def near(head: Changes) -> None:
+    head.flags(layer_types=["sliding_attention"], sliding_window=5)
 
 
 ANYWHERE: dict[str, Variant] = {
@@ -91,6 +96,16 @@ ANYWHERE: dict[str, Variant] = {
     "a head tied to its embedding": lambda head: (
         head.own_embedding(), head.full_vocabulary(own_head=False), head.flags(tie_word_embeddings=True)
     ),
+    "norms of heads": qk,
+    "norms of heads, by their key": lambda head: (head.flags(use_qk_norm=True), qk(head)),
+    "norms of heads whose neighbours rotate": lambda head: (head.flags(rope_is_neox_style=False), qk(head)),
+    "norms of heads, biases of all attention": lambda head: (
+        head.flags(attention_bias=True), head.biases(*QKV, OUT), qk(head)
+    ),
+    "a window": near,
+    "norms of heads and a window": several(qk, near),
+    "everything a trainer of 2026 has": several(qk, near, nbr, nbf, fed),
+    "EAGLE 3.1 with norms of heads and a normed residual": several(each, fed, qk, nbr),
     "width of llama4": lambda head: head.flags(
         model_type="llama4_text", intermediate_size_mlp=head.config["intermediate_size"], intermediate_size=16
     ),
@@ -110,7 +125,8 @@ CASES = [
     *(("equal widths", "safeailab", name) for name in EQUAL_WIDTHS),
     *((geometry, layout, "plain") for geometry in GEOMETRIES for layout in FORMATS),
     *(("equal widths", layout, name) for layout in ("speculators", "modelopt") for name in (
-        "normed residual", "norm over all taps", "norm of each tap", "own embedding", "full vocabulary")),
+        "normed residual", "norm over all taps", "norm of each tap", "own embedding", "full vocabulary",
+        "norms of heads", "everything a trainer of 2026 has")),
 ]  # fmt: skip
 VARIANTS: dict[str, Variant] = {"plain": lambda head: None, **ANYWHERE, **EQUAL_WIDTHS}
 
@@ -125,33 +141,12 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Pat
     return made
 
 
-def drafted(
-    target: Path, draft: Path, norm_output: str | None = None, *, as_tree: bool = False
-) -> tuple[list[int], torch.Tensor, list[int]]:
-    """The sequence that a first step drafts after, its logits `[K, Vd]` and its drafts, by the engine in fp32."""
-    spec = SpeculativeConfig(
-        model=str(draft), num_speculative_tokens=K, norm_output=norm_output,  # type: ignore[arg-type]
-        choices=[[0] * depth for depth in range(1, K + 1)] if as_tree else None,
-    )  # fmt: skip
-    config = EngineConfig(
-        session_len=32, max_batch_size=1, block_size=16, prefill_chunk=16, device="cpu", dtype="float32",
-        speculative_config=spec,
-    )  # fmt: skip
-    engine, trace = Engine.from_pretrained(target, config), RecordingTrace()
-    engine.trace = trace
-    engine.generate([PROMPT], GenerationConfig(max_new_tokens=2, ignore_eos=True))
-    scopes = ["extend", *(f"{'level' if as_tree else 'chain'}{level}" for level in range(1, K))]
-    logits = torch.cat([trace.tensors[f"step0/{scope}/draft.head"] for scope in scopes])
-    return [*PROMPT, *trace.tensors["first_token"].tolist()], logits, trace.tensors["step0/tree.tokens"].tolist()[1:]
-
-
 def assert_as_the_oracle(
     pair: tuple[Path, Path, Target], draft: Path, norm_output: str | None = None, *, as_tree: bool = False
 ) -> None:
-    sequence, ours, drafts = drafted(pair[0], draft, norm_output, as_tree=as_tree)
+    sequence, ours, drafts = drafted(pair[0], draft, PROMPT, K, norm_output, as_tree=as_tree)
     theirs, expected = HeadOracle(draft, pair[2], norm_output).chain(sequence, K)
-    ours = ours[:, : theirs.shape[1]].double()
-    assert float((ours - theirs).abs().max() / theirs.abs().max()) < 1e-5
+    assert relative_error(ours, theirs) < 1e-5
     assert drafts == expected
 
 
@@ -170,7 +165,8 @@ def test_a_layout_gives_the_logits_of_its_formulas(
     "variant",
     [
         "norm over all taps, residual and feedback", "EAGLE 3.1", "the last state, not normed again",
-        "the last state, normed residual and feedback",
+        "the last state, normed residual and feedback", "norms of heads and a window",
+        "everything a trainer of 2026 has",
     ],
 )  # fmt: skip
 def test_passes_over_a_trees_beams_have_the_variant_too(

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 from damaged_drafts import change
+from eagle_pairs import write_eagle_pair
 from random_pairs import rewrite_config, write_random_pair
 
 from eagle3core.checkpoint import draft_shapes, load_draft, load_target, preflight, target_shapes
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.target import read_target_geometry
-from eagle3core.errors import CheckpointError
+from eagle3core.errors import CheckpointError, ConfigError
 from eagle3core.geometry import DraftGeometry
 
 pytestmark = pytest.mark.reference
@@ -124,3 +125,28 @@ def test_a_pair_of_70b_is_looked_at_within_a_second(tmp_path: Path) -> None:
     assert looked.passed, looked.lines
     assert n_bytes > 140e9
     assert seconds < 1.0
+
+
+def test_of_an_eagle1_head_too_everything_is_found_at_once(tmp_path: Path) -> None:
+    target, draft = write_eagle_pair(tmp_path)
+    assert preflight(target, draft, method="eagle").passed
+    (told,) = preflight(target, draft).errors
+    assert "set method='eagle'" in str(told)
+    rewrite_config(draft, vocab_size=7, num_hidden_layers=2, norm_before_residual=True, attention_swirl=0.5, bias=False)
+    change(draft, "layers.0.self_attn.o_proj.weight", None)
+    change(draft, "layers.0.mlp.down_proj.weight", torch.ones(3))
+    looked = preflight(target, draft, method="eagle")
+    parts = [
+        "attention_swirl is 0.5", "vocab_size is 7", "num_hidden_layers is 2", "norm_before_residual is True",
+        "fc.bias is stored", "midlayer.self_attn.o_proj.weight", "layers.0.mlp.down_proj.weight",
+    ]  # fmt: skip
+    assert len(looked.errors) == len(parts)
+    assert all(part in str(error) for part, error in zip(parts, looked.errors, strict=True))
+    with pytest.raises(CheckpointError) as first:
+        load_draft(draft, load_target(target).geometry, method="eagle")
+    assert str(first.value) == str(looked.errors[0])
+
+
+def test_a_method_that_no_head_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="method is 'ngram'"):
+        preflight(*write_random_pair(tmp_path), method="ngram")

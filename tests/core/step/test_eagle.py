@@ -135,7 +135,7 @@ def test_each_kind_of_head_names_the_method_that_it_is_for(eagle: Pair, pair: Pa
         ({"num_hidden_layers": 2}, "num_hidden_layers is 2"),
         ({"bias": False}, "fc.bias is stored"),
         ({"attention_bias": True}, "attention_bias is True"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is 'present'"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}"),
     ],
 )
 def test_a_head_of_another_shape_is_refused_by_its_key(tmp_path: Path, keys: dict[str, Any], message: str) -> None:

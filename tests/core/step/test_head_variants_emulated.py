@@ -22,6 +22,7 @@ from eagle3core.step.tree import GrownTree
 pytestmark = pytest.mark.emulated
 
 NORM, TAKE, MAP, JOIN, ATTEND = "rms_norm", "take_rows", "gemm", "draft_input", "attention"
+ROPE = "rope"
 PLAIN = {"draft.fc": [TAKE, MAP], "draft.qkv": [JOIN, MAP], "draft.attn": [ATTEND, MAP], "draft.mlp": [MAP, MAP]}
 
 
@@ -39,12 +40,19 @@ def last_state(head: Changes) -> None:
     head.drop("fc.weight", "midlayer.hidden_norm.weight")
 
 
+def normed_and_near(head: Changes) -> None:
+    head.norms_of_heads()
+    head.flags(layer_types=["sliding_attention"], sliding_window=7)
+
+
 VARIANTS: dict[str, tuple[Callable[[Changes], object], dict[str, list[str]]]] = {
     "plain": (lambda head: None, {}),
     "three norms more": (
         norms, {"draft.fc": [TAKE, NORM, MAP], "draft.attn": [NORM, ATTEND, MAP], "draft.mlp": [MAP, MAP, NORM]}
     ),
     "a norm of each tap": (each, {"draft.fc": [TAKE, NORM, MAP]}),
+    "norms of heads": (Changes.norms_of_heads, {"draft.qkv": [JOIN, MAP, ROPE]}),
+    "norms of heads in a window": (normed_and_near, {"draft.qkv": [JOIN, MAP, ROPE]}),
     "the last state": (last_state, {"draft.fc": [TAKE, NORM], "draft.qkv": [JOIN, TAKE, MAP]}),
 }  # fmt: skip
 
@@ -76,7 +84,9 @@ def test_a_variant_adds_its_norms_and_a_plain_head_has_none(plain_pair: Pair, tm
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["three norms more", "a norm of each tap", "the last state"])
+@pytest.mark.parametrize(
+    "name", ["three norms more", "a norm of each tap", "norms of heads in a window", "the last state"]
+)
 def test_kernels_and_their_meaning_draft_alike(plain_pair: Pair, tmp_path: Path, name: str) -> None:
     pair = varied(plain_pair, tmp_path, VARIANTS[name][0])
     prompt, n = random_prompts([6], n_vocab=64, seed=2), new_tokens(4)
@@ -93,7 +103,7 @@ def test_kernels_and_their_meaning_grow_one_tree_where_beams_are_taken_by_a_vari
         head.flags(norm_before_residual=True, return_hidden_post_norm=True, use_aux_hidden_state=False)
         head.drop("fc.weight")
 
-    for i, change in enumerate((last_state, norms_of_last_state)):
+    for i, change in enumerate((last_state, norms_of_last_state, normed_and_near)):
         check_first_step(varied(plain_pair, tmp_path / str(i), change), GrownTree(2, 2, 5))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from agreeing_pairs import write_agreeing_pair
+from layout_files import Changes, read_head, write_head
 from places import GOLDEN
 from random_pairs import ROPE_LLAMA3
 from rings import slow_but, slow_from
@@ -84,6 +85,15 @@ def test_one_short_prompt_at_a_small_depth_does_not_show_it(agreeing: Pair, name
 @pytest.mark.parametrize("name", sorted(REQUIRED - {"stale_draft_kv"}))  # which needs accepted drafts
 def test_a_planted_bug_is_named_on_the_golden_pair_too(name: str) -> None:
     assert_named(faults.FAULTS[name], (GOLDEN / "target", GOLDEN / "draft"), [PROMPT], k=2, steps=2)
+
+
+@pytest.mark.parametrize("name", slow_from(1, ["rope_query_off_by_one", "swapped_kv", "hot_attention"]))
+def test_a_bug_of_keys_is_named_on_a_head_that_norms_them_first(agreeing: Pair, tmp_path: Path, name: str) -> None:
+    config, weights = read_head(agreeing[1])
+    Changes(config, weights, 64, 512).norms_of_heads()
+    pair = agreeing[0], write_head(tmp_path / "head", config, weights)
+    assert run_stage_parity(*pair, prompts=[PROMPT], k=2, steps=1).passed
+    assert_named(faults.FAULTS[name], pair, [PROMPT], k=2, steps=1)
 
 
 def test_every_kind_of_stage_has_a_bug_to_plant() -> None:

@@ -11,12 +11,13 @@ import pytest
 from layout_files import Changes, read_head, write_head
 from random_pairs import write_random_pair
 
+from eagle3core import CheckpointError
 from eagle3core.checkpoint import draft as loading
 from eagle3core.checkpoint.plan import DraftPlan, plan_draft
 from lab.parity import run_stage_parity
 from lab.parity.stages import StageReport
 
-pytestmark = [pytest.mark.reference, pytest.mark.slow]
+pytestmark = pytest.mark.reference
 
 Pair = tuple[Path, Path]
 Misreading = Callable[[DraftPlan], DraftPlan]
@@ -42,6 +43,15 @@ def one_lower(plan: DraftPlan) -> DraftPlan:
 def another_map(plan: DraftPlan) -> DraftPlan:
     assert plan.draft_to_target is not None
     return replace(plan, draft_to_target=plan.draft_to_target.roll(1))
+
+
+def without_head_norms(plan: DraftPlan) -> DraftPlan:
+    block = replace(plan.geometry.block, has_qk_norm=False)
+    return replace(plan, geometry=replace(plan.geometry, block=block))
+
+
+def near(head: Changes) -> None:
+    head.flags(layer_types=["sliding_attention"], sliding_window=5)
 
 
 def norm_all(head: Changes) -> None:
@@ -78,6 +88,8 @@ MISREADINGS: dict[str, tuple[Callable[[Changes], object], Misreading]] = {
     "rope_theta": (lambda head: head.flags(rope_theta=7e4), other_base),
     "tap ids": (lambda head: head.taps([1, 3, 6]), one_lower),
     "d2t": (lambda head: None, another_map),
+    "q_norm and k_norm": (Changes.norms_of_heads, without_head_norms),
+    "layer_types with sliding_window": (near, lambda plan: replace(plan, geometry=replace(plan.geometry, window=0))),
     "attention_bias": (biases, as_if(qkv_bias=False)),
     "tie_word_embeddings": (tied, as_if(tied_head=False)),
 }  # fmt: skip
@@ -92,6 +104,7 @@ def compared(pair: Pair, head: Path) -> StageReport:
     return run_stage_parity(pair[0], head, prompts=PROMPTS, k=3, steps=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MISREADINGS)
 def test_a_misread_key_fails_where_the_right_reading_passes(
     pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -107,3 +120,23 @@ def test_a_misread_key_fails_where_the_right_reading_passes(
     assert not wrong.passed
     assert wrong.first_divergent is not None
     assert wrong.first_divergent.stage.startswith(("draft.", "target.taps", "tree."))
+
+
+def test_what_norm_output_means_in_a_flat_file_can_be_told_to_parity(pair: Pair, tmp_path: Path) -> None:
+    config, weights = read_head(pair[1])
+    head = write_head(tmp_path / "head", {**config, "norm_output": True}, weights)
+    for meaning in ("feedback", "head"):
+        report = run_stage_parity(pair[0], head, prompts=PROMPTS, k=2, steps=1, norm_output=meaning)
+        assert report.passed, report.verdict
+    with pytest.raises(CheckpointError, match="norm_output is True"):
+        compared(pair, head)
+
+
+@pytest.mark.slow
+def test_another_meaning_of_norm_output_is_found(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, weights = read_head(pair[1])
+    head = write_head(tmp_path / "head", {**config, "norm_output": True}, weights)
+    monkeypatch.setattr(loading, "plan_draft", lambda *given: as_if(feeds_normed=False)(plan_draft(*given)))
+    report = run_stage_parity(pair[0], head, prompts=PROMPTS, k=2, steps=1, norm_output="feedback")
+    assert report.first_divergent is not None
+    assert report.first_divergent.stage == "draft.feedback"
