@@ -19,7 +19,7 @@ from eagle3core.errors import CheckpointError
 from eagle3core.request import Response, without_errors
 from eagle3core.speculative import SpeculativeConfig
 from lab.acceptance.counts import DepthAcceptance, count_acceptance
-from lab.doctor.draft.forward import propose
+from lab.doctor.draft.forward import likelihoods, propose
 from lab.doctor.draft.measure import Measurement, measure
 from lab.doctor.draft.reading import Opened, Reading, open_draft
 from lab.doctor.draft.text import Text, read_text
@@ -52,6 +52,7 @@ class Case:
     batch: int = 8
 
     def __post_init__(self) -> None:
+        self._likely: dict[int, tuple[Reading, float]] = {}
         self._measured: dict[tuple[int, int], tuple[Reading, Measurement]] = {}
 
     # Files.
@@ -155,8 +156,15 @@ class Case:
         depth = self.k if k is None else k
         key = (id(reading), depth)
         if key not in self._measured:  # the reading is kept beside it, so that its id is nobody else's
-            self._measured[key] = (reading, measure(propose(reading, self.text, depth), self.text))
+            drafted = propose(reading, self.text, depth), likelihoods(reading, self.text, depth)
+            self._measured[key] = (reading, measure(*drafted, self.text))
         return self._measured[key][1]
+
+    def first_likelihood(self, reading: Reading) -> float:
+        """Mean log-probability of the text's own tokens at the first level, computed once for each reading object."""
+        if id(reading) not in self._likely:
+            self._likely[id(reading)] = (reading, float(likelihoods(reading, self.text, 1).double().nanmean()))
+        return self._likely[id(reading)][1]
 
     @cached_property
     def base(self) -> Measurement:
