@@ -148,15 +148,15 @@ class _Head:
 
     def likelihood(self, normed: Tensor, following: Tensor) -> Tensor:
         """`[M]` log-probability of the target ids `following: [M]`; NaN for ids that the head does not draft."""
-        rows = following
+        rows, n = following, self.reading.geometry.draft_vocab_size
         if self.reading.draft_to_target is not None:
             ids = self.reading.draft_to_target.to(following.device)
             row_of = torch.full((max(self.reading.geometry.vocab_size, int(ids.max()) + 1),), -1, device=ids.device)
             row_of[ids] = torch.arange(len(ids), device=ids.device)
             rows = row_of[following]
         parts = zip(torch.split(normed, LOGIT_ROWS), torch.split(rows, LOGIT_ROWS), strict=True)
-        made = [self.logits(part).log_softmax(dim=-1).gather(1, at.clamp(min=0)[:, None])[:, 0] for part, at in parts]
-        return torch.cat(made).where((rows >= 0) & (rows < self.reading.geometry.draft_vocab_size), torch.nan)
+        made = [self.logits(part).log_softmax(-1).gather(1, at.clamp(0, n - 1)[:, None])[:, 0] for part, at in parts]
+        return torch.cat(made).where((rows >= 0) & (rows < n), torch.nan)
 
     def _fused(self) -> Tensor:
         """`[N, Hd]` the target's states as they enter the layer."""
@@ -188,6 +188,8 @@ class _Head:
             self._linear(x, f"midlayer.self_attn.{name}_proj").view(len(x), -1, self.block.head_dim).transpose(0, 1)
             for name in "qkv"
         )
+        if "midlayer.self_attn.q_norm.weight" in self.weights:  # each head of q and k, before it is turned
+            q, k = (self._norm(part, f"midlayer.self_attn.{name}_norm.weight") for part, name in ((q, "q"), (k, "k")))
         most = self.reading.most_positions
         at = positions.clamp(max=most - 1) if most else positions
         angles = at[:, None].float() * self.frequencies
