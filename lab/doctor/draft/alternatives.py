@@ -34,12 +34,20 @@ class Alternative:
     reading: Reading
 
 
-def judge(case: Case, lamp: str, asked: str, alternatives: Sequence[Alternative]) -> Finding:
+def judge(
+    case: Case,
+    lamp: str,
+    asked: str,
+    alternatives: Sequence[Alternative],
+    imitations: Sequence[Alternative] = (),
+) -> Finding:
     """What a family of readings says: red with the best of them where its gain is certain, or where it is what the
     engine in fact does.
 
     Args:
         asked: what was tried, in words that follow "tried:".
+        alternatives: readings that may be the right one.
+        imitations: further ones that the engine may take by mistake.
     """
     if not alternatives:
         return Finding(lamp, "green", f"nothing else could be read: {asked}")
@@ -50,7 +58,7 @@ def judge(case: Case, lamp: str, asked: str, alternatives: Sequence[Alternative]
     after = case.measured(best.reading)
     if is_certain_gain(case.base, after):
         return _better(case, lamp, best, after)
-    imitated = _imitated(case, tried)
+    imitated = _imitated(case, [*alternatives, *imitations])
     if imitated is not None:
         return _engine_differs(case, lamp, imitated)
     gain = after.length - case.base.length
@@ -84,7 +92,7 @@ def _better(case: Case, lamp: str, best: Alternative, after: Measurement) -> Fin
         lamp, "red",
         f"read with {best.name}, the head accepts {after.length:.2f} tokens a step instead of {before:.2f}, "
         f"{errors:.0f} standard errors more",
-        Repair(best.change, before, after.length), weight=min(1.0, errors / 20),
+        Repair(best.change, before, after.length), weight=min(1.0, errors / 20), mended=best.reading,
         values=(("best_other", best.name), ("errors", errors)),
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,15 @@ class Case:
             drafted = propose(reading, self.text, depth), likelihoods(reading, self.text, depth)
             self._measured[key] = (reading, measure(*drafted, self.text))
         return self._measured[key][1]
+
+    def read_as(self, reading: Reading) -> Case:
+        """The same case with a head that is read so, whose engine nobody has asked."""
+        other = replace(self)
+        other.__dict__ |= {
+            name: self.__dict__[name] for name in ("text", "plain", "target_files", "stored") if name in self.__dict__
+        }
+        other.__dict__ |= {"opened": replace(self.opened, reading=reading, refusals=()), "by_engine": None}
+        return other
 
     def first_likelihood(self, reading: Reading) -> float:
         """Mean log-probability of the text's own tokens at the first level, computed once for each reading object."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from lab.rows.maker import RowMaker
 from lab.rows.store import Row
 
 KIND, BASE_KIND, CONTROL_KIND = "draft_lamp", "draft_acceptance", "draft_control"
+MAKES_UP = 0.85  # of the first lamp's gain: what another may gain and still be no cause of its own
 NOT_RUN = "not looked at: --fast runs nothing"
 
 
@@ -92,8 +93,28 @@ def examine(case: Case, *, fast: bool = False, on_lamp: Callable[[Judged], None]
     judged.sort(key=_order)
     if fast:
         return Diagnosis(tuple(judged), None, None, None, fast_seconds)
+    judged = explained(case, judged)
     compared = None if case.by_engine is None else compare_with_controls(case.by_engine, case.prompts)
     return Diagnosis(tuple(judged), case.base, case.before, compared, fast_seconds)
+
+
+def explained(case: Case, judged: Sequence[Judged]) -> list[Judged]:
+    """The lamps without those that only make up for the first: another misreading may win back a part of what it lost.
+
+    Such a lamp gains less than the first, and with the first one mended it gains nothing.
+    """
+    first = judged[0].finding
+    if first.mended is None or first.repair is None:
+        return list(judged)
+    mended, left = case.read_as(first.mended), [judged[0]]
+    for each in judged[1:]:
+        finding = each.finding
+        is_less = finding.repair is not None and finding.repair.gain < MAKES_UP * first.repair.gain
+        if finding.mended is not None and is_less and each.lamp.look(mended).colour != "red":
+            said = f"{finding.said}; but it only makes up for {first.lamp}, and gains nothing once that is mended"
+            each = replace(each, finding=Finding(finding.lamp, "green", said, values=finding.values))
+        left.append(each)
+    return sorted(left, key=_order)
 
 
 def _order(each: Judged) -> tuple[int, float, float]:
