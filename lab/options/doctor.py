@@ -15,7 +15,7 @@ class DraftDoctorOptions(Options):
     target: Path = option(..., "target model, Hugging Face layout", metavar="DIR")
     prompts: Path | None = option(None, "prompts, one JSON object a line; default: the shipped pair's", metavar="FILE")
     spec_k: int = option(3, "drafts a step", flag="-k", metavar="K", ge=1, le=8)
-    n_prompts: int = option(24, "prompts at most", metavar="N", ge=1, le=1000)
+    n_prompts: int = option(32, "prompts at most", metavar="N", ge=1, le=1000)
     max_prompt_tokens: int = option(256, "tokens; longer prompts keep their last ones", metavar="N", ge=2)
     max_new_tokens: int = option(64, "tokens a prompt", metavar="N", ge=4)
     fast: bool = option(False, "look at the files alone; run nothing")

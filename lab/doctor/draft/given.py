@@ -18,7 +18,7 @@ def case_of(
     prompts: str = "",
     *,
     k: int = 3,
-    n_prompts: int = 24,
+    n_prompts: int = 32,
     max_prompt_tokens: int = 256,
     max_new_tokens: int = 64,
     device: str = "auto",
