@@ -34,7 +34,7 @@ class Broken:
     draft: Path
     repaired: Path
     fault: str = ""
-    n_prompts: int = 32
+    n_prompts: int = 16
     prompt_tokens: int = 0
 
 

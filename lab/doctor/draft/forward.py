@@ -22,7 +22,7 @@ from lab.doctor.draft.text import Text
 
 QUERY_ROWS = 512  # queries whose scores are in memory together
 LOGIT_ROWS = 2048
-TEMPERATURES = (0.6, 0.8, 1.0, 1.25, 1.6, 2.0, 2.5, 3.2)
+TEMPERATURES = (0.7, 1.0, 1.4, 2.0, 2.8)
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu, "relu": functional.relu, "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),

@@ -73,7 +73,7 @@ def test_no_lamp_of_wiring_or_reach_is_red_for_a_healthy_pair(
 ) -> None:
     monkeypatch.setattr(examining, "LAMPS", OWN)
     if pair == "shipped":
-        case = healthy(shipped_folder() / "target", shipped_folder() / "draft", 32, 0)
+        case = healthy(shipped_folder() / "target", shipped_folder() / "draft", 16, 0)
     else:
         target, draft = write_random_pair(tmp_path, family="qwen3", vocab=64, draft_vocab=48)
         ids = random_prompts(target, 12, 64).ids
