@@ -34,7 +34,7 @@ def lamps(diagnosis: Diagnosis) -> tuple[Figure, pd.DataFrame]:
 
     table = lamps_table(diagnosis)
     measured = table[table["if fixed"].notna()].head(MOST_BARS)
-    fig, axes = plt.subplots(figsize=(7.2, 1.2 + 0.4 * max(len(measured), 1)))
+    fig, axes = plt.subplots(figsize=(7.2, 1.5 + 0.35 * max(len(measured), 1)))
     places = range(len(measured))
     axes.barh(places, measured["if fixed"], height=0.55, label="if fixed")
     axes.barh(places, measured["before"], height=0.55, color=FAINT, hatch="//", label="as it is")
@@ -46,7 +46,7 @@ def lamps(diagnosis: Diagnosis) -> tuple[Figure, pd.DataFrame]:
     axes.invert_yaxis()
     axes.set_xlim(0, max([*measured["if fixed"], diagnosis.length or 1.0]) * 1.3)
     axes.set_xlabel("tokens a verify step")
-    axes.legend(loc="lower right", fontsize=8.5)
+    fig.legend(loc="outside upper right", ncols=2, fontsize=8.5)
     return fig, table
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,12 +13,13 @@ from broken_heads import HEAD_CAUSES, Broken, Cause
 from random_pairs import write_random_pair
 from rings import exhaustive_but
 
+from eagle3core.geometry import RopeGeometry
 from lab.doctor.draft import examine as examining
 from lab.doctor.draft.case import Case
 from lab.doctor.draft.given import case_of
-from lab.doctor.draft.lamps.reach import REACH
+from lab.doctor.draft.lamps.reach import REACH, rope_keys
 from lab.doctor.draft.lamps.wiring import WIRING
-from lab.pairs import shipped_folder
+from lab.pairs import shipped_folder, shipped_pair
 from lab.pairs.prompts import joined_prompts, prompts_from_ids
 from lab.pairs.random_ids import random_prompts
 
@@ -65,6 +68,16 @@ def test_a_planted_cause_is_named_with_what_mending_it_gives(
         assert repair.after > 1.5 * case.before
     else:
         assert repair.after == pytest.approx(mended.before, rel=0.1)
+
+
+def test_the_rotary_keys_that_are_to_be_typed_are_read_as_what_was_measured(tmp_path: Path) -> None:
+    pair, folder = shipped_pair(), tmp_path / "draft"
+    shutil.copytree(pair.draft, folder)
+    wanted = RopeGeometry(theta=5e5, kind="llama3", factor=8.0, original_max_position=256)
+    stated = json.loads((folder / "config.json").read_text())
+    for spelling in (stated, {key: value for key, value in stated.items() if key != "rope_parameters"}):
+        (folder / "config.json").write_text(json.dumps(spelling | rope_keys(wanted, spelling)))
+        assert Case(pair.target, folder, device="cpu").reading.rope == wanted
 
 
 @pytest.mark.parametrize("pair", ["shipped", pytest.param("qwen3", marks=pytest.mark.exhaustive)])
