@@ -34,7 +34,7 @@ def propose(reading: Reading, text: Text, k: int) -> Tensor:
     """`[M, k]` int64 target ids drafted at each root of `text` (`Text.roots`), greedily."""
     head = _Head(reading, text)
     roots = text.roots().to(text.tokens.device)
-    y, drafted = head.first_pass()[roots - 1], list[Tensor]()
+    y, drafted = head.first_pass_at(roots - 1), list[Tensor]()
     for level in range(1, k + 1):
         feedback, normed = head.outputs(y)
         drafted.append(head.choices(normed))
@@ -54,7 +54,7 @@ def likelihoods(reading: Reading, text: Text, k: int) -> Tensor:
     """
     head, device = _Head(reading, text), text.tokens.device
     roots = text.roots().to(device)
-    y, levels = head.first_pass()[roots - 1], list[Tensor]()
+    y, levels = head.first_pass_at(roots - 1), list[Tensor]()
     for level in range(1, k + 1):
         feedback, normed = head.outputs(y)
         following = text.tokens[(roots + level).clamp(max=len(text.tokens) - 1)]
@@ -123,6 +123,14 @@ class _Head:
         q, k, v = self._projected(x, self.positions)
         self.keys, self.values = k, v
         return self._left(h, self._attended(q, self.text.starts))
+
+    def first_pass_at(self, entries: Tensor) -> Tensor:
+        """`[M, Hd]` of the first pass, the rows in front of the roots alone; keys and values are those of all rows."""
+        h, x = self._entered(self._fused(), self.text.tokens.roll(-1), is_first=True)
+        self.keys = self._turned_heads(x, "k", self.positions)
+        self.values = self._heads(x, "v")
+        q = self._turned_heads(x[entries], "q", self.positions[entries])
+        return self._left(h[entries], self._attended_chained(q, entries, self.positions[entries]))
 
     def chained_pass(self, level: int, tokens: Tensor, fed: Tensor) -> Tensor:
         """`[M, Hd]` the layer's output for a draft each, `level` places behind the root's entry."""
@@ -193,18 +201,22 @@ class _Head:
         return (normed if self.variant.normed_residual else hidden), x
 
     def _projected(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q `[H, R, D]`, k and v `[K, R, D]`, rotated."""
-        q, k, v = (
-            self._linear(x, f"midlayer.self_attn.{name}_proj").view(len(x), -1, self.block.head_dim).transpose(0, 1)
-            for name in "qkv"
-        )
-        if "midlayer.self_attn.q_norm.weight" in self.weights:  # each head of q and k, before it is turned
-            q, k = (self._norm(part, f"midlayer.self_attn.{name}_norm.weight") for part, name in ((q, "q"), (k, "k")))
+        """q `[H, R, D]`, k and v `[K, R, D]`, q and k rotated."""
+        q, k = (self._turned_heads(x, name, positions) for name in "qk")
+        return q, k, self._heads(x, "v")
+
+    def _heads(self, x: Tensor, name: str) -> Tensor:
+        """`[heads, R, D]` of the map to q, k or v; with a norm of each head where the file has one."""
+        made = self._linear(x, f"midlayer.self_attn.{name}_proj").view(len(x), -1, self.block.head_dim).transpose(0, 1)
+        norm = f"midlayer.self_attn.{name}_norm.weight"
+        return self._norm(made, norm) if norm in self.weights else made
+
+    def _turned_heads(self, x: Tensor, name: str, positions: Tensor) -> Tensor:
+        """The heads of q or k, rotated."""
         most = self.reading.most_positions
         at = positions.clamp(max=most - 1) if most else positions
         angles = at[:, None].float() * self.frequencies
-        cos, sin = self.scale * angles.cos(), self.scale * angles.sin()
-        return _turned(q, cos, sin), _turned(k, cos, sin), v
+        return _turned(self._heads(x, name), self.scale * angles.cos(), self.scale * angles.sin())
 
     def _attended(self, q: Tensor, starts: tuple[int, ...]) -> Tensor:
         """`[N, H * D]` of the first pass, a text and some queries at a time."""
@@ -235,10 +247,10 @@ class _Head:
                 if window:
                     seen &= positions[rows][:, None] - self.positions[first:last][None] < window
                 scores = scores.masked_fill(~seen, float("-inf"))
-                chained = torch.stack([part[:, rows] for part in own], dim=-1)  # [H, m, levels]
-                if window and window < len(own):
-                    chained[..., : len(own) - window] = float("-inf")
-                shares = torch.cat([scores, chained], dim=-1).softmax(dim=-1)
+                chained = [part[:, rows, None] for part in own]  # each [H, m, 1]
+                for level in range(len(own) - window if window else 0):
+                    chained[level] = torch.full_like(chained[level], float("-inf"))
+                shares = torch.cat([scores, *chained], dim=-1).softmax(dim=-1)
                 mixed = self._mixed(shares[..., : last - first], self.values[:, first:last])
                 for level, (_, v) in enumerate(self.chained):
                     value = v[:, rows].repeat_interleave(groups, dim=0)
