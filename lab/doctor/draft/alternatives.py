@@ -40,6 +40,8 @@ def judge(
     asked: str,
     alternatives: Sequence[Alternative],
     imitations: Sequence[Alternative] = (),
+    *,
+    by_length: bool = False,
 ) -> Finding:
     """What a family of readings says: red with the best of them where its gain is certain, or where it is what the
     engine in fact does.
@@ -48,13 +50,15 @@ def judge(
         asked: what was tried, in words that follow "tried:".
         alternatives: readings that may be the right one.
         imitations: further ones that the engine may take by mistake.
+        by_length: all are measured in full, and the longest is best: for readings with other vocabularies, of which
+            likelihoods of the text are those of other tokens.
     """
     if not alternatives:
         return Finding(lamp, "green", f"nothing else could be read: {asked}")
     if not case.prompts:
         return Finding(lamp, "unknown", "no prompts: other readings can only be told apart by what they accept")
-    tried = shortlist(case, alternatives)
-    best = max(tried, key=lambda each: score(case.measured(each.reading)))
+    tried = alternatives if by_length else shortlist(case, alternatives)
+    best = max(tried, key=lambda each: _worth(case.measured(each.reading), by_length=by_length))
     after = case.measured(best.reading)
     if is_certain_gain(case.base, after):
         return _better(case, lamp, best, after)
@@ -78,9 +82,9 @@ def shortlist(case: Case, alternatives: Sequence[Alternative], n: int = TRIED_IN
     return sorted(alternatives, key=lambda each: -case.first_likelihood(each.reading))[:n]
 
 
-def score(measured: Measurement) -> float:
-    """What the best of several readings is best in: likelihood of the text, which has less noise than acceptance."""
-    return float(measured.likelihood.double().nanmean())
+def _worth(measured: Measurement, *, by_length: bool) -> float:
+    """What the best of several readings is best in: likelihood of the text has less noise than acceptance."""
+    return measured.length if by_length else float(measured.likelihood.double().nanmean())
 
 
 def engine_differs(case: Case) -> bool:

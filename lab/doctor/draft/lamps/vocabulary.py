@@ -30,7 +30,7 @@ def look_at_map(case: Case) -> Finding:
     refused = [error for error in case.refusals if MAP in str(error) or MASK in str(error)]
     if not case.prompts:
         return _by_files(case, refused)
-    return judge(case, NAME, ASKED, map_readings(case))
+    return judge(case, NAME, ASKED, map_readings(case), by_length=True)
 
 
 def map_readings(case: Case) -> list[Alternative]:
