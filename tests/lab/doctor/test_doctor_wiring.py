@@ -26,7 +26,7 @@ from lab.pairs.random_ids import random_prompts
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 OWN = (*WIRING, *REACH)
-SLOW = ("norms: normed feedback that was not trained", "vocabulary_map: absolute ids")
+SLOW = ("vocabulary_map: absolute ids",)
 
 
 def case_with(broken: Broken) -> Case:

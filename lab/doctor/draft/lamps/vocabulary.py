@@ -51,7 +51,7 @@ def map_readings(case: Case) -> list[Alternative]:
     ]
     if case.reading.geometry.draft_vocab_size < case.reading.geometry.vocab_size:
         found = recovered_map(case)
-        change = "take d2t of this head's own export; where that is lost, the ids that its logits stand for"
+        change = "replace d2t by that of this head's own export (its logits say which ids the rows stand for)"
         made.append(Alternative("the ids that the head's logits stand for", change, case.reading.with_map(found)))
     return made
 
