@@ -28,6 +28,7 @@ class Broken:
         target, draft: as they are. repaired: the draft as it should be.
         fault: bug planted in the engine.
         n_prompts, prompt_tokens: prompts that show the cause, of the shipped set; joined to this length if it is not 0.
+        most_positions: where the bug `clipped_positions` ends; 0: where it always does.
     """
 
     target: Path
@@ -36,6 +37,7 @@ class Broken:
     fault: str = ""
     n_prompts: int = 16
     prompt_tokens: int = 0
+    most_positions: int = 0
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ HEAD_CAUSES = (
     _of_config("rope", "llama3 scaling that was not trained", _rope(1e4, rope_type="llama3", factor=8.0, **LLAMA3)),
     _of_config("rope", "yarn scaling that was not trained", _rope(
         1e4, rope_type="yarn", factor=8.0, original_max_position_embeddings=64)),
-    Cause("rope_table", "positions end at 511", _bug("clipped_positions", n_prompts=4, prompt_tokens=600)),
+    Cause("rope_table", "positions end at 127", _bug("clipped_positions", most_positions=128)),
     Cause("collapse_length", "prompts longer than training", beyond_training),
     _of_config("sliding_window", "16 that was not trained", lambda config: config.update(
         layer_types=["sliding_attention"], sliding_window=16)),

@@ -22,6 +22,7 @@ from lab.doctor.draft.lamps.wiring import WIRING
 from lab.pairs import shipped_folder, shipped_pair
 from lab.pairs.prompts import joined_prompts, prompts_from_ids
 from lab.pairs.random_ids import random_prompts
+from lab.parity.faults import of_reach
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
@@ -54,6 +55,8 @@ def test_a_planted_cause_is_named_with_what_mending_it_gives(
     monkeypatch.setattr(examining, "LAMPS", OWN)
     cause = by_label(label)
     broken = cause.make(tmp_path)
+    if broken.most_positions:
+        monkeypatch.setattr(of_reach, "MOST_POSITIONS", broken.most_positions)
     mended, case = healthy(broken.target, broken.repaired, broken.n_prompts, broken.prompt_tokens), case_with(broken)
     case.__dict__ |= {"text": mended.text, "plain": mended.plain}  # the target is the same, and so is what it says
     red = examining.examine(case).of("red")

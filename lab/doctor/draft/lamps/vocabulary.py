@@ -67,7 +67,11 @@ def stored_maps(case: Case) -> dict[str, Tensor]:
     if MASK in case.stored:
         marked = (case.stored[MASK] != 0).nonzero().flatten()
         maps |= {"mask": marked} if len(marked) == n else {}
-    return {kind: ids for kind, ids in maps.items() if int(ids.min()) >= 0 and int(ids.max()) < vocab}
+    return {kind: ids for kind, ids in maps.items() if _are_ids(ids, vocab)}
+
+
+def _are_ids(ids: Tensor, vocab: int) -> bool:
+    return int(ids.min()) >= 0 and int(ids.max()) < vocab and len(set(ids.tolist())) == len(ids)
 
 
 @torch.no_grad()
