@@ -4,7 +4,7 @@ Loading is a step of its own, usable and testable without an engine (docs/requir
 in `layouts` or `keys`, a new variant a field of `HeadVariant`, read in `variants`.
 """
 
-from eagle3core.checkpoint.draft import DraftCheckpoint, load_draft
+from eagle3core.checkpoint.draft import DraftCheckpoint, load_draft, read_refused_draft
 from eagle3core.checkpoint.plan import draft_shapes
 from eagle3core.checkpoint.preflight import Preflight, preflight
 from eagle3core.checkpoint.target import TargetCheckpoint, load_target, target_shapes
@@ -17,5 +17,6 @@ __all__ = [
     "load_draft",
     "load_target",
     "preflight",
+    "read_refused_draft",
     "target_shapes",
 ]

@@ -95,6 +95,35 @@ def load_draft(
         raise
 
 
+def read_refused_draft(
+    path: str | Path, target: TargetGeometry, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> tuple[DraftCheckpoint, tuple[CheckpointError, ...]]:
+    """An EAGLE-3 draft as far as it can be read, and all that `load_draft` would refuse it for.
+
+    For whoever looks for the reason of a refusal: a key that cannot be used has its default, a map that cannot be is
+    None, a tensor of another shape is left out. Nothing may be served from it.
+
+    Args:
+        As of `load_draft`.
+
+    Raises:
+        CheckpointError: something without which nothing further can be told.
+    """
+    check_placement(dtype, device)
+    objecting = Objections(keeps=True)
+    plan = plan_draft(require_directory(path, "draft"), target, Given(), objecting)
+    weights: dict[str, Tensor] = {}
+    for key, shape in draft_shapes(plan.geometry):
+        if key in plan.stored_as:
+            read = objecting.of(plan.files.read_weight, plan.stored_as[key], shape, dtype, device, instead=None)
+            weights |= {} if read is None else {key: read}
+    if plan.is_interleaved:
+        weights |= _half_split(weights, plan.geometry)
+    mapping = plan.draft_to_target
+    draft = DraftCheckpoint(plan.geometry, weights, None if mapping is None else mapping.to(device))
+    return draft, tuple(objecting.found)
+
+
 def _load(directory: Path, plan: DraftPlan, dtype: torch.dtype | None, device: torch.device | str) -> DraftCheckpoint:
     geometry, stored_as = plan.geometry, plan.stored_as
     weights = {

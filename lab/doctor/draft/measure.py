@@ -1,0 +1,153 @@
+"""Acceptance of one reading over finished texts, and when a difference of two readings is certain.
+
+Greedy speculation changes no text, so what an engine's steps would have accepted is a walk over the texts: from the
+first root take the drafts that agree, go on behind the bonus token, and so forth (`lab.acceptance.controls`). The
+length reported is that of the walk, which is the engine's own number on these prompts; conditional acceptance and the
+test between two readings use every root, of which there are some three times as many as steps.
+Source: docs/requirements.md 1.X-19 (counting); derived here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from eagle3core.metrics import StepRecord
+from lab.acceptance.controls import replayed_steps
+from lab.doctor.draft.text import Text
+
+# A gain is certain where its mean over roots is so many standard errors above 0, and of weight where it is such a share
+# of the length as it is. Errors are taken over blocks of neighbouring roots, which are not independent. A doctor tries
+# some hundred readings of a pair, so 4 errors: one false alarm in 300 pairs by chance alone.
+STANDARD_ERRORS, LEAST_SHARE, BLOCK = 4.0, 0.03, 16
+# A small gain is believed where the text itself grew likelier as well: a head gives its best to the very inputs it was
+# trained with, and of a text's every token it says how likely it was, not only whether it was the first choice.
+SMALL_ERRORS, LIKELIHOOD_ERRORS, LEAST_SMALL_SHARE = 2.5, 3.5, 0.005
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """What one reading's drafts were worth.
+
+    Attributes:
+        k: drafts a step.
+        length: mean acceptance length of the walk, bonus included, 1..k+1, over complete steps; 1 where there is none.
+        steps: the walk of each text; cut ones are there, and left out of means.
+        accepted: `[M]` int64 drafts that agree before the first that does not, at every root.
+        is_whole: `[M]` bool: the text goes on for k + 1 tokens, so that nothing cut `accepted` short.
+        self_fed: by level, acceptance among roots whose earlier levels agreed; NaN where none did.
+        forced: beside it, acceptance of the first level from that same place, with the true token and state.
+        likelihood: `[M, k]` log-probability of the text's own tokens (`lab.doctor.draft.forward.likelihoods`).
+    """
+
+    k: int
+    length: float
+    steps: tuple[tuple[StepRecord, ...], ...]
+    accepted: Tensor
+    is_whole: Tensor
+    self_fed: tuple[float, ...]
+    forced: tuple[float, ...]
+    likelihood: Tensor
+
+    @property
+    def n_steps(self) -> int:
+        """Complete steps of the walk."""
+        return sum(not step.cut for own in self.steps for step in own)
+
+    @property
+    def first(self) -> float:
+        """Acceptance of the first draft over all roots, 0..1."""
+        return self.self_fed[0]
+
+    @property
+    def mean_accepted(self) -> float:
+        """Accepted drafts at a root, over all whole ones: another weighting than the walk's, with less noise."""
+        return float(self.accepted[self.is_whole].double().mean()) if bool(self.is_whole.any()) else 0.0
+
+
+class _Drafts:
+    """Proposals at every root of one text, as a look-up that the walk reads."""
+
+    def __init__(self, proposals: Sequence[Sequence[int]], n_prompt: int) -> None:
+        self._proposals, self._n_prompt, self._n_tokens = proposals, n_prompt, 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        self._n_tokens += len(tokens)
+
+    def propose(self, n: int) -> list[int]:
+        return list(self._proposals[self._n_tokens - self._n_prompt - 1][:n])
+
+
+def measure(proposals: Tensor, likelihood: Tensor, text: Text) -> Measurement:
+    """Acceptance of `proposals: [M, k]` at the roots of `text`, beside `likelihood: [M, k]` of its own tokens."""
+    proposals, k = proposals.cpu(), proposals.shape[1]
+    agrees, exists = _agreement(proposals, text)
+    accepted, is_whole = agrees.cumprod(dim=1).sum(dim=1), exists[:, -1]
+    walks, begin = list[tuple[StepRecord, ...]](), 0
+    for prompt, answer in zip(text.prompts, text.answers, strict=True):
+        n = max(len(answer) - 1, 0)
+        drafts = _Drafts(proposals[begin : begin + n].tolist(), len(prompt))
+        walks.append(tuple(replayed_steps(drafts, prompt, answer, k)))
+        begin += n
+    complete = [step for walk in walks for step in walk if not step.cut]
+    length = sum(step.n_committed for step in complete) / len(complete) if complete else 1.0
+    self_fed, forced = _by_level(agrees, exists, text)
+    return Measurement(k, length, tuple(walks), accepted, is_whole, self_fed, forced, likelihood)
+
+
+def gain_errors(before: Measurement, after: Measurement) -> float:
+    """How many standard errors the paired gain in accepted drafts over all whole roots is above 0."""
+    return errors_above_zero((after.accepted - before.accepted)[before.is_whole & after.is_whole].double())
+
+
+def likelihood_errors(before: Measurement, after: Measurement) -> float:
+    """The same of the paired gain in log-probability of the text, over all roots and levels."""
+    return errors_above_zero((after.likelihood - before.likelihood).double().nanmean(dim=1).nan_to_num())
+
+
+def errors_above_zero(gains: Tensor) -> float:
+    """How many standard errors the mean of `gains: [M]` is above 0; 0 where there are too few, or no difference."""
+    n_blocks = len(gains) // BLOCK
+    if n_blocks < 4 or not bool(gains.any()):
+        return 0.0
+    means = gains[: n_blocks * BLOCK].view(n_blocks, BLOCK).mean(dim=1)
+    error, mean = float(means.std() / math.sqrt(n_blocks)), float(means.mean())
+    return mean / error if error else math.copysign(math.inf, mean)
+
+
+def is_certain_gain(before: Measurement, after: Measurement) -> bool:
+    """The one rule for a red lamp: the gain is certain, and of weight; or small, and the text itself says so."""
+    share, errors = after.length / before.length - 1, gain_errors(before, after)
+    if share > LEAST_SHARE and errors > STANDARD_ERRORS:
+        return True
+    is_small = share > LEAST_SMALL_SHARE and errors > SMALL_ERRORS
+    return is_small and likelihood_errors(before, after) > LIKELIHOOD_ERRORS
+
+
+def _agreement(proposals: Tensor, text: Text) -> tuple[Tensor, Tensor]:
+    """`[M, k]` bool each: the draft is the text's token, and the text goes on behind that token.
+
+    Of a text's last token nothing is known that a step could go on with, as in the counts of the engine.
+    """
+    roots, k = text.roots(), proposals.shape[1]
+    ends = text.ends()
+    at = roots[:, None] + torch.arange(1, k + 1)
+    is_inside = at < ends[:, None]
+    follows = text.tokens.cpu()[at.clamp(max=len(text.tokens) - 1)]
+    return (proposals == follows) & is_inside, (at + 1) < ends[:, None]
+
+
+def _by_level(agrees: Tensor, exists: Tensor, text: Text) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    reached, self_fed, forced = torch.ones(len(agrees), dtype=torch.bool), list[float](), list[float]()
+    roots = text.roots()
+    for level in range(agrees.shape[1]):
+        at = reached & exists[:, level]
+        self_fed.append(float(agrees[at, level].double().mean()))
+        shifted = torch.arange(len(roots))[at] + level  # exists: still a root of the same text
+        forced.append(float(agrees[shifted, 0].double().mean()))
+        reached = reached & agrees[:, level]
+    return tuple(self_fed), tuple(forced)
