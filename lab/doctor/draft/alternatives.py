@@ -34,12 +34,20 @@ class Alternative:
     reading: Reading
 
 
-def judge(case: Case, lamp: str, asked: str, alternatives: Sequence[Alternative]) -> Finding:
+def judge(
+    case: Case,
+    lamp: str,
+    asked: str,
+    alternatives: Sequence[Alternative],
+    imitations: Sequence[Alternative] = (),
+) -> Finding:
     """What a family of readings says: red with the best of them where its gain is certain, or where it is what the
     engine in fact does.
 
     Args:
         asked: what was tried, in words that follow "tried:".
+        alternatives: readings that may be the right one.
+        imitations: further ones that the engine may take by mistake.
     """
     if not alternatives:
         return Finding(lamp, "green", f"nothing else could be read: {asked}")
@@ -48,15 +56,18 @@ def judge(case: Case, lamp: str, asked: str, alternatives: Sequence[Alternative]
     tried = shortlist(case, alternatives)
     best = max(tried, key=lambda each: score(case.measured(each.reading)))
     after = case.measured(best.reading)
-    if case.refusals or is_certain_gain(case.base, after):
+    if is_certain_gain(case.base, after):
         return _better(case, lamp, best, after)
-    imitated = _imitated(case, tried)
+    imitated = _imitated(case, [*alternatives, *imitations])
     if imitated is not None:
         return _engine_differs(case, lamp, imitated)
-    gain = after.length - case.base.length
+    gain, errors = after.length - case.base.length, likelihood_errors(case.base, after)
     return Finding(
         lamp, "green", f"tried: {asked}; the best other reading ({best.name}) changes {gain:+.2f} tokens a step",
-        values=(("n_tried", len(alternatives)), ("best_other", best.name), ("best_other_length", after.length)),
+        values=(
+            ("n_tried", len(alternatives)), ("best_other", best.name), ("best_other_length", after.length),
+            ("likelihood_errors", errors),
+        ),
     )  # fmt: skip
 
 
@@ -78,15 +89,13 @@ def engine_differs(case: Case) -> bool:
 
 
 def _better(case: Case, lamp: str, best: Alternative, after: Measurement) -> Finding:
-    before = case.before
-    if case.refusals and after.length < before * 1.1:
-        return Finding(lamp, "green", f"the engine refuses the files, and read with {best.name} it drafts nothing")
-    errors = max(gain_errors(case.base, after), likelihood_errors(case.base, after)) if not case.refusals else 9.0
+    before = case.before  # 1 for a refused head, whatever it would accept if it were taken as it is
+    errors = max(gain_errors(case.base, after), likelihood_errors(case.base, after))
     return Finding(
         lamp, "red",
         f"read with {best.name}, the head accepts {after.length:.2f} tokens a step instead of {before:.2f}, "
         f"{errors:.0f} standard errors more",
-        Repair(best.change, before, after.length), weight=min(1.0, errors / 20),
+        Repair(best.change, before, after.length), weight=min(1.0, errors / 20), mended=best.reading,
         values=(("best_other", best.name), ("errors", errors)),
     )  # fmt: skip
 

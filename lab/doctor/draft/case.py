@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from lab.doctor.draft.text import Text, read_text
 from lab.pairs.prompts import Prompt
 from lab.parity.faults import with_fault
 from lab.parity.head_files import read_draft_tensors
+
+SOME_ROOTS = 700
 
 
 @dataclass
@@ -151,6 +153,14 @@ class Case:
         """The prompts with those answers, and what the target computes over them."""
         return read_text(self.target, self.prompts, [r.token_ids for r in self.plain], self.torch_device)
 
+    @cached_property
+    def some(self) -> Text:
+        """So many of the texts, from the first on, that most of many readings can be told off by them."""
+        n_roots, n = 0, 0
+        while n < self.text.n_texts and n_roots < SOME_ROOTS:
+            n_roots, n = n_roots + max(len(self.text.answers[n]) - 1, 0), n + 1
+        return self.text.first(n)
+
     def measured(self, reading: Reading, k: int | None = None) -> Measurement:
         """Acceptance of a reading over `text`, computed once for each reading object."""
         depth = self.k if k is None else k
@@ -160,10 +170,19 @@ class Case:
             self._measured[key] = (reading, measure(*drafted, self.text))
         return self._measured[key][1]
 
+    def read_as(self, reading: Reading) -> Case:
+        """The same case with a head that is read so, whose engine nobody has asked."""
+        other = replace(self)
+        other.__dict__ |= {
+            name: self.__dict__[name] for name in ("text", "plain", "target_files", "stored") if name in self.__dict__
+        }
+        other.__dict__ |= {"opened": replace(self.opened, reading=reading, refusals=()), "by_engine": None}
+        return other
+
     def first_likelihood(self, reading: Reading) -> float:
-        """Mean log-probability of the text's own tokens at the first level, computed once for each reading object."""
+        """Mean log-probability of some texts' own tokens at the first level, computed once for each reading object."""
         if id(reading) not in self._likely:
-            self._likely[id(reading)] = (reading, float(likelihoods(reading, self.text, 1).double().nanmean()))
+            self._likely[id(reading)] = (reading, float(likelihoods(reading, self.some, 1).double().nanmean()))
         return self._likely[id(reading)][1]
 
     @cached_property

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,17 +20,18 @@ from lab.doctor.draft.measure import is_certain_gain
 
 # Bases of published models, and scalings as their configs have them.
 THETAS = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 1e7)
-FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)
-TRAINED = (64, 256, 1024, 2048, 4096, 8192, 32768)  # original contexts of scalings
+FACTORS = (2.0, 4.0, 8.0, 32.0)
+TRAINED = (64, 256, 1024, 4096, 8192, 32768)  # original contexts of scalings
 FINER = (0.5, 0.7, 0.85, 1.18, 1.4, 2.0)  # of the best base or factor, twice
 TABLES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 WINDOWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+LEAST_FITTED = 0.01  # what a fitted rotary setting must accept more than a usual one
 LEAST_FALL, LEAST_ROWS = 0.25, 48  # of first-draft acceptance beyond a knee, and rows on either side of it
 
 
-def rope_change(rope: RopeGeometry) -> str:
-    """The keys of config.json that say so."""
-    scaling: dict[str, object] = {"rope_type": rope.kind, "factor": rope.factor}
+def rope_keys(rope: RopeGeometry, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of config.json that say so, in the spelling that the file has: all that must be there, or be null."""
+    scaling: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
     if rope.kind == "llama3":
         scaling |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
     if rope.kind == "yarn":
@@ -38,15 +40,28 @@ def rope_change(rope: RopeGeometry) -> str:
         scaling |= {} if rope.attention_factor is None else {"attention_factor": rope.attention_factor}
     if rope.kind in ("llama3", "yarn"):
         scaling["original_max_position_embeddings"] = rope.original_max_position
-    told = "null" if rope.kind == "default" else json.dumps(scaling)
-    return f'"rope_theta": {rope.theta:g}, "rope_scaling": {told}'
+    if rope.kind == "default":
+        scaling = {"rope_type": "default"}
+    if "rope_parameters" not in config:
+        return {"rope_theta": rope.theta, "rope_scaling": None if rope.kind == "default" else scaling}
+    stale = {"rope_scaling": None} if config.get("rope_scaling") else {}
+    top = {"rope_theta": rope.theta} if config.get("rope_theta") is not None else {}
+    return {**top, **stale, "rope_parameters": {"rope_theta": rope.theta, **scaling}}
+
+
+def rope_change(rope: RopeGeometry, config: Mapping[str, Any]) -> str:
+    """Those keys as they are typed."""
+    return f"in config.json: {json.dumps(rope_keys(rope, config))[1:-1]}"
 
 
 def _with_rope(case: Case, rope: RopeGeometry) -> Alternative:
+    layer = case.config.get("transformer_layer_config") or case.config
     scaled = "no scaling" if rope.kind == "default" else f"{rope.kind} scaling by {rope.factor:g}"
     if rope.kind in ("llama3", "yarn"):
         scaled += f" from {rope.original_max_position}"
-    return Alternative(f"the rotary base {rope.theta:g} and {scaled}", rope_change(rope), case.reading.with_rope(rope))
+    return Alternative(
+        f"the rotary base {rope.theta:g} and {scaled}", rope_change(rope, layer), case.reading.with_rope(rope)
+    )
 
 
 def look_at_rope(case: Case) -> Finding:
@@ -57,15 +72,19 @@ def look_at_rope(case: Case) -> Finding:
     own, targets = case.reading.rope, case.target_files.geometry.block.rope
     bases = [replace(own, theta=theta) for theta in (*THETAS, targets.theta)]
     plain = [replace(own, kind="default", theta=theta) for theta in (own.theta, *THETAS, targets.theta)]
-    best = _best(case, [*bases, *plain, targets])
-    best = _best(case, [best, *_scaled(best), *_scaled(own), *_scaled(replace(own, theta=targets.theta))])
+    usual = [rope for rope in dict.fromkeys([*bases, *plain, targets]) if rope != own]
+    known = _best(case, usual)
+    best = _best(case, [known, own, *_scaled(known), *_scaled(own), *_scaled(replace(own, theta=targets.theta))])
     for reach in (1.0, 0.4):
         steps = [1 + (step - 1) * reach for step in FINER]
         best = _best(case, [best, *(replace(best, theta=best.theta * step) for step in steps)])
         if best.kind != "default":
             best = _best(case, [best, *(replace(best, factor=max(1.0, best.factor * step)) for step in steps)])
-    others = [rope for rope in dict.fromkeys([best, *bases, *plain, targets]) if rope != own]
-    return judge(case, "rope", asked, [_with_rope(case, rope) for rope in others])
+    simple, finer = (case.measured(_with_rope(case, rope).reading) for rope in (known, best))
+    # Of a usual setting and one that was fitted the usual one is meant, unless the other is better beyond doubt.
+    is_better = finer.length > (1 + LEAST_FITTED) * simple.length and is_certain_gain(simple, finer)
+    chosen = _with_rope(case, best if is_better and best != own else known)
+    return judge(case, "rope", asked, [chosen], [_with_rope(case, rope) for rope in usual])
 
 
 def _scaled(rope: RopeGeometry) -> list[RopeGeometry]:
@@ -74,9 +93,6 @@ def _scaled(rope: RopeGeometry) -> list[RopeGeometry]:
     for trained in TRAINED:
         made += [replace(plain, kind="llama3", factor=f, original_max_position=trained) for f in FACTORS]
         made += [replace(plain, kind="yarn", factor=f, original_max_position=trained) for f in FACTORS]
-        made += [
-            replace(plain, kind="yarn", factor=f, original_max_position=trained, truncate=False) for f in FACTORS[-1:]
-        ]
     return made
 
 
@@ -119,7 +135,7 @@ def look_at_table(case: Case) -> Finding:
 def window_change(window: int) -> str:
     """The keys of config.json that say so."""
     kind = "sliding_attention" if window else "full_attention"
-    return f'"layer_types": ["{kind}"]' + (f', "sliding_window": {window}' if window else "")
+    return f'in config.json: "layer_types": ["{kind}"]' + (f', "sliding_window": {window}' if window else "")
 
 
 def _with_window(case: Case, window: int) -> Alternative:
