@@ -36,8 +36,8 @@ def _drafts_one_further(out: Any) -> None:
 
 
 def _blind_drafts(out: Any) -> None:
-    """No draft sees the draft before it."""
-    node = torch.arange(2, out.masks.shape[1], device=out.masks.device)
+    """No draft sees the token before it."""
+    node = torch.arange(1, out.masks.shape[1], device=out.masks.device)
     out.masks[:, node, 0] &= ~(1 << (node - 1)).to(out.masks.dtype)
 
 
@@ -137,7 +137,7 @@ SERVING_FAULTS = (
         change=_opened(_drafts_one_further),
     ),
     RunFault(
-        "verify_mask", "no draft sees the draft before it as it is verified", "chains", "tokens",
+        "verify_mask", "no draft sees the token before it as it is verified", "chains", "tokens",
         change=_opened(_blind_drafts),
     ),
     RunFault(

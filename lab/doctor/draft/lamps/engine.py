@@ -118,6 +118,8 @@ def look_at_states(case: Case) -> Finding:
     if not pairs:
         return Finding(lamp, "unknown", "no draft was accepted, so the draft has no states of its own to keep")
     said = f"{others} of {len(pairs)} steps behind accepted drafts draft otherwise than from the text read anew"
+    if any(r.token_ids != case.plain[i].token_ids for i, r in zip(case.conditions.chosen, alone, strict=True)):
+        return Finding(lamp, "unknown", f"{said}, but the text itself is another (greedy_text)", values=values)
     if case.conditions.keeps_own_states:
         own, head = mean_length(alone), case.base.length
         said += f"; {own:.2f} tokens a step, {head:.2f} by the head in plain torch"
@@ -175,10 +177,8 @@ def look_at_company(case: Case) -> Finding:
 
 
 def tree_choices(k: int) -> tuple[tuple[int, ...], ...]:
-    """A tree that holds the chain of `k` drafts, and beside it second and third choices."""
-    chain = [(0,) * n for n in range(1, k + 1)]
-    beside = [(0,) * (n - 1) + (1,) for n in range(1, k + 1)]
-    return tuple(sorted([*chain, *beside, (2,)], key=lambda path: (len(path), path)))
+    """A tree of the chain of `k` drafts, and of those that begin with the second and the third choice."""
+    return tuple((first, *(0,) * depth) for depth in range(k) for first in range(3))
 
 
 @runs("tree_below_chain")
