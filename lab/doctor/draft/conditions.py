@@ -13,16 +13,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+
+import torch
 
 from eagle3core import Engine
 from eagle3core.config import GenerationConfig
 from eagle3core.metrics import StepRecord
 from eagle3core.request import Response, without_errors
+from lab.pairs.prompts import Prompt
 from lab.parity.faults import with_fault
-
-if TYPE_CHECKING:
-    from lab.doctor.draft.case import Case
 
 MOST_PROMPTS = 8  # as many as run together
 SMALL_BATCH = 4  # sequences up to which a step has no rows of padding (`eagle3core.step`)
@@ -33,6 +33,22 @@ MOST_ANEW = 8  # steps of a request that are made again
 LEAST_ROOTS, LEAST_SHARE = 3, 0.02
 
 Prompts = Sequence[Sequence[int]]
+
+
+class Served(Protocol):
+    """What a case tells of how its head is served; `lab.doctor.draft.case.Case`."""
+
+    prompts: tuple[Prompt, ...]
+    k: int
+    max_new_tokens: int
+    fault: str
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where the engine runs."""
+
+    def engine(self, *, planted: bool = True, max_batch_size: int = 8) -> Engine:
+        """An engine of the head."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +130,7 @@ def n_equal(one: Sequence[int], other: Sequence[int]) -> int:
 class Conditions:
     """The engines of a case. A run is made when it is first asked for, and kept."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Served) -> None:
         self.case = case
         n = len(case.prompts)
         chosen = range(n) if n <= MOST_PROMPTS else [i * n // MOST_PROMPTS for i in range(MOST_PROMPTS)]

@@ -35,12 +35,6 @@ def _drafts_one_further(out: Any) -> None:
     out.positions[:, 1:].add_(1)
 
 
-def _blind_drafts(out: Any) -> None:
-    """No draft sees the token before it."""
-    node = torch.arange(1, out.masks.shape[1], device=out.masks.device)
-    out.masks[:, node, 0] &= ~(1 << (node - 1)).to(out.masks.dtype)
-
-
 # Steps that are not full: rows of padding have length -1.
 
 
@@ -135,10 +129,6 @@ SERVING_FAULTS = (
     RunFault(
         "verify_positions", "drafts are verified one position too far", "chains", "tokens",
         change=_opened(_drafts_one_further),
-    ),
-    RunFault(
-        "verify_mask", "no draft sees the token before it as it is verified", "chains", "tokens",
-        change=_opened(_blind_drafts),
     ),
     RunFault(
         "stale_draft_keys", "entries of accepted tokens keep the chained steps' keys", "chains", "drafts",

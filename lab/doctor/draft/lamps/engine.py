@@ -24,7 +24,7 @@ from lab.doctor.draft.lamps.greedy import GREEDY_TEXT
 from lab.doctor.draft.lamps.runs import runs
 
 LEAST_FOUND = 2  # roots behind a prefix hit that may draft otherwise, less one: what is stale is little at times
-LEAST_BELOW = 0.05  # of a tree's steps: below its chain by more than the few that the chain's own state explains
+LEAST_BELOW = 0.02  # of the steps of a tree: below its chain by more than near ties of two computations explain
 
 
 def repair(case: Case, change: str, good: float, bad: float) -> Repair:
