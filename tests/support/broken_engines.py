@@ -11,11 +11,11 @@ from lab.pairs.prompts import prompts_for
 # By lamp: bugs of `lab.parity.faults`; the first of each stands for it, the others are its variants.
 ENGINE_FAULTS = {
     "chunk_seam": ("chunk_positions", "chunk_boundary_token"),
-    "stale_prefix": ("found_without_draft_rows",),
+    "stale_prefix": ("found_without_draft_rows", "stale_draft_rows"),
     "own_states": ("stale_draft_kv", "stale_draft_keys", "stale_draft_values"),
-    "padding": ("padding_features", "padding_lengths", "padding_positions"),
+    "padding": ("padding_features", "padding_lengths"),
     "company": ("batch_features", "batch_positions", "batch_lengths", "batch_feedback", "refilled_keys"),
-    "tree_below_chain": ("tree_parents", "tree_states", "beam_positions", "compacted_rows"),
+    "tree_below_chain": ("tree_parents", "tree_states", "compacted_rows"),
     "as_distribution": ("drawn_as_certain", "likeliest_as_drawn"),
     "greedy_text": ("verify_positions",),
 }

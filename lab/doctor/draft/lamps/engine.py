@@ -120,6 +120,8 @@ def look_at_states(case: Case) -> Finding:
     said = f"{others} of {len(pairs)} steps behind accepted drafts draft otherwise than from the text read anew"
     if any(r.token_ids != case.plain[i].token_ids for i, r in zip(case.conditions.chosen, alone, strict=True)):
         return Finding(lamp, "unknown", f"{said}, but the text itself is another (greedy_text)", values=values)
+    if case.conditions.keeps_own_states and difference(alone, case.conditions.after_others).differs:
+        return Finding(lamp, "unknown", f"{said}, but so does a slot that served others (company)", values=values)
     if case.conditions.keeps_own_states:
         own, head = mean_length(alone), case.base.length
         said += f"; {own:.2f} tokens a step, {head:.2f} by the head in plain torch"
