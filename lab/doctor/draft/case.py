@@ -19,12 +19,13 @@ from eagle3core.errors import CheckpointError
 from eagle3core.request import Response, without_errors
 from eagle3core.speculative import SpeculativeConfig
 from lab.acceptance.counts import DepthAcceptance, count_acceptance
+from lab.doctor.draft.conditions import Conditions
 from lab.doctor.draft.forward import likelihoods, propose
 from lab.doctor.draft.measure import Measurement, measure
 from lab.doctor.draft.reading import Opened, Reading, open_draft
 from lab.doctor.draft.text import Text, read_text
 from lab.pairs.prompts import Prompt
-from lab.parity.faults import RUN_FAULTS, plant, plant_in_run
+from lab.parity.faults import with_fault
 from lab.parity.head_files import read_draft_tensors
 
 SOME_ROOTS = 700
@@ -42,6 +43,7 @@ class Case:
         device: "auto", "cpu" or "cuda".
         fault: name of a bug to plant in every engine (`lab.parity.faults`); empty plants none.
         batch: requests that the engine decodes together where a lamp does not say otherwise.
+        speed_rows: rows of `eagle3lab speed` of this pair's size; None: steps are timed here, where there is a GPU.
     """
 
     target: Path
@@ -52,6 +54,7 @@ class Case:
     device: str = "auto"
     fault: str = ""
     batch: int = 8
+    speed_rows: Path | None = None
 
     def __post_init__(self) -> None:
         self._likely: dict[int, tuple[Reading, float]] = {}
@@ -129,10 +132,7 @@ class Case:
             "max_batch_size": min(self.batch, max(len(self.prompts), 1)), "prefill_share": 1.0,
             "speculative_config": speculative, "collect_draft_ranks": bool(depth), **settings,
         })  # fmt: skip
-        engine = Engine.from_pretrained(self.target, config)
-        if not (planted and self.fault):
-            return engine
-        return plant_in_run(engine, self.fault) if self.fault in RUN_FAULTS else plant(engine, self.fault)
+        return with_fault(Engine.from_pretrained(self.target, config), self.fault if planted else "")
 
     def answers(self, engine: Engine, prompts: Sequence[Prompt] | None = None) -> list[Response]:
         """What an engine answers to the case's prompts, or to others, greedily.
@@ -189,6 +189,11 @@ class Case:
     def base(self) -> Measurement:
         """Acceptance of the head as it is read, by the doctor's own forward pass; not of a refused head."""
         return self.measured(self.reading)
+
+    @cached_property
+    def conditions(self) -> Conditions:
+        """The head in the engine, alone and otherwise."""
+        return Conditions(self)
 
     @cached_property
     def by_engine(self) -> DepthAcceptance | None:

@@ -6,11 +6,12 @@ must be named. Most are bugs that EAGLE code bases have really had, and that ver
 and only the acceptance length falls, or even rises. A new bug is a value in `of_target`, `of_draft` or `of_reach`.
 
 What no stage of a pass shows has its own table, `RUN_FAULTS`: bugs of trees and small models (`of_trees`), of look-ups
-and of the account of cache blocks (`of_books`). Each says which check of whole runs fails: tokens, drafts or account.
+and of the account of cache blocks (`of_books`), of batches, kept blocks and drawn drafts (`of_serving`). Each says
+which check of whole runs fails: tokens, drafts, account or shares.
 """
 
 from lab.parity.faults.fault import Fault, Place
-from lab.parity.faults.plant import FAULTS, RUN_FAULTS, changed, named, plant, plant_in_run, run_fault
+from lab.parity.faults.plant import FAULTS, RUN_FAULTS, changed, named, plant, plant_in_run, run_fault, with_fault
 from lab.parity.faults.run_fault import RunFault
 
 __all__ = [
@@ -24,4 +25,5 @@ __all__ = [
     "plant",
     "plant_in_run",
     "run_fault",
+    "with_fault",
 ]

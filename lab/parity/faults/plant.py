@@ -17,13 +17,14 @@ from lab.parity.faults.fault import PLANTED, Change, Fault, Place
 from lab.parity.faults.of_books import BOOK_FAULTS
 from lab.parity.faults.of_draft import DRAFT_FAULTS
 from lab.parity.faults.of_reach import REACH_FAULTS
+from lab.parity.faults.of_serving import SERVING_FAULTS
 from lab.parity.faults.of_target import TARGET_FAULTS
 from lab.parity.faults.of_trees import TREE_FAULTS
 from lab.parity.faults.run_fault import RunFault
 
 FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*TARGET_FAULTS, *DRAFT_FAULTS, *REACH_FAULTS)}
 
-RUN_FAULTS: dict[str, RunFault] = {fault.name: fault for fault in (*TREE_FAULTS, *BOOK_FAULTS)}
+RUN_FAULTS: dict[str, RunFault] = {fault.name: fault for fault in (*TREE_FAULTS, *BOOK_FAULTS, *SERVING_FAULTS)}
 
 
 def named(name: str) -> Fault:
@@ -67,6 +68,17 @@ def plant_in_run(engine: Engine, name: str) -> Engine:
     if fault.spoil is not None:
         fault.spoil(spoiled)
     return spoiled
+
+
+def with_fault(engine: Engine, name: str) -> Engine:
+    """The engine, or with a `name` one like it with that bug of either table.
+
+    Raises:
+        ExperimentError: no such bug.
+    """
+    if not name:
+        return engine
+    return plant_in_run(engine, name) if name in RUN_FAULTS else plant(engine, name)
 
 
 def run_fault(name: str) -> RunFault:

@@ -13,8 +13,9 @@ from lab.parity.faults.fault import Change
 # drafts: what is drafted, against the official code's tree, the small model alone, a look-up of a request's own, and
 # what is drafted without a prefix cache.
 # account: every block is given back, nobody writes where another reads, and the pool itself refuses what cannot be.
-FoundBy = Literal["tokens", "drafts", "account"]
-Where = Literal["trees", "small model", "look-ups", "blocks"]
+# shares: how often drawn drafts are accepted, against what both models' logits say of it.
+FoundBy = Literal["tokens", "drafts", "account", "shares"]
+Where = Literal["trees", "small model", "look-ups", "blocks", "chains", "batches", "draws"]
 
 
 @dataclass(frozen=True)

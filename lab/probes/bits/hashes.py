@@ -46,8 +46,9 @@ class Hashes:
 class HashTrace(RequestTrace):
     """Keeps token ids as they are, and of every other row of the target's stages one number."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, rounds: torch.dtype | None = None) -> None:
         super().__init__(steps)
+        self._rounds = rounds
         self._weights: dict[int, Tensor] = {}
 
     def _put(self, tensors: dict[str, Tensor], key: str, rows: Tensor) -> None:
@@ -58,6 +59,7 @@ class HashTrace(RequestTrace):
 
     def _hashed(self, rows: Tensor) -> Tensor:
         """`[n]` int64 of `rows: [n, ...]`: sums of 16-bit words times odd weights, modulo 2^64, never 0."""
+        rows = rows if self._rounds is None else rows.to(self._rounds)
         words = rows.reshape(len(rows), -1).contiguous().view(torch.int16).long()
         width = words.shape[1]
         if width not in self._weights:
@@ -67,14 +69,16 @@ class HashTrace(RequestTrace):
         return torch.where(found == 0, 1, found)
 
 
-def record_hashes(engine: Engine, prompts: Sequence[Sequence[int]], n_tokens: int) -> list[Hashes]:
-    """The rows of every prompt and of `n_tokens` generated after it.
+def record_hashes(
+    engine: Engine, prompts: Sequence[Sequence[int]], n_tokens: int, *, rounds: torch.dtype | None = None
+) -> list[Hashes]:
+    """The rows of every prompt and of `n_tokens` generated after it, each rounded to `rounds` first if given.
 
     Raises:
         ExperimentError: no prompt, or one of fewer than two tokens. RequestFailed: a request ended by a fault.
     """
     check_prompts(prompts)
-    trace = HashTrace(steps=n_tokens)
+    trace = HashTrace(n_tokens, rounds)
     with traced(engine, trace):
         responses = engine.generate([list(prompt) for prompt in prompts], GenerationConfig(n_tokens, ignore_eos=True))
     answers = [tuple(response.token_ids) for response in own_tokens(without_errors(responses))]

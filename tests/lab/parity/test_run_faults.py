@@ -24,7 +24,7 @@ from tiny_engines import (
     write_tiny_pair,
 )
 
-from eagle3core import DecodeError, Engine, InvariantViolated
+from eagle3core import DecodeError, Engine, GenerationConfig, InvariantViolated, RejectionAcceptance
 from eagle3core.lookup import LOOKUPS
 from lab.errors import ExperimentError
 from lab.parity import faults
@@ -34,6 +34,7 @@ pytestmark = pytest.mark.reference
 
 LENGTHS = [3, 9, 1, 17, 30]
 TREE = {"use_dynamic_tree": True, "dynamic_tree_max_top_k": 3, "max_decoding_tokens": 12, "num_speculative_tokens": 4}
+PLACES = ("trees", "small model", "look-ups", "blocks", "chains", "batches", "draws")
 OF_THE_ACCOUNT = (AssertionError, InvariantViolated, DecodeError)
 
 
@@ -177,6 +178,26 @@ def broken_continued(letters: Pair, texts: list[list[int]], plain: list[list[int
     return set() if found[0] == found[1] else {"drafts"}
 
 
+def broken_chain(letters: Pair, name: str | None, *, n_slots: int = 1, **drawn: float | int) -> Broken:
+    """Tokens against plain decoding, or of drawn ones shares; drafts against those of an engine without a bug."""
+    prompts = random_prompts(LENGTHS, n_vocab=N_LETTERS)
+    rule = {"acceptance": RejectionAcceptance()} if drawn else {}
+    found = []
+    for bug in (None, name):
+        engine = with_fault(
+            drafting_engine(letters, {"num_speculative_tokens": 4, **rule}, max_batch_size=n_slots), bug
+        )
+        drafts = drafts_of(engine)
+        settings = GenerationConfig(max_new_tokens=24, ignore_eos=True, **drawn)
+        answers = tokens_of(engine.generate(prompts, settings))
+        found.append((answers, sorted((id_ % len(prompts), each) for id_, each in drafts)))
+    (right, expected), (answers, got) = found
+    if drawn:
+        return set() if expected == got else {"shares"}
+    broken = set() if right == answers else {"tokens"}
+    return broken | (set() if broken or expected == got else {"drafts"})
+
+
 @pytest.fixture
 def checks(tiny: Pair, small: Path, letters: Pair) -> dict[str, Callable[[str | None], Broken]]:
     """What fails of an engine with a bug, by where the bug may be."""
@@ -185,10 +206,13 @@ def checks(tiny: Pair, small: Path, letters: Pair) -> dict[str, Callable[[str | 
         "small model": partial(broken_small_model, tiny, small),
         "look-ups": lambda name: broken_lookup(tiny, "ngram", name) | broken_lookup(tiny, "suffix", name),
         "blocks": partial(broken_blocks, letters),
+        "chains": partial(broken_chain, letters),
+        "batches": partial(broken_chain, letters, n_slots=8),
+        "draws": partial(broken_chain, letters, temperature=1.0, seed=5),
     }
 
 
-@pytest.mark.parametrize("where", ["trees", "small model", "look-ups", "blocks"])
+@pytest.mark.parametrize("where", PLACES)
 def test_a_right_engine_passes_every_check(checks: dict[str, Callable[[str | None], Broken]], where: str) -> None:
     assert checks[where](None) == set()
 
@@ -212,7 +236,7 @@ def test_a_planted_bug_is_found_by_the_check_it_names(
 
 def test_bugs_of_every_kind_of_drafting_and_of_the_cache_are_there_to_plant() -> None:
     planted = {(fault.where, fault.found_by) for fault in faults.RUN_FAULTS.values()}
-    assert {where for where, _ in planted} == {"trees", "small model", "look-ups", "blocks"}
+    assert {where for where, _ in planted} == set(PLACES)
     assert {("trees", "tokens"), ("trees", "drafts"), ("blocks", "account"), ("blocks", "tokens")} <= planted
     assert all((fault.change is None) != (fault.spoil is None) for fault in faults.RUN_FAULTS.values())
     assert not faults.RUN_FAULTS.keys() & faults.FAULTS.keys()
