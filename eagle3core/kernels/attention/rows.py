@@ -86,7 +86,7 @@ def make_attention_rows(
     score, hide, start_tops, grows, raise_tops, add_values, *_ = make_steps(
         isa, shape, tiles=tiles, half=False, held=held, units=units, words=words, windowed=windowed
     )
-    begin, join, recall, leave = make_totals(isa, shape, joined=joined, tiles=tiles)
+    begin, join, leave = make_totals(isa, shape, joined=joined, tiles=tiles)
 
     group, dim, pieces, splits, streams = shape.group, shape.dim, shape.pieces, shape.splits, shape.streams
     zero, interleave = np.float32(0), splits * streams
@@ -217,8 +217,7 @@ def make_attention_rows(
                     copy_set(writing, block, next_unit, k, v, end, kv_head, n_kv, lane, row_warp)
                 isa.copy_commit()
                 # A warp without rows works on zeros: it copies, and is counted at barriers.
-                if not paths or i32(unit * UNIT + UNIT) <= ctx:  # beyond, `add_paths` scores
-                    score(scores, queries, q_at, i32(reading + k_lane))
+                score(scores, queries, q_at, i32(reading + k_lane))
                 if next_unit >= 0:
                     next_unit = follow(next_unit, last_stream, first_unit, n_units)
                     if next_unit >= 0:
@@ -288,11 +287,7 @@ def make_attention_rows(
                 turn_parity = i32(turn_parity ^ 1)
             here = pinned(lane)
             totals_at = i32(totals + here * 16)
-            # Of a tree few keys are not of the prefix, and a stream without any would add zeros in its turn.
-            if tiles == 2 or place == 0 or first_of(stream, first_unit) < n_units:
-                join(totals_at, place == 0, accumulators, tops, sums, total_tops, total_sums, scale)
-            elif place == split_mask:
-                recall(totals_at, total_tops, total_sums)
+            join(totals_at, place == 0, accumulators, tops, sums, total_tops, total_sums, scale)
             if place == split_mask:
                 head = i32(pinned(b) * n_kv + kv_head)
                 first_row, split = i32(i32(head * splits) * rows), i32(stream >> stream_shift)

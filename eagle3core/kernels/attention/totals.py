@@ -33,12 +33,11 @@ def totals_bytes(shape: Shape, tiles: int) -> int:
     return (shape.dim // 8 * tiles + 4) * LANES
 
 
-def make_totals(isa: Any, shape: Shape, *, joined: bool, tiles: int) -> tuple[Any, Any, Any, Any]:
-    """`begin`, `join`, `recall` and `leave`, of one warp; `at` is always the lane's own address.
+def make_totals(isa: Any, shape: Shape, *, joined: bool, tiles: int) -> tuple[Any, Any, Any]:
+    """`begin`, `join` and `leave`, of one warp; `at` is always the lane's own address.
 
     `begin(at)`: no stream has joined yet.
     `join(at, is_first, accumulators, tops, sums, total_tops, total_sums, scale)`: a stream joins those before.
-    `recall(at, total_tops, total_sums)`: maxima and sums as `join` leaves them, where the last stream had none.
     `leave(at, split, row0, rows, first_row, lane, buffer, total_tops, total_sums, partial, tops_sums, scale)`: the
     split's sums go out, or join those of its bundle that have; `buffer` holds D / 2 f32 a tile, `first_row` is that of
     split 0.
@@ -88,18 +87,13 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool, tiles: int) -> tuple[An
     begin, store_rows = isa.inlined(begin), isa.inlined(store_rows)
     join_row, join_column = isa.inlined(join_row), isa.inlined(join_column)
 
-    def recall(at: Any, total_tops: Any, total_sums: Any) -> None:
-        held, summed = isa.shared_load_f32x4(i32(at + tops_at)), isa.shared_load_f32x4(i32(at + sums_at))
-        for r in range(n_tops):
-            total_tops[r], total_sums[r] = held[r], summed[r]
-
-    recall = isa.inlined(recall)
-
     def join(
         at: Any, is_first: Any, accumulators: Any, tops: Any, sums: Any, total_tops: Any, total_sums: Any, scale: Any
     ) -> None:
         keep, take = cuda.local.array(n_tops, f32), cuda.local.array(n_tops, f32)
-        recall(at, total_tops, total_sums)
+        held, summed = isa.shared_load_f32x4(i32(at + tops_at)), isa.shared_load_f32x4(i32(at + sums_at))
+        for r in range(n_tops):
+            total_tops[r], total_sums[r] = held[r], summed[r]
         for r in range(n_tops):
             join_row(r, total_tops, total_sums, keep, take, tops, sums, scale)
         # No barrier: a lane reads back only what it wrote itself, or what the lane of the same number in another group
@@ -206,4 +200,4 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool, tiles: int) -> tuple[An
             )  # fmt: skip
         begin(at)
 
-    return begin, isa.inlined(join), recall, isa.inlined(leave)
+    return begin, isa.inlined(join), isa.inlined(leave)
