@@ -19,7 +19,7 @@ from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.acceptance import GoldenOptions, InspectRunOptions
 from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions
 from lab.options.bits import InspectBitsOptions
-from lab.options.exchange import ImportOptions, TapsOptions, UpgradeOptions
+from lab.options.exchange import ConvertOptions, ImportOptions, TapsOptions, UpgradeOptions
 from lab.options.fields import Options
 from lab.options.fuzz import FuzzOptions
 from lab.options.kernels import KernelsOptions
@@ -94,6 +94,7 @@ COMMANDS = (
     Command("inspect bits", "say where the bits of two runs part", InspectBitsOptions, "probes.bits.command:run"),
     Command("rows upgrade", "carry stored rows over to today's form", UpgradeOptions, "rows.upgrade:run"),
     Command("serve", "answer OpenAI's completions and chats over HTTP", ServeOptions, "serve.command:run"),
+    Command("convert", "write a draft head in another format", ConvertOptions, "pairs.converted:run"),
     Command("taps", "write the engine's recorded stages to a file", TapsOptions, "parity.taps:run"),
 )  # fmt: skip
 GROUPS = {

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from eagle3core.arguments import check_placement, check_type
+from eagle3core.checkpoint.containers import open_container
 from eagle3core.checkpoint.eagle import eagle_shapes, read_eagle_geometry, require_method
 from eagle3core.checkpoint.keys import is_speculators
 from eagle3core.checkpoint.layouts import stored_names
 from eagle3core.checkpoint.plan import EMBEDDING, HEAD, DraftPlan, Given, Objections, draft_shapes, plan_draft
-from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.target import require_directory
-from eagle3core.checkpoint.tensors import TensorFiles, require_names
+from eagle3core.checkpoint.tensors import require_names
 from eagle3core.checkpoint.variants import NORM_OUTPUT
 from eagle3core.checks import require_choice
 from eagle3core.errors import CheckpointError
@@ -95,7 +95,7 @@ def load_draft(
 def _load_eagle(
     directory: Path, target: TargetGeometry, dtype: torch.dtype | None, device: torch.device | str
 ) -> DraftCheckpoint:
-    config, files = Settings.read(directory / "config.json"), TensorFiles(directory)
+    config, files = open_container(directory)
     stored_as = stored_names(files.names, directory)
     require_method(directory, stored_as, "eagle")
     geometry = read_eagle_geometry(config, target, stored_as)
@@ -128,7 +128,7 @@ def _require_one_head(directory: Path, plan: DraftPlan) -> None:
 
     A speculators file always brings both, and its readers take the head.
     """
-    config = Settings.read(directory / "config.json")
+    config, _ = open_container(directory)
     both = HEAD in plan.stored_as and EMBEDDING in plan.stored_as
     geometry = plan.geometry
     if not both or is_speculators(config) or not config.flag("tie_word_embeddings"):
