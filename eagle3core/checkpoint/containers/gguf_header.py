@@ -1,7 +1,7 @@
 """What a GGUF file says before its tensors, read with every count held against the size of the file.
 
 Nothing is run and no long list is built: an array beyond `MOST_KEPT` elements (a tokenizer's) is passed over.
-Source: github.com/ggml-org/ggml, docs/gguf.md, versions 2 and 3.
+Source: github.com/ggml-org/ggml, its page of the GGUF format, versions 2 and 3.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from eagle3core.geometry import Decision
 
 SETTINGS_FILE, SECTION, MAP_FILE = "config.yaml", "model_config", "draft_id_to_target_id.weight"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+FUSED = "layers.0.attention.w_qkv.weight"
 MOST_BYTES = 64 << 10  # of config.yaml; one has some hundred
 _AGAIN = "convert the head again"
 # Keys of `model_config` that say how wide a head is, all needed, and keys of TurboMind's that may stand beside them.
@@ -66,7 +67,7 @@ def stored_files(widths: Widths, *, fused: bool = False) -> dict[str, Stored]:
     rows = {"q": (0, query), "k": (query, query + key), "v": (query + key, query + 2 * key)}
     fused_shape = (2 * hidden, query + 2 * key)
     maps = {
-        f"midlayer.self_attn.{name}_proj.weight": Stored("layers.0.attention.w_qkv.weight", fused_shape, True, columns)
+        f"midlayer.self_attn.{name}_proj.weight": Stored(FUSED, fused_shape, True, columns)
         if fused
         else Stored(f"eagle3.{name}_proj.weight", (columns[1] - columns[0], 2 * hidden))
         for name, columns in rows.items()
@@ -106,6 +107,8 @@ class TurboMindTensors(NamedTensors):
                 del self._stored[name]
         for stored in self._stored.values():
             self._require_size(stored.file, math.prod(stored.shape) * dtype.itemsize)
+        if (directory / FUSED).is_file():  # beside the single maps it is not read, but a cut one shows a cut copy
+            self._require_size(FUSED, 2 * widths.hidden * (widths.query + 2 * widths.key) * dtype.itemsize)
         self._map = self._map_dtype()
 
     @property

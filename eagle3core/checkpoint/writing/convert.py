@@ -72,7 +72,7 @@ def convert_draft(
     head = read_head(source, shapes, taps_known=knows_taps, norm_output=norm_output, dtype=dtype)
     decisions = head.geometry.decisions
     _require_taps(head, target, form.names_taps)
-    head, said = _fitted(head, to, shapes, target, drop)
+    head, said = _fitted(head, to, shapes, target, drop, dtype)
     place.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
     try:
@@ -97,7 +97,12 @@ def _require_taps(head: Head, target: str | Path | None, names_taps: bool) -> No
 
 
 def _fitted(
-    head: Head, to: str, shapes: TargetGeometry, target: str | Path | None, drop: Collection[str]
+    head: Head,
+    to: str,
+    shapes: TargetGeometry,
+    target: str | Path | None,
+    drop: Collection[str],
+    dtype: torch.dtype | None,
 ) -> tuple[Head, list[str]]:
     """The head as the format can hold it, and what was done to make it so.
 
@@ -119,7 +124,7 @@ def _fitted(
         head = without(head, name, usual)
     head, shared = without_copies(head, folder)
     added = [name for name in form.tables if name not in head.weights]
-    head = with_tables(head, added, folder)
+    head = with_tables(head, added, folder, dtype)
     said += [f"left out {name}, which is the target's" for name in shared if name not in added]
     said += [f"copied {name} from the target" for name in added if name not in shared]
     kinds = {tensor.dtype for tensor in head.weights.values()}

@@ -1,6 +1,6 @@
 """A GGUF file of architecture `eagle3`, version 3, as llama.cpp's converter lays it out.
 
-Source: github.com/ggml-org/ggml, docs/gguf.md; github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py.
+Source: github.com/ggml-org/ggml, its page of the GGUF format; github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _header(metadata: dict[str, Any], tensors: dict[str, Tensor]) -> bytes:
 
 
 def _value(value: Any) -> bytes:
-    """A value behind the number of its kind (github.com/ggml-org/ggml, docs/gguf.md)."""
+    """A value behind the number of its kind (github.com/ggml-org/ggml, its page of the GGUF format)."""
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     if isinstance(value, int):

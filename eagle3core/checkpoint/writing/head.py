@@ -99,11 +99,11 @@ def stand_in(path: str | Path) -> tuple[TargetGeometry, bool]:
     return shapes, bool(ids)
 
 
-def with_tables(head: Head, names: list[str], target: Path | None) -> Head:
+def with_tables(head: Head, names: list[str], target: Path | None, dtype: torch.dtype | None) -> Head:
     """The head with tables of the target's in the place of those it shares.
 
     Args:
-        names: `EMBEDDING`, `HEAD`, or both. target: None where there is none to copy from.
+        names: `EMBEDDING`, `HEAD`, or both. target: None where there is none to copy from. dtype: None keeps the target's.
 
     Raises:
         CheckpointError: no target, or one without the tables.
@@ -120,7 +120,7 @@ def with_tables(head: Head, names: list[str], target: Path | None) -> Head:
     weights = dict(head.weights)
     for name in missing:
         theirs = TARGET_HEAD if name == HEAD and TARGET_HEAD in files else TARGET_EMBEDDING
-        weights[name] = files.read_weight(theirs, (vocab, width))
+        weights[name] = files.read_weight(theirs, (vocab, width), dtype)
     geometry = replace(head.geometry, has_embedding=EMBEDDING in weights, has_head=HEAD in weights)
     return replace(head, geometry=geometry, weights=weights)
 

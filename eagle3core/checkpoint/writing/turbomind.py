@@ -11,6 +11,7 @@ from torch import Tensor
 from eagle3core.checkpoint.containers.turbomind import (
     CAPTURED,
     DTYPES,
+    FUSED,
     MAP_FILE,
     OPTIONAL,
     SECTION,
@@ -36,7 +37,7 @@ def write_turbomind(head: Head, directory: Path) -> dict[str, str]:
         _write(directory / stored.file, tensor.t() if stored.transposed else tensor)
         names[name] = stored.file
     qkv = torch.cat([head.weights[f"midlayer.self_attn.{part}_proj.weight"] for part in "qkv"])
-    _write(directory / "layers.0.attention.w_qkv.weight", qkv.t())
+    _write(directory / FUSED, qkv.t())
     if head.draft_to_target is not None:
         offsets = head.draft_to_target - torch.arange(len(head.draft_to_target))
         _write(directory / MAP_FILE, offsets.to(torch.int32))
