@@ -34,7 +34,12 @@ OPTIONAL = {
     "rope_theta": "rope_theta",
     "max_position_embeddings": "max_position_embeddings",
 }
-CAPTURED = "eagle_capture_layers"
+CAPTURED, _THIN = "eagle_capture_layers", "eagle_ffn_thin_factor"
+_KNOWN = {
+    "eagle_mode", "eagle_q_size", "eagle_kv_size", "eagle_qkv_in_dim", "eagle_qkv_in_factor", "eagle_fc_in_dim",
+    "eagle_fc_in_factor", "eagle_base_hidden", "eagle_draft_hidden", "eagle_kv_factor", "eagle_num_capture_layers",
+    "eagle_weight_dtype", CAPTURED,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -176,6 +181,7 @@ def open_turbomind(directory: Path) -> tuple[Settings, TurboMindTensors]:
         CheckpointError: no sizes, sizes that contradict each other, or no EAGLE-3 head.
     """
     raw = _read_yaml(directory / SETTINGS_FILE)
+    _refuse_unknown(raw)
     widths, heads, head_dim, taps = _widths(raw)
     kind = raw.text("eagle_weight_dtype", "bf16")
     if kind not in DTYPES:
@@ -193,6 +199,17 @@ def open_turbomind(directory: Path) -> tuple[Settings, TurboMindTensors]:
         tensors.of_taps = (f"{CAPTURED} of {SETTINGS_FILE} numbers outputs", "")
     tensors.decisions = tuple(_doubts(raw, tensors))
     return Settings(config, f"{directory / SETTINGS_FILE} (keys as config.json has them)"), tensors
+
+
+def _refuse_unknown(raw: Settings) -> None:
+    for name, value in raw.values.items():
+        if name == _THIN and value == 1:
+            continue
+        if name.startswith("eagle_") and name not in _KNOWN and value not in (None, False, 0, "", []):
+            raise raw.bad(
+                name, value, f"a key that is read or only repeats others: {', '.join(sorted(_KNOWN))}",
+                "what it means is not known here, and ignoring it might be wrong",
+            )  # fmt: skip
 
 
 def _doubts(raw: Settings, tensors: TurboMindTensors) -> list[Decision]:

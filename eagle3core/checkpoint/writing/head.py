@@ -103,7 +103,8 @@ def with_tables(head: Head, names: list[str], target: Path | None, dtype: torch.
     """The head with tables of the target's in the place of those it shares.
 
     Args:
-        names: `EMBEDDING`, `HEAD`, or both. target: None where there is none to copy from. dtype: None keeps the target's.
+        names: `EMBEDDING`, `HEAD`, or both. target: None where there is none to copy from.
+        dtype: of the copies; None keeps the target's.
 
     Raises:
         CheckpointError: no target, or one without the tables.

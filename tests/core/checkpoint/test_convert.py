@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from layout_files import Changes, read_head, write_head
 from random_pairs import ROPE_LLAMA3, write_random_pair
 from rings import slow_but
@@ -201,4 +202,31 @@ def test_quantised_tensors_and_other_architectures_of_gguf_are_refused_by_name(p
     at = data.index(b"fc.weight") + len(b"fc.weight") + 4 + 16  # behind the count of dimensions and two of them
     path.write_bytes(data[:at] + (8).to_bytes(4, "little") + data[at + 4 :])
     with pytest.raises(CheckpointError, match="Q8_0"):
+        load_draft(tmp_path / "head", pair[2])
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("eagle_ffn_thin_factor", 2), ("eagle_mode", "eaglenet"), ("hidden_units", 31), ("eagle_q_size", 5),
+    ("size_per_head", 0), ("inter_size", None), ("eagle_kv_size", 12), ("draft_vocab_size", 65), ("vocab_size", True),
+    ("eagle_weight_dtype", "fp8"), ("eagle_capture_layers", [9, 1, 1]), ("eagle_fc_in_dim", 97),
+])  # fmt: skip
+def test_settings_of_turbomind_that_contradict_are_refused_by_key(
+    pair: Pair, tmp_path: Path, key: str, value: object
+) -> None:
+    convert_draft(pair[1], tmp_path / "head", "turbomind", target=pair[0])
+    path = tmp_path / "head" / "config.yaml"
+    said = yaml.safe_load(path.read_text())
+    said["model_config"][key] = value
+    path.write_text(yaml.safe_dump(said))
+    with pytest.raises(CheckpointError) as refused:
+        load_draft(tmp_path / "head", pair[2])
+    assert "config.yaml" in str(refused.value)
+
+
+def test_usual_taps_of_gguf_are_doubted_and_a_file_beside_another_is_refused(pair: Pair, tmp_path: Path) -> None:
+    convert_draft(pair[1], tmp_path / "head", "gguf", target=pair[0])
+    [taps] = [said for said in load_draft(tmp_path / "head", pair[2]).geometry.decisions if said.about == "taps"]
+    assert "llama.cpp" in taps.other
+    (tmp_path / "head" / "another.gguf").write_bytes(b"")
+    with pytest.raises(CheckpointError, match="2 GGUF files"):
         load_draft(tmp_path / "head", pair[2])

@@ -11,6 +11,7 @@ from layout_files import FORMATS, Changes, read_head, write_head
 from layout_oracle import HeadOracle
 from oracle import Target
 from random_pairs import write_random_pair
+from rings import slow_but
 
 from eagle3core import Engine, EngineConfig, GenerationConfig, SpeculativeConfig
 from eagle3core.checkpoint import convert_draft
@@ -193,7 +194,7 @@ def test_what_norm_output_means_in_a_flat_file_is_told_by_a_setting(
     assert_as_the_oracle(pair, write_head(tmp_path / "head", config, weights), meaning)
 
 
-@pytest.mark.parametrize("geometry", GEOMETRIES)
+@pytest.mark.parametrize("geometry", slow_but(["another width"], GEOMETRIES))
 @pytest.mark.parametrize(("form", "variant"), [
     ("turbomind", "plain"), ("turbomind", "four taps"), ("turbomind", "unsorted map"), ("gguf", "plain"),
     ("gguf", "two taps"), ("gguf", "normed residual"), ("gguf", "EAGLE 3.1"), ("gguf", "full vocabulary"),
