@@ -20,7 +20,7 @@ from lab.options.acceptance import GoldenOptions, InspectRunOptions
 from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions
 from lab.options.bits import InspectBitsOptions
 from lab.options.doctor import DraftDoctorOptions
-from lab.options.exchange import ExportOptions, ImportOptions, TapsOptions, UpgradeOptions
+from lab.options.exchange import ConvertOptions, ExportOptions, ImportOptions, TapsOptions, UpgradeOptions
 from lab.options.fields import Options
 from lab.options.fuzz import FuzzOptions
 from lab.options.kernels import KernelsOptions
@@ -97,6 +97,7 @@ COMMANDS = (
     Command("inspect bits", "say where the bits of two runs part", InspectBitsOptions, "probes.bits.command:run"),
     Command("rows upgrade", "carry stored rows over to today's form", UpgradeOptions, "rows.carried.upgrade:run"),
     Command("serve", "answer OpenAI's completions and chats over HTTP", ServeOptions, "serve.command:run"),
+    Command("convert", "write a draft head in another format", ConvertOptions, "pairs.converted:run"),
     Command("taps", "write the engine's recorded stages to a file", TapsOptions, "parity.taps:run"),
 )  # fmt: skip
 GROUPS = {

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from eagle3core.arguments import check_placement, check_type
+from eagle3core.checkpoint.containers import open_container
 from eagle3core.checkpoint.keys import is_speculators
 from eagle3core.checkpoint.objections import Objections
 from eagle3core.checkpoint.plan import EMBEDDING, HEAD, DraftPlan, Given, draft_shapes, plan_draft, plan_eagle
-from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.target import require_directory
 from eagle3core.checkpoint.variants import NORM_OUTPUT
 from eagle3core.checks import require_choice
@@ -143,7 +143,7 @@ def _require_one_head(directory: Path, plan: DraftPlan) -> None:
 
     A speculators file always brings both, and its readers take the head.
     """
-    config = Settings.read(directory / "config.json")
+    config, _ = open_container(directory)
     both = HEAD in plan.stored_as and EMBEDDING in plan.stored_as
     geometry = plan.geometry
     if not both or is_speculators(config) or not config.flag("tie_word_embeddings"):

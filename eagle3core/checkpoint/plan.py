@@ -12,6 +12,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from eagle3core.checkpoint.containers import open_container
 from eagle3core.checkpoint.eagle import eagle_shapes, read_eagle_geometry, require_method
 from eagle3core.checkpoint.families import FAMILIES
 from eagle3core.checkpoint.keys import layer_settings, objections
@@ -20,7 +21,7 @@ from eagle3core.checkpoint.objections import Objections
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.taps import resolve_taps
 from eagle3core.checkpoint.target import layer_shapes, read_block_geometry
-from eagle3core.checkpoint.tensors import TensorFiles, name_objections
+from eagle3core.checkpoint.tensors import NamedTensors, name_objections
 from eagle3core.checkpoint.variants import (
     HIDDEN_NORM,
     INPUT_NORM,
@@ -58,7 +59,7 @@ class DraftPlan:
     """
 
     geometry: DraftGeometry
-    files: TensorFiles
+    files: NamedTensors
     stored_as: dict[str, str]
     draft_to_target: Tensor | None
     is_interleaved: bool
@@ -70,7 +71,7 @@ def plan_draft(directory: Path, target: TargetGeometry, given: Given, objecting:
     Raises:
         CheckpointError: something without which nothing further can be told, or any objection if none are kept.
     """
-    config, files = Settings.read(directory / "config.json"), TensorFiles(directory)
+    config, files = open_container(directory)
     stored_as = stored_names(files.names, directory)
     refuse_kinds(config, stored_as)
     require_method(directory, stored_as, "eagle3")
@@ -78,12 +79,12 @@ def plan_draft(directory: Path, target: TargetGeometry, given: Given, objecting:
         objecting.add(objection)
     nothing: tuple[HeadVariant, list[Decision]] = (PLAIN, [])
     variant, said = objecting.of(read_variant, config, stored_as, norm_output=given.norm_output, instead=nothing)
-    taps, decision = _taps(config, target, given, variant, objecting)
+    taps, decision = _taps(config, files, target, given, variant, objecting)
     geometry = _geometry(config, target, taps, stored_as, variant, objecting)
     _compare(files, stored_as, geometry, objecting)
     unmapped: tuple[Tensor | None, list[Decision]] = (None, [])
     mapping, of_map = objecting.of(read_map, files, stored_as, geometry, target.eos_token_ids, instead=unmapped)
-    geometry = replace(geometry, decisions=(*decision, *said, *of_map))
+    geometry = replace(geometry, decisions=(*decision, *said, *of_map, *files.decisions))
     return DraftPlan(geometry, files, stored_as, mapping, _is_interleaved(config))
 
 
@@ -93,7 +94,7 @@ def plan_eagle(directory: Path, target: TargetGeometry, objecting: Objections) -
     Raises:
         CheckpointError: as `plan_draft`.
     """
-    config, files = Settings.read(directory / "config.json"), TensorFiles(directory)
+    config, files = open_container(directory)
     stored_as = stored_names(files.names, directory)
     require_method(directory, stored_as, "eagle")
     for objection in objections(config):
@@ -139,7 +140,12 @@ def has_bias(variant: HeadVariant, name: str) -> bool:
 
 
 def _taps(
-    config: Settings, target: TargetGeometry, given: Given, variant: HeadVariant, objecting: Objections
+    config: Settings,
+    files: NamedTensors,
+    target: TargetGeometry,
+    given: Given,
+    variant: HeadVariant,
+    objecting: Objections,
 ) -> tuple[tuple[int, ...], tuple[Decision, ...]]:
     """Taps and why; none where they cannot be told."""
     if variant.reads_last:
@@ -149,6 +155,9 @@ def _taps(
     taps, decision = objecting.of(
         resolve_taps, config, target, given.capture_layers, given.capture_convention, instead=told
     )
+    if decision is not None and files.of_taps[0] and given.capture_layers is None:
+        doubt = files.of_taps[1] if taps == target.default_taps else ""
+        decision = replace(decision, evidence=files.of_taps[0], other=doubt)
     return taps, (decision,) if decision is not None else ()
 
 
@@ -245,7 +254,7 @@ def _require_sharable(config: Settings, geometry: DraftGeometry) -> None:
         )
 
 
-def _compare(files: TensorFiles, stored_as: dict[str, str], geometry: DraftGeometry, objecting: Objections) -> None:
+def _compare(files: NamedTensors, stored_as: dict[str, str], geometry: DraftGeometry, objecting: Objections) -> None:
     """The tensors there are against those that the config describes: every one needed, none left over, all of their
     shapes."""
     if not geometry.taps:
@@ -258,7 +267,7 @@ def _compare(files: TensorFiles, stored_as: dict[str, str], geometry: DraftGeome
 
 
 def _require_tensors(
-    files: TensorFiles, stored_as: dict[str, str], shapes: dict[str, tuple[int, ...]], objecting: Objections, *,
+    files: NamedTensors, stored_as: dict[str, str], shapes: dict[str, tuple[int, ...]], objecting: Objections, *,
     more: tuple[str, ...] = (), ignorable: tuple[str, ...] = (), told: str = "",
 ) -> None:  # fmt: skip
     """Objections to tensors that are missing, have no place, or have another shape.
@@ -275,7 +284,7 @@ def _require_tensors(
             objecting.of(files.check_shape, stored_as[key], shape, instead=None)
 
 
-def _require_fusion(files: TensorFiles, stored_as: dict[str, str], geometry: DraftGeometry) -> None:
+def _require_fusion(files: NamedTensors, stored_as: dict[str, str], geometry: DraftGeometry) -> None:
     """The width of `fc` says how many taps the head was trained with; a wrong count gets its own message."""
     if FUSION not in stored_as or geometry.variant.reads_last:
         return

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import math
 
+import torch
+from torch import Tensor
+
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.errors import CheckpointError, shown
 from eagle3core.geometry import RopeGeometry
@@ -88,6 +91,25 @@ def check_pairs(config: Settings, rope: RopeGeometry, head_dim: int) -> None:
                 f"{rotated // 2} numbers, one a pair of the {rotated} rotated values of a head",
                 "correct it, or download it again",
             )
+
+
+def llama3_factors(rope: RopeGeometry, head_dim: int) -> Tensor:
+    """`[head_dim / 2]` fp32 what a plain frequency is divided by in Llama 3's scaling, as GGUF files store it."""
+    frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    return frequencies / llama3_frequencies(frequencies, rope)
+
+
+def llama3_frequencies(frequencies: Tensor, rope: RopeGeometry) -> Tensor:
+    """Plain frequencies as Llama 3 stretches them, by their wavelength."""
+    wavelength = 2 * math.pi / frequencies
+    longest = rope.original_max_position / rope.low_freq_factor
+    shortest = rope.original_max_position / rope.high_freq_factor
+    smooth = (rope.original_max_position / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    blended = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
+    stretched = torch.where(wavelength > longest, frequencies / rope.factor, blended)
+    return torch.where(wavelength < shortest, frequencies, stretched)
 
 
 def _kind(scaling: Settings) -> str:

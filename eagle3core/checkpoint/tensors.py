@@ -7,6 +7,7 @@ Every file is checked for existence and byte size before anything is read (docs/
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from eagle3core.checkpoint.headers import tensor_entries
 from eagle3core.checkpoint.pickled import load_pickled
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.errors import CheckpointError
+from eagle3core.geometry import Decision
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -27,38 +29,46 @@ _AGAIN = "download or export the checkpoint again"
 _CHECKED = 1 << 18  # values looked at together: what checking takes beside the tensor
 
 
-class TensorFiles:
-    """The tensors of one directory: safetensors first, else `pytorch_model.bin`; single or sharded.
+class NamedTensors(ABC):
+    """Tensors by name, as one container holds them: checked by their headers, read one at a time.
 
-    Args:
-        directory: the checkpoint.
-
-    Raises:
-        CheckpointError: no weight file, a missing shard, a truncated or unreadable file.
+    Attributes:
+        directory: the checkpoint, for messages.
+        described_in: the file of its settings.
+        decisions: how the container was read where it leaves room.
+        of_taps: evidence for the taps it names, and what speaks against them where they are the usual ones.
     """
+
+    described_in = "config.json"
+    decisions: tuple[Decision, ...] = ()
+    of_taps: tuple[str, str] = ("", "")
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._pickled: dict[Path, dict[str, Tensor]] = {}
-        self._opened: dict[Path, Any] = {}  # a file's header may be long, and is read when it is opened
-        self._shape_of: dict[str, tuple[int, ...]] = {}
-        self._file_of = self._find()
 
     @property
+    @abstractmethod
     def names(self) -> list[str]:
         """Every stored tensor's name, sorted."""
-        return sorted(self._file_of)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._file_of
-
+    @abstractmethod
     def where(self, name: str) -> str:
         """File and name of a tensor, for messages."""
-        return f"{self._file_of[name]}: tensor {name}"
 
+    @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
         """The stored tensor's shape, as the file's header says it."""
-        return self._shape_of[name]
+
+    @abstractmethod
+    def read(self, name: str) -> Tensor:
+        """The tensor as stored, on the CPU.
+
+        Raises:
+            CheckpointError: its bytes cannot be decoded.
+        """
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
 
     def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
         """Refuse a tensor of another shape than the config promises, before any byte of it is read.
@@ -69,28 +79,9 @@ class TensorFiles:
         if self.shape(name) != shape:
             raise CheckpointError(
                 f"{self.where(name)} has shape {list(self.shape(name))}",
-                f"{list(shape)}, from {self.directory / 'config.json'}",
-                "pair the weights with their own config.json, or download both again",
+                f"{list(shape)}, from {self.directory / self.described_in}",
+                f"pair the weights with their own {self.described_in}, or download both again",
             )
-
-    def read(self, name: str) -> Tensor:
-        """The tensor as stored, on the CPU.
-
-        Raises:
-            CheckpointError: its bytes cannot be decoded.
-        """
-        path = self._file_of[name]
-        if path.suffix == ".bin":
-            return self._pickled[path][name]
-        try:
-            if path not in self._opened:
-                self._opened[path] = safe_open(path, framework="pt", device="cpu")
-            tensor: Tensor = self._opened[path].get_tensor(name)
-        except (SafetensorError, OSError) as reason:
-            raise CheckpointError(
-                f"{self.where(name)} cannot be read: {reason}", "a readable tensor", _AGAIN
-            ) from reason
-        return tensor
 
     def read_weight(
         self,
@@ -129,6 +120,59 @@ class TensorFiles:
                 stored, wanted, f"{self.where(name)} cast to {_short(wanted)}", "run in bfloat16 or float32"
             )
         return stored.to(dtype=wanted).to(device=device).contiguous() if casts else stored
+
+
+class TensorFiles(NamedTensors):
+    """The tensors of one directory: safetensors first, else `pytorch_model.bin`; single or sharded.
+
+    Args:
+        directory: the checkpoint.
+
+    Raises:
+        CheckpointError: no weight file, a missing shard, a truncated or unreadable file.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._pickled: dict[Path, dict[str, Tensor]] = {}
+        self._opened: dict[Path, Any] = {}  # a file's header may be long, and is read when it is opened
+        self._shape_of: dict[str, tuple[int, ...]] = {}
+        self._file_of = self._find()
+
+    @property
+    def names(self) -> list[str]:
+        """Every stored tensor's name, sorted."""
+        return sorted(self._file_of)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._file_of
+
+    def where(self, name: str) -> str:
+        """File and name of a tensor, for messages."""
+        return f"{self._file_of[name]}: tensor {name}"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The stored tensor's shape, as the file's header says it."""
+        return self._shape_of[name]
+
+    def read(self, name: str) -> Tensor:
+        """The tensor as stored, on the CPU.
+
+        Raises:
+            CheckpointError: its bytes cannot be decoded.
+        """
+        path = self._file_of[name]
+        if path.suffix == ".bin":
+            return self._pickled[path][name]
+        try:
+            if path not in self._opened:
+                self._opened[path] = safe_open(path, framework="pt", device="cpu")
+            tensor: Tensor = self._opened[path].get_tensor(name)
+        except (SafetensorError, OSError) as reason:
+            raise CheckpointError(
+                f"{self.where(name)} cannot be read: {reason}", "a readable tensor", _AGAIN
+            ) from reason
+        return tensor
 
     def _find(self) -> dict[str, Path]:
         for index in INDEX_FILES:
@@ -190,7 +234,7 @@ def _shard(weight_map: Settings, name: str) -> str:
 
 
 def require_names(
-    files: TensorFiles, wanted: Iterable[str], given: Mapping[str, str], ignorable: Iterable[str]
+    files: NamedTensors, wanted: Iterable[str], given: Mapping[str, str], ignorable: Iterable[str]
 ) -> None:
     """Refuse a checkpoint whose tensors are not exactly those of its config.
 
@@ -204,7 +248,7 @@ def require_names(
 
 
 def name_objections(
-    files: TensorFiles, wanted: Iterable[str], given: Mapping[str, str], ignorable: Iterable[str]
+    files: NamedTensors, wanted: Iterable[str], given: Mapping[str, str], ignorable: Iterable[str]
 ) -> Iterator[CheckpointError]:
     """What is said against the tensors of a checkpoint: those that are missing, and those that have no place.
 
@@ -219,8 +263,8 @@ def name_objections(
     if missing:
         yield CheckpointError(
             f"{files.directory} lacks {len(missing)} tensors: {_some(missing)}",
-            f"the {len(wanted)} tensors that its config.json describes",
-            "download the checkpoint again, or correct config.json",
+            f"the {len(wanted)} tensors that its {files.described_in} describes",
+            f"download the checkpoint again, or correct {files.described_in}",
         )
     extra = sorted(stored_names - set(wanted) - set(ignorable))
     if extra:
@@ -229,7 +273,7 @@ def name_objections(
             f"{files.directory} holds {len(extra)} tensors with no place in this model: "
             f"{_some([stored[name] for name in extra])}",
             "only tensors that the forward pass uses: leaving one out would silently change the result",
-            "use a checkpoint without them, or set the key of config.json that they belong to",
+            f"use a checkpoint without them, or set the key of {files.described_in} that they belong to",
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eagle3core.checkpoint.tensors import TensorFiles
+from eagle3core.checkpoint.tensors import NamedTensors
 from eagle3core.errors import CheckpointError
 from eagle3core.geometry import Decision, DraftGeometry
 
@@ -22,7 +22,7 @@ _OFFSETS = "store offsets, not absolute ids: target_id = draft_id + d2t[draft_id
 
 
 def read_map(
-    files: TensorFiles, stored_as: dict[str, str], geometry: DraftGeometry, ends: tuple[int, ...] = ()
+    files: NamedTensors, stored_as: dict[str, str], geometry: DraftGeometry, ends: tuple[int, ...] = ()
 ) -> tuple[Tensor | None, list[Decision]]:
     """Absolute target ids `[Vd]` int64, None where both vocabularies are one; and what is worth saying of them.
 
@@ -55,7 +55,7 @@ def read_map(
     return ids, said
 
 
-def _read_mask(files: TensorFiles, stored_as: dict[str, str], geometry: DraftGeometry) -> Tensor:
+def _read_mask(files: NamedTensors, stored_as: dict[str, str], geometry: DraftGeometry) -> Tensor:
     name = stored_as[MASK]
     mask = files.read(name)
     if tuple(mask.shape) != (geometry.vocab_size,) or mask.dtype.is_floating_point:

@@ -14,6 +14,7 @@ import math
 import torch
 from torch import Tensor
 
+from eagle3core.checkpoint.rope import llama3_frequencies
 from eagle3core.geometry import RopeGeometry
 from eagle3core.kernels.layer.rope import rope_pairs
 
@@ -35,7 +36,7 @@ def rope_frequencies(rope: RopeGeometry, head_dim: int, length: int = 0) -> tupl
     if rope.kind == "linear":
         return frequencies / rope.factor, 1.0
     if rope.kind == "llama3":
-        return _llama3_frequencies(frequencies, rope), 1.0
+        return llama3_frequencies(frequencies, rope), 1.0
     if rope.kind == "yarn":
         attention = rope.attention_factor
         return _yarn_frequencies(frequencies, rope, rotated), (
@@ -88,18 +89,6 @@ def in_order(rows: Tensor, order: Tensor | None) -> Tensor:
 def _dynamic_base(rope: RopeGeometry, rotated: int, length: int) -> float:
     longest = max(length, rope.original_max_position) / rope.original_max_position
     return float(rope.theta * (rope.factor * longest - (rope.factor - 1)) ** (rotated / (rotated - 2)))
-
-
-def _llama3_frequencies(frequencies: Tensor, rope: RopeGeometry) -> Tensor:
-    wavelength = 2 * math.pi / frequencies
-    longest = rope.original_max_position / rope.low_freq_factor
-    shortest = rope.original_max_position / rope.high_freq_factor
-    smooth = (rope.original_max_position / wavelength - rope.low_freq_factor) / (
-        rope.high_freq_factor - rope.low_freq_factor
-    )
-    blended = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
-    stretched = torch.where(wavelength > longest, frequencies / rope.factor, blended)
-    return torch.where(wavelength < shortest, frequencies, stretched)
 
 
 def _yarn_frequencies(frequencies: Tensor, rope: RopeGeometry, rotated: int) -> Tensor:

@@ -10,6 +10,7 @@ from pydantic import AfterValidator
 from lab.options.fields import Options, option
 from lab.options.values import MOST_DRAFTS, DeviceName, ExistingFile, refused
 
+FormatName = Literal["safeailab", "specforge", "modelopt", "speculators", "turbomind", "gguf"]
 TapDtypeName = Literal["float64", "float32", "bfloat16", "float16"]
 
 
@@ -35,6 +36,18 @@ class TapsOptions(Options):
     device: DeviceName = option("auto", "where it runs")
     capture_layers: tuple[int, ...] = option((), "explicit tap ids", shape="several")
     capture_convention: Literal["input", "output"] | None = option(None, "what those ids number")
+
+
+class ConvertOptions(Options):
+    """Write a draft head in another published format; what that cannot hold is listed, and lost only with --drop."""
+
+    source: Path = option(..., "directory of the head", flag="", metavar="SOURCE")
+    out: Path = option(..., "directory to write, which must not exist", flag="", metavar="OUT")
+    to: FormatName = option(..., "the format")
+    target: str = option("", "directory of its target, for what the head's files leave open", metavar="DIR")
+    dtype: Literal["keep", "bfloat16", "float16", "float32"] = option("keep", "of the tensors written")
+    drop: tuple[str, ...] = option((), "features that may be lost, as the refusal names them", shape="several")
+    norm_output: Literal["feedback", "head"] | None = option(None, "what that key means at the top of a flat file")
 
 
 class ImportOptions(Options):

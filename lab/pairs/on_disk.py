@@ -74,6 +74,8 @@ def _require_checkpoint(folder: Path, role: str) -> None:
     present = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if "config.json" in present and any(name in present for name in _WEIGHTS):
         return
+    if role == "draft" and ("config.yaml" in present or any(name.endswith(".gguf") for name in present)):
+        return  # the core says what is wrong with a container
     if not folder.exists():
         what = f"{role} folder {folder} does not exist"
     elif not folder.is_dir():

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from container_files import read_container
 from oracle import Target, first_largest, read_tensors, rms_norm, rotary_frequencies, rotate
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
@@ -55,10 +56,12 @@ class HeadOracle:
     """
 
     def __init__(self, directory: Path, target: Target, norm_output: str | None = None) -> None:
-        raw = _without_nulls(json.loads((directory / "config.json").read_text()))
+        contained = read_container(directory)
+        raw = _without_nulls(contained[0] if contained else json.loads((directory / "config.json").read_text()))
         self.target, self.inner = target, raw.get("eagle_config", {})
         self.layer, self.top = raw.get("transformer_layer_config", raw), raw
-        self.tensors = {_plain_name(name): tensor for name, tensor in read_tensors(directory).items()}
+        stored = contained[1] if contained else read_tensors(directory)
+        self.tensors = {_plain_name(name): tensor for name, tensor in stored.items()}
         self.eps = float(self.layer.get("rms_norm_eps", 1e-6))
         self.n_heads = int(self.layer["num_attention_heads"])
         self.n_groups = int(self.layer.get("num_key_value_heads", self.n_heads))

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from drafted_logits import drafted, relative_error
 from layout_files import FORMATS, Changes, read_head, write_head
 from layout_oracle import HeadOracle
 from oracle import Target
 from random_pairs import write_random_pair
+from rings import slow_but
+
+from eagle3core.checkpoint import convert_draft
 
 pytestmark = pytest.mark.reference
 
@@ -186,6 +190,23 @@ def test_what_norm_output_means_in_a_flat_file_is_told_by_a_setting(
     config, weights = read_head(pair[1])
     config["norm_output"] = value
     assert_as_the_oracle(pair, write_head(tmp_path / "head", config, weights), meaning)
+
+
+@pytest.mark.parametrize("geometry", slow_but(["another width"], GEOMETRIES))
+@pytest.mark.parametrize(("form", "variant"), [
+    ("turbomind", "plain"), ("turbomind", "four taps"), ("turbomind", "unsorted map"), ("gguf", "plain"),
+    ("gguf", "two taps"), ("gguf", "normed residual"), ("gguf", "EAGLE 3.1"), ("gguf", "full vocabulary"),
+    ("gguf", "unsorted map"), ("gguf", "own embedding"),
+])  # fmt: skip
+def test_a_container_gives_the_logits_of_what_lies_in_it(
+    pairs: dict[str, tuple[Path, Path, Target]], tmp_path: Path, geometry: str, form: str, variant: str
+) -> None:
+    pair = pairs[geometry]
+    config, weights = read_head(pair[1])
+    VARIANTS[variant](Changes(config, weights, pair[2].embedding.shape[1], 64))
+    head, dtype = write_head(tmp_path / "head", config, weights), torch.bfloat16 if form == "turbomind" else None
+    convert_draft(head, tmp_path / form, form, target=pair[0], dtype=dtype)
+    assert_as_the_oracle(pair, tmp_path / form)
 
 
 def test_at_least_seventy_layouts_are_compared() -> None:

@@ -25,6 +25,7 @@ from lab.parity.derived import with_derived
 
 pytestmark = pytest.mark.reference
 
+# Of the recorded run alone, which computed in fp32: ours computes in fp64, so that no machine's rounding of products adds to it.
 TOLERANCE = 1e-5
 ROUNDS = (0, 1)
 DEPTH = 5
@@ -65,7 +66,7 @@ def chain() -> Golden:
 def ours(chain: Golden) -> tuple[CacheTrace, Response, Engine]:
     spec = SpeculativeConfig(model=str(GOLDEN / "draft"), num_speculative_tokens=DEPTH)
     config = EngineConfig(
-        session_len=64, max_batch_size=1, block_size=8, prefill_chunk=64, dtype="float32", device="cpu",
+        session_len=64, max_batch_size=1, block_size=8, prefill_chunk=64, dtype="float64", device="cpu",
         speculative_config=spec,
     )  # fmt: skip
     trace = CacheTrace()
@@ -216,7 +217,7 @@ def verified(golden_tree: Golden) -> list[Verified]:
     for round_ in ROUNDS:
         tree = tree_from_mask(golden_tree[f"r{round_}/tree/mask"][0, 0])
         tokens = golden_tree[f"r{round_}/tree/tokens"].flatten()
-        runner = tree_runner(GOLDEN / "target", tree, dtype=torch.float32)
+        runner = tree_runner(GOLDEN / "target", tree, dtype=torch.float64)
         before, during = RecordingTrace(), RecordingTrace()
         runner.admit(0, SlotRequest(0, prompt, 99, ()), before)
         assert runner.collect(everything=True)[0].rows[0].tokens == [int(tokens[0])], "the root"

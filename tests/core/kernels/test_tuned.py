@@ -39,7 +39,7 @@ def entry(key: dict[str, Any], setting: dict[str, Any], **changed: Any) -> dict[
 
 
 def plan_entry() -> dict[str, Any]:
-    setting = {name: value for name, value in asdict(PLAN).items() if name != "counting"}
+    setting = {name: value for name, value in asdict(PLAN).items() if name in tuned.NEUTRAL["attention"]}
     return entry(plan_key(SHAPE, 3, 1, 1, 96)._asdict(), setting)
 
 
@@ -195,7 +195,7 @@ def test_neutral_and_order_parameters_are_those_of_the_cards() -> None:
     assert set(GEMM.neutral) - {"packed"} == tuned.NEUTRAL["gemm"] - {"warps_x", "warps_w"}
     assert set(asdict(TILING)) == tuned.NEUTRAL["gemm"]
     assert set(ATTENTION.order) == tuned.ORDER["attention"]
-    assert set(ATTENTION.neutral) == tuned.NEUTRAL["attention"] == set(asdict(PLAN)) - {"counting"}
+    assert set(ATTENTION.neutral) == tuned.NEUTRAL["attention"] == set(asdict(PLAN)) - {"counting", "tiles"}  # which follow from what is asked
 
 
 def test_regimes_have_no_gap_and_hold_their_own_largest() -> None:
