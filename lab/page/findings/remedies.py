@@ -89,6 +89,11 @@ REMEDIES = (
         ACCEPTANCE,
     ),
     Remedy(
+        "no known cause of low acceptance",
+        "Make the change of the first red lamp, then look again: later lamps may only follow from it.",
+        ACCEPTANCE,
+    ),
+    Remedy(
         "golden acceptance lengths",
         "If the draft was changed on purpose, keep the new lengths with `eagle3lab golden`; "
         "else find what changed it: stage parity first.",
