@@ -19,6 +19,7 @@ from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.acceptance import GoldenOptions, InspectRunOptions
 from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions
 from lab.options.bits import InspectBitsOptions
+from lab.options.doctor import DraftDoctorOptions
 from lab.options.exchange import ImportOptions, TapsOptions, UpgradeOptions
 from lab.options.fields import Options
 from lab.options.fuzz import FuzzOptions
@@ -70,6 +71,7 @@ COMMANDS = (
     Command("report", "draw a run's report again from its stored rows", ReportOptions, "cli:show_report"),
     Command("compare", "compare two runs of one machine", CompareOptions, "cli:show_comparison"),
     Command("doctor", "say what this machine can run, or why a pair does not load", DoctorOptions, "cli:show_machine"),
+    Command("doctor draft", "say why a draft head accepts so little", DraftDoctorOptions, "doctor.draft.command:run"),
     Command("kernels", "list the GPU kernels and their thresholds", KernelsOptions, "probes.kernels.command:run"),
     Command("bench", "time decoding beside other engines", BenchOptions, "probes.bench.command:run"),
     Command("scenarios", "run the bench over named suites", ScenariosOptions, "probes.bench.suite:run"),
@@ -147,22 +149,24 @@ def _parser() -> Parser:
     """The command line of `eagle3lab`."""
     top = Parser(prog="eagle3lab", description="Bring up, prove and tune EAGLE-3 speculative decoding.")
     commands = {"": top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)}
+    parsers: dict[str, Parser] = {}  # of commands; one of them may be a group as well, and then runs without a member
     for command in COMMANDS:
         group, _, name = command.name.rpartition(" ")
         if group not in commands:
-            made = commands[""].add_parser(group, help=GROUPS[group], description=GROUPS[group])
+            made = parsers.get(group) or commands[""].add_parser(group, help=GROUPS[group], description=GROUPS[group])
             commands[group] = made.add_subparsers(
-                title="commands", metavar="COMMAND", required=True, parser_class=Parser
+                title="commands", metavar="COMMAND", required=group not in parsers, parser_class=Parser
             )
-        _add_command(commands[group], name, command)
+        parsers[command.name] = _add_command(commands[group], name, command)
     return top
 
 
-def _add_command(commands: argparse._SubParsersAction[Parser], name: str, command: Command) -> None:
+def _add_command(commands: argparse._SubParsersAction[Parser], name: str, command: Command) -> Parser:
     text = described(command.options) if command.options is not NoOptions else command.help
     made = commands.add_parser(name, help=command.help, description=text)
     add_options(made, command.options)
     made.set_defaults(_command=command, _parser=made)  # no field begins with an underscore
+    return made
 
 
 def show_notebooks(options: NotebooksOptions) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from eagle3core.errors import CheckpointError
 from eagle3core.request import Response, without_errors
 from eagle3core.speculative import SpeculativeConfig
 from lab.acceptance.counts import DepthAcceptance, count_acceptance
-from lab.doctor.draft.forward import propose
+from lab.doctor.draft.forward import likelihoods, propose
 from lab.doctor.draft.measure import Measurement, measure
 from lab.doctor.draft.reading import Opened, Reading, open_draft
 from lab.doctor.draft.text import Text, read_text
@@ -52,6 +52,7 @@ class Case:
     batch: int = 8
 
     def __post_init__(self) -> None:
+        self._likely: dict[int, tuple[Reading, float]] = {}
         self._measured: dict[tuple[int, int], tuple[Reading, Measurement]] = {}
 
     # Files.
@@ -155,8 +156,24 @@ class Case:
         depth = self.k if k is None else k
         key = (id(reading), depth)
         if key not in self._measured:  # the reading is kept beside it, so that its id is nobody else's
-            self._measured[key] = (reading, measure(propose(reading, self.text, depth), self.text))
+            drafted = propose(reading, self.text, depth), likelihoods(reading, self.text, depth)
+            self._measured[key] = (reading, measure(*drafted, self.text))
         return self._measured[key][1]
+
+    def read_as(self, reading: Reading) -> Case:
+        """The same case with a head that is read so, whose engine nobody has asked."""
+        other = replace(self)
+        other.__dict__ |= {
+            name: self.__dict__[name] for name in ("text", "plain", "target_files", "stored") if name in self.__dict__
+        }
+        other.__dict__ |= {"opened": replace(self.opened, reading=reading, refusals=()), "by_engine": None}
+        return other
+
+    def first_likelihood(self, reading: Reading) -> float:
+        """Mean log-probability of the text's own tokens at the first level, computed once for each reading object."""
+        if id(reading) not in self._likely:
+            self._likely[id(reading)] = (reading, float(likelihoods(reading, self.text, 1).double().nanmean()))
+        return self._likely[id(reading)][1]
 
     @cached_property
     def base(self) -> Measurement:

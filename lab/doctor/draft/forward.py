@@ -43,11 +43,48 @@ def propose(reading: Reading, text: Text, k: int) -> Tensor:
 
 
 @torch.no_grad()
+def likelihoods(reading: Reading, text: Text, k: int) -> Tensor:
+    """`[M, k]` log-probability of the text's own tokens at every root, the chain being fed those tokens.
+
+    NaN past the text's end and for tokens outside the draft vocabulary. Each level reads the head's own state of the
+    level before, as a chain does; only the tokens are the text's, so readings can be compared place by place.
+    """
+    head, device = _Head(reading, text), text.tokens.device
+    roots = text.roots().to(device)
+    y, levels = head.first_pass()[roots - 1], list[Tensor]()
+    for level in range(1, k + 1):
+        feedback, normed = head.outputs(y)
+        following = text.tokens[(roots + level).clamp(max=len(text.tokens) - 1)]
+        levels.append(head.likelihood(normed, following))
+        if level < k:
+            y = head.chained_pass(level, following, feedback)
+    made = torch.stack(levels, dim=1).cpu()
+    is_inside = text.roots()[:, None] + torch.arange(1, k + 1) < text.ends()[:, None]
+    return made.where(is_inside, torch.nan)
+
+
+@torch.no_grad()
+def all_logits(reading: Reading, text: Text, rows: Tensor) -> Tensor:
+    """`[R, Vd]` fp32 logits of the first pass at any rows `[R]` but the last of a text, prompts' too.
+
+    Row r has read the token of row r + 1, so it speaks of the token of row r + 2.
+    """
+    head = _Head(reading, text)
+    return head.logits(head.outputs(head.first_pass()[rows])[1])
+
+
+@torch.no_grad()
+def all_choices(reading: Reading, text: Text) -> tuple[Tensor, Tensor]:
+    """`[N]` int64 each: the target id that the first pass drafts at every row, as in `all_logits`, and its position."""
+    head = _Head(reading, text)
+    return head.choices(head.outputs(head.first_pass())[1]), head.positions
+
+
+@torch.no_grad()
 def first_logits(reading: Reading, text: Text, rows: Tensor | None = None) -> Tensor:
     """`[R, Vd]` fp32 logits of the first level for steps that begin from `rows: [R]`; None: from every root."""
-    head = _Head(reading, text)
     at = text.roots() if rows is None else rows
-    return head.logits(head.outputs(head.first_pass()[at.to(text.tokens.device) - 1])[1])
+    return all_logits(reading, text, at.to(text.tokens.device) - 1)
 
 
 def taught_logits(reading: Reading, text: Text, k: int) -> list[Tensor]:
@@ -126,6 +163,18 @@ class _Head:
         ids = self.reading.draft_to_target
         return rows if ids is None else ids.to(rows.device)[rows]
 
+    def likelihood(self, normed: Tensor, following: Tensor) -> Tensor:
+        """`[M]` log-probability of the target ids `following: [M]`; NaN for ids that the head does not draft."""
+        rows, n = following, self.reading.geometry.draft_vocab_size
+        if self.reading.draft_to_target is not None:
+            ids = self.reading.draft_to_target.to(following.device)
+            row_of = torch.full((max(self.reading.geometry.vocab_size, int(ids.max()) + 1),), -1, device=ids.device)
+            row_of[ids] = torch.arange(len(ids), device=ids.device)
+            rows = row_of[following]
+        parts = zip(torch.split(normed, LOGIT_ROWS), torch.split(rows, LOGIT_ROWS), strict=True)
+        made = [self.logits(part).log_softmax(-1).gather(1, at.clamp(0, n - 1)[:, None])[:, 0] for part, at in parts]
+        return torch.cat(made).where((rows >= 0) & (rows < n), torch.nan)
+
     def _fused(self) -> Tensor:
         """`[N, Hd]` the target's states as they enter the layer."""
         text, taps = self.text, self.reading.geometry.taps
@@ -156,6 +205,8 @@ class _Head:
             self._linear(x, f"midlayer.self_attn.{name}_proj").view(len(x), -1, self.block.head_dim).transpose(0, 1)
             for name in "qkv"
         )
+        if "midlayer.self_attn.q_norm.weight" in self.weights:  # each head of q and k, before it is turned
+            q, k = (self._norm(part, f"midlayer.self_attn.{name}_norm.weight") for part, name in ((q, "q"), (k, "k")))
         most = self.reading.most_positions
         at = positions.clamp(max=most - 1) if most else positions
         angles = at[:, None].float() * self.frequencies

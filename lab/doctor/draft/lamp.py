@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from lab.doctor.draft.case import Case
+    from lab.doctor.draft.reading import Reading
 
 Colour = Literal["green", "red", "unknown"]
 
@@ -47,6 +48,7 @@ class Finding:
         repair: of a red lamp, and of that alone.
         weight: of a red lamp: how sure the evidence makes it, 0 to 1; it orders causes of like or unmeasured gain.
         values: figures to be stored beside the sentence.
+        mended: of a red lamp that found a better reading: the head, read so.
     """
 
     lamp: str
@@ -55,6 +57,7 @@ class Finding:
     repair: Repair | None = None
     weight: float = 0.5
     values: tuple[tuple[str, Any], ...] = ()
+    mended: Reading | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         assert (self.colour == "red") == (self.repair is not None), f"{self.lamp} is {self.colour}: {self.repair}"

@@ -24,6 +24,9 @@ from lab.doctor.draft.text import Text
 # of the length as it is. Errors are taken over blocks of neighbouring roots, which are not independent. A doctor tries
 # some hundred readings of a pair, so 4 errors: one false alarm in 300 pairs by chance alone.
 STANDARD_ERRORS, LEAST_SHARE, BLOCK = 4.0, 0.03, 16
+# A small gain is believed where the text itself grew likelier beyond doubt: a head gives its best to the very inputs it
+# was trained with, and of a text's every token it says how likely it was, not whether it was the first choice alone.
+LIKELIHOOD_ERRORS, LEAST_SMALL_SHARE = 6.0, 0.005
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +41,7 @@ class Measurement:
         is_whole: `[M]` bool: the text goes on for k + 1 tokens, so that nothing cut `accepted` short.
         self_fed: by level, acceptance among roots whose earlier levels agreed; NaN where none did.
         forced: beside it, acceptance of the first level from that same place, with the true token and state.
+        likelihood: `[M, k]` log-probability of the text's own tokens (`lab.doctor.draft.forward.likelihoods`).
     """
 
     k: int
@@ -47,6 +51,7 @@ class Measurement:
     is_whole: Tensor
     self_fed: tuple[float, ...]
     forced: tuple[float, ...]
+    likelihood: Tensor
 
     @property
     def n_steps(self) -> int:
@@ -77,8 +82,8 @@ class _Drafts:
         return list(self._proposals[self._n_tokens - self._n_prompt - 1][:n])
 
 
-def measure(proposals: Tensor, text: Text) -> Measurement:
-    """Acceptance of `proposals: [M, k]` at the roots of `text`."""
+def measure(proposals: Tensor, likelihood: Tensor, text: Text) -> Measurement:
+    """Acceptance of `proposals: [M, k]` at the roots of `text`, beside `likelihood: [M, k]` of its own tokens."""
     proposals, k = proposals.cpu(), proposals.shape[1]
     agrees, exists = _agreement(proposals, text)
     accepted, is_whole = agrees.cumprod(dim=1).sum(dim=1), exists[:, -1]
@@ -91,25 +96,35 @@ def measure(proposals: Tensor, text: Text) -> Measurement:
     complete = [step for walk in walks for step in walk if not step.cut]
     length = sum(step.n_committed for step in complete) / len(complete) if complete else 1.0
     self_fed, forced = _by_level(agrees, exists, text)
-    return Measurement(k, length, tuple(walks), accepted, is_whole, self_fed, forced)
+    return Measurement(k, length, tuple(walks), accepted, is_whole, self_fed, forced, likelihood)
 
 
 def gain_errors(before: Measurement, after: Measurement) -> float:
-    """How many standard errors the paired gain of `after` over all whole roots is above 0; 0 without a difference."""
-    gains = (after.accepted - before.accepted)[before.is_whole & after.is_whole].double()
+    """How many standard errors the paired gain in accepted drafts over all whole roots is above 0."""
+    return errors_above_zero((after.accepted - before.accepted)[before.is_whole & after.is_whole].double())
+
+
+def likelihood_errors(before: Measurement, after: Measurement) -> float:
+    """The same of the paired gain in log-probability of the text, over all roots and levels."""
+    return errors_above_zero((after.likelihood - before.likelihood).double().nanmean(dim=1).nan_to_num())
+
+
+def errors_above_zero(gains: Tensor) -> float:
+    """How many standard errors the mean of `gains: [M]` is above 0; 0 where there are too few, or no difference."""
     n_blocks = len(gains) // BLOCK
     if n_blocks < 4 or not bool(gains.any()):
         return 0.0
     means = gains[: n_blocks * BLOCK].view(n_blocks, BLOCK).mean(dim=1)
-    error = float(means.std() / math.sqrt(n_blocks))
-    mean = float(means.mean())
+    error, mean = float(means.std() / math.sqrt(n_blocks)), float(means.mean())
     return mean / error if error else math.copysign(math.inf, mean)
 
 
 def is_certain_gain(before: Measurement, after: Measurement) -> bool:
-    """The one rule for a red lamp: the gain is certain, and of weight."""
-    weighs = after.length - before.length > LEAST_SHARE * before.length
-    return weighs and gain_errors(before, after) > STANDARD_ERRORS
+    """The one rule for a red lamp: the gain is certain, and of weight; or small, and the text itself says so."""
+    share = after.length / before.length - 1
+    if share > LEAST_SHARE and gain_errors(before, after) > STANDARD_ERRORS:
+        return True
+    return share > LEAST_SMALL_SHARE and likelihood_errors(before, after) > LIKELIHOOD_ERRORS
 
 
 def _agreement(proposals: Tensor, text: Text) -> tuple[Tensor, Tensor]:
@@ -118,7 +133,7 @@ def _agreement(proposals: Tensor, text: Text) -> tuple[Tensor, Tensor]:
     Of a text's last token nothing is known that a step could go on with, as in the counts of the engine.
     """
     roots, k = text.roots(), proposals.shape[1]
-    ends = torch.cat([torch.full((max(end - 1 - answer, 0),), end) for _, answer, end in text.spans()])
+    ends = text.ends()
     at = roots[:, None] + torch.arange(1, k + 1)
     is_inside = at < ends[:, None]
     follows = text.tokens.cpu()[at.clamp(max=len(text.tokens) - 1)]

@@ -49,6 +49,10 @@ class Text:
         ends = self.starts[1:]
         return [(a, a + len(p), b) for a, b, p in zip(self.starts, ends, self.prompts, strict=False)]
 
+    def ends(self) -> Tensor:
+        """`[M]` int64 row behind the text of each root."""
+        return torch.cat([torch.full((max(end - 1 - answer, 0),), end) for _, answer, end in self.spans()])
+
     def roots(self) -> Tensor:
         """`[M]` int64 rows of answers that a step may begin from: those that a token of the answer follows."""
         return torch.cat([torch.arange(first, end - 1) for _, first, end in self.spans()])

@@ -1,0 +1,117 @@
+"""`eagle3lab doctor draft`: the verdict first, then the lamps, then what they rest on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from eagle3core.checkpoint import preflight
+from eagle3core.errors import CheckpointError
+from lab.doctor.draft.case import Case
+from lab.doctor.draft.examine import Diagnosis, Judged, base_table, examine, rows_of
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError
+from lab.options.doctor import DraftDoctorOptions
+from lab.pairs.prompts import Prompt, prompts_for, prompts_from_ids, uneven_prompts
+from lab.pairs.random_ids import has_tokenizer
+from lab.parity.faults import FAULTS, RUN_FAULTS
+from lab.rows.environment import collect
+from lab.rows.maker import RowMaker
+from lab.rows.store import RowWriter
+
+NAME = "doctor draft"
+
+
+def run(options: DraftDoctorOptions) -> int:
+    """Examines a head; 0: nothing to mend, 1: a red lamp, 3: the pair cannot be read at all."""
+    started = time.perf_counter()
+    case, source = case_of(options)
+    try:
+        diagnosis = examine(case, fast=options.fast)
+    except CheckpointError as refused:
+        looked = preflight(options.target, options.draft)
+        print("\n".join(looked.lines or [str(refused)]))
+        print("The head cannot be read, so no lamp can look at it.")
+        return EXIT_COULD_NOT_RUN
+    print("\n".join(lines(diagnosis, source, time.perf_counter() - started)))
+    for refusal in case.refusals:
+        print(f"the engine refuses these files: {refusal}")
+    if options.out is not None:
+        write(diagnosis, options)
+    return EXIT_GATE_FAILED if diagnosis.of("red") else EXIT_PASSED
+
+
+def case_of(options: DraftDoctorOptions) -> tuple[Case, str]:
+    """The case that was asked for, and in words where its prompts come from.
+
+    Raises:
+        ExperimentError: no such bug, or no usable prompts.
+    """
+    if options.fault and options.fault not in {**FAULTS, **RUN_FAULTS}:
+        known = ", ".join(sorted({**FAULTS, **RUN_FAULTS}))
+        raise ExperimentError(f"--fault is {options.fault!r}", f"one of {known}", "name one, or leave it out")
+    case = Case(
+        options.target, options.draft, k=options.spec_k, max_new_tokens=options.max_new_tokens, device=options.device,
+        fault=options.fault,
+    )  # fmt: skip
+    if options.fast:
+        return case, "no prompts: the files alone"
+    prompts, source = chosen_prompts(options)
+    case.prompts = tuple(prompts)
+    return case, source
+
+
+def chosen_prompts(options: DraftDoctorOptions) -> tuple[list[Prompt], str]:
+    """The prompts of the file, or of the shipped pair; random ids for a target without a tokenizer."""
+    if options.prompts is None and not has_tokenizer(options.target):
+        ids = uneven_prompts(options.target, options.n_prompts, lengths=(64, 23, 130, 65, 200, 40))
+        return prompts_from_ids(ids, "random ids"), f"{len(ids)} prompts of random ids: the target has no tokenizer"
+    file = "" if options.prompts is None else str(options.prompts)
+    return prompts_for(options.target, file, limit=options.n_prompts, max_tokens=options.max_prompt_tokens)
+
+
+def lines(diagnosis: Diagnosis, source: str, seconds: float) -> list[str]:
+    """The report for people."""
+    told = [diagnosis.verdict, ""]
+    for i, each in enumerate(diagnosis.of("red")):
+        told += _red(i + 1, each)
+    told += [f"cannot tell  {each.lamp.name}: {each.finding.said}" for each in diagnosis.of("unknown")]
+    green = [each.lamp.name for each in diagnosis.of("green")]
+    told += [f"green        {', '.join(green)}"] if green else []
+    base = diagnosis.base
+    if base is not None:
+        told += [
+            "",
+            f"acceptance {diagnosis.length:.2f} tokens a step at spec-{base.k}, {base.n_steps} steps; {source}",
+        ]
+        told += ["level  fed its own  with the truth"]
+        told += [
+            f"{row['level']:5d}  {_percent(row['self_fed'])}  {_percent(row['teacher_forced'])}"
+            for row in base_table(base)
+        ]
+    if diagnosis.comparison is not None:
+        told.append(diagnosis.comparison.verdict)
+    slowest = max(diagnosis.judged, key=lambda each: each.seconds)
+    told.append(f"took {seconds:.1f} s; the longest lamp was {slowest.lamp.name}, {slowest.seconds:.1f} s")
+    return told
+
+
+def _red(place: int, each: Judged) -> list[str]:
+    repair = each.finding.repair
+    assert repair is not None, "a red lamp has its repair"
+    given = f" (if fixed: acceptance {repair.counterfactual})" if repair.counterfactual else ""
+    return [f"{place}. red       {each.lamp.name}{given}: {each.finding.said}", f"             change: {repair.change}"]
+
+
+def _percent(share: float | None) -> str:
+    return f"{'-':>11}" if share is None else f"{share:>11.0%}"
+
+
+def write(diagnosis: Diagnosis, options: DraftDoctorOptions) -> None:
+    """Appends the rows of a diagnosis."""
+    assert options.out is not None, "asked for"
+    out = Path(options.out)
+    maker = RowMaker(out.stem, NAME, collect().fingerprint)
+    parameters = {"pair": f"{options.target.name} + {options.draft.name}", "k": options.spec_k, "fault": options.fault}
+    with RowWriter(out) as writer:
+        for row in rows_of(diagnosis, maker, parameters):
+            writer.write(row)

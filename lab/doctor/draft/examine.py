@@ -1,0 +1,167 @@
+"""All lamps of one head, in the order in which a reader should see them, with the measurement that they rest on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lab.acceptance.controls import Comparison, compare_with_controls
+from lab.doctor.draft.case import Case
+from lab.doctor.draft.lamp import Finding, Lamp
+from lab.doctor.draft.lamps import LAMPS
+from lab.doctor.draft.measure import Measurement
+from lab.rows.maker import RowMaker
+from lab.rows.store import Row
+
+KIND, BASE_KIND, CONTROL_KIND = "draft_lamp", "draft_acceptance", "draft_control"
+MAKES_UP = 0.85  # of the first lamp's gain: what another may gain and still be no cause of its own
+NOT_RUN = "not looked at: --fast runs nothing"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A lamp with what it found. `seconds`: what that took."""
+
+    lamp: Lamp
+    finding: Finding
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What is wrong with a head.
+
+    Attributes:
+        judged: all lamps: red ones first, by what mending them gives; then those that cannot tell, then green ones.
+        base: acceptance of the head as it is read; None in the fast part.
+        length: mean acceptance length of the engine; None in the fast part.
+        comparison: the engine's acceptance beside drafts without a model; None where the engine did not run.
+        fast_seconds: what the lamps that run nothing took.
+    """
+
+    judged: tuple[Judged, ...]
+    base: Measurement | None
+    length: float | None
+    comparison: Comparison | None
+    fast_seconds: float
+
+    def of(self, colour: str) -> list[Judged]:
+        """The lamps of one colour."""
+        return [each for each in self.judged if each.finding.colour == colour]
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: the cause, what mending it gives, and the change; or that there is none."""
+        red = self.of("red")
+        if not red:
+            unknown = self.of("unknown")
+            rest = f"; {len(unknown)} lamps cannot tell" if unknown else ""
+            length = "" if self.length is None else f" {self.length:.2f} tokens a step are what this head gives."
+            return (
+                f"No known cause of low acceptance was found ({len(self.of('green'))} lamps are green{rest}).{length}"
+            )
+        first = red[0].finding
+        assert first.repair is not None, "a red lamp has its repair"
+        given = first.repair.counterfactual
+        mended = f"; if fixed: acceptance {given}" if given else ""
+        return f"{first.lamp}: {first.said}{mended}. Change: {first.repair.change}"
+
+
+def examine(case: Case, *, fast: bool = False, on_lamp: Callable[[Judged], None] | None = None) -> Diagnosis:
+    """Looks at every lamp of `LAMPS`; with `fast` only at those that run nothing.
+
+    Raises:
+        CheckpointError: the draft cannot be read, not even in part.
+    """
+    case.opened  # noqa: B018 (raises what keeps every lamp from looking)
+    unrun = replace(case, prompts=())
+    judged, fast_seconds = list[Judged](), 0.0
+    for lamp in LAMPS:
+        start = time.perf_counter()
+        if fast and not lamp.is_fast:
+            finding = Finding(lamp.name, "unknown", NOT_RUN)
+        else:
+            finding = lamp.look(unrun if fast else case)
+        each = Judged(lamp, finding, time.perf_counter() - start)
+        fast_seconds += each.seconds if lamp.is_fast and fast else 0.0
+        judged.append(each)
+        if on_lamp is not None:
+            on_lamp(each)
+    judged.sort(key=_order)
+    if fast:
+        return Diagnosis(tuple(judged), None, None, None, fast_seconds)
+    judged = explained(case, judged)
+    compared = None if case.by_engine is None else compare_with_controls(case.by_engine, case.prompts)
+    return Diagnosis(tuple(judged), case.base, case.before, compared, fast_seconds)
+
+
+def explained(case: Case, judged: Sequence[Judged]) -> list[Judged]:
+    """The lamps without those that only make up for the first: another misreading may win back a part of what it lost.
+
+    Such a lamp gains less than the first, and with the first one mended it gains nothing.
+    """
+    first = judged[0].finding
+    if first.mended is None or first.repair is None:
+        return list(judged)
+    mended, left = case.read_as(first.mended), [judged[0]]
+    for each in judged[1:]:
+        finding = each.finding
+        is_less = finding.repair is not None and finding.repair.gain < MAKES_UP * first.repair.gain
+        if finding.mended is not None and is_less and each.lamp.look(mended).colour != "red":
+            said = f"{finding.said}; but it only makes up for {first.lamp}, and gains nothing once that is mended"
+            each = replace(each, finding=Finding(finding.lamp, "green", said, values=finding.values))
+        left.append(each)
+    return sorted(left, key=_order)
+
+
+def _order(each: Judged) -> tuple[int, float, float]:
+    """Red by gain, of unmeasured gains the surest; then what cannot be told; then green."""
+    finding = each.finding
+    place = ("red", "unknown", "green").index(finding.colour)
+    gain = finding.repair.gain if finding.repair is not None else 0.0
+    return place, -gain, -finding.weight
+
+
+def base_table(base: Measurement) -> list[dict[str, Any]]:
+    """Conditional acceptance by level: fed its own drafts and states, and with the true ones."""
+    return [
+        {"level": level + 1, "self_fed": _share(own), "teacher_forced": _share(forced)}
+        for level, (own, forced) in enumerate(zip(base.self_fed, base.forced, strict=True))
+    ]
+
+
+def _share(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def rows_of(diagnosis: Diagnosis, maker: RowMaker, parameters: dict[str, Any]) -> list[Row]:
+    """A row a lamp, one of the base measurement, and one a drafter without a model."""
+    rows = []
+    for place, each in enumerate(diagnosis.judged):
+        finding = each.finding
+        if finding.said == NOT_RUN:
+            rows.append(maker.not_asked(KIND, finding.lamp, NOT_RUN, parameters))
+            continue
+        if finding.colour == "unknown":
+            rows.append(maker.missing(KIND, finding.lamp, finding.said, parameters))
+            continue
+        repair = finding.repair
+        values = {
+            "colour": finding.colour, "said": finding.said, "place": place, "took_s": each.seconds,
+            "change": repair.change if repair else None, "before": repair.before if repair else None,
+            "after": repair.after if repair else None, **dict(finding.values),
+        }  # fmt: skip
+        rows.append(maker.measured(KIND, finding.lamp, values, parameters))
+    base = diagnosis.base
+    if base is not None:
+        values = {
+            "acceptance_length": diagnosis.length, "read_length": base.length, "n_steps": base.n_steps,
+            "self_fed": [_share(a) for a in base.self_fed], "teacher_forced": [_share(a) for a in base.forced],
+        }  # fmt: skip
+        rows.append(maker.measured(BASE_KIND, f"spec-{base.k}", values, parameters))
+    for control in diagnosis.comparison.controls if diagnosis.comparison else ():
+        rows.append(maker.measured(CONTROL_KIND, control.name, control.row_values(), parameters))
+    return rows
