@@ -40,6 +40,9 @@ class Case:
         device: "auto", "cpu" or "cuda".
         fault: name of a bug to plant in every engine (`lab.parity.faults`); empty plants none.
         batch: requests that the engine decodes together where a lamp does not say otherwise.
+        reference_target: the target that the head was trained with, where it lies beside the one that is served.
+        claimed: an acceptance figure that somebody gave for the head, of whatever definition.
+        method: "eagle3" or "eagle" as the settings have it; "auto": what the head's own config names.
     """
 
     target: Path
@@ -50,6 +53,9 @@ class Case:
     device: str = "auto"
     fault: str = ""
     batch: int = 8
+    reference_target: Path | None = None
+    claimed: float | None = None
+    method: str = "auto"
 
     def __post_init__(self) -> None:
         self._likely: dict[int, tuple[Reading, float]] = {}

@@ -2,7 +2,7 @@
 
 Every text is drafted for by weights that were fitted without it, so the gain is none that was learnt by heart. The loss
 is that of EAGLE-3's training: soft cross-entropy against the target over the draft vocabulary, chained, true tokens fed
-(`lab.training.teaching`); here it goes through the doctor's own forward pass, so that heads of every kind can be fitted.
+(`lab.training.teaching`); it goes through the doctor's own forward pass, so that heads of every kind can be fitted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lab.doctor.draft.forward import propose, taught_logits
+from lab.doctor.draft.forward import likelihoods, propose, taught_logits
 from lab.doctor.draft.measure import Measurement, measure
 from lab.doctor.draft.reading import Reading
 from lab.doctor.draft.text import Text
@@ -29,8 +29,9 @@ def refit_flops(reading: Reading, text: Text) -> float:
     return 6.0 * n_weights * len(text.tokens) * STEPS * LEVELS
 
 
-def refit_and_measure(reading: Reading, text: Text, k: int, steps: int = STEPS) -> Measurement:
-    """Acceptance of the head after a short fit, each half of the texts drafted for by the fit on the other half.
+def refit_and_measure(reading: Reading, text: Text, k: int, steps: int = STEPS) -> tuple[Measurement, Reading]:
+    """Acceptance of the head after a short fit, each half of the texts drafted for by the fit on the other half; and
+    one of the two fitted heads.
 
     Args:
         text: two texts or more.
@@ -38,12 +39,15 @@ def refit_and_measure(reading: Reading, text: Text, k: int, steps: int = STEPS) 
     """
     halves = [list(range(first, text.n_texts, 2)) for first in (0, 1)]
     proposed: dict[int, Tensor] = {}
+    likely: dict[int, Tensor] = {}
     for taught, asked in (halves, halves[::-1]):
         fitted = refit(reading, text.only(taught), steps)
         part = text.only(asked)
         counts = [max(end - 1 - first, 0) for _, first, end in part.spans()]
-        proposed |= dict(zip(asked, propose(fitted, part, k).split(counts), strict=True))
-    return measure(torch.cat([proposed[i] for i in range(text.n_texts)]), text)
+        proposed |= dict(zip(asked, torch.split(propose(fitted, part, k), counts), strict=True))
+        likely |= dict(zip(asked, torch.split(likelihoods(fitted, part, k), counts), strict=True))
+    texts = range(text.n_texts)
+    return measure(torch.cat([proposed[i] for i in texts]), torch.cat([likely[i] for i in texts]), text), fitted
 
 
 def refit(reading: Reading, text: Text, steps: int = STEPS) -> Reading:
@@ -68,7 +72,7 @@ def _loss(student: Reading, text: Text) -> Tensor:
     """Nats a root, the levels weighted; roots whose target token has no row in the head's vocabulary teach nothing."""
     roots, ids = text.roots().to(text.tokens.device), student.draft_to_target
     rows = torch.arange(len(text.head), device=roots.device) if ids is None else ids.to(roots.device)
-    ends = torch.cat([torch.full((max(end - 1 - first, 0),), end) for _, first, end in text.spans()]).to(roots.device)
+    ends = text.ends().to(roots.device)
     total = torch.zeros((), device=roots.device)
     for level, logits in enumerate(taught_logits(student, text, LEVELS)):
         at = (roots + level).clamp(max=len(text.tokens) - 1)  # whose logits say the token that the level drafts
