@@ -36,6 +36,9 @@ parameters = { arches = [], emulated_cases = 0, gates = false }
 notebook = "32_trees"
 parameters = { n_prompts = 2, max_new_tokens = 8, shapes = ["dynamic-12/1/4"], budgets = [6], device = "cpu" }
 [[job]]
+notebook = "33_doctor"
+parameters = { n_prompts = 4, max_new_tokens = 12, device = "cpu", gates = false }
+[[job]]
 notebook = "40_speed"
 parameters = { measure = true, points = "16x1", ks = [0, 2], spec_k = 2, tokens = 24, rounds = 1, device = "cpu" }
 [[job]]
@@ -50,7 +53,17 @@ notebook = "50_profile"
 notebook = "90_nightly"
 reads_run = true
 """
-KINDS = {"environment", "kernel_proof", "tree_acceptance", "speed_curve", "sweep", "bench", "profile", "gate"}
+KINDS = {
+    "environment",
+    "kernel_proof",
+    "tree_acceptance",
+    "draft_lamp",
+    "speed_curve",
+    "sweep",
+    "bench",
+    "profile",
+    "gate",
+}
 
 
 def stored_gates(path: Path) -> Path:

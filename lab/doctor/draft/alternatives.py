@@ -61,10 +61,13 @@ def judge(
     imitated = _imitated(case, [*alternatives, *imitations])
     if imitated is not None:
         return _engine_differs(case, lamp, imitated)
-    gain = after.length - case.base.length
+    gain, errors = after.length - case.base.length, likelihood_errors(case.base, after)
     return Finding(
         lamp, "green", f"tried: {asked}; the best other reading ({best.name}) changes {gain:+.2f} tokens a step",
-        values=(("n_tried", len(alternatives)), ("best_other", best.name), ("best_other_length", after.length)),
+        values=(
+            ("n_tried", len(alternatives)), ("best_other", best.name), ("best_other_length", after.length),
+            ("likelihood_errors", errors),
+        ),
     )  # fmt: skip
 
 

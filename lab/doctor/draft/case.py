@@ -27,6 +27,8 @@ from lab.pairs.prompts import Prompt
 from lab.parity.faults import RUN_FAULTS, plant, plant_in_run
 from lab.parity.head_files import read_draft_tensors
 
+SOME_ROOTS = 700
+
 
 @dataclass
 class Case:
@@ -157,6 +159,14 @@ class Case:
         """The prompts with those answers, and what the target computes over them."""
         return read_text(self.target, self.prompts, [r.token_ids for r in self.plain], self.torch_device)
 
+    @cached_property
+    def some(self) -> Text:
+        """So many of the texts, from the first on, that most of many readings can be told off by them."""
+        n_roots, n = 0, 0
+        while n < self.text.n_texts and n_roots < SOME_ROOTS:
+            n_roots, n = n_roots + max(len(self.text.answers[n]) - 1, 0), n + 1
+        return self.text.first(n)
+
     def measured(self, reading: Reading, k: int | None = None) -> Measurement:
         """Acceptance of a reading over `text`, computed once for each reading object."""
         depth = self.k if k is None else k
@@ -176,9 +186,9 @@ class Case:
         return other
 
     def first_likelihood(self, reading: Reading) -> float:
-        """Mean log-probability of the text's own tokens at the first level, computed once for each reading object."""
+        """Mean log-probability of some texts' own tokens at the first level, computed once for each reading object."""
         if id(reading) not in self._likely:
-            self._likely[id(reading)] = (reading, float(likelihoods(reading, self.text, 1).double().nanmean()))
+            self._likely[id(reading)] = (reading, float(likelihoods(reading, self.some, 1).double().nanmean()))
         return self._likely[id(reading)][1]
 
     @cached_property

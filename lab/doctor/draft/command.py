@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from eagle3core.checkpoint import preflight
 from eagle3core.errors import CheckpointError
-from lab.doctor.draft.case import Case
-from lab.doctor.draft.examine import Diagnosis, Judged, base_table, examine, rows_of
-from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError
+from lab.doctor.draft.examine import Diagnosis, Judged, base_table, examine
+from lab.doctor.draft.given import case_of
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.doctor import DraftDoctorOptions
-from lab.pairs.prompts import Prompt, prompts_for, prompts_from_ids, uneven_prompts
-from lab.pairs.random_ids import has_tokenizer
-from lab.parity.faults import FAULTS, RUN_FAULTS
 from lab.rows.environment import collect
 from lab.rows.maker import RowMaker
 from lab.rows.store import RowWriter
@@ -24,7 +22,14 @@ NAME = "doctor draft"
 def run(options: DraftDoctorOptions) -> int:
     """Examines a head; 0: nothing to mend, 1: a red lamp, 3: the pair cannot be read at all."""
     started = time.perf_counter()
-    case, source = case_of(options)
+    case, source = case_of(
+        str(options.target), str(options.draft), "" if options.prompts is None else str(options.prompts),
+        k=options.spec_k, n_prompts=options.n_prompts, max_prompt_tokens=options.max_prompt_tokens,
+        max_new_tokens=options.max_new_tokens, device=options.device, fast=options.fast, fault=options.fault,
+    )  # fmt: skip
+    case = replace(
+        case, reference_target=options.reference_target, claimed=options.claimed, method=options.method
+    )  # fmt: skip
     try:
         diagnosis = examine(case, fast=options.fast)
     except CheckpointError as refused:
@@ -38,35 +43,6 @@ def run(options: DraftDoctorOptions) -> int:
     if options.out is not None:
         write(diagnosis, options)
     return EXIT_GATE_FAILED if diagnosis.of("red") else EXIT_PASSED
-
-
-def case_of(options: DraftDoctorOptions) -> tuple[Case, str]:
-    """The case that was asked for, and in words where its prompts come from.
-
-    Raises:
-        ExperimentError: no such bug, or no usable prompts.
-    """
-    if options.fault and options.fault not in {**FAULTS, **RUN_FAULTS}:
-        known = ", ".join(sorted({**FAULTS, **RUN_FAULTS}))
-        raise ExperimentError(f"--fault is {options.fault!r}", f"one of {known}", "name one, or leave it out")
-    case = Case(
-        options.target, options.draft, k=options.spec_k, max_new_tokens=options.max_new_tokens, device=options.device,
-        fault=options.fault,
-    )  # fmt: skip
-    if options.fast:
-        return case, "no prompts: the files alone"
-    prompts, source = chosen_prompts(options)
-    case.prompts = tuple(prompts)
-    return case, source
-
-
-def chosen_prompts(options: DraftDoctorOptions) -> tuple[list[Prompt], str]:
-    """The prompts of the file, or of the shipped pair; random ids for a target without a tokenizer."""
-    if options.prompts is None and not has_tokenizer(options.target):
-        ids = uneven_prompts(options.target, options.n_prompts, lengths=(64, 23, 130, 65, 200, 40))
-        return prompts_from_ids(ids, "random ids"), f"{len(ids)} prompts of random ids: the target has no tokenizer"
-    file = "" if options.prompts is None else str(options.prompts)
-    return prompts_for(options.target, file, limit=options.n_prompts, max_tokens=options.max_prompt_tokens)
 
 
 def lines(diagnosis: Diagnosis, source: str, seconds: float) -> list[str]:
@@ -113,5 +89,8 @@ def write(diagnosis: Diagnosis, options: DraftDoctorOptions) -> None:
     maker = RowMaker(out.stem, NAME, collect().fingerprint)
     parameters = {"pair": f"{options.target.name} + {options.draft.name}", "k": options.spec_k, "fault": options.fault}
     with RowWriter(out) as writer:
-        for row in rows_of(diagnosis, maker, parameters):
-            writer.write(row)
+        for kind, name, values, reason in diagnosis.records():
+            if reason:
+                writer.write(maker.missing(kind, name, reason, parameters))
+            else:
+                writer.write(maker.measured(kind, name, values, parameters))

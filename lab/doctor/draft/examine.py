@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from lab.acceptance.controls import Comparison, compare_with_controls
 from lab.doctor.draft.case import Case
-from lab.doctor.draft.lamp import Finding, Lamp
+from lab.doctor.draft.lamp import Finding, Lamp, Repair
 from lab.doctor.draft.lamps import LAMPS
 from lab.doctor.draft.measure import Measurement
-from lab.rows.maker import RowMaker
-from lab.rows.store import Row
 
 KIND, BASE_KIND, CONTROL_KIND = "draft_lamp", "draft_acceptance", "draft_control"
 MAKES_UP = 0.85  # of the first lamp's gain: what another may gain and still be no cause of its own
@@ -51,6 +49,28 @@ class Diagnosis:
     def of(self, colour: str) -> list[Judged]:
         """The lamps of one colour."""
         return [each for each in self.judged if each.finding.colour == colour]
+
+    def records(self) -> Iterator[tuple[str, str, dict[str, Any], str]]:
+        """Kind, name, values and reason of all there is to store; with a reason it was not measured."""
+        for place, each in enumerate(self.judged):
+            finding = each.finding
+            if finding.colour == "unknown":
+                yield KIND, finding.lamp, {}, finding.said
+                continue
+            repair = finding.repair or Repair("")
+            yield KIND, finding.lamp, {
+                "colour": finding.colour, "said": finding.said, "place": place, "took_s": each.seconds,
+                "change": repair.change or None, "before": repair.before, "after": repair.after,
+                **dict(finding.values),
+            }, ""  # fmt: skip
+        if self.base is not None:
+            yield BASE_KIND, f"spec-{self.base.k}", {
+                "acceptance_length": self.length, "read_length": self.base.length, "n_steps": self.base.n_steps,
+                "self_fed": [_share(a) for a in self.base.self_fed],
+                "teacher_forced": [_share(a) for a in self.base.forced],
+            }, ""  # fmt: skip
+        for control in self.comparison.controls if self.comparison else ():
+            yield CONTROL_KIND, control.name, control.row_values(), ""
 
     @property
     def verdict(self) -> str:
@@ -135,33 +155,3 @@ def base_table(base: Measurement) -> list[dict[str, Any]]:
 
 def _share(value: float) -> float | None:
     return None if math.isnan(value) else value
-
-
-def rows_of(diagnosis: Diagnosis, maker: RowMaker, parameters: dict[str, Any]) -> list[Row]:
-    """A row a lamp, one of the base measurement, and one a drafter without a model."""
-    rows = []
-    for place, each in enumerate(diagnosis.judged):
-        finding = each.finding
-        if finding.said == NOT_RUN:
-            rows.append(maker.not_asked(KIND, finding.lamp, NOT_RUN, parameters))
-            continue
-        if finding.colour == "unknown":
-            rows.append(maker.missing(KIND, finding.lamp, finding.said, parameters))
-            continue
-        repair = finding.repair
-        values = {
-            "colour": finding.colour, "said": finding.said, "place": place, "took_s": each.seconds,
-            "change": repair.change if repair else None, "before": repair.before if repair else None,
-            "after": repair.after if repair else None, **dict(finding.values),
-        }  # fmt: skip
-        rows.append(maker.measured(KIND, finding.lamp, values, parameters))
-    base = diagnosis.base
-    if base is not None:
-        values = {
-            "acceptance_length": diagnosis.length, "read_length": base.length, "n_steps": base.n_steps,
-            "self_fed": [_share(a) for a in base.self_fed], "teacher_forced": [_share(a) for a in base.forced],
-        }  # fmt: skip
-        rows.append(maker.measured(BASE_KIND, f"spec-{base.k}", values, parameters))
-    for control in diagnosis.comparison.controls if diagnosis.comparison else ():
-        rows.append(maker.measured(CONTROL_KIND, control.name, control.row_values(), parameters))
-    return rows

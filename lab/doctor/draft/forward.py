@@ -22,6 +22,7 @@ from lab.doctor.draft.text import Text
 
 QUERY_ROWS = 512  # queries whose scores are in memory together
 LOGIT_ROWS = 2048
+TEMPERATURES = (0.7, 1.0, 1.4, 2.0, 2.8)
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu, "relu": functional.relu, "gelu": functional.gelu,
     "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
@@ -47,7 +48,9 @@ def likelihoods(reading: Reading, text: Text, k: int) -> Tensor:
     """`[M, k]` log-probability of the text's own tokens at every root, the chain being fed those tokens.
 
     NaN past the text's end and for tokens outside the draft vocabulary. Each level reads the head's own state of the
-    level before, as a chain does; only the tokens are the text's, so readings can be compared place by place.
+    level before, as a chain does; only the tokens are the text's, so readings can be compared place by place. All at
+    the temperature of `TEMPERATURES` that makes the text likeliest: a misread head is often too sure of itself, and a
+    reading that only makes it less sure is no better one.
     """
     head, device = _Head(reading, text), text.tokens.device
     roots = text.roots().to(device)
@@ -58,9 +61,10 @@ def likelihoods(reading: Reading, text: Text, k: int) -> Tensor:
         levels.append(head.likelihood(normed, following))
         if level < k:
             y = head.chained_pass(level, following, feedback)
-    made = torch.stack(levels, dim=1).cpu()
+    made = torch.stack(levels, dim=2).cpu()  # [temperatures, M, k]
     is_inside = text.roots()[:, None] + torch.arange(1, k + 1) < text.ends()[:, None]
-    return made.where(is_inside, torch.nan)
+    made = made.where(is_inside, torch.nan)
+    return made[int(made.double().flatten(1).nanmean(dim=1).nan_to_num(float("-inf")).argmax())]
 
 
 @torch.no_grad()
@@ -164,7 +168,7 @@ class _Head:
         return rows if ids is None else ids.to(rows.device)[rows]
 
     def likelihood(self, normed: Tensor, following: Tensor) -> Tensor:
-        """`[M]` log-probability of the target ids `following: [M]`; NaN for ids that the head does not draft."""
+        """`[temperatures, M]` log-probability of target ids `following: [M]`; NaN for ids outside its vocabulary."""
         rows, n = following, self.reading.geometry.draft_vocab_size
         if self.reading.draft_to_target is not None:
             ids = self.reading.draft_to_target.to(following.device)
@@ -172,8 +176,14 @@ class _Head:
             row_of[ids] = torch.arange(len(ids), device=ids.device)
             rows = row_of[following]
         parts = zip(torch.split(normed, LOGIT_ROWS), torch.split(rows, LOGIT_ROWS), strict=True)
-        made = [self.logits(part).log_softmax(-1).gather(1, at.clamp(0, n - 1)[:, None])[:, 0] for part, at in parts]
-        return torch.cat(made).where((rows >= 0) & (rows < n), torch.nan)
+        made = torch.cat([self._log_shares(part, at.clamp(0, n - 1)) for part, at in parts], dim=1)
+        return made.where((rows >= 0) & (rows < n), torch.nan)
+
+    def _log_shares(self, normed: Tensor, rows: Tensor) -> Tensor:
+        """`[temperatures, M]` log-probability of the logits `rows: [M]`."""
+        logits = self.logits(normed)
+        chosen = logits.gather(1, rows[:, None])[:, 0]
+        return torch.stack([chosen / t - (logits / t).logsumexp(dim=-1) for t in TEMPERATURES])
 
     def _fused(self) -> Tensor:
         """`[N, Hd]` the target's states as they enter the layer."""

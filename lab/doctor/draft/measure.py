@@ -24,9 +24,9 @@ from lab.doctor.draft.text import Text
 # of the length as it is. Errors are taken over blocks of neighbouring roots, which are not independent. A doctor tries
 # some hundred readings of a pair, so 4 errors: one false alarm in 300 pairs by chance alone.
 STANDARD_ERRORS, LEAST_SHARE, BLOCK = 4.0, 0.03, 16
-# A small gain is believed where the text itself grew likelier beyond doubt: a head gives its best to the very inputs it
-# was trained with, and of a text's every token it says how likely it was, not whether it was the first choice alone.
-LIKELIHOOD_ERRORS, LEAST_SMALL_SHARE = 6.0, 0.005
+# A small gain is believed where the text itself grew likelier as well: a head gives its best to the very inputs it was
+# trained with, and of a text's every token it says how likely it was, not only whether it was the first choice.
+SMALL_ERRORS, LIKELIHOOD_ERRORS, LEAST_SMALL_SHARE = 2.5, 3.5, 0.005
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,10 +121,11 @@ def errors_above_zero(gains: Tensor) -> float:
 
 def is_certain_gain(before: Measurement, after: Measurement) -> bool:
     """The one rule for a red lamp: the gain is certain, and of weight; or small, and the text itself says so."""
-    share = after.length / before.length - 1
-    if share > LEAST_SHARE and gain_errors(before, after) > STANDARD_ERRORS:
+    share, errors = after.length / before.length - 1, gain_errors(before, after)
+    if share > LEAST_SHARE and errors > STANDARD_ERRORS:
         return True
-    return share > LEAST_SMALL_SHARE and likelihood_errors(before, after) > LIKELIHOOD_ERRORS
+    is_small = share > LEAST_SMALL_SHARE and errors > SMALL_ERRORS
+    return is_small and likelihood_errors(before, after) > LIKELIHOOD_ERRORS
 
 
 def _agreement(proposals: Tensor, text: Text) -> tuple[Tensor, Tensor]:

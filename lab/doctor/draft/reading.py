@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagle3core.checkpoint import DraftCheckpoint, load_draft, read_refused_draft
+from eagle3core.checkpoint import DraftCheckpoint, draft_shapes, load_draft, read_refused_draft
 from eagle3core.errors import CheckpointError
 from eagle3core.geometry import DraftGeometry, EagleGeometry, RopeGeometry, TargetGeometry
 
@@ -88,7 +88,7 @@ def open_draft(draft: Path, target: TargetGeometry, device: torch.device, sessio
     """A draft folder, as an EAGLE-3 head or else as an EAGLE-1 head, with weights in fp32.
 
     Raises:
-        CheckpointError: it can be read as neither, not even in part; the error is that of an EAGLE-3 head.
+        CheckpointError: it can be read as neither, or lacks a tensor; the error is that of an EAGLE-3 head.
     """
     as_fp32: dict[str, Any] = {"dtype": torch.float32, "device": device}
 
@@ -102,4 +102,7 @@ def open_draft(draft: Path, target: TargetGeometry, device: torch.device, sessio
             return Opened(reading(load_draft(draft, target, method="eagle", **as_fp32)), (), "eagle")
         except CheckpointError:
             raise refused from None
+    lacking = [name for name, _ in draft_shapes(loaded.geometry) if name not in loaded.weights]
+    if lacking:  # no forward pass without them
+        raise refusals[0]
     return Opened(reading(loaded), refusals, "eagle3")

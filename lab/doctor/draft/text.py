@@ -44,6 +44,15 @@ class Text:
         """How many texts there are."""
         return len(self.prompts)
 
+    def first(self, n: int) -> Text:
+        """The first `n` texts alone."""
+        end = self.starts[n]
+        return replace(
+            self, prompts=self.prompts[:n], answers=self.answers[:n], starts=self.starts[: n + 1],
+            tokens=self.tokens[:end], boundaries=self.boundaries[:, :end], normed=self.normed[:end],
+            choices=self.choices[:end],
+        )  # fmt: skip
+
     def spans(self) -> list[tuple[int, int, int]]:
         """Of each text its first row, its first row of the answer, and the row behind its last."""
         ends = self.starts[1:]

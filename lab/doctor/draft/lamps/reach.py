@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,9 +29,9 @@ LEAST_FITTED = 0.01  # what a fitted rotary setting must accept more than a usua
 LEAST_FALL, LEAST_ROWS = 0.25, 48  # of first-draft acceptance beyond a knee, and rows on either side of it
 
 
-def rope_change(rope: RopeGeometry) -> str:
-    """The keys of config.json that say so."""
-    scaling: dict[str, object] = {"rope_type": rope.kind, "factor": rope.factor}
+def rope_keys(rope: RopeGeometry, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of config.json that say so, in the spelling that the file has: all that must be there, or be null."""
+    scaling: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
     if rope.kind == "llama3":
         scaling |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": rope.high_freq_factor}
     if rope.kind == "yarn":
@@ -39,15 +40,28 @@ def rope_change(rope: RopeGeometry) -> str:
         scaling |= {} if rope.attention_factor is None else {"attention_factor": rope.attention_factor}
     if rope.kind in ("llama3", "yarn"):
         scaling["original_max_position_embeddings"] = rope.original_max_position
-    told = "null" if rope.kind == "default" else json.dumps(scaling)
-    return f'"rope_theta": {rope.theta:g}, "rope_scaling": {told}'
+    if rope.kind == "default":
+        scaling = {"rope_type": "default"}
+    if "rope_parameters" not in config:
+        return {"rope_theta": rope.theta, "rope_scaling": None if rope.kind == "default" else scaling}
+    stale = {"rope_scaling": None} if config.get("rope_scaling") else {}
+    top = {"rope_theta": rope.theta} if config.get("rope_theta") is not None else {}
+    return {**top, **stale, "rope_parameters": {"rope_theta": rope.theta, **scaling}}
+
+
+def rope_change(rope: RopeGeometry, config: Mapping[str, Any]) -> str:
+    """Those keys as they are typed."""
+    return f"in config.json: {json.dumps(rope_keys(rope, config))[1:-1]}"
 
 
 def _with_rope(case: Case, rope: RopeGeometry) -> Alternative:
+    layer = case.config.get("transformer_layer_config") or case.config
     scaled = "no scaling" if rope.kind == "default" else f"{rope.kind} scaling by {rope.factor:g}"
     if rope.kind in ("llama3", "yarn"):
         scaled += f" from {rope.original_max_position}"
-    return Alternative(f"the rotary base {rope.theta:g} and {scaled}", rope_change(rope), case.reading.with_rope(rope))
+    return Alternative(
+        f"the rotary base {rope.theta:g} and {scaled}", rope_change(rope, layer), case.reading.with_rope(rope)
+    )
 
 
 def look_at_rope(case: Case) -> Finding:
@@ -121,7 +135,7 @@ def look_at_table(case: Case) -> Finding:
 def window_change(window: int) -> str:
     """The keys of config.json that say so."""
     kind = "sliding_attention" if window else "full_attention"
-    return f'"layer_types": ["{kind}"]' + (f', "sliding_window": {window}' if window else "")
+    return f'in config.json: "layer_types": ["{kind}"]' + (f', "sliding_window": {window}' if window else "")
 
 
 def _with_window(case: Case, window: int) -> Alternative:

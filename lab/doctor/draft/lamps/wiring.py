@@ -87,7 +87,7 @@ def norm_readings(case: Case) -> list[Alternative]:
     if reading.is_eagle1:
         return []
     feeds = not variant.feeds_normed
-    written = '"eagle_config": {"return_hidden_post_norm": %s}' % str(feeds).lower()  # noqa: UP031 (braces)
+    written = f'in config.json: "eagle_config": {{"return_hidden_post_norm": {str(feeds).lower()}}}'
     word = "the normed state fed back" if feeds else "the state fed back before its norm"
     others = [Alternative(word, written, reading.with_variant(feeds_normed=feeds))]
     if variant.reads_last:
@@ -101,9 +101,9 @@ def norm_readings(case: Case) -> list[Alternative]:
         if kind == variant.fusion_norm:
             continue
         key = {
-            "none": '"norm_before_fc": false, "fc_norm": false',
-            "all": '"norm_before_fc": true',
-            "each": '"fc_norm": true',
+            "none": 'in config.json: "norm_before_fc": false, "fc_norm": false',
+            "all": 'in config.json: "norm_before_fc": true',
+            "each": 'in config.json: "fc_norm": true',
         }
         more = "" if kind == "none" or _has_norm(case, kind) else " (and restore its gains, which the file lacks)"
         others.append(Alternative(name, key[kind] + more, whole.with_variant(fusion_norm=kind)))
@@ -121,7 +121,7 @@ def residual_readings(case: Case) -> list[Alternative]:
         return []
     normed = not variant.normed_residual
     name = "the residual after the norm of the layer's input" if normed else "the residual before that norm"
-    change = f'"norm_before_residual": {str(normed).lower()}'
+    change = f'in config.json: "norm_before_residual": {str(normed).lower()}'
     return [Alternative(name, change, reading.with_variant(normed_residual=normed))]
 
 
