@@ -21,4 +21,7 @@ class DraftDoctorOptions(Options):
     fast: bool = option(False, "look at the files alone; run nothing")
     device: Literal["auto", "cpu", "cuda"] = option("auto", "where it runs")
     fault: str = option("", "bug to plant in the engine, to see the doctor find it", metavar="NAME")
+    reference_target: Path | None = option(None, "the target it was trained with, beside one changed", metavar="DIR")
+    claimed: float | None = option(None, "acceptance figure given for the head, of any definition", metavar="X", gt=0)
+    method: Literal["auto", "eagle3", "eagle"] = option("auto", "of the settings; auto: what the head calls itself")
     out: Path | None = option(None, "append rows to this file", metavar="NAME.jsonl")

@@ -44,6 +44,9 @@ class Case:
         fault: name of a bug to plant in every engine (`lab.parity.faults`); empty plants none.
         batch: requests that the engine decodes together where a lamp does not say otherwise.
         speed_rows: rows of `eagle3lab speed` of this pair's size; None: steps are timed here, where there is a GPU.
+        reference_target: the target that the head was trained with, where it lies beside the one that is served.
+        claimed: an acceptance figure that somebody gave for the head, of whatever definition.
+        method: "eagle3" or "eagle" as the settings have it; "auto": what the head's own config names.
     """
 
     target: Path
@@ -55,6 +58,9 @@ class Case:
     fault: str = ""
     batch: int = 8
     speed_rows: Path | None = None
+    reference_target: Path | None = None
+    claimed: float | None = None
+    method: str = "auto"
 
     def __post_init__(self) -> None:
         self._likely: dict[int, tuple[Reading, float]] = {}

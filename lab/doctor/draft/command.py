@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from eagle3core.checkpoint import preflight
@@ -25,6 +26,9 @@ def run(options: DraftDoctorOptions) -> int:
         str(options.target), str(options.draft), "" if options.prompts is None else str(options.prompts),
         k=options.spec_k, n_prompts=options.n_prompts, max_prompt_tokens=options.max_prompt_tokens,
         max_new_tokens=options.max_new_tokens, device=options.device, fast=options.fast, fault=options.fault,
+    )  # fmt: skip
+    case = replace(
+        case, reference_target=options.reference_target, claimed=options.claimed, method=options.method
     )  # fmt: skip
     try:
         diagnosis = examine(case, fast=options.fast)

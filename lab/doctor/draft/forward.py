@@ -91,6 +91,23 @@ def first_logits(reading: Reading, text: Text, rows: Tensor | None = None) -> Te
     return all_logits(reading, text, at.to(text.tokens.device) - 1)
 
 
+def taught_logits(reading: Reading, text: Text, k: int) -> list[Tensor]:
+    """By level, `[M, Vd]` fp32 logits at every root with the text's own tokens fed in the place of drafts.
+
+    Gradients reach the reading's weights. A row whose text has ended before its level means nothing.
+    """
+    head = _Head(reading, text)
+    roots = text.roots().to(text.tokens.device)
+    y, logits = head.first_pass()[roots - 1], list[Tensor]()
+    for level in range(1, k + 1):
+        feedback, normed = head.outputs(y)
+        logits.append(head.logits(normed))
+        if level < k:
+            fed = text.tokens[(roots + level).clamp(max=len(text.tokens) - 1)]
+            y = head.chained_pass(level, fed, feedback)
+    return logits
+
+
 @dataclass(eq=False)
 class _Head:
     """One reading over one text; keys and values `[K, rows, D]` of the passes so far."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -64,6 +65,17 @@ class Text:
     def roots(self) -> Tensor:
         """`[M]` int64 rows of answers that a step may begin from: those that a token of the answer follows."""
         return torch.cat([torch.arange(first, end - 1) for _, first, end in self.spans()])
+
+    def only(self, texts: Sequence[int]) -> Text:
+        """Some of the texts, in the order given."""
+        spans = [self.spans()[i] for i in texts]
+        rows = torch.cat([torch.arange(begin, end) for begin, _, end in spans]).to(self.tokens.device)
+        starts = (0, *accumulate(end - begin for begin, _, end in spans))
+        return replace(
+            self, prompts=tuple(self.prompts[i] for i in texts), answers=tuple(self.answers[i] for i in texts),
+            starts=starts, tokens=self.tokens[rows], boundaries=self.boundaries[:, rows], normed=self.normed[rows],
+            choices=self.choices[rows],
+        )  # fmt: skip
 
 
 @torch.no_grad()
