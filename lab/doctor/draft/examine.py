@@ -78,7 +78,7 @@ class Diagnosis:
         red = self.of("red")
         if not red:
             unknown = self.of("unknown")
-            rest = f"; {len(unknown)} lamps cannot tell" if unknown else ""
+            rest = f"; {len(unknown)} lamp{'s' * (len(unknown) != 1)} cannot tell" if unknown else ""
             length = "" if self.length is None else f" {self.length:.2f} tokens a step are what this head gives."
             return (
                 f"No known cause of low acceptance was found ({len(self.of('green'))} lamps are green{rest}).{length}"

@@ -25,7 +25,7 @@ from lab.parity.derived import with_derived
 
 pytestmark = pytest.mark.reference
 
-# Of the recorded run alone, which computed in fp32: ours computes in fp64, so that no machine's rounding of products adds to it.
+# Of the recorded run alone, which computed in fp32: ours computes in fp64, so that no machine's rounding adds to it.
 TOLERANCE = 1e-5
 ROUNDS = (0, 1)
 DEPTH = 5

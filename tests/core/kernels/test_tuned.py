@@ -195,7 +195,9 @@ def test_neutral_and_order_parameters_are_those_of_the_cards() -> None:
     assert set(GEMM.neutral) - {"packed"} == tuned.NEUTRAL["gemm"] - {"warps_x", "warps_w"}
     assert set(asdict(TILING)) == tuned.NEUTRAL["gemm"]
     assert set(ATTENTION.order) == tuned.ORDER["attention"]
-    assert set(ATTENTION.neutral) == tuned.NEUTRAL["attention"] == set(asdict(PLAN)) - {"counting", "tiles"}  # which follow from what is asked
+    assert (
+        set(ATTENTION.neutral) == tuned.NEUTRAL["attention"] == set(asdict(PLAN)) - {"counting", "tiles"}
+    )  # which follow from what is asked
 
 
 def test_regimes_have_no_gap_and_hold_their_own_largest() -> None:
