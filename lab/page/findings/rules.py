@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lab.page.findings import of_acceptance, of_gates, of_parity, of_speed
+from lab.page.findings import of_acceptance, of_doctor, of_gates, of_parity, of_speed
 from lab.page.findings.finding import Finding, Level, Night, warned
 
 MOST_SENTENCES = 8
@@ -14,6 +14,7 @@ Rule = Callable[[Night], list[Finding]]
 RULES: tuple[Rule, ...] = (
     of_parity.stages,
     of_parity.tokens,
+    of_doctor.causes,
     of_acceptance.reference,
     of_acceptance.golden,
     of_gates.unfinished,

@@ -235,3 +235,22 @@ def test_what_moved_since_the_night_before_is_told_with_the_largest_move() -> No
 def test_an_empty_night_finds_nothing_and_says_its_word() -> None:
     assert findings_of(night([])) == []
     assert headline_of("incomplete", []) == "Incomplete"
+
+
+def test_the_doctors_first_cause_is_told_with_its_change_in_place_of_its_gate() -> None:
+    def lamp(name: str, place: int, **values: Any) -> Row:
+        return row("33_doctor", "draft_lamp", name, {"place": place, **values})
+
+    red = {"colour": "red", "said": "the head accepts more", "change": 'set "rope_theta": 10000.0'}
+    lamps = [
+        lamp("tap_layers", 1, **{**red, "before": None, "after": None}),
+        lamp("rope", 0, **red, before=2.44, after=2.86),
+        lamp("norms", 2, colour="green", said="tried"),
+    ]
+    gate = {"job": lamps[0].job, "name": "no known cause of low acceptance", "word": "fail"}
+    found = findings_of(Night({"gates": [gate], "jobs": []}, lamps))
+    assert [finding.kind for finding in found] == ["cause of low acceptance"] * 2
+    assert found[0].sentence == "Of the draft head, rope: the head accepts more; mended, 2.44 becomes 2.86."
+    assert found[0].remedy is not None
+    assert found[0].remedy.text == 'set "rope_theta": 10000.0.'
+    assert headline_of("failed", found) == "Failed: acceptance is low for a known cause, rope"
