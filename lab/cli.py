@@ -19,7 +19,7 @@ from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.acceptance import GoldenOptions, InspectRunOptions
 from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions
 from lab.options.bits import InspectBitsOptions
-from lab.options.exchange import ImportOptions, TapsOptions, UpgradeOptions
+from lab.options.exchange import ImportOptions, InspectStatesOptions, TapsOptions, UpgradeOptions
 from lab.options.fields import Options
 from lab.options.fuzz import FuzzOptions
 from lab.options.kernels import KernelsOptions
@@ -92,6 +92,7 @@ COMMANDS = (
     Command("inspect tree", "show a draft tree and its buffers", InspectTreeOptions, "acceptance.inspected_tree:run"),
     Command("inspect run", "show what a run's drafts gave", InspectRunOptions, "acceptance.stored.inspected_run:run"),
     Command("inspect bits", "say where the bits of two runs part", InspectBitsOptions, "probes.bits.command:run"),
+    Command("inspect states", "compare another engine's states", InspectStatesOptions, "parity.dumped.command:run"),
     Command("rows upgrade", "carry stored rows over to today's form", UpgradeOptions, "rows.upgrade:run"),
     Command("serve", "answer OpenAI's completions and chats over HTTP", ServeOptions, "serve.command:run"),
     Command("taps", "write the engine's recorded stages to a file", TapsOptions, "parity.taps:run"),

@@ -5,6 +5,7 @@ in `layouts` or `keys`, a new variant a field of `HeadVariant`, read in `variant
 """
 
 from eagle3core.checkpoint.draft import DraftCheckpoint, load_draft
+from eagle3core.checkpoint.pickled import load_pickled
 from eagle3core.checkpoint.plan import draft_shapes
 from eagle3core.checkpoint.preflight import Preflight, preflight
 from eagle3core.checkpoint.target import TargetCheckpoint, load_target, target_shapes
@@ -15,6 +16,7 @@ __all__ = [
     "TargetCheckpoint",
     "draft_shapes",
     "load_draft",
+    "load_pickled",
     "load_target",
     "preflight",
     "target_shapes",
