@@ -54,6 +54,7 @@ class InspectStatesOptions(Options):
     device: DeviceName = option("auto", "where this engine runs")
     prompts: str = option("", "prompt file whose ids the dumps must hold", metavar="FILE")
     n_prompts: int = option(64, "how many of its prompts", ge=1)
+    repro: Path | None = option(None, "write repro.py for the first layer that diverges", metavar="DIR")
     out: Path | None = option(None, "append rows to this file", metavar="FILE.jsonl")
 
 

@@ -20,6 +20,7 @@ from lab.parity.replay import Replay
 from lab.parity.tolerance import PlainErrors, plain_errors
 
 PASS, NORMED = "prefill", "target.norm"
+RECORDED = {"k": 0, "steps": 1}  # how the engine is recorded: its prefill is all that is needed
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def boundaries_along(pair: PairUnderTest, sequences: Sequence[Sequence[int]]) ->
     both = [*runs, *again], [*truth, *truth]
     errors = plain_errors(*map(_replays, both))
     relative = {stage: max(map(relative_error, *([run[stage] for run in side] for side in both))) for stage in stages}
-    ours = [_engine_stages(one.tensors, stages, plain) for one in record(pair, sequences, k=0, steps=1)]
+    ours = [_engine_stages(one.tensors, stages, plain) for one in record(pair, sequences, **RECORDED)]
     return Boundaries(ours, truth, errors, relative)
 
 

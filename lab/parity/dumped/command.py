@@ -10,11 +10,12 @@ from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError, NotCompar
 from lab.options.exchange import InspectStatesOptions
 from lab.pairs.named import NAMES
 from lab.parity import inputs
-from lab.parity.dumped.boundaries import boundaries_along
+from lab.parity.dumped.boundaries import RECORDED, boundaries_along
 from lab.parity.dumped.files import Dump, read_dump
 from lab.parity.dumped.report import DumpCell, DumpReport, claims_of, report_of
 from lab.parity.head_files import read_taps
 from lab.parity.recording import PairUnderTest
+from lab.parity.repro import RunAgain, write_repros
 from lab.rows.environment import collect
 from lab.rows.maker import RowMaker
 from lab.rows.store import RowWriter
@@ -33,8 +34,12 @@ def run(options: InspectStatesOptions) -> int:
     pair = PairUnderTest(target, target, options.dtype or _dtype(dumps), options.device)
     n_layers = int(config["num_hidden_layers"])
     claims = [claims_of(dump, _taps(dump, options, n_layers), n_layers) for dump in dumps]
-    report = report_of(dumps, claims, boundaries_along(pair, [dump.tokens for dump in dumps]), pair.dtype)
+    tokens = [dump.tokens for dump in dumps]
+    report = report_of(dumps, claims, boundaries_along(pair, tokens), pair.dtype)
     print("\n".join([*lines_of(report), report.verdict]))
+    if options.repro is not None:
+        for script in write_repros(report.evidence, RunAgain(pair, tokens, RECORDED), options.repro):
+            print(f"run again: python {script}")
     if options.out is not None:
         _write(options.out, report)
     first = report.first_divergent

@@ -7,8 +7,8 @@ Source: docs/metrics.md, parity; docs/checkpoints.md, which layers the draft rea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from lab.parity.dumped.files import Dump, State
 from lab.parity.dumped.fit import Fit, fits, relation, rotated_from
 from lab.parity.judge import Place, StageCell, Triple, judge_stage
 from lab.parity.recording import DTYPES
+from lab.parity.repro import MOST_STAGES, Evidence
 from lab.parity.tolerance import FACTOR
 
 WORDS = {
@@ -68,10 +69,15 @@ class DumpCell:
 
 @dataclass(frozen=True)
 class DumpReport:
-    """Every layer of every dump, in order of the target's layers."""
+    """Every layer of every dump, in order of the target's layers.
+
+    Attributes:
+        evidence: tensors of the first layer that diverges, of some dumps.
+    """
 
     cells: list[DumpCell]
     dtype: str
+    evidence: tuple[Evidence, ...] = field(default=(), repr=False)
 
     @property
     def passed(self) -> bool:
@@ -132,7 +138,20 @@ def report_of(dumps: Sequence[Dump], claims: Sequence[Sequence[str]], found: Bou
     for i, (dump, named) in enumerate(zip(dumps, claims, strict=True)):
         side = _Side(i, found, dtype)
         cells += [_cell(side, dump, state, claim) for state, claim in zip(dump.states, named, strict=True)]
-    return DumpReport(sorted(cells, key=lambda cell: (_order(cell.judged.stage), cell.judged.prompt)), dtype)
+    cells.sort(key=lambda cell: (_order(cell.judged.stage), cell.judged.prompt))
+    return DumpReport(cells, dtype, tuple(_evidence(cells, dumps, found))[:MOST_STAGES])
+
+
+def _evidence(cells: Sequence[DumpCell], dumps: Sequence[Dump], found: Boundaries) -> Iterator[Evidence]:
+    """The first layer of each dump that diverges; the engine itself makes the final norm of one row only."""
+    for i, dump in enumerate(dumps):
+        own = [cell for cell in cells if cell.judged.prompt == i and not cell.passed and cell.judged.stage != NORMED]
+        if own:
+            judged = own[0].judged
+            values = next(state.values for state in dump.states if state.name == own[0].state)[: len(dump.tokens)]
+            is_by_norm = own[0].relative > own[0].relative_allowed
+            relative = own[0].relative_allowed if is_by_norm else None
+            yield Evidence(judged, found.ours[i][judged.stage], values, {}, relative)
 
 
 def _order(stage: str) -> int:
