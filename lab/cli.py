@@ -74,7 +74,7 @@ COMMANDS = (
     Command("bench", "time decoding beside other engines", BenchOptions, "probes.bench.command:run"),
     Command("scenarios", "run the bench over named suites", ScenariosOptions, "probes.bench.suite:run"),
     Command("ab", "compare two commits or settings, measured in turns", AbOptions, "probes.ab.command:run"),
-    Command("import", "hold acceptance of vLLM or SGLang against ours", ImportOptions, "acceptance.imported:run"),
+    Command("import", "compare another engine's acceptance", ImportOptions, "acceptance.reported.command:run"),
     Command("golden", "keep a run's acceptance lengths for later runs", GoldenOptions, "acceptance.golden.file:run"),
     Command("prove", "prove the GPU engine: bits, parity, memory", ProveOptions, "probes.proofs.command:run"),
     Command("speed", "time every depth and take its step apart", SpeedOptions, "probes.speed.command:run"),

@@ -61,7 +61,7 @@ class InspectStatesOptions(Options):
 class ImportOptions(Options):
     """Read the acceptance that another system reported."""
 
-    file: Path = option(..., "what vLLM or SGLang saved, JSON or JSON lines", flag="", metavar="FILE.json")
+    file: Path = option(..., "what vLLM, SGLang or TensorRT-LLM saved or their /metrics say", flag="", metavar="FILE")
     out: Path | None = option(None, "append rows to this file", metavar="FILE.jsonl")
     name: str = option("", "of the rows (default: the file's)")
     against: ExistingFile | None = option(None, "our rows on the same prompts", metavar="ROWS.jsonl")
