@@ -25,6 +25,7 @@ from lab.rows.values import number_of
 
 LENGTH, RATE, TWO = "acceptance_length", "mean_acceptance_rate", "fraction_two_or_more"
 HISTOGRAMS = ("spec_correct_drafts_histogram", "spec_accept_histogram")
+MOST_DRAFTS = 1024  # in a step; the deepest that any engine takes have some dozens
 Document = Mapping[str, Any]
 
 
@@ -145,8 +146,7 @@ def _sglang_requests(documents: Sequence[Document]) -> Acceptance | None:
     if not total:
         return None
     accepted = sum(a * n for a, n in total.items())
-    histogram = [total[a] for a in range(max(total) + 1)]
-    return of_histogram("sglang", histogram, accepted / drafted if drafted else None)
+    return of_histogram("sglang", _listed(total), accepted / drafted if drafted else None)
 
 
 def _meta_infos(document: Document) -> Iterator[Document]:
@@ -162,7 +162,7 @@ def _sglang_histogram(meta: Document) -> list[int]:
     lengths = meta.get("accept_lens") or meta.get("spec_accept_lens")
     if lengths:
         counts = Counter(int(one) - 1 for one in lengths)
-        return [counts[a] for a in range(max(counts) + 1)] if min(counts) >= 0 else _contradiction(lengths, "lengths")
+        return _listed(counts)
     histogram = next(([int(n) for n in meta[name]] for name in HISTOGRAMS if meta.get(name)), [])
     told = next((meta[name] for name in ("spec_num_correct_drafts", "spec_accept_token_num") if name in meta), None)
     accepted = sum(a * n for a, n in enumerate(histogram))
@@ -170,11 +170,15 @@ def _sglang_histogram(meta: Document) -> list[int]:
         return histogram
     if not histogram[0] and accepted - sum(histogram) == int(told):
         return histogram[1:]
-    return _contradiction(histogram, f"steps beside {told} accepted drafts")
+    raise ValueError(f"steps {histogram} beside {told} accepted drafts")
 
 
-def _contradiction(counts: object, beside: str) -> list[int]:
-    raise ValueError(f"{counts} {beside}")
+def _listed(counts: Counter[int]) -> list[int]:
+    """The histogram of counts by accepted drafts."""
+    least, most = min(counts), max(counts)
+    if least < 0 or most > MOST_DRAFTS:
+        raise ValueError(f"{least} to {most} accepted drafts in a step")
+    return [counts[a] for a in range(most + 1)]
 
 
 def _sglang_mean(document: Document) -> Acceptance | None:
@@ -205,7 +209,7 @@ def _trt_iterations(documents: Sequence[Document]) -> Acceptance | None:
     if not steps:
         return None
     if sum(alone.values()) == steps:
-        return of_histogram("tensorrt-llm", [alone[a] for a in range(max(alone) + 1)], accepted / drafted)
+        return of_histogram("tensorrt-llm", _listed(alone), accepted / drafted)
     return Acceptance("tensorrt-llm", 1 + accepted / steps, accepted / drafted, n_steps=steps)
 
 
@@ -214,10 +218,9 @@ def _trt_bench(document: Document) -> Acceptance | None:
     stats = document.get("decoding_stats")
     if not isinstance(stats, Mapping):
         return None
-    length, rate = (
-        number_of((stats.get(f"{name}_percentiles") or {}).get("average"))
-        for name in ("acceptance_length", "draft_acceptance_rate")
-    )
+    names = ("acceptance_length_percentiles", "draft_acceptance_rate_percentiles")
+    tables = [table if isinstance(table := stats.get(name), Mapping) else {} for name in names]
+    length, rate = (number_of(table.get("average")) for table in tables)
     return None if length is None else Acceptance("tensorrt-llm", length, rate)
 
 

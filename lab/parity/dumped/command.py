@@ -12,6 +12,7 @@ from lab.pairs.named import NAMES
 from lab.parity import inputs
 from lab.parity.dumped.boundaries import RECORDED, boundaries_along
 from lab.parity.dumped.files import Dump, read_dump
+from lab.parity.dumped.recorded import is_recorded, recorded_report
 from lab.parity.dumped.report import DumpCell, DumpReport, claims_of, report_of
 from lab.parity.head_files import read_taps
 from lab.parity.recording import PairUnderTest
@@ -24,7 +25,12 @@ KIND = "dumped states"
 
 
 def run(options: InspectStatesOptions) -> int:
-    """Reads the dumps, computes the same tokens, prints a line a layer; 0 if all agree, 1 if any diverges."""
+    """Reads the dumps, computes the same tokens, prints a line a layer; 0 if all agree, 1 if any diverges.
+
+    A file of recorded stages is compared by itself: it has draft stages and steps too.
+    """
+    if is_recorded(options.dumps[0]):
+        return _run_recorded(options)
     beside = "" if options.target in ("", *NAMES) else options.target  # a target alone is no pair
     target, _ = inputs.chosen_pair(options.target, options.draft or beside)
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
@@ -38,14 +44,43 @@ def run(options: InspectStatesOptions) -> int:
     report = report_of(dumps, claims, boundaries_along(pair, tokens), pair.dtype)
     print("\n".join([*lines_of(report), report.verdict]))
     if options.repro is not None:
-        for script in write_repros(report.evidence, RunAgain(pair, tokens, RECORDED), options.repro):
-            print(f"run again: python {script}")
+        _say_repros(write_repros(report.evidence, RunAgain(pair, tokens, RECORDED), options.repro))
     if options.out is not None:
         _write(options.out, report)
     first = report.first_divergent
     ending = {"command": "inspect states", "n": len(report.cells), "first": first and first.judged.stage}
     print(json.dumps(ending))
     return EXIT_PASSED if report.passed else EXIT_GATE_FAILED
+
+
+def _run_recorded(options: InspectStatesOptions) -> int:
+    path, *others = options.dumps
+    if others or options.prompts:
+        raise ExperimentError(
+            f"{path.name} holds recorded stages, and {'--prompts' if options.prompts else others[0].name} is beside it",
+            "one such file, which holds its own prompts", "give them one by one",
+        )  # fmt: skip
+    report = recorded_report(path, options)
+    table = report.table()[["kind", "stage", "status", "max_abs", "tolerance", "cosine"]]
+    print(table.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+    print(report.verdict)
+    if options.out is not None:
+        maker = RowMaker("inspect", "inspect states", collect().fingerprint)
+        with RowWriter(options.out) as writer:
+            for values in report.table().astype(object).to_dict("records"):
+                name = f"{path.stem}/{values['kind']}/{values['stage']}"
+                writer.write(maker.measured("parity", name, values, {"dtype": report.dtype}))
+    if options.repro is not None and report.again is not None:
+        _say_repros(write_repros(report.evidence, report.again, options.repro))
+    first = report.first_divergent
+    place = first and "/".join(part for part in (first.pass_name, first.stage) if part)
+    print(json.dumps({"command": "inspect states", "n": len(report.cells), "first": place}))
+    return EXIT_PASSED if report.passed else EXIT_GATE_FAILED
+
+
+def _say_repros(scripts: Sequence[Path]) -> None:
+    for script in scripts:
+        print(f"run again: python {script}")
 
 
 def lines_of(report: DumpReport) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,7 @@ def test_states_in_bf16_pass_and_each_layer_is_best_fitted_by_itself(
     assert "target.7.mlp?" in ending(capsys)[0]
 
 
+@pytest.mark.slow
 def test_a_file_of_specforge_and_of_speculators_needs_no_ids(tmp_path: Path, dumper: Dumper) -> None:
     states, last = dumper.stacked(TOKENS, TAPS), dumper.states(TOKENS)[-1]
     assert inspect(write_specforge(tmp_path / "f.ckpt", TOKENS, states, last)) == 0
@@ -84,6 +86,7 @@ def test_a_file_of_specforge_and_of_speculators_needs_no_ids(tmp_path: Path, dum
     assert inspect(write_speculators(tmp_path / "s.pt", TOKENS, with_last, as_list=True)) == 0
 
 
+@pytest.mark.slow
 def test_widened_states_are_judged_in_the_dtype_they_were_computed_in(tmp_path: Path, dumper: Dumper) -> None:
     path = write_vllm(tmp_path / "v.safetensors", TOKENS, dumper.stacked(TOKENS, TAPS).float())
     assert read_dump(path, dumper.width).dtype == "bfloat16"
@@ -102,6 +105,7 @@ def test_ids_that_count_outputs_are_told(tmp_path: Path, dumper: Dumper, capsys:
     assert inspect(path, "--capture-layers", *off, "--capture-convention", "output") == 0
 
 
+@pytest.mark.slow
 def test_a_last_state_after_the_final_norm_is_told(
     tmp_path: Path, dumper: Dumper, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -137,21 +141,24 @@ def rotated(states: Tensor) -> Tensor:
     return (states.float() @ torch.linalg.qr(square).Q).bfloat16()
 
 
+def slow(change: Callable[[Tensor], Tensor], words: str) -> object:
+    return pytest.param(change, words, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         (noisy, "as quantised weights"),
         (rotated, "it is a rotation of ours"),
-        (lambda states: 2 * states, "it is ours times a factor"),
-        (lambda states: states.roll(1, dims=0), "no state of ours is near it"),
-        (lambda states: states * float("nan"), "holds NaN or infinity"),
+        slow(lambda states: 2 * states, "it is ours times a factor"),
+        slow(lambda states: states.roll(1, dims=0), "no state of ours is near it"),
+        slow(lambda states: states * float("nan"), "holds NaN or infinity"),
     ],
     ids=["quantised", "rotated", "scaled", "other tokens", "NaN"],
 )
 def test_what_a_divergence_may_be_is_told_apart(
-    tmp_path: Path, dumper: Dumper, capsys: pytest.CaptureFixture[str], change: object, words: str
+    tmp_path: Path, dumper: Dumper, capsys: pytest.CaptureFixture[str], change: Callable[[Tensor], Tensor], words: str
 ) -> None:
-    assert callable(change)
     path = write_vllm(tmp_path / "v.safetensors", TOKENS, change(dumper.stacked(TOKENS, TAPS)))
     assert inspect(path, "--capture-layers", *TAPS) == 1
     text, last = ending(capsys)
