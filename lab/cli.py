@@ -20,7 +20,14 @@ from lab.options.acceptance import GoldenOptions, InspectRunOptions
 from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions
 from lab.options.bits import InspectBitsOptions
 from lab.options.doctor import DraftDoctorOptions
-from lab.options.exchange import ConvertOptions, ExportOptions, ImportOptions, TapsOptions, UpgradeOptions
+from lab.options.exchange import (
+    ConvertOptions,
+    ExportOptions,
+    ImportOptions,
+    InspectStatesOptions,
+    TapsOptions,
+    UpgradeOptions,
+)
 from lab.options.fields import Options
 from lab.options.fuzz import FuzzOptions
 from lab.options.kernels import KernelsOptions
@@ -76,7 +83,7 @@ COMMANDS = (
     Command("bench", "time decoding beside other engines", BenchOptions, "probes.bench.command:run"),
     Command("scenarios", "run the bench over named suites", ScenariosOptions, "probes.bench.suite:run"),
     Command("ab", "compare two commits or settings, measured in turns", AbOptions, "probes.ab.command:run"),
-    Command("import", "hold acceptance of vLLM or SGLang against ours", ImportOptions, "acceptance.imported:run"),
+    Command("import", "compare another engine's acceptance", ImportOptions, "acceptance.reported.command:run"),
     Command("export", "write stored rows as one table", ExportOptions, "rows.carried.export:run"),
     Command("golden", "keep a run's acceptance lengths for later runs", GoldenOptions, "acceptance.golden.file:run"),
     Command("prove", "prove the GPU engine: bits, parity, memory", ProveOptions, "probes.proofs.command:run"),
@@ -95,6 +102,7 @@ COMMANDS = (
     Command("inspect tree", "show a draft tree and its buffers", InspectTreeOptions, "acceptance.inspected_tree:run"),
     Command("inspect run", "show what a run's drafts gave", InspectRunOptions, "acceptance.stored.inspected_run:run"),
     Command("inspect bits", "say where the bits of two runs part", InspectBitsOptions, "probes.bits.command:run"),
+    Command("inspect states", "compare another engine's states", InspectStatesOptions, "parity.dumped.command:run"),
     Command("rows upgrade", "carry stored rows over to today's form", UpgradeOptions, "rows.carried.upgrade:run"),
     Command("serve", "answer OpenAI's completions and chats over HTTP", ServeOptions, "serve.command:run"),
     Command("convert", "write a draft head in another format", ConvertOptions, "pairs.converted:run"),

@@ -6,6 +6,7 @@ in `layouts` or `keys`, a new variant a field of `HeadVariant`, read in `variant
 """
 
 from eagle3core.checkpoint.draft import DraftCheckpoint, load_draft, read_refused_draft
+from eagle3core.checkpoint.pickled import load_pickled
 from eagle3core.checkpoint.plan import draft_shapes
 from eagle3core.checkpoint.preflight import Preflight, preflight
 from eagle3core.checkpoint.target import TargetCheckpoint, load_target, target_shapes
@@ -23,6 +24,7 @@ __all__ = [
     "described",
     "draft_shapes",
     "load_draft",
+    "load_pickled",
     "load_target",
     "preflight",
     "read_refused_draft",

@@ -34,8 +34,12 @@ _PIECE = 1 << 20
 _AGAIN = "download or export the checkpoint again, best as safetensors"
 
 
-def load_pickled(path: Path) -> dict[str, Tensor]:
+def load_pickled(path: Path, *, with_lists: bool = False) -> dict[str, Tensor]:
     """A `.bin` file's tensors by name, mapped from the file; never code.
+
+    Args:
+        with_lists: also take files with lists of tensors, as `<name>.<index>`, and with texts and numbers, which are
+            left out: what tools that write training data save.
 
     Raises:
         CheckpointError: a file that is no whole zip of plain entries, a pickle of anything but plain tensors by name.
@@ -49,7 +53,7 @@ def load_pickled(path: Path) -> dict[str, Tensor]:
         raise
     except Exception as reason:  # torch and zipfile raise whatever a damaged file makes them stumble over
         raise _unreadable(path, _first_line(reason)) from reason
-    return _plain(values, path)
+    return _plain(_without_lists(values) if with_lists else values, path)
 
 
 def _check_entries(archive: zipfile.ZipFile, path: Path) -> None:
@@ -81,6 +85,19 @@ def _check_pickle(archive: zipfile.ZipFile, path: Path) -> None:
             code.name == "GLOBAL" and argument not in GLOBALS
         ):
             raise _unreadable(path, f"the pickle names {shown(argument or code.name, 100)}, which is no plain tensor")
+
+
+def _without_lists(values: object) -> object:
+    """A mapping with lists taken apart, and without texts and numbers; anything else as it is."""
+    if not isinstance(values, dict):
+        return values
+    flat: dict[object, object] = {}
+    for name, value in values.items():
+        if isinstance(value, (list, tuple)):
+            flat |= {f"{name}.{i}": part for i, part in enumerate(value)}
+        elif not isinstance(value, (str, int, float, type(None))):
+            flat[name] = value
+    return flat
 
 
 def _plain(values: object, path: Path) -> dict[str, Tensor]:

@@ -50,10 +50,32 @@ class ConvertOptions(Options):
     norm_output: Literal["feedback", "head"] | None = option(None, "what that key means at the top of a flat file")
 
 
+class InspectStatesOptions(Options):
+    """Hold hidden states that another engine dumped against this engine's on the same tokens. Exit 1: some differ."""
+
+    dumps: tuple[ExistingFile, ...] = option(
+        ..., "what vLLM, speculators or SpecForge wrote of a request", flag="", metavar="DUMP", shape="several"
+    )
+    target: str = option("", "directory of the target; default: the shipped pair's", metavar="DIR")
+    draft: str = option("", "directory of the draft whose layers were dumped", metavar="DIR")
+    capture_layers: tuple[int, ...] = option((), "ids of the dumped layers, in the dump's order", shape="several")
+    capture_convention: Literal["input", "output"] | None = option(
+        None, "what those ids number; default: what the system that wrote the dump numbers"
+    )
+    dtype: Literal["", "float64", "float32", "bfloat16", "float16"] = option(
+        "", "that the other engine computed in; default: the dump's"
+    )
+    device: DeviceName = option("auto", "where this engine runs")
+    prompts: str = option("", "prompt file whose ids the dumps must hold", metavar="FILE")
+    n_prompts: int = option(64, "how many of its prompts", ge=1)
+    repro: Path | None = option(None, "write repro.py for the first layer that diverges", metavar="DIR")
+    out: Path | None = option(None, "append rows to this file", metavar="FILE.jsonl")
+
+
 class ImportOptions(Options):
     """Read the acceptance that another system reported."""
 
-    file: Path = option(..., "what vLLM or SGLang saved, JSON or JSON lines", flag="", metavar="FILE.json")
+    file: Path = option(..., "what vLLM, SGLang or TensorRT-LLM saved or their /metrics say", flag="", metavar="FILE")
     out: Path | None = option(None, "append rows to this file", metavar="FILE.jsonl")
     name: str = option("", "of the rows (default: the file's)")
     against: ExistingFile | None = option(None, "our rows on the same prompts", metavar="ROWS.jsonl")

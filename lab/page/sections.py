@@ -64,6 +64,7 @@ class Section:
     parts: list[dict[str, Any]]
     executed: str | None
     rows_file: str | None
+    repros: list[str]
 
 
 def section_of(
@@ -113,6 +114,7 @@ def section_of(
         parts=parts or [],
         executed=executed.relative_to(run_dir).as_posix() if executed.exists() else None,
         rows_file=stored.relative_to(run_dir).as_posix() if stored.exists() else None,
+        repros=[path.relative_to(run_dir).as_posix() for path in sorted(folder.glob("repro/*/repro.py"))],
     )
 
 

@@ -180,7 +180,7 @@ def with_derived(tensors: dict[str, Tensor], taps: Sequence[int], widths: dict[s
             named[f"{pass_name}/draft.feedback_in"] = value.clone()  # files hold no tensor twice
     for pass_name in dict.fromkeys(split_name(name)[0] for name in tensors):
         streams = [f"{pass_name}/target." + (f"{layer - 1}.mlp" if layer else "embed") for layer in taps]
-        if all(stream in tensors for stream in streams):
+        if streams and all(stream in tensors for stream in streams):  # a plain engine captures none
             named[f"{pass_name}/target.taps"] = torch.cat([tensors[stream] for stream in streams], dim=-1)
     return named
 

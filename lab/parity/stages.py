@@ -8,7 +8,7 @@ Source: docs/requirements.md R-138..R-140; `lab.parity.tolerance` for the 2x rul
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
@@ -20,16 +20,24 @@ from lab.parity.judge import Place, StageCell, Triple, judge_stage
 from lab.parity.names import is_integer_stage, split_name
 from lab.parity.recording import CHUNK, SLOTS, PairUnderTest, Recording, record
 from lab.parity.replay import Reference, Replay
+from lab.parity.repro import Evidence, RunAgain, evidence_of
 from lab.parity.tolerance import FACTOR, PlainErrors, plain_errors
 
 
 @dataclass(frozen=True)
 class StageReport:
-    """Every cell of a run, prompt by prompt in execution order."""
+    """Every cell of a run, prompt by prompt in execution order.
+
+    Attributes:
+        cells, dtype, reference: what was compared, in what, and with whom.
+        evidence: tensors of the stages that failed first. again: how to run them, where this module ran the engine.
+    """
 
     cells: list[StageCell]
     dtype: str
     reference: str
+    evidence: tuple[Evidence, ...] = field(default=(), repr=False)
+    again: RunAgain | None = field(default=None, repr=False)
 
     @property
     def passed(self) -> bool:
@@ -130,7 +138,9 @@ def run_stage_parity(
     )
     ours = record(pair, prompts, k=k, steps=steps, slots=slots, prefill_chunk=prefill_chunk)
     recorded = read_taps(reference, prompts, k=k, steps=steps) if reference else None
-    return report_of(pair, ours, prompts, recorded, stages=stages)
+    report = report_of(pair, ours, prompts, recorded, stages=stages)
+    how = {"k": k, "steps": steps, "slots": slots, "prefill_chunk": prefill_chunk}
+    return replace(report, again=RunAgain(pair, prompts, how))
 
 
 def report_of(
@@ -164,7 +174,9 @@ def report_of(
             "correct the names of stages, or leave them out to compare all",
         )  # fmt: skip
     name = "the recorded reference" if recorded else "Hugging Face"
-    return StageReport(compared, pair.dtype, name)
+    expected = recorded or [one.tensors for one in truth]
+    evidence = evidence_of(compared, [one.tensors for one in ours], expected)
+    return StageReport(compared, pair.dtype, name, evidence)
 
 
 def replay_all(

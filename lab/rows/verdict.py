@@ -213,6 +213,19 @@ def _normal_quantile() -> float:
     return NormalDist().inv_cdf(1 - FALSE_ALARM / 2)
 
 
+def wilson_interval(n_yes: int, n: int, z: float) -> tuple[float, float]:
+    """Interval of a share of `n_yes` in `n` at `z` standard deviations; 0 to 1 for n of 0.
+
+    Source: Wilson, J. Am. Stat. Assoc. 22 (1927).
+    """
+    if n == 0:
+        return 0.0, 1.0
+    share, weight = n_yes / n, z * z / n
+    half = z * math.sqrt(share * (1 - share) / n + weight / (4 * n))
+    middle = share + weight / 2
+    return max(0.0, (middle - half) / (1 + weight)), min(1.0, (middle + half) / (1 + weight))
+
+
 def student_quantile(freedom: int) -> float:
     """The two-sided `FALSE_ALARM` quantile of Student's t.
 

@@ -20,6 +20,7 @@ from eagle3core.weights import rope_frequencies
 from lab.errors import ExperimentError
 from lab.pairs.planted.pair import PlantedPair
 from lab.pairs.planted.tokens import expected_length
+from lab.rows.verdict import wilson_interval
 
 TOLERANCE = 0.03  # between acceptance and dial
 _SURE = 3.0  # standard errors that chance stays within in 997 of 1000 counts
@@ -111,16 +112,8 @@ class Position:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95% interval of the rate.
-
-        Source: Wilson, J. Am. Stat. Assoc. 22 (1927).
-        """
-        n, p = self.n_reached, self.rate
-        if n == 0:
-            return 0.0, 1.0
-        middle, z2 = p + _Z95**2 / (2 * n), _Z95**2
-        half = _Z95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-        return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
+        """95% interval of the rate."""
+        return wilson_interval(self.n_accepted, self.n_reached, _Z95)
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ def judged(words: Sequence[str], verdicts: tuple[int, ...] = (1, 3, 4)) -> Ended
     No program is asked what machine this is: that is not what is damaged.
     """
     with mock.patch.object(environment, "collect", return_value=MACHINE):
-        with mock.patch("lab.acceptance.imported.collect", return_value=MACHINE):
+        with mock.patch("lab.acceptance.reported.command.collect", return_value=MACHINE):
             ended = run_command(words)
     return None if ended.code in verdicts and not ended.told.startswith("eagle3lab: ") else ended
 

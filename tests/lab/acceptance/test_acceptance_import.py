@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from lab import cli
-from lab.acceptance.imported import LENGTH, RATE, TWO, parity, read_acceptance
+from lab.acceptance.reported.command import parity
+from lab.acceptance.reported.files import read_acceptance
+from lab.acceptance.reported.forms import LENGTH, RATE, TWO
 from lab.errors import ExperimentError
 from lab.rows.store import Row, RowWriter, read_rows
 

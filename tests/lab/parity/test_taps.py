@@ -170,3 +170,20 @@ def test_metadata_that_cannot_be_read_is_refused_with_the_files_name(
     save_file(load_file(taps), tmp_path / "odd.safetensors", metadata={**metadata_of(taps), **wrong})
     with pytest.raises(ExperimentError, match=r"odd\.safetensors has metadata"):
         read_taps(tmp_path / "odd.safetensors", PROMPTS, k=3, steps=3)
+
+
+@pytest.mark.slow
+def test_inspect_states_names_the_first_stage_that_differs_in_a_file_of_recorded_ones(
+    agreeing: Pair, taps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = ["--target", str(agreeing[0]), "--draft", str(agreeing[1])]
+    assert cli.run(["inspect", "states", str(taps), *pair]) == 0
+    other = changed(taps, tmp_path / "other.safetensors", "prompt1/step1/extend/draft.fc", 0.5)
+    kept = {name: tensor for name, tensor in load_file(other).items() if "/draft.concat" not in name}
+    save_file(kept, other, metadata=metadata_of(other))  # what a system did not record is not asked for
+    words = ["--repro", str(tmp_path / "repro"), "--out", str(tmp_path / "rows.jsonl")]
+    assert cli.run(["inspect", "states", str(other), *pair, *words]) == 1
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert last["first"] == "step1/extend/draft.fc"
+    assert (tmp_path / "repro" / "step1-extend-draft.fc" / "repro.py").is_file()
+    assert "draft.concat" not in (tmp_path / "rows.jsonl").read_text()

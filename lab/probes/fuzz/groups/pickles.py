@@ -55,12 +55,12 @@ def _make(prepared: tuple[SmallPair, Stored], random: Random, folder: Path) -> N
     elif kind == 2:
         _bend_pickle(path, random)
     elif kind == 3:
-        program = random.choice(_PROGRAMS)(folder.parent / CANARY)
+        program = random.choice(PROGRAMS)(folder.parent / CANARY)
         path.write_bytes(pickle.dumps({"a": 1, "fc.weight": program}, protocol=random.choice((0, 1, 2, 3, 4, 5))))
     else:
         stored = dict(weights)
         if kind == 4:
-            stored[random.choice(list(stored))] = random.choice(_PROGRAMS)(folder.parent / CANARY)
+            stored[random.choice(list(stored))] = random.choice(PROGRAMS)(folder.parent / CANARY)
         else:
             random.choice(_ODD)(stored, random)
         torch.save(stored, path, _use_new_zipfile_serialization=random.random() < 0.85)
@@ -106,7 +106,7 @@ def _rename(stored: Stored, random: Random) -> None:
 def _retype(stored: Stored, random: Random) -> None:
     name = random.choice(list(stored))
     value = stored[name]
-    stored[name] = random.choice(_TYPES)(value)
+    stored[name] = random.choice(TYPES)(value)
 
 
 def _nest(stored: Stored, random: Random) -> None:
@@ -129,7 +129,7 @@ def _bits(stored: Stored, random: Random) -> None:
 
 
 _ODD = (_rename, _retype, _retype, _nest, _alias, _bits)
-_TYPES: tuple[Callable[[Any], Any], ...] = (
+TYPES: tuple[Callable[[Any], Any], ...] = (
     lambda value: value.to("meta"),
     lambda value: value.to_sparse(),
     lambda value: value.float().to_sparse_csr() if value.dim() == 2 else value.to_sparse(),
@@ -151,7 +151,7 @@ _TYPES: tuple[Callable[[Any], Any], ...] = (
     lambda value: torch._neg_view(value.float()),
 )
 # Each would leave the canary, or take all memory, were it run.
-_PROGRAMS: tuple[Callable[[Path], Any], ...] = (
+PROGRAMS: tuple[Callable[[Path], Any], ...] = (
     lambda canary: _Calls(os.system, f"touch {canary}"),
     lambda canary: _Calls(open, str(canary), "w"),
     lambda canary: _Calls(eval, f"open({str(canary)!r}, 'w')"),
