@@ -109,7 +109,7 @@ def test_every_notebook_ran_and_every_gate_held(tmp_path: Path) -> None:
         for words in (run_dir / "jobs" / job["id"] / "figures").glob("*.json"):
             kept: dict[str, Any] = json.loads(words.read_text())
             assert all(kept[key] for key in ("alt", "caption", "rows")), words.name
-            assert words.with_suffix(".svg").exists()
+            assert words.with_suffix(".svg").exists() == kept["is_drawn"]
     drawn = {path.stem for path in (run_dir / "jobs" / "90_nightly" / "figures").glob("*.json")}
     assert drawn == {"points"}, "of what was measured before it"
     for text in [row.line() for row in rows] + [(run_dir / "index.html").read_text()]:
