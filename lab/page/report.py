@@ -13,7 +13,6 @@ from typing import Any
 from jinja2 import Environment as Templates
 from jinja2 import FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from pydantic import ValidationError
 
 from lab import figures
 from lab.errors import LabError, RunFailed
@@ -21,6 +20,7 @@ from lab.figures import shown
 from lab.night.notices import notices_of
 from lab.night.progress import duration
 from lab.page import facts, first_screen
+from lab.page.all_runs import PAGE, filters_of, listed_runs
 from lab.page.findings.finding import Finding, Night
 from lab.page.findings.remedies import remedy_of
 from lab.page.findings.rules import findings_of, headline_of
@@ -29,21 +29,8 @@ from lab.page.runbook import sections_for
 from lab.page.sections import NOTEBOOKS_FOLDER, Section, section_of
 from lab.rows.runs import left_out_words, read_environment, read_plan, read_whole_summary, runs_under
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row, read_rows
-from lab.rows.stored.forms import Form, Moment, Number
 from lab.rows.stored.moments import is_to_come
 from lab.rows.values import percent
-
-PAGE = "index.html"
-
-
-class Listed(Form):
-    """What the index says of a run, out of its summary."""
-
-    word: str
-    sentence: str
-    started_at: Moment
-    seconds: Number
-    fingerprint: str
 
 
 def render(run_dir: Path) -> Path:
@@ -118,16 +105,10 @@ def _rows(run_dir: Path) -> tuple[list[Row], dict[str, list[str]]]:
 def render_index(reports: Path) -> Path:
     """Rebuilds the list of all runs of a reports folder, newest first; those that cannot be read are named below it."""
     runs = runs_under(reports)
-    listed, left_out = [], dict(runs.left_out)
-    for path, summary in reversed(runs.found):
-        try:
-            told = Listed.model_validate(summary)
-        except ValidationError as error:
-            left_out[path] = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())
-        else:
-            listed.append({**told.model_dump(), "folder": path.name, "has_page": (path / PAGE).exists()})
+    listed, left_out = listed_runs(runs)
     notices = [*left_out_words(left_out), *_from_the_future(runs.found)]
-    _write(reports / PAGE, _page("index.html", runs=listed, notices=notices))
+    filters = filters_of(listed)
+    _write(reports / PAGE, _page("index.html", runs=listed, filters=filters, notices=notices))
     return reports / PAGE
 
 
