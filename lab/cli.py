@@ -193,9 +193,14 @@ def show_report(options: ReportOptions) -> int:
 
 
 def show_comparison(options: CompareOptions) -> int:
-    """Compares two runs; 1 if anything is slower."""
+    """Compares two runs; 1 if anything is slower. The page is written even of runs whose numbers cannot be compared."""
     from lab.rows.comparison import comparison
 
+    if options.html is not None:
+        from lab.page.two_runs import render_two
+
+        render_two(options.before, options.after, options.html)
+        print(f"Page: {options.html}", file=sys.stderr)
     text, any_slower = comparison(options.before, options.after, markdown=options.markdown)
     print(text)
     return EXIT_GATE_FAILED if any_slower else EXIT_PASSED

@@ -74,13 +74,13 @@ def render_all(run_dir: Path) -> list[Path]:
         "counts": facts.counts(rows),
         "notices": [*faults.get("", []), *summary.get("clock", []), *notices_of(rows)],
     }
-    page = _page(
+    page = page_text(
         "run.html",
         summary=summary,
         telling=telling_parameters([*summary["since"]["changes"], *summary.get("nights", [])]),
         **content,
     )
-    _write(run_dir / PAGE, page)
+    write_page(run_dir / PAGE, page)
     return [run_dir / PAGE, *notebooks, render_index(run_dir.parent)]
 
 
@@ -108,7 +108,7 @@ def render_index(reports: Path) -> Path:
     listed, left_out = listed_runs(runs)
     notices = [*left_out_words(left_out), *_from_the_future(runs.found)]
     filters = filters_of(listed)
-    _write(reports / PAGE, _page("index.html", runs=listed, filters=filters, notices=notices))
+    write_page(reports / PAGE, page_text("index.html", runs=listed, filters=filters, notices=notices))
     return reports / PAGE
 
 
@@ -141,12 +141,13 @@ def _render_notebook(run_dir: Path, section: Section) -> Path:
             f"remove it, then draw {run_dir.name}",
         )
     folder.mkdir(exist_ok=True)
-    page = _page("notebook.html", run=run_dir.name, section=section, parts=section.parts)
-    _write(folder / f"{section.id}.html", page)
+    page = page_text("notebook.html", run=run_dir.name, section=section, parts=section.parts)
+    write_page(folder / f"{section.id}.html", page)
     return folder / f"{section.id}.html"
 
 
-def _page(template: str, **content: Any) -> str:
+def page_text(template: str, **content: Any) -> str:
+    """A page from its template, with the style and the filters that every page has."""
     folder = Path(__file__).resolve().parent / "templates"
     templates = Templates(
         loader=FileSystemLoader(folder),
@@ -172,7 +173,7 @@ def _page(template: str, **content: Any) -> str:
     return templates.get_template(template).render(css=css, **content)
 
 
-def _write(path: Path, text: str) -> None:
+def write_page(path: Path, text: str) -> None:
     """A whole page or none; a link in its place is replaced, never followed."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -184,5 +185,5 @@ def _write(path: Path, text: str) -> None:
         raise RunFailed(
             f"{path.name} could not be written: {error.strerror or error}",
             "a file system with room for the page; the rows are stored and safe",
-            f"free some space, then run `eagle3lab report {path.parent.name}`",
+            f"free some space, then draw {path.parent.name or path.name} again with the same command",
         ) from error
