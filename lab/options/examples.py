@@ -1,0 +1,48 @@
+"""Commands in the groups in which `--help` shows them, and an example of each; whoever adds a command adds both."""
+
+from __future__ import annotations
+
+CHAPTERS = (
+    ("Begin here", ("doctor", "nightly", "run", "notebooks")),
+    ("Look at runs", ("report", "compare", "export", "rows")),
+    ("Is it right", ("prove", "inspect", "taps", "fuzz")),
+    ("What is accepted", ("import", "golden", "train", "planted", "convert")),
+    ("Is it fast", ("bench", "scenarios", "speed", "profile", "ab", "gates", "kernels", "sweep")),
+    ("Use it", ("serve",)),
+)
+EXAMPLES = {
+    "nightly": "nightly --dry-run",
+    "run": "run 31_acceptance -p max_new_tokens=64",
+    "notebooks": "notebooks --copy my-notebooks",
+    "report": "report reports/night",
+    "compare": "compare reports/A reports/B --html two.html",
+    "doctor": "doctor --target TARGET_DIR --draft DRAFT_DIR",
+    "doctor draft": "doctor draft DRAFT_DIR --target TARGET_DIR",
+    "kernels": "kernels --gates",
+    "bench": "bench --at 24x1 --spec 0,3 --tokens 24 --rounds 1 --out rows.jsonl",
+    "scenarios": "scenarios --contexts 16,24,32,40 --spec 2,3 --tokens 16",
+    "ab": "ab main HEAD --command 'bench --at 512x1 --peers none' --out ab.jsonl",
+    "import": "import result.json --against rows.jsonl --row spec-3",
+    "export": "export reports/night-1 reports/night-2 --out nights.csv",
+    "golden": "golden reports/lengths --out golden_lengths.json --tolerance 0.02",
+    "prove": "prove parity",
+    "speed": "speed --spec 0,1,3,7 --at 24x1 --tokens 24 --rounds 1 --out speed.jsonl",
+    "sweep shapes": "sweep shapes --out shapes.json",
+    "sweep gemm": "sweep gemm --shapes shapes.json --top 12 --out sweep_gemm.jsonl",
+    "sweep fmha": "sweep fmha --orders 32x4 --out sweep_fmha.jsonl",
+    "sweep step": "sweep step --steps dynamic-16/4/4 --context 512 --out sweep_step.jsonl",
+    "gates micro": "gates micro --repeat 3 --out rows.jsonl --records records.json",
+    "gates full": "gates full --out rows.jsonl",
+    "gates check": "gates check BASELINE.json SPEC.json --mode single32k",
+    "fuzz": "fuzz --cases 1000 --seed 1",
+    "profile": "profile --pair shipped --spec 3 --tool torch --out profile",
+    "planted": "planted --geometry nano --acceptance-length 2.2 --steps 2000",
+    "train": "train --size tiny --out my_pair",
+    "inspect tree": "inspect tree --choices mc_sim_7b_63 --batch-size 4",
+    "inspect run": "inspect run reports/logged",
+    "inspect bits": "inspect bits --one plain --other chain-3 --n-prompts 2",
+    "rows upgrade": "rows upgrade FILE.jsonl",
+    "serve": "serve --target TARGET_DIR --draft DRAFT_DIR --port 8000 --spec-k 3",
+    "convert": "convert DRAFT_DIR OUT_DIR --to gguf --target TARGET_DIR",
+    "taps": "taps --out ours.safetensors",
+}
