@@ -20,6 +20,7 @@ from lab.options.acceptance import GoldenOptions, InspectRunOptions
 from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions
 from lab.options.bits import InspectBitsOptions
 from lab.options.doctor import DraftDoctorOptions
+from lab.options.examples import CHAPTERS, EXAMPLES
 from lab.options.exchange import (
     ConvertOptions,
     ExportOptions,
@@ -41,7 +42,7 @@ from lab.options.night import (
     RunOptions,
 )
 from lab.options.proofs import GatesCheckOptions, GatesRunOptions, ProveOptions
-from lab.options.reader import Parser, add_options, described, read_values
+from lab.options.reader import EXIT_CODES, Parser, add_options, described, read_values
 from lab.options.serve import ServeOptions
 from lab.options.speed import AbOptions, ProfileOptions, SpeedOptions
 from lab.options.sweeps import FmhaOptions, GemmOptions, ShapesOptions, StepOptions
@@ -155,9 +156,20 @@ def parsed(arguments: Sequence[str]) -> tuple[Command, Options]:
     return command, read_values(command.options, given, parser.prog)
 
 
+class _Top(Parser):
+    """`eagle3lab` alone: its help shows the commands in groups."""
+
+    def format_help(self) -> str:
+        told = {command.name: command.help for command in COMMANDS} | GROUPS
+        lines = [*self.format_usage().splitlines(), "", str(self.description)]
+        for title, names in CHAPTERS:
+            lines += ["", f"{title}:", *(f"    {name:10} {told[name]}" for name in names)]
+        return "\n".join([*lines, "", "`eagle3lab COMMAND --help` shows options and an example.", EXIT_CODES, ""])
+
+
 def _parser() -> Parser:
     """The command line of `eagle3lab`."""
-    top = Parser(prog="eagle3lab", description="Bring up, prove and tune EAGLE-3 speculative decoding.")
+    top = _Top(prog="eagle3lab", description="Bring up, prove and tune EAGLE-3 speculative decoding.")
     commands = {"": top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)}
     parsers: dict[str, Parser] = {}  # of commands; one of them may be a group as well, and then runs without a member
     for command in COMMANDS:
@@ -173,7 +185,8 @@ def _parser() -> Parser:
 
 def _add_command(commands: argparse._SubParsersAction[Parser], name: str, command: Command) -> Parser:
     text = described(command.options) if command.options is not NoOptions else command.help
-    made = commands.add_parser(name, help=command.help, description=text)
+    epilog = f"Example: eagle3lab {EXAMPLES[command.name]}. {EXIT_CODES}"
+    made = commands.add_parser(name, help=command.help, description=text, epilog=epilog)
     add_options(made, command.options)
     made.set_defaults(_command=command, _parser=made)  # no field begins with an underscore
     return made
@@ -201,9 +214,14 @@ def show_report(options: ReportOptions) -> int:
 
 
 def show_comparison(options: CompareOptions) -> int:
-    """Compares two runs; 1 if anything is slower."""
+    """Compares two runs; 1 if anything is slower. The page is written even of runs whose numbers cannot be compared."""
     from lab.rows.comparison import comparison
 
+    if options.html is not None:
+        from lab.page.two_runs import render_two
+
+        render_two(options.before, options.after, options.html)
+        print(f"Page: {options.html}", file=sys.stderr)
     text, any_slower = comparison(options.before, options.after, markdown=options.markdown)
     print(text)
     return EXIT_GATE_FAILED if any_slower else EXIT_PASSED

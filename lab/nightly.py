@@ -213,7 +213,8 @@ def conclude_night(plan: Plan, clock: ClockWatch) -> int:
         summary["exit_code"] = summary["exit_code"] or EXIT_COULD_NOT_RUN
     told = [summary["sentence"], *summary["clock"], *summary["since"]["left_out"], f"Report: {where}"]
     print("\n".join(told), file=sys.stderr)
-    print(last_line(summary, page), flush=True)
+    if not sys.stdout.isatty():  # for whatever reads it; people have had the sentence, and the report's address last
+        print(last_line(summary, page), flush=True)
     return int(summary["exit_code"])
 
 

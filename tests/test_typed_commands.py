@@ -21,6 +21,7 @@ from lab.night.parameters import check_parameters, find_notebook, read_parameter
 from lab.night.plan import config_path
 from lab.night.settings import one_notebook, with_settings
 from lab.options import kernels as kernel_options
+from lab.options.examples import EXAMPLES
 from lab.options.night import NightOptions, RunOptions
 from lab.options.reader import parsed as parsed_by
 
@@ -129,6 +130,12 @@ def test_every_command_line_of_the_pages_can_be_typed(tmp_path: Path, monkeypatc
         except (ExperimentError, FileNotFoundError, AssertionError) as error:
             faults.append(f"{page}: {program} {' '.join(words)}: {str(error).splitlines()[0]}")
     assert faults == []
+
+
+@pytest.mark.parametrize("example", EXAMPLES.values())
+def test_every_example_of_help_can_be_typed(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check("eagle3lab", shlex.split(example))
 
 
 def test_there_are_command_lines_to_check() -> None:

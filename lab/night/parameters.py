@@ -223,15 +223,20 @@ def _closest(name: str, known: list[str]) -> str:
 
 
 def listing() -> str:
-    """Every packaged notebook with its title and parameters, for people."""
-    blocks = []
-    for path in sorted(notebooks_folder().glob("*.ipynb")):
+    """The packaged notebooks with their titles, then each with its parameters, for people."""
+    paths = sorted(notebooks_folder().glob("*.ipynb"))
+    if not paths:
+        return "no notebooks are installed"
+    wide = max(len(path.stem) for path in paths)
+    titles = [f"  {path.stem:{wide}}  {title(path)}" for path in paths]
+    blocks = ["\n".join([f"{len(paths)} notebooks; `eagle3lab run NAME -p PARAMETER=VALUE` runs one", *titles])]
+    for path in paths:
         lines = [f"{path.stem}: {title(path)}"]
         for spec in read_parameters(path):
             if spec.name not in ("run_dir", "job"):
                 lines.append(f"  {spec.name}: {spec.type} = {spec.default!r}{f'  # {spec.help}' if spec.help else ''}")
         blocks.append("\n".join(lines))
-    return "\n\n".join(blocks) or "no notebooks are installed"
+    return "\n\n".join(blocks)
 
 
 def title(path: Path) -> str:

@@ -15,7 +15,7 @@ class NightProgress:
     """Jobs done of all, the running one's last milestone, and the time left where earlier runs tell it.
 
     Args:
-        seconds: how long each job took before, by job id; a job that is not in it makes the time left unknown.
+        seconds: how long each job took before, or is expected to take, by job id; others are counted beside the time.
     """
 
     def __init__(self, job_ids: list[str], seconds: dict[str, float], console: Console | None = None) -> None:
@@ -41,17 +41,17 @@ class NightProgress:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._bar.stop()
 
-    def left(self) -> float | None:
-        """Seconds the jobs that are not done took before; None when one of them is new."""
-        todo = self._ids[self._n_done :]
-        if any(job not in self._seconds for job in todo):
-            return None
-        return sum(self._seconds[job] for job in todo)
+    def left(self) -> str:
+        """How long the jobs that are not done took before, or are expected to take, and how many are not known."""
+        known = [self._seconds[job] for job in self._ids[self._n_done :] if job in self._seconds]
+        n_new = len(self._ids) - self._n_done - len(known)
+        about = [f"about {duration(sum(known))}"] if known else []
+        new = [f"{n_new} job{'' if n_new == 1 else 's'} not timed before"] if n_new and known else []
+        return f", {' and '.join(about + new)} left" if about else ""
 
     def began(self, job_id: str) -> None:
         """A job starts."""
-        left = self.left()
-        about = f", about {duration(left)} left" if left is not None else ""
+        about = self.left()
         self._line(f"[{self._n_done + 1}/{len(self._ids)}] {job_id} starts{about}")
         self._bar.update(self._task, description=f"{job_id}{about}")
 

@@ -80,3 +80,4 @@ class CompareOptions(Options):
     before: Folder = option(..., "the earlier run folder", flag="", metavar="A")
     after: Folder = option(..., "the later run folder", flag="", metavar="B")
     markdown: bool = option(False, "as tables for a pull request")
+    html: Path | None = option(None, "write a page: curves overlaid, rows that moved, environments", metavar="OUT.html")

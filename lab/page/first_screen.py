@@ -26,12 +26,14 @@ class Figure:
     Attributes:
         label: what it is. value: for people; empty where it was not measured.
         note: its interval and where it is from, or why it is missing. job: where the page shows it.
+        number: the value as measured; 0 where it was not.
     """
 
     label: str
     value: str
     note: str
     job: str = ""
+    number: float = 0.0
 
 
 def numbers(night: Night) -> list[Figure]:
@@ -52,7 +54,8 @@ def _speedup(night: Night, row: Row | None) -> Figure:
     label = "Speed-up over plain decoding"
     if row is None:
         return Figure(label, "", _why_not(night, *ROUNDS))
-    return Figure(label, f"{number(row, 'speedup'):.2f}×", f"{_where(row)}{interval(row)}", row.job)
+    speedup = number(row, "speedup")
+    return Figure(label, f"{speedup:.2f}×", f"{_where(row)}{interval(row)}", row.job, speedup)
 
 
 def _acceptance(night: Night, fastest: Row | None) -> Figure:

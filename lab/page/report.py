@@ -13,7 +13,6 @@ from typing import Any
 from jinja2 import Environment as Templates
 from jinja2 import FileSystemLoader, StrictUndefined
 from markupsafe import Markup
-from pydantic import ValidationError
 
 from lab import figures
 from lab.errors import LabError, RunFailed
@@ -21,6 +20,7 @@ from lab.figures import shown
 from lab.night.notices import notices_of
 from lab.night.progress import duration
 from lab.page import facts, first_screen
+from lab.page.all_runs import PAGE, filters_of, listed_runs
 from lab.page.findings.finding import Finding, Night
 from lab.page.findings.remedies import remedy_of
 from lab.page.findings.rules import findings_of, headline_of
@@ -29,21 +29,8 @@ from lab.page.runbook import sections_for
 from lab.page.sections import NOTEBOOKS_FOLDER, Section, section_of
 from lab.rows.runs import left_out_words, read_environment, read_plan, read_whole_summary, runs_under
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row, read_rows
-from lab.rows.stored.forms import Form, Moment, Number
 from lab.rows.stored.moments import is_to_come
 from lab.rows.values import percent
-
-PAGE = "index.html"
-
-
-class Listed(Form):
-    """What the index says of a run, out of its summary."""
-
-    word: str
-    sentence: str
-    started_at: Moment
-    seconds: Number
-    fingerprint: str
 
 
 def render(run_dir: Path) -> Path:
@@ -87,13 +74,13 @@ def render_all(run_dir: Path) -> list[Path]:
         "counts": facts.counts(rows),
         "notices": [*faults.get("", []), *summary.get("clock", []), *notices_of(rows)],
     }
-    page = _page(
+    page = page_text(
         "run.html",
         summary=summary,
         telling=telling_parameters([*summary["since"]["changes"], *summary.get("nights", [])]),
         **content,
     )
-    _write(run_dir / PAGE, page)
+    write_page(run_dir / PAGE, page)
     return [run_dir / PAGE, *notebooks, render_index(run_dir.parent)]
 
 
@@ -118,16 +105,10 @@ def _rows(run_dir: Path) -> tuple[list[Row], dict[str, list[str]]]:
 def render_index(reports: Path) -> Path:
     """Rebuilds the list of all runs of a reports folder, newest first; those that cannot be read are named below it."""
     runs = runs_under(reports)
-    listed, left_out = [], dict(runs.left_out)
-    for path, summary in reversed(runs.found):
-        try:
-            told = Listed.model_validate(summary)
-        except ValidationError as error:
-            left_out[path] = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())
-        else:
-            listed.append({**told.model_dump(), "folder": path.name, "has_page": (path / PAGE).exists()})
+    listed, left_out = listed_runs(runs)
     notices = [*left_out_words(left_out), *_from_the_future(runs.found)]
-    _write(reports / PAGE, _page("index.html", runs=listed, notices=notices))
+    filters = filters_of(listed)
+    write_page(reports / PAGE, page_text("index.html", runs=listed, filters=filters, notices=notices))
     return reports / PAGE
 
 
@@ -160,12 +141,13 @@ def _render_notebook(run_dir: Path, section: Section) -> Path:
             f"remove it, then draw {run_dir.name}",
         )
     folder.mkdir(exist_ok=True)
-    page = _page("notebook.html", run=run_dir.name, section=section, parts=section.parts)
-    _write(folder / f"{section.id}.html", page)
+    page = page_text("notebook.html", run=run_dir.name, section=section, parts=section.parts)
+    write_page(folder / f"{section.id}.html", page)
     return folder / f"{section.id}.html"
 
 
-def _page(template: str, **content: Any) -> str:
+def page_text(template: str, **content: Any) -> str:
+    """A page from its template, with the style and the filters that every page has."""
     folder = Path(__file__).resolve().parent / "templates"
     templates = Templates(
         loader=FileSystemLoader(folder),
@@ -191,7 +173,7 @@ def _page(template: str, **content: Any) -> str:
     return templates.get_template(template).render(css=css, **content)
 
 
-def _write(path: Path, text: str) -> None:
+def write_page(path: Path, text: str) -> None:
     """A whole page or none; a link in its place is replaced, never followed."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -203,5 +185,5 @@ def _write(path: Path, text: str) -> None:
         raise RunFailed(
             f"{path.name} could not be written: {error.strerror or error}",
             "a file system with room for the page; the rows are stored and safe",
-            f"free some space, then run `eagle3lab report {path.parent.name}`",
+            f"free some space, then draw {path.parent.name or path.name} again with the same command",
         ) from error

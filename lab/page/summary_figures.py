@@ -21,12 +21,12 @@ def acceptance(rows: list[Row]) -> Drawn | None:
 
     Table: spec_k, acceptance_length, outside_loops, most (spec_k + 1: every draft accepted, bonus included).
     """
-    found = [row for row in _measured(rows, "acceptance", "acceptance_length") if _depth(row) is not None]
+    found = [row for row in _measured(rows, "acceptance", "acceptance_length") if depth_of(row) is not None]
     if not found:
         return None
     table = pd.DataFrame(
         {
-            "spec_k": [_depth(row) for row in found],
+            "spec_k": [depth_of(row) for row in found],
             "acceptance_length": [row.values["acceptance_length"] for row in found],
             "outside_loops": [row.values.get("acceptance_length_outside_loops") for row in found],
         }
@@ -138,7 +138,7 @@ def _measured(rows: list[Row], kind: str, value: str) -> list[Row]:
     return [row for row in rows if row.kind == kind and row.status == "measured" and row.values.get(value) is not None]
 
 
-def _depth(row: Row) -> int | None:
+def depth_of(row: Row) -> int | None:
     """The depth k of a row named `spec-k`."""
     stem, _, digits = row.name.rpartition("-")
     return int(digits) if stem == "spec" and digits.isdigit() else None

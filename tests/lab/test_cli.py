@@ -17,6 +17,7 @@ from stored_runs import store
 from eagle3core.errors import ConfigError
 from lab import cli
 from lab.errors import GateFailed, RunFailed
+from lab.options.examples import CHAPTERS, EXAMPLES
 
 pytestmark = pytest.mark.reference
 
@@ -125,7 +126,15 @@ def test_python_m_lab_is_the_command_and_help_is_short() -> None:
     for command in ("nightly", "run", "notebooks", "report", "compare", "doctor", "train", "taps"):
         assert f"\n    {command}" in done.stdout
     assert len(done.stdout.splitlines()) < 50
+    assert all(len(line) < 100 for line in done.stdout.splitlines()[:-1])
     assert "4 undecided" in " ".join(done.stdout.split())
+
+
+def test_help_shows_every_command_in_one_group_and_an_example_of_each() -> None:
+    shown = [name for _, names in CHAPTERS for name in names]
+    assert sorted(shown) == sorted({command.name.partition(" ")[0] for command in cli.COMMANDS})
+    assert set(EXAMPLES) == {command.name for command in cli.COMMANDS}
+    assert all(example.startswith(name) for name, example in EXAMPLES.items())
 
 
 def test_compare_prints_the_worst_first_and_exits_one_when_something_is_slower(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,8 @@ def listing(bench: Bench | None) -> str:
     cards = registry()
     source = f"rows: {bench.line()}" if bench else f"rows: missing: {NO_ROWS}"
     blocks = [card_text(card, bench) for card in cards.values()]
-    return "\n\n".join([f"{len(cards)} op cards; {source}", *blocks])
+    names = textwrap.fill(", ".join(cards), 110, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    return "\n\n".join([f"{len(cards)} op cards; {source}\n{names}", *blocks])
 
 
 def named(ops: Sequence[str]) -> list[Card]:

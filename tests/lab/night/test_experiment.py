@@ -97,6 +97,20 @@ def test_words_in_brackets_are_shown_as_they_are() -> None:
     assert "read [/tmp/x]" in written.getvalue()
 
 
+def test_the_time_left_is_of_the_jobs_that_are_known_and_counts_the_others() -> None:
+    written = io.StringIO()
+    with NightProgress(["a", "b", "c"], {"a": 60.0, "b": 70.0}, Console(file=written, width=100)) as progress:
+        for job in "abc":
+            progress.began(job)
+            progress.ended(job, "finished", 1.0)
+    starts = [line.split(" ", 1)[1] for line in written.getvalue().splitlines() if "starts" in line]
+    assert starts == [
+        "[1/3] a starts, about 2 min 10 s and 1 job not timed before left",
+        "[2/3] b starts, about 1 min 10 s and 1 job not timed before left",
+        "[3/3] c starts",
+    ]
+
+
 def test_a_notebook_without_exactly_one_parameters_cell_is_refused(tmp_path: Path) -> None:
     path = write_notebook(tmp_path / "none.ipynb")
     path.write_text(path.read_text().replace('"tags": ["parameters"]', '"tags": []'))

@@ -246,3 +246,14 @@ def test_a_run_folder_of_another_machine_cannot_be_gone_on_with(tmp_path: Path, 
     plan(tmp_path / "theirs", "another machine")
     with pytest.raises(ExperimentError, match="holds a run of another machine"):
         run(config, tmp_path / "theirs")
+
+
+def test_on_a_terminal_the_last_line_is_the_address_of_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(tmp_path / "night.toml", write_notebook(tmp_path / "nb" / "one.ipynb", START, PASS))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    run_night(NightOptions(config=config, out=tmp_path / "reports" / "one"))
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines()[-1] == f"Report: {tmp_path / 'reports' / 'one' / 'index.html'}"
