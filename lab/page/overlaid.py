@@ -93,7 +93,7 @@ def _drawn(sides: dict[str, dict[str, dict[int, float]]], shared: list[str], wha
         for place, (run, side) in enumerate(sides.items()):
             points = sorted(side[curve].items())
             axes.plot([depth for depth, _ in points], [value for _, value in points], label=run, **_look(place))
-        axes.set_title(curve, fontsize=9)
+        axes.set_title(curve, fontsize=8)
         axes.set_ylim(0, None)
     for axes in panels[len(shared) :]:
         axes.remove()

@@ -18,6 +18,7 @@ from lab.page.findings.finding import Night
 from lab.page.first_screen import Figure
 from lab.page.overlaid import overlaid
 from lab.page.report import page_text, write_page
+from lab.page.sections import MAX_TABLE_ROWS
 from lab.rows.comparison import worst_first
 from lab.rows.environment import shown_path
 from lab.rows.history import Comparison, compare_runs
@@ -26,7 +27,12 @@ from lab.rows.store import JOBS_FOLDER, Row, read_run
 from lab.rows.verdict import WORST_FIRST
 
 # Parts of the table of rows, and the words of each.
-_PARTS = (("moved", ("slower", "missing", "faster")), ("unsure", ("unsure",)), ("the same", ("same",)))
+_PARTS = (
+    ("moved", ("slower", "faster")),
+    ("missing from one of them", ("missing",)),
+    ("unsure", ("unsure",)),
+    ("the same", ("same",)),
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +80,7 @@ def render_two(before: Path, after: Path, out: Path) -> NotComparable | None:
     changes = worst_first(compared.changes)
     counts = Counter(change.verdict.word for change in changes)
     parts = [(title, [each for each in changes if each.verdict.word in words]) for title, words in _PARTS]
+    shown = [(title, own[:MAX_TABLE_ROWS], len(own)) for title, own in parts if own]
     content = page_text(
         "two_runs.html",
         sides=sides,
@@ -81,7 +88,7 @@ def render_two(before: Path, after: Path, out: Path) -> NotComparable | None:
         counts=[(word, counts[word]) for word in WORST_FIRST if counts[word]],
         also=compared.moved,
         figures=overlaid(*((side.name, side.rows) for side in _told_apart(sides))),
-        parts=[part for part in parts if part[1]],
+        parts=shown,
         facts=_facts(*sides),
     )
     out.parent.mkdir(parents=True, exist_ok=True)

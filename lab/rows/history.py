@@ -182,20 +182,18 @@ def compare_runs(before: Path, after: Path) -> Comparison:
         begun[path.resolve()] = read_summary(path)["started_at"]
     # What lies between two nights is read off neighbours, so each night has to stand where it was.
     nights, unread = read_nights(sorted(begun, key=lambda path: (moment_of(begun[path]), path.name)))
-    moved = _odd_moments({before.name: was["started_at"], after.name: now["started_at"]})
+    moved = _odd_moments((before.name, was["started_at"]), (after.name, now["started_at"]))
     moved += [] if is_alike else ["the configurations differ"]
     moved += [*moved_environment(before, after), *left_out_words(runs_under(after.parent).left_out | unread)]
     return Comparison(changes(read_run(before), read_run(after), [rows for _, rows in nights]), moved)
 
 
-def _odd_moments(began: dict[str, str]) -> list[str]:
-    """Sentences for what no clock that was left alone can have said, of two runs in the order given."""
-    said = [
-        f"{name} says that it began at {at}, which is still to come" for name, at in began.items() if is_to_come(at)
-    ]
-    before, after = began
-    if before != after and moment_of(began[before]) > moment_of(began[after]):
-        said.append(f"{before} says that it began after {after}: exchange them, unless a clock was moved")
+def _odd_moments(before: tuple[str, str], after: tuple[str, str]) -> list[str]:
+    """Sentences for what no clock that was left alone can have said, of two runs: name, and when it began."""
+    told = dict.fromkeys((before, after))  # two folders of one name may be two runs, and one run may be given twice
+    said = [f"{name} says that it began at {at}, which is still to come" for name, at in told if is_to_come(at)]
+    if moment_of(before[1]) > moment_of(after[1]):
+        said.append(f"{before[0]} says that it began after {after[0]}: exchange them, unless a clock was moved")
     return said
 
 

@@ -267,3 +267,13 @@ def test_a_comparison_for_a_pull_request_is_tables_with_what_moved_first(tmp_pat
     assert "| slower | -66.7% | 30_decode spec-3 tokens_per_s | 30 | 10 |" in text
     same, _ = comparison(before, store(tmp_path, "c", started="2026-01-03", value=30.0), markdown=True)
     assert "<details><summary>1 unsure</summary>" in same, "two nights alone leave room for the machine's moods"
+
+
+def test_runs_of_one_name_in_two_folders_are_compared_and_so_is_a_run_with_itself(tmp_path: Path) -> None:
+    before = store(tmp_path / "a", "night", value=30.0)
+    after = store(tmp_path / "b", "night", started="2026-01-02", value=10.0)
+    assert [change.verdict.word for change in compare_runs(before, after).changes] == ["slower"]
+    assert compare_runs(after, before).moved[0].startswith("night says that it began after night")
+    itself = compare_runs(before, before)
+    assert [change.verdict.ratio for change in itself.changes] == [1.0]
+    assert itself.moved == []
