@@ -66,7 +66,7 @@ def view_tokens(
         views.append(
             TokenView(
                 place=place,
-                prompt=prompts[i].text[-MOST_PROMPT_LETTERS:],
+                prompt=_end_of(prompts[i].text),
                 category=prompts[i].category[:200],
                 prompt_id=prompts[i].id[:200],
                 k=depth.k,
@@ -77,6 +77,11 @@ def view_tokens(
             )
         )
     return views
+
+
+def _end_of(text: str) -> str:
+    text = text.strip()
+    return text if len(text) <= MOST_PROMPT_LETTERS else f"…{text[1 - MOST_PROMPT_LETTERS :]}"
 
 
 def extremes(lengths: Sequence[float | None], n: int) -> list[tuple[str, int]]:

@@ -56,7 +56,7 @@ def tokens_html(views: Sequence[TokenView], prefix: str) -> str:
     stem = html.escape(re.sub(r"[^A-Za-z0-9_-]+", "-", prefix), quote=True)
     seen = {kind for view in views for kind in view.counts()}
     legend = "".join(
-        f'<li><span class="t-{kind}">{html.escape(look.label)}</span> {html.escape(look.words)}</li>'
+        f'<li><span class="t-{kind}">{html.escape(look.label)}</span>: {html.escape(look.words)}</li>'
         for kind, look in KINDS.items()
         if kind in seen
     )
@@ -137,7 +137,7 @@ def _details(token: SeenToken, k: int) -> str:
     if token.expected != token.rank:
         known = f"at rank {token.expected}" if token.expected else "outside the draft vocabulary"
         rank += f" <b>The reference has it {known}.</b>"
-    lines = []
+    lines: list[str] = []
     for at, (text, share) in enumerate(token.proposals, start=1):
         sign = "✓" if at == token.expected else "✗" if at == 1 else " "
         shown = html.escape(visible(text, alone=True))
