@@ -148,8 +148,8 @@ def check_acceptance(
     decisions: list[Decision] = []
     error = 0.0
     for i, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
-        walk = _Walk(plain, prompt, response, k)
-        exact = _Walk(truth, prompt, response, k) if truth is not None else None
+        walk = DraftWalk(plain, prompt, response, k)
+        exact = DraftWalk(truth, prompt, response, k) if truth is not None else None
         for step, record in enumerate(response.req_metrics.steps):
             logits = walk.step(record)
             if exact is not None:
@@ -161,7 +161,7 @@ def check_acceptance(
     return ReferenceReport(k, tuple(decisions), near_tie_gap(dtype, error), len(steps), *lengths)
 
 
-class _Walk:
+class DraftWalk:
     """One request retold: its text, the target's features along it, and how much of it the draft has read."""
 
     def __init__(self, reference: Reference, prompt: Prompt, response: Response, k: int) -> None:
@@ -208,14 +208,29 @@ def _decisions(
         )
     made = []
     for level, row in enumerate(logits):
-        at = (reference.draft.target_ids == text[level]).nonzero()
-        expected = _rank(row, int(at[0])) if len(at) else -1
+        at = _place_of(reference.draft.target_ids, text[level])
+        expected = rank_of(reference.draft.target_ids, row, text[level])
         rank, accepted = record.ranks[level], level < record.n_accepted
-        gap = _gap(row, int(at[0]) if len(at) else -1, rank, expected)
+        gap = _gap(row, at, rank, expected)
         if accepted != (rank == 0):
             gap = float("inf")
         made.append(Decision(prompt, step, level, accepted, rank, expected, gap))
     return made
+
+
+def rank_of(target_ids: Tensor, row: Tensor, token: int) -> int:
+    """How many tokens come before `token` in the order of a draft's logits, of equal ones the lower id; -1 outside.
+
+    Args:
+        target_ids: `[Vd]` int64, the target's id of each token of the draft vocabulary. row: `[Vd]`.
+    """
+    at = _place_of(target_ids, token)
+    return _rank(row, at) if at >= 0 else -1
+
+
+def _place_of(target_ids: Tensor, token: int) -> int:
+    at = (target_ids == token).nonzero()
+    return int(at[0]) if len(at) else -1
 
 
 def _rank(row: Tensor, token: int) -> int:

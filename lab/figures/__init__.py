@@ -22,6 +22,8 @@ from lab.figures.looks import (
 )
 from lab.figures.svg import standalone, to_svg
 from lab.figures.tables import shown, table_cells, table_html
+from lab.figures.token_markup import tokens_html
+from lab.figures.token_view import MOST_VIEWS, TOKEN_VIEW, TokenView
 
 __all__ = [
     "DASHES",
@@ -31,8 +33,11 @@ __all__ = [
     "MARKERS",
     "MEANINGS",
     "MOST_STEPS",
+    "MOST_VIEWS",
     "SERIES",
+    "TOKEN_VIEW",
     "Kept",
+    "TokenView",
     "colour_css",
     "colour_of",
     "depth_look",
@@ -43,5 +48,6 @@ __all__ = [
     "table_cells",
     "table_html",
     "to_svg",
+    "tokens_html",
     "use_style",
 ]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lab.errors import LabError
-from lab.figures import Kept, shown
+from lab.figures import MOST_VIEWS, TOKEN_VIEW, Kept, TokenView, shown, tokens_html
 from lab.night.experiment import FIGURES_FOLDER, SENTENCE
 from lab.night.jobs import PAIR_PARAMETERS, recorded
 from lab.night.notebook import EXECUTED_FILE, notebook_parts
@@ -45,6 +45,7 @@ class Section:
             section of the page has it.
         faults: a sentence for each of its files that cannot be read.
         figures: in their order, each with the text of the notebook that goes with it, HTML.
+        tokens: prompts token by token, HTML; empty where no row holds any.
         page: its notebook's page, drawn from `parts`; None where there is none.
     """
 
@@ -59,6 +60,7 @@ class Section:
     parameters: dict[str, Any]
     traceback: str | None
     figures: list[tuple[str, Kept]]
+    tokens: str
     tables: list[Table]
     page: str | None
     parts: list[dict[str, Any]]
@@ -109,6 +111,7 @@ def section_of(
         },
         traceback=content["outcome"].get("traceback") if content else None,
         figures=[(words.before(each.name, explained), each) for each in sorted(kept, key=lambda each: each.order)],
+        tokens=tokens_html(_views(own, faults), f"tokens-{job['id']}"),
         tables=tables_of(own),
         page=f"{NOTEBOOKS_FOLDER}/{job['id']}.html" if parts is not None else None,
         parts=parts or [],
@@ -132,6 +135,17 @@ def _figure(path: Path) -> Kept:
     if figure.is_drawn and not figure.svg.endswith("</svg>"):  # what follows on the page would become part of it
         raise ValueError(f"its drawing {path.stem}.svg is cut short")
     return figure
+
+
+def _views(rows: list[Row], faults: list[str]) -> list[TokenView]:
+    """The first token views of a job; one that is damaged, or is larger than a view may be, is left out and named."""
+    views = []
+    for row in [row for row in rows if row.kind == TOKEN_VIEW and row.status == "measured"][:MOST_VIEWS]:
+        try:
+            views.append(TokenView.of_row(row.values))
+        except ValueError as error:
+            faults.append(f"the tokens of {row.name} cannot be shown: {str(error).splitlines()[0]}")
+    return views
 
 
 def tables_of(rows: list[Row]) -> list[Table]:
