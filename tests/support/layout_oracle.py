@@ -136,7 +136,8 @@ class HeadOracle:
         own = self.tensors.get("lm_head.weight")
         if own is None and self.top.get("tie_word_embeddings"):
             own = self.embedding
-        return scale * (self.target.head if own is None else own)
+        head = self.target.head if own is None else own
+        return head if scale == 1.0 else scale * head  # a copy is gigabytes at true size
 
     def attention(self, x: Tensor) -> Tensor:
         """Causal attention of `x: [T, 2 Hd]` over itself, row i at position i."""
