@@ -28,7 +28,6 @@ class RopeGeometry:
         truncate: floor and ceil the ramp limits (yarn).
         short_factors, long_factors: divisors of the frequencies in sessions up to the trained context, and in longer
             ones, a value a rotated pair (longrope).
-        share: of a head's values that are rotated, its first ones.
     """
 
     theta: float = 10000.0
@@ -43,11 +42,6 @@ class RopeGeometry:
     truncate: bool = True
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
-    share: float = 1.0
-
-    def rotated(self, head_dim: int) -> int:
-        """How many values of a head are rotated."""
-        return int(head_dim * self.share)
 
 
 @dataclass(frozen=True)

@@ -22,22 +22,23 @@ _ALIASES = {"su": "longrope", "mrope": "default"}
 MOST_FACTORS = 4096  # of a longrope list: far more than pairs of any head
 
 
-def read_rope(config: Settings, max_position: int, *, partial: bool = False) -> RopeGeometry:
+def read_rope(config: Settings, max_position: int) -> RopeGeometry:
     """Rotary parameters of a model, from its own config only.
 
     A draft never takes its target's base: published heads are trained at 10000 on targets of 500000.
 
     Args:
         max_position: positions of the model, the trained context of kinds that name none.
-        partial: whether a share of each head may be left unrotated.
 
     Raises:
-        CheckpointError: an unknown scaling, a missing factor, or two spellings in one file that contradict.
+        CheckpointError: an unknown scaling, a missing factor, partial rotation, or two spellings in one file that
+            contradict.
     """
     scaling = _scaling(config)
-    theta, share = _theta(config), _share(config, scaling, partial)
+    _refuse_partial(config, scaling)
+    theta = _theta(config)
     if scaling is None:
-        return RopeGeometry(theta=theta, share=share)
+        return RopeGeometry(theta=theta)
     kind = _kind(scaling)
     if kind not in KINDS:
         raise scaling.bad("rope_type", kind, f"one of {KINDS}", "use a checkpoint with one of these")
@@ -45,14 +46,13 @@ def read_rope(config: Settings, max_position: int, *, partial: bool = False) -> 
         "original_max_position_embeddings", scaling.count("original_max_position_embeddings", max_position)
     )
     if kind == "linear":
-        return RopeGeometry(theta=theta, kind="linear", factor=scaling.number("factor"), share=share)
+        return RopeGeometry(theta=theta, kind="linear", factor=scaling.number("factor"))
     if kind == "dynamic":
         return RopeGeometry(
             theta=theta,
             kind="dynamic",
             factor=scaling.number("factor"),
             original_max_position=max_position,
-            share=share,
         )
     if kind == "llama3":
         return RopeGeometry(
@@ -62,33 +62,27 @@ def read_rope(config: Settings, max_position: int, *, partial: bool = False) -> 
             low_freq_factor=scaling.number("low_freq_factor"),
             high_freq_factor=scaling.number("high_freq_factor"),
             original_max_position=trained,
-            share=share,
         )
     if kind == "longrope":
-        return _longrope(scaling, theta, share, trained, max_position)
+        return _longrope(scaling, theta, trained, max_position)
     if kind == "yarn":
-        return _yarn(scaling, theta, share, trained, max_position)
-    return RopeGeometry(theta=theta, share=share)
+        return _yarn(scaling, theta, trained, max_position)
+    return RopeGeometry(theta=theta)
 
 
 def check_pairs(config: Settings, rope: RopeGeometry, head_dim: int) -> None:
     """Refuse rotary settings that do not fit the head size.
 
     Raises:
-        CheckpointError: an odd number of rotated values, or lists of factors that are not one a rotated pair.
+        CheckpointError: a head too small for the kind, or lists of factors that are not one a pair.
     """
-    rotated = rope.rotated(head_dim)
-    if rotated % 2 or rotated < (4 if rope.kind == "dynamic" else 2):
-        raise CheckpointError(
-            f"{config.source}: partial_rotary_factor is {rope.share}, {rotated} of {head_dim} values of a head",
-            "an even number of rotated values, at least 4 with a scaling of kind dynamic and 2 without",
-            "correct it, or download it again",
-        )
+    if rope.kind == "dynamic" and head_dim < 4:  # its base is a power of head_dim / (head_dim - 2)
+        raise config.bad("head_dim", head_dim, "at least 4 with a scaling of kind dynamic")
     for name, factors in (("short_factor", rope.short_factors), ("long_factor", rope.long_factors)):
-        if rope.kind == "longrope" and len(factors) != rotated // 2:
+        if rope.kind == "longrope" and len(factors) != head_dim // 2:
             raise CheckpointError(
                 f"{config.source}: {name} is a list of {len(factors)}",
-                f"{rotated // 2} numbers, one a pair of the {rotated} rotated values of a head",
+                f"{head_dim // 2} numbers, one a pair of the {head_dim} values of a head",
                 "correct it, or download it again",
             )
 
@@ -117,7 +111,7 @@ def _kind(scaling: Settings) -> str:
     return _ALIASES.get(kind, kind)
 
 
-def _yarn(scaling: Settings, theta: float, share: float, trained: int, max_position: int) -> RopeGeometry:
+def _yarn(scaling: Settings, theta: float, trained: int, max_position: int) -> RopeGeometry:
     factor = scaling.number("factor", max_position / trained)
     return RopeGeometry(
         theta=theta,
@@ -128,11 +122,10 @@ def _yarn(scaling: Settings, theta: float, share: float, trained: int, max_posit
         beta_slow=_number_or_zero(scaling, "beta_slow") or 1.0,
         attention_factor=_attention_factor(scaling, factor),
         truncate=scaling.flag("truncate", True),
-        share=share,
     )
 
 
-def _longrope(scaling: Settings, theta: float, share: float, trained: int, max_position: int) -> RopeGeometry:
+def _longrope(scaling: Settings, theta: float, trained: int, max_position: int) -> RopeGeometry:
     factor = scaling.number("factor", max_position / trained)
     usual = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 and trained > 1 else 1.0
     return RopeGeometry(
@@ -143,7 +136,6 @@ def _longrope(scaling: Settings, theta: float, share: float, trained: int, max_p
         attention_factor=scaling.number("attention_factor", usual),
         short_factors=_factors(scaling, "short_factor"),
         long_factors=_factors(scaling, "long_factor"),
-        share=share,
     )
 
 
@@ -190,17 +182,17 @@ def _plain(scaling: Settings) -> dict[str, object]:
     return values
 
 
-def _share(config: Settings, scaling: Settings | None, partial: bool) -> float:
-    """How much of a head is rotated; the scaling's own word first."""
+def _refuse_partial(config: Settings, scaling: Settings | None) -> None:
+    """Llama's layer has no partial rotation: readers of a file that asks for it turn different values of a head."""
     for place in (scaling, config):
-        share = place.number("partial_rotary_factor", 1.0) if place is not None else 1.0
-        if place is None or share == 1.0:
-            continue
-        if share > 1.0 or not partial:
-            allowed = "a share of at most 1" if partial else "1.0: partial rotation of a draft is not built"
-            raise place.bad("partial_rotary_factor", place.values["partial_rotary_factor"], allowed)
-        return share
-    return 1.0
+        if place is not None and place.number("partial_rotary_factor", 1.0) != 1.0:
+            raise place.bad(
+                "partial_rotary_factor",
+                place.values["partial_rotary_factor"],
+                "1: partial rotation is not built, and readers disagree (vLLM rotates that share of a head in these "
+                "families, transformers all of it)",
+                "set it to 1 if the model was trained with whole heads rotated; otherwise use another checkpoint",
+            )
 
 
 def _number_or_zero(scaling: Settings, key: str) -> float:

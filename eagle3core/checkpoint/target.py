@@ -106,13 +106,12 @@ def read_block_geometry(
     max_position: int = 2048,
     head_dim: int | None = None,
     has_qk_norm: bool = False,
-    partial: bool = False,
 ) -> BlockGeometry:
     """Widths of a decoder layer.
 
     Args:
         max_position, head_dim: where the file has none; None: hidden_size / num_attention_heads.
-        has_qk_norm: as in `BlockGeometry`. partial: whether a share of each head may be left unrotated.
+        has_qk_norm: as in `BlockGeometry`.
 
     Raises:
         CheckpointError: heads that do not divide, an odd head size, an activation other than SiLU.
@@ -130,7 +129,7 @@ def read_block_geometry(
         raise config.bad("head_dim", head_dim, "an even number: rotary embedding turns pairs")
     if config.text("hidden_act", "silu") not in ("silu", "swish"):
         raise config.bad("hidden_act", config.values["hidden_act"], "'silu': other activations are not built")
-    rope = read_rope(config, config.count("max_position_embeddings", max_position), partial=partial)
+    rope = read_rope(config, config.count("max_position_embeddings", max_position))
     check_pairs(config, rope, head_dim)
     return BlockGeometry(
         hidden_size=hidden,
@@ -161,7 +160,6 @@ def read_target_geometry(config: Settings, directory: Path) -> TargetGeometry:
         max_position=family.max_position,
         head_dim=family.head_dim,
         has_qk_norm=family.has_qk_norm,
-        partial=True,
     )
     if block.rope.kind == "dynamic":  # its frequencies stretch with the session, and reach as much further
         n_positions = int(n_positions * block.rope.factor)

@@ -18,7 +18,6 @@ from torch import Tensor
 from eagle3core.geometry import Activation, BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
 from eagle3core.kernels.gemm.launcher import pack_weight
-from eagle3core.weights.rope import in_order, rotary_order
 
 Source = Callable[[str], Tensor]  # a weight by its Hugging Face name, on any device, in any floating dtype
 HEAD_STEP = 64  # rows: the second pass of the argmax reads the best of every 16 in groups of 4
@@ -172,11 +171,11 @@ class Packer:
         tensor = self.source(name).to(device=self.device, dtype=self.dtype).contiguous()
         return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
-    def linear(self, epilogue: Epilogue, names: Sequence[str], order: Tensor | None = None) -> PackedLinear:
-        """The map whose rows are those of `names` (without ".weight"), one after the other; `order` of q's and k's."""
+    def linear(self, epilogue: Epilogue, names: Sequence[str]) -> PackedLinear:
+        """The map whose rows are those of `names` (without ".weight"), one after the other."""
         self._give_back()
-        stacked = self._stack([f"{name}.weight" for name in names], order)
-        bias = self._stack([f"{name}.bias" for name in names], order) if epilogue.has_bias else None
+        stacked = self._stack([f"{name}.weight" for name in names])
+        bias = self._stack([f"{name}.bias" for name in names]) if epilogue.has_bias else None
         rows, k = stacked.shape
         return PackedLinear(epilogue, self._packed(stacked, epilogue), rows, k, self.packs, bias)
 
@@ -186,15 +185,15 @@ class Packer:
     ) -> PackedLayer:  # fmt: skip
         """A decoder layer. `normed`: q, k, v read an input whose norm they apply; `bias`: of q, k, v; o; the MLP."""
         quads, (qkv_bias, o_bias, mlp_bias) = quads_of(block.hidden_size), bias
-        order, read = rotary_order(block.rope, block.head_dim), quads if normed else 0
+        read = quads if normed else 0
         qkv = Epilogue("qkv", quads=read, has_bias=qkv_bias, head_dim=block.head_dim, block=self.block)
         q_gain = k_gain = None
         if block.has_qk_norm:  # a head's norm needs all its sums, which lie in several tiles of the map
             qkv = Epilogue("store", quads=read, has_bias=qkv_bias)
-            q_gain, k_gain = (in_order(self.get(f"{prefix}self_attn.{n}_norm.weight"), order) for n in "qk")
+            q_gain, k_gain = (self.get(f"{prefix}self_attn.{n}_norm.weight") for n in "qk")
         return PackedLayer(
             attn_gain=self.get(f"{prefix}input_layernorm.weight"),
-            qkv=self.linear(qkv, [f"{prefix}self_attn.{name}_proj" for name in "qkv"], order),
+            qkv=self.linear(qkv, [f"{prefix}self_attn.{name}_proj" for name in "qkv"]),
             o=self.linear(Epilogue("residual", has_bias=o_bias), [f"{prefix}self_attn.o_proj"]),
             mlp_gain=self.get(f"{prefix}post_attention_layernorm.weight"),
             gate_up=self.linear(
@@ -229,6 +228,6 @@ class Packer:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _stack(self, names: Sequence[str], order: Tensor | None = None) -> Tensor:
-        tensors = [in_order(self.get(name), None if ".v_proj." in name else order) for name in names]
+    def _stack(self, names: Sequence[str]) -> Tensor:
+        tensors = [self.get(name) for name in names]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

@@ -20,14 +20,13 @@ from eagle3core.kernels.layer.rope import rope_pairs
 
 
 def rope_frequencies(rope: RopeGeometry, head_dim: int, length: int = 0) -> tuple[Tensor, float]:
-    """Angular frequencies fp32 on the CPU, one a rotated pair, and the multiplier of cos and sin.
+    """Angular frequencies fp32 on the CPU, one a pair, and the multiplier of cos and sin.
 
     `length`: tokens of the longest session; of no matter to kinds with one set of frequencies.
     """
-    rotated = rope.rotated(head_dim)
-    exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     if rope.kind == "dynamic":
-        return 1.0 / (_dynamic_base(rope, rotated, length) ** exponents), 1.0
+        return 1.0 / (_dynamic_base(rope, head_dim, length) ** exponents), 1.0
     if rope.kind == "longrope":
         factors = rope.long_factors if length > rope.original_max_position else rope.short_factors
         stretched = torch.tensor(factors, dtype=torch.float32) * rope.theta**exponents
@@ -39,7 +38,7 @@ def rope_frequencies(rope: RopeGeometry, head_dim: int, length: int = 0) -> tupl
         return llama3_frequencies(frequencies, rope), 1.0
     if rope.kind == "yarn":
         attention = rope.attention_factor
-        return _yarn_frequencies(frequencies, rope, rotated), (
+        return _yarn_frequencies(frequencies, rope, head_dim), (
             0.1 * math.log(rope.factor) + 1.0 if attention is None and rope.factor > 1 else attention or 1.0
         )
     return frequencies, 1.0
@@ -48,57 +47,24 @@ def rope_frequencies(rope: RopeGeometry, head_dim: int, length: int = 0) -> tupl
 def rope_table(
     rope: RopeGeometry, head_dim: int, length: int, n_positions: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """`[n_positions, head_dim / 2, 2]` cos and sin in `dtype`; pairs that are not rotated have (1, 0).
-
-    Those stand last, where `rotary_order` puts them.
-    """
+    """`[n_positions, head_dim / 2, 2]` cos and sin in `dtype`."""
     frequencies, scale = rope_frequencies(rope, head_dim, length)
-    pairs = rope_pairs(frequencies.to(device), scale, n_positions, dtype)
-    still = head_dim // 2 - pairs.shape[1]
-    if not still:
-        return pairs.contiguous()
-    table = pairs.new_zeros(n_positions, head_dim // 2, 2)
-    table[:, : pairs.shape[1]] = pairs
-    table[:, pairs.shape[1] :, 0] = 1
-    return table
+    return rope_pairs(frequencies.to(device), scale, n_positions, dtype).contiguous()
 
 
-def rotary_order(rope: RopeGeometry, head_dim: int) -> Tensor | None:
-    """Where each value of a head comes from, so that a partly rotated one is turned as a whole one; None: as it is.
-
-    Rotated pairs lie half the rotated share apart, those of the kernels half a head. Scores are sums over a head,
-    which do not ask for an order, so the rows of the q and k maps are rearranged once, at load. The values that are
-    not rotated fill the places between.
-    """
-    rotated = rope.rotated(head_dim)
-    if rotated == head_dim:
-        return None
-    first, second, rest = torch.arange(head_dim).tensor_split([rotated // 2, rotated])
-    lower, upper = rest.chunk(2)
-    return torch.cat([first, lower, second, upper])
-
-
-def in_order(rows: Tensor, order: Tensor | None) -> Tensor:
-    """Rows of heads `[heads * head_dim, ...]` with the values of each head in `order`; None: as they are."""
-    if order is None:
-        return rows
-    heads = rows.view(-1, len(order), *rows.shape[1:])
-    return heads[:, order.to(rows.device)].reshape(rows.shape)
-
-
-def _dynamic_base(rope: RopeGeometry, rotated: int, length: int) -> float:
+def _dynamic_base(rope: RopeGeometry, head_dim: int, length: int) -> float:
     longest = max(length, rope.original_max_position) / rope.original_max_position
-    return float(rope.theta * (rope.factor * longest - (rope.factor - 1)) ** (rotated / (rotated - 2)))
+    return float(rope.theta * (rope.factor * longest - (rope.factor - 1)) ** (head_dim / (head_dim - 2)))
 
 
-def _yarn_frequencies(frequencies: Tensor, rope: RopeGeometry, rotated: int) -> Tensor:
+def _yarn_frequencies(frequencies: Tensor, rope: RopeGeometry, head_dim: int) -> Tensor:
     def dimension(rotations: float) -> float:
-        return rotated * math.log(rope.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
+        return head_dim * math.log(rope.original_max_position / (rotations * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, rotated - 1)
+    low, high = max(low, 0), min(high, head_dim - 1)
     width = max(high - low, 0.001)  # equal limits would divide by zero
-    ramp = ((torch.arange(rotated // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    ramp = ((torch.arange(head_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
     return frequencies / rope.factor * ramp + frequencies * (1 - ramp)

@@ -6,6 +6,7 @@ shows as a stage that differs. Formulas and evidence: docs/checkpoints.md.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,10 +17,24 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lab.errors import ExperimentError
+from lab.parity.head_containers import read_container
+
+
+def read_draft_files(directory: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """`config.json` of a draft, or what a container says in its keys; and its tensors on the CPU, under the names
+    SafeAILab gives them.
+
+    Raises:
+        ExperimentError: as of `read_draft_tensors` and `read_container`.
+    """
+    contained = read_container(directory)
+    if contained is not None:
+        return contained
+    return json.loads((directory / "config.json").read_text(encoding="utf-8")), read_draft_tensors(directory)
 
 
 def read_draft_tensors(directory: Path) -> dict[str, Tensor]:
-    """Tensors of a draft directory on the CPU, under the names SafeAILab gives them.
+    """Tensors of a published folder.
 
     Raises:
         ExperimentError: neither `.safetensors` nor `.bin` files are there.
@@ -33,7 +48,7 @@ def read_draft_tensors(directory: Path) -> dict[str, Tensor]:
     if not tensors:
         raise ExperimentError(
             f"{directory.name} holds no weights",
-            "*.safetensors, or *.bin as written by torch.save",
+            "*.safetensors, *.bin as written by torch.save, a TurboMind directory or a GGUF file",
             "give the directory of an EAGLE-3 draft checkpoint",
         )
     return {_safailab_name(name): value for name, value in tensors.items()}

@@ -7,7 +7,6 @@ Source: EAGLE-3, arXiv 2503.01840, section 3; the checkpoint layouts of SafeAILa
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from transformers.models.llama.modeling_llama import (
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from lab.parity.exact import additive_mask, make_exact
-from lab.parity.head_files import absolute_ids, read_draft_tensors, read_meaning, read_taps, read_window
+from lab.parity.head_files import absolute_ids, read_draft_files, read_meaning, read_taps, read_window
 from lab.parity.hf_target import TargetReference
 
 
@@ -65,9 +64,8 @@ class DraftReference(nn.Module):
         norm_output: str = "",
     ) -> None:
         super().__init__()
-        raw = json.loads((Path(directory) / "config.json").read_text())
+        raw, tensors = read_draft_files(Path(directory))
         raw = {**(raw.get("transformer_layer_config") or {}), **raw}  # speculators nests the layer's own keys
-        tensors = read_draft_tensors(Path(directory))
         self.meaning, self.window = read_meaning(raw, tensors, norm_output), read_window(raw)
         self.config = _layer_config(raw)
         self.config._attn_implementation = target.attention

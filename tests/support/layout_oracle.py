@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from container_files import read_container
-from oracle import Target, first_largest, read_tensors, rms_norm, rotary_frequencies, rotate
+from oracle import Target, first_largest, read_tensors, rms_norm, rotary_frequencies, rotate, widened
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
+
+from lab.parity.head_containers import read_container
 
 IDS, STATED = "eagle_aux_hidden_state_layer_ids", "eagle_aux_hidden_state_layer_convention"
 OLDER = {"aux_norm_low": "fc_norm.0", "aux_norm_mid": "fc_norm.1", "aux_norm_high": "fc_norm.2"}
@@ -60,7 +61,7 @@ class HeadOracle:
         raw = _without_nulls(contained[0] if contained else json.loads((directory / "config.json").read_text()))
         self.target, self.inner = target, raw.get("eagle_config", {})
         self.layer, self.top = raw.get("transformer_layer_config", raw), raw
-        stored = contained[1] if contained else read_tensors(directory)
+        stored = widened(contained[1]) if contained else read_tensors(directory)
         self.tensors = {_plain_name(name): tensor for name, tensor in stored.items()}
         self.eps = float(self.layer.get("rms_norm_eps", 1e-6))
         self.n_heads = int(self.layer["num_attention_heads"])
@@ -136,7 +137,8 @@ class HeadOracle:
         own = self.tensors.get("lm_head.weight")
         if own is None and self.top.get("tie_word_embeddings"):
             own = self.embedding
-        return scale * (self.target.head if own is None else own)
+        head = self.target.head if own is None else own
+        return head if scale == 1.0 else scale * head  # a copy is gigabytes at true size
 
     def attention(self, x: Tensor) -> Tensor:
         """Causal attention of `x: [T, 2 Hd]` over itself, row i at position i."""

@@ -40,6 +40,7 @@ def write_random_pair(
     draft_hidden: int | None = None,
     draft_heads: int | None = None,
     draft_kv_heads: int | None = None,
+    draft_ffn: int | None = None,
     draft_vocab: int | None = 128,
     taps: Iterable[int] | None = None,
     convention: str | None = None,
@@ -62,7 +63,7 @@ def write_random_pair(
         directory: parent of the two, `target` and `draft`.
         n_layers, hidden, heads, kv_heads, head_dim, ffn, vocab, tie, bias, eos, max_position: the target.
         draft_hidden, draft_heads, draft_kv_heads: the draft's, as the target's when None; another width brings its
-            own embedding.
+            own embedding. draft_ffn: the draft's, twice its width when None.
         draft_vocab: size of the draft's vocabulary; None or `vocab` means no map.
         taps: ids written into the draft's config (`eagle_config`), with `convention` beside them when given.
         rope: HF rope settings of the target, e.g. `{"rope_type": "linear", "factor": 2.0, "rope_theta": 5e5}`.
@@ -107,7 +108,7 @@ def write_random_pair(
         "model_type": "llama",
         "architectures": ["LlamaForCausalLMEagle3"],
         "hidden_size": width,
-        "intermediate_size": 2 * width,
+        "intermediate_size": draft_ffn or 2 * width,
         "num_hidden_layers": 1,
         "num_attention_heads": draft_heads or heads,
         "num_key_value_heads": draft_kv_heads or kv_heads,

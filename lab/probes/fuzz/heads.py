@@ -60,7 +60,6 @@ def all_targets() -> dict[str, Model]:
         "qwen3": _target("qwen3", {"head_dim": HEAD_DIM, "attention_bias": False, "layer_types": None}),
         "mistral": _target("mistral", {"head_dim": HEAD_DIM, "sliding_window": None}),
         "biases": _target("llama", {"attention_bias": True, "mlp_bias": True}),
-        "half rotated": _target("llama", {"partial_rotary_factor": 0.5}),
         "tied": tied,
         **{name: _target("llama", rope) for name, rope in ROPES.items()},
     }
@@ -202,6 +201,10 @@ def _normed(*names: str, **keys: Any) -> Change:
     return change
 
 
+def _normed_heads(model: Model) -> None:
+    model.weights |= {f"midlayer.self_attn.{name}_norm.weight": torch.ones(HEAD_DIM) for name in "qk"}
+
+
 def _biased(model: Model) -> None:
     model.config |= {"attention_bias": True, "mlp_bias": True, "bias": True}
     maps = [*_maps(model.weights), "fc"]
@@ -222,6 +225,7 @@ _VARIANTS: dict[str, Change] = {
     "normed residual": _with(norm_before_residual=True, logit_scale=0.5, hidden_act="gelu"),
     "biases": _biased,
     "a window": _with(layer_types=["sliding_attention"], sliding_window=32, use_sliding_window=True),
+    "norms of heads": _normed_heads,
     "last state": _last_state,
     "full vocabulary": _full,
     "no mask": lambda model: model.weights.pop("t2d"),

@@ -95,6 +95,22 @@ def test_what_is_not_built_is_refused_by_name(
     assert shown in str(caught.value)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_partial_rotation_is_refused_where_transformers_does_not_know_it(
+    targets: dict[str, Path], tmp_path: Path, family: str
+) -> None:
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((targets[family] / name).read_bytes())
+    rewrite_config(tmp_path, partial_rotary_factor=0.5)
+    with pytest.raises(CheckpointError) as caught:
+        load_target(tmp_path)
+    for part in ("partial_rotary_factor is 0.5", "readers disagree", "set it to 1"):
+        assert part in str(caught.value)
+    ids = torch.arange(12)[None]
+    theirs, whole = (AutoModelForCausalLM.from_pretrained(p, dtype=torch.float32) for p in (tmp_path, targets[family]))
+    assert torch.equal(theirs(ids).logits, whole(ids).logits)  # other readers give other logits: hence the refusal
+
+
 def test_modelopts_own_file_of_a_method_is_read_too(targets: dict[str, Path], tmp_path: Path) -> None:
     for name in ("config.json", "model.safetensors"):
         (tmp_path / name).write_bytes((targets["qwen3"] / name).read_bytes())

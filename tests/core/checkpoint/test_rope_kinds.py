@@ -9,14 +9,12 @@ import pytest
 import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.phi3.modeling_phi3 import apply_rotary_pos_emb
 
 from eagle3core.checkpoint.rope import check_pairs, read_rope
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.errors import CheckpointError
 from eagle3core.geometry import RopeGeometry
-from eagle3core.kernels.layer.rope import rope_reference
-from eagle3core.weights.rope import in_order, rope_frequencies, rope_table, rotary_order
+from eagle3core.weights.rope import rope_frequencies
 
 pytestmark = pytest.mark.reference
 
@@ -41,16 +39,13 @@ def both(parameters: dict[str, Any], length: int, positions: int) -> tuple[Any, 
     parameters = {**parameters, "rope_theta": 5e5}
     config = LlamaConfig(head_dim=HEAD_DIM, max_position_embeddings=positions, rope_parameters=dict(parameters))
     theirs = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"), seq_len=length)
-    rope = read_rope(Settings({"rope_parameters": parameters}, "config.json"), positions, partial=True)
+    rope = read_rope(Settings({"rope_parameters": parameters}, "config.json"), positions)
     return theirs, rope_frequencies(rope, HEAD_DIM, length)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.5])
 @pytest.mark.parametrize("kind", KINDS)
-def test_frequencies_are_those_of_transformers_on_both_sides_of_the_border(kind: str, share: float) -> None:
-    parameters = {**KINDS[kind], **({"partial_rotary_factor": share} if share != 1.0 else {})}
-    if "short_factor" in parameters:
-        parameters |= {name: parameters[name][: int(16 * share)] for name in ("short_factor", "long_factor")}
+def test_frequencies_are_those_of_transformers_on_both_sides_of_the_border(kind: str) -> None:
+    parameters = KINDS[kind]
     positions = BORDER if kind == "dynamic" else 4 * BORDER
     found = []
     for length in (1, BORDER - 1, BORDER, BORDER + 1, 4 * BORDER):
@@ -67,27 +62,6 @@ def test_an_mrope_target_turns_text_as_a_default_one() -> None:
     assert read_rope(Settings({"rope_scaling": scaling, "rope_theta": 1e6}, "c"), 64) == RopeGeometry(theta=1e6)
 
 
-def test_a_partly_rotated_head_gives_the_scores_of_transformers() -> None:
-    """Phi-3's function turns the first half of a head; ours turns rearranged rows as a whole one."""
-    rope = RopeGeometry(theta=1e4, share=0.5)
-    q, k = (torch.randn(1, 2, 9, HEAD_DIM, dtype=torch.float64) for _ in "qk")
-    positions = torch.arange(9)
-    angles = positions[:, None].double() * rope_frequencies(rope, HEAD_DIM)[0].double()
-    cos, sin = (torch.cat([t, t], -1)[None] for t in (angles.cos(), angles.sin()))
-    their_q, their_k = apply_rotary_pos_emb(q, k, cos, sin)
-    order = rotary_order(rope, HEAD_DIM)
-    table = rope_table(rope, HEAD_DIM, 0, 9, torch.float64, torch.device("cpu"))[None]
-
-    def turned(x: torch.Tensor) -> torch.Tensor:
-        rows = x.transpose(1, 2).reshape(9, -1).T  # as rows of a map lie: heads by values
-        ordered = in_order(rows, order).T.reshape(1, 9, 2, HEAD_DIM)
-        return rope_reference(ordered, table[..., 0], table[..., 1]).transpose(1, 2)
-
-    scores = turned(q) @ turned(k).transpose(-1, -2)
-    torch.testing.assert_close(scores, their_q @ their_k.transpose(-1, -2), rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(scores, q @ k.transpose(-1, -2))
-
-
 @pytest.mark.parametrize(
     ("scaling", "shown"),
     [
@@ -102,5 +76,5 @@ def test_a_partly_rotated_head_gives_the_scores_of_transformers() -> None:
 def test_a_setting_that_fits_no_head_is_named(scaling: dict[str, Any], shown: str) -> None:
     config = Settings({"rope_parameters": scaling}, "config.json")
     with pytest.raises(CheckpointError) as caught:
-        check_pairs(config, read_rope(config, 4 * BORDER, partial=True), HEAD_DIM)
+        check_pairs(config, read_rope(config, 4 * BORDER), HEAD_DIM)
     assert shown in str(caught.value)

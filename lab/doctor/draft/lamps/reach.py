@@ -88,7 +88,7 @@ def look_at_rope(case: Case) -> Finding:
 
 
 def _scaled(rope: RopeGeometry) -> list[RopeGeometry]:
-    plain = RopeGeometry(theta=rope.theta, share=rope.share)
+    plain = RopeGeometry(theta=rope.theta)
     made = [replace(plain, kind="linear", factor=factor) for factor in FACTORS]
     for trained in TRAINED:
         made += [replace(plain, kind="llama3", factor=f, original_max_position=trained) for f in FACTORS]
