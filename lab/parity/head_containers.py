@@ -60,7 +60,7 @@ def _turbomind(directory: Path) -> Contents:
         return torch.frombuffer(data, dtype=kind).view(*shape)
 
     fused = file("layers.0.attention.w_qkv", 2 * wide, query + 2 * key)
-    q, k, v = fused.T.split([query, key, key])
+    q, k, v = fused.T.tensor_split([query, query + key])
     tensors = {
         "fc.weight": file("eagle_fc", said["eagle_fc_in_dim"], wide).T,
         "embed_tokens.weight": file("tok_embeddings", said["vocab_size"], wide),
