@@ -45,9 +45,11 @@ class Planted:
 Plant = Callable[[Path], Planted]
 
 
-def shipped_case(draft: Path = SHIPPED.draft, target: Path = SHIPPED.target, fault: str = "") -> Case:
+def shipped_case(
+    draft: Path = SHIPPED.draft, target: Path = SHIPPED.target, fault: str = "", n_prompts: int = N_PROMPTS
+) -> Case:
     """Prompts of the shipped pair with a head and a target of its vocabulary."""
-    prompts, _ = prompts_for(SHIPPED.target, limit=N_PROMPTS, max_tokens=MOST_TOKENS)
+    prompts, _ = prompts_for(SHIPPED.target, limit=n_prompts, max_tokens=MOST_TOKENS)
     return Case(target, draft, tuple(prompts), max_new_tokens=NEW_TOKENS, device="cpu", fault=fault)
 
 
@@ -97,14 +99,14 @@ def _chat_template(folder: Path) -> Planted:
     shutil.copytree(SHIPPED.target, target)
     rewrite = target / "tokenizer_config.json"
     rewrite.write_text(json.dumps(json.loads(rewrite.read_text()) | {"chat_template": ODD_TEMPLATE}))
-    plain = shipped_case()
+    plain = shipped_case(n_prompts=24)  # two renderings are two texts: their lengths part by chance, too
     chats = [{"messages": [{"role": "user", "content": prompt.text}]} for prompt in plain.prompts]
     asked.write_text("\n".join(map(json.dumps, chats)))
-    prompts, _ = prompts_for(target, str(asked), limit=N_PROMPTS, max_tokens=MOST_TOKENS)
+    prompts, _ = prompts_for(target, str(asked), limit=len(chats), max_tokens=MOST_TOKENS)
     return Planted(replace(plain, target=target, prompts=tuple(prompts)), plain)
 
 
-def slow_rows(folder: Path, factor: float = 4.0, from_batch: int = 8) -> Path:
+def slow_rows(folder: Path, factor: float = 4.0, from_batch: int = 4) -> Path:
     """The measured rows of an H200, with steps of drafts so many times as slow from a batch on."""
     rows = [json.loads(line) for line in H200_SPEED.read_text(encoding="utf-8").splitlines()]
     for row in rows:
