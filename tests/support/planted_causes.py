@@ -28,7 +28,7 @@ from lab.pairs import shipped_pair
 from lab.pairs.prompts import joined_prompts, prompts_for, prompts_from_ids
 from lab.parity.faults import of_reach
 
-N_PROMPTS, NEW_TOKENS, MOST_TOKENS = 8, 40, 200
+N_PROMPTS, NEW_TOKENS, MOST_TOKENS = 16, 64, 200
 SHIPPED = shipped_pair()
 MARK = "<|9e3779b1 3c6ef362 daa66d13 78dde6e4 1715609f|>"  # nothing that the target or its head was trained on
 ODD_TEMPLATE = "{% for message in messages %}{{ message['content'] }}\n" + MARK + "{% endfor %}"
@@ -120,6 +120,13 @@ def slow_rows(folder: Path, factor: float = 4.0, from_batch: int = 4) -> Path:
     return path
 
 
+def with_window(case: Case, window: int, into: Path) -> Case:
+    """The case with a head whose config asks for a window."""
+    shutil.copytree(case.draft, into)
+    rewrite_config(into, layer_types=["sliding_attention"], sliding_window=window)
+    return replace(case, draft=into)
+
+
 def _first_of_heads() -> dict[str, Plant]:
     """The first cause of each lamp of wiring and reach."""
     found: dict[str, Plant] = {}
@@ -141,7 +148,7 @@ PLANTS: dict[str, Plant] = {
     "target_changed": lambda folder: Planted(
         shipped_case(target=rotated_target(SHIPPED.target, folder / "target", seed=7)), shipped_case()
     ),
-    "training": lambda folder: Planted(shipped_case(noisy_head(SHIPPED.draft, folder / "draft", 0.8))),
+    "training": lambda folder: Planted(shipped_case(noisy_head(SHIPPED.draft, folder / "draft", 0.8), n_prompts=24)),
     "coverage": _coverage,
     "dead_head": lambda folder: Planted(shipped_case(dead_head(SHIPPED.draft, folder / "draft", "constant"))),
     "chat_template": _chat_template,

@@ -110,6 +110,12 @@ class Case:
         """What the engine refuses the head for; lengths "as it is" are then 1, those of plain decoding."""
         return self.opened.refusals
 
+    @property
+    def lacks_map(self) -> bool:
+        """Whether nothing says which target ids the head's rows stand for: its map is refused, its rows are fewer."""
+        n_rows = self.reading.geometry.draft_vocab_size
+        return self.reading.draft_to_target is None and n_rows < self.target_files.geometry.vocab_size
+
     # Runs.
 
     @property

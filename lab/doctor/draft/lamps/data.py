@@ -34,6 +34,8 @@ LIKE_CLAIMED = 0.03  # share by which a figure may miss a claim that is the same
 def look_at_coverage(case: Case) -> Finding:
     """What tokens outside the draft vocabulary cost, if the head knew them as well as the others."""
     ids = case.reading.draft_to_target
+    if case.lacks_map:
+        return Finding("coverage", "unknown", "the vocabulary map is refused: nothing says which tokens the head knows")
     if ids is None:
         return Finding("coverage", "green", "the draft vocabulary is the target's")
     if not case.prompts:
