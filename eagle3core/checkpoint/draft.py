@@ -96,7 +96,12 @@ def load_draft(
 
 
 def read_refused_draft(
-    path: str | Path, target: TargetGeometry, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    path: str | Path,
+    target: TargetGeometry,
+    *,
+    norm_output: str | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
 ) -> tuple[DraftCheckpoint, tuple[CheckpointError, ...]]:
     """An EAGLE-3 draft as far as it can be read, and all that `load_draft` would refuse it for.
 
@@ -111,7 +116,7 @@ def read_refused_draft(
     """
     check_placement(dtype, device)
     objecting = Objections(keeps=True)
-    plan = plan_draft(require_directory(path, "draft"), target, Given(), objecting)
+    plan = plan_draft(require_directory(path, "draft"), target, Given(norm_output=norm_output), objecting)
     weights: dict[str, Tensor] = {}
     for key, shape in draft_shapes(plan.geometry):
         if key in plan.stored_as:

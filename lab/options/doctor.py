@@ -24,4 +24,6 @@ class DraftDoctorOptions(Options):
     reference_target: Path | None = option(None, "the target it was trained with, beside one changed", metavar="DIR")
     claimed: float | None = option(None, "acceptance figure given for the head, of any definition", metavar="X", gt=0)
     method: Literal["auto", "eagle3", "eagle"] = option("auto", "of the settings; auto: what the head calls itself")
+    norm_output: Literal["feedback", "head"] | None = option(None, "what that key means at the top of a flat file")
+    speed_rows: Path | None = option(None, "rows of `eagle3lab speed` of a pair of this size", metavar="FILE.jsonl")
     out: Path | None = option(None, "append rows to this file", metavar="NAME.jsonl")

@@ -11,8 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lab.doctor.draft.text import Text
+
 HEAD = "lm_head.weight"
 TABLE = "model.embed_tokens.weight"
+NORM = "model.norm.weight"
 
 
 def broken_draft(draft: Path, into: Path, changed: dict[str, Tensor], **config: Any) -> Path:
@@ -113,6 +116,26 @@ def rounded_target(target: Path, into: Path, *, bits: int = 4, group: int = 32) 
             scale = parts.abs().amax(dim=-1, keepdim=True) / (2 ** (bits - 1) - 1)
             weights[name] = ((parts / scale.clamp_min(1e-12)).round() * scale).view(tensor.shape)
     return _changed_target(target, into, weights)
+
+
+def reads_normed_output(text: Text, target: Path, draft: Path, into: Path, gain: float) -> tuple[Path, Path]:
+    """A target, and a head fitted to its last layer's output behind the final norm, where engines read it before.
+
+    The target says what it did: what its final norm multiplies by `gain` more its output head takes back. The head is
+    the shipped one with an `fc` that makes of other taps, on `text`, what its own made of its own (least squares).
+    """
+    head, norm = load_file(target / "model.safetensors")[TABLE], load_file(target / "model.safetensors")[NORM]
+    changed = {**load_file(target / "model.safetensors"), HEAD: head.float() / gain, NORM: norm.float() * gain}
+    _changed_target(target, into / "target", changed, tie_word_embeddings=False)
+    fc = load_file(draft / "model.safetensors")["fc.weight"]
+    wanted = torch.cat(list(text.boundaries[[2, 4, 5]]), dim=-1).double() @ fc.double().T
+    given = torch.cat([*text.boundaries[[1, 2]], text.normed * gain], dim=-1).double()
+    spread = (given.T @ given).diag().sqrt()  # columns of one size: the ridge below is a share of each
+    gram = (given / spread).T @ (given / spread)
+    fitted = torch.linalg.solve(gram + 1e-5 * torch.eye(len(gram)), (given / spread).T @ wanted).T / spread
+    taps = {"eagle_aux_hidden_state_layer_ids": [0, 1, 7], "use_aux_hidden_state": True}
+    changed_head = {"fc.weight": fitted.to(fc.dtype)}
+    return into / "target", broken_draft(draft, into / "draft", changed_head, eagle_config=taps)
 
 
 def _rotation(width: int, seed: int, hadamard: bool) -> Tensor:

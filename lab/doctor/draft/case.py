@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -47,6 +47,7 @@ class Case:
         reference_target: the target that the head was trained with, where it lies beside the one that is served.
         claimed: an acceptance figure that somebody gave for the head, of whatever definition.
         method: "eagle3" or "eagle" as the settings have it; "auto": what the head's own config names.
+        norm_output: of `SpeculativeConfig`: what a head's key of that name means.
     """
 
     target: Path
@@ -61,6 +62,7 @@ class Case:
     reference_target: Path | None = None
     claimed: float | None = None
     method: str = "auto"
+    norm_output: Literal["feedback", "head"] | None = None
 
     def __post_init__(self) -> None:
         self._likely: dict[int, tuple[Reading, float]] = {}
@@ -95,7 +97,8 @@ class Case:
         Raises:
             CheckpointError: not even in part.
         """
-        return open_draft(self.draft, self.target_files.geometry, self.torch_device, self.session)
+        geometry, device = self.target_files.geometry, self.torch_device
+        return open_draft(self.draft, geometry, device, self.session, norm_output=self.norm_output)
 
     @property
     def reading(self) -> Reading:
@@ -106,6 +109,12 @@ class Case:
     def refusals(self) -> tuple[CheckpointError, ...]:
         """What the engine refuses the head for; lengths "as it is" are then 1, those of plain decoding."""
         return self.opened.refusals
+
+    @property
+    def lacks_map(self) -> bool:
+        """Whether nothing says which target ids the head's rows stand for: its map is refused, its rows are fewer."""
+        n_rows = self.reading.geometry.draft_vocab_size
+        return self.reading.draft_to_target is None and n_rows < self.target_files.geometry.vocab_size
 
     # Runs.
 
@@ -131,7 +140,8 @@ class Case:
         """
         depth = self.k if k is None else k
         speculative = SpeculativeConfig(
-            model=str(self.draft), num_speculative_tokens=depth, method=self.opened.method
+            model=str(self.draft), num_speculative_tokens=depth, method=self.opened.method,
+            norm_output=self.norm_output if self.opened.method == "eagle3" else None,
         ) if depth else None  # fmt: skip
         config = EngineConfig(**{
             "dtype": "float32", "device": self.device, "session_len": max(self.session, 2 * (depth + 1) + 4),

@@ -28,7 +28,8 @@ def run(options: DraftDoctorOptions) -> int:
         max_new_tokens=options.max_new_tokens, device=options.device, fast=options.fast, fault=options.fault,
     )  # fmt: skip
     case = replace(
-        case, reference_target=options.reference_target, claimed=options.claimed, method=options.method
+        case, reference_target=options.reference_target, claimed=options.claimed, method=options.method,
+        norm_output=options.norm_output, speed_rows=options.speed_rows,
     )  # fmt: skip
     try:
         diagnosis = examine(case, fast=options.fast)

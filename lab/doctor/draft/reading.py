@@ -84,8 +84,13 @@ class Opened:
     method: str
 
 
-def open_draft(draft: Path, target: TargetGeometry, device: torch.device, session: int = 0) -> Opened:
+def open_draft(
+    draft: Path, target: TargetGeometry, device: torch.device, session: int = 0, *, norm_output: str | None = None
+) -> Opened:
     """A draft folder, as an EAGLE-3 head or else as an EAGLE-1 head, with weights in fp32.
+
+    Args:
+        norm_output: what an EAGLE-3 head's key of that name means, as of `load_draft`.
 
     Raises:
         CheckpointError: it can be read as neither, or lacks a tensor; the error is that of an EAGLE-3 head.
@@ -96,7 +101,7 @@ def open_draft(draft: Path, target: TargetGeometry, device: torch.device, sessio
         return Reading(loaded.geometry, loaded.weights, loaded.draft_to_target, session=session)
 
     try:
-        loaded, refusals = read_refused_draft(draft, target, **as_fp32)
+        loaded, refusals = read_refused_draft(draft, target, norm_output=norm_output, **as_fp32)
     except CheckpointError as refused:
         try:
             return Opened(reading(load_draft(draft, target, method="eagle", **as_fp32)), (), "eagle")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from broken_heads import HEAD_CAUSES
-from random_pairs import write_random_pair
+from random_pairs import rewrite_config, write_random_pair
 from safetensors.torch import load_file, save_file
 
 from lab.cli import parsed, run
@@ -76,3 +76,20 @@ def test_the_verdict_is_a_sentence_with_cause_counterfactual_and_change() -> Non
     assert Diagnosis(lamps[1:], None, 2.74, None, 0.0).verdict == (
         "No known cause of low acceptance was found (1 lamps are green). 2.74 tokens a step are what this head gives."
     )
+
+
+def test_a_head_whose_norm_output_could_mean_two_things_is_examined_once_it_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, draft = write_random_pair(tmp_path)
+    rewrite_config(draft, norm_output=True)
+    asked = ["doctor", "draft", str(draft), "--target", str(target), "--fast"]
+    run(asked)
+    assert "norm_output" in capsys.readouterr().out.partition("the engine refuses these files")[2]
+    run([*asked, "--norm-output", "feedback"])
+    assert "the engine refuses" not in capsys.readouterr().out
+
+
+def test_rows_of_speed_are_given_to_the_lamp_that_asks_for_them() -> None:
+    _, options = parsed(["doctor", "draft", "D", "--target", "T", "--speed-rows", "speed.jsonl"])
+    assert options.model_dump()["speed_rows"] == Path("speed.jsonl")

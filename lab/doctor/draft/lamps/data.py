@@ -34,6 +34,8 @@ LIKE_CLAIMED = 0.03  # share by which a figure may miss a claim that is the same
 def look_at_coverage(case: Case) -> Finding:
     """What tokens outside the draft vocabulary cost, if the head knew them as well as the others."""
     ids = case.reading.draft_to_target
+    if case.lacks_map:
+        return Finding("coverage", "unknown", "the vocabulary map is refused: nothing says which tokens the head knows")
     if ids is None:
         return Finding("coverage", "green", "the draft vocabulary is the target's")
     if not case.prompts:
@@ -124,7 +126,10 @@ def look_at_life(case: Case) -> Finding:
     lengths = {name: _looked_up(case, name) for name in LOOKUPS}
     best = max(lengths, key=lambda name: lengths[name])
     change = f"train the head, and until then draft without it: SpeculativeConfig(method={best!r})"
-    repair = Repair(change, case.before, lengths[best]) if lengths[best] > case.before else Repair(change)
+    if lengths[best] <= (1 + LEAST_GAIN) * case.before:
+        why = f"; {best} accepts {lengths[best]:.2f} tokens a step, so this text may be one that nothing foretells"
+        return Finding(lamp, "unknown", said + why, values=values)
+    repair = Repair(change, case.before, lengths[best])
     return Finding(lamp, "red", said, repair, 0.8, values, mended=case.reading)
 
 

@@ -25,7 +25,9 @@ TRAINED = (64, 256, 1024, 4096, 8192, 32768)  # original contexts of scalings
 FINER = (0.5, 0.7, 0.85, 1.18, 1.4, 2.0)  # of the best base or factor, twice
 TABLES = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 WINDOWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-LEAST_FITTED = 0.01  # what a fitted rotary setting must accept more than a usual one
+# What a fitted rotary setting must accept more than a usual one, and than the head as it is: of hundreds of settings
+# some flatter a weak head by a few per cent.
+LEAST_FITTED, LEAST_FITTED_GAIN = 0.01, 0.10
 LEAST_FALL, LEAST_ROWS = 0.25, 48  # of first-draft acceptance beyond a knee, and rows on either side of it
 
 
@@ -83,7 +85,8 @@ def look_at_rope(case: Case) -> Finding:
     simple, finer = (case.measured(_with_rope(case, rope).reading) for rope in (known, best))
     # Of a usual setting and one that was fitted the usual one is meant, unless the other is better beyond doubt.
     is_better = finer.length > (1 + LEAST_FITTED) * simple.length and is_certain_gain(simple, finer)
-    chosen = _with_rope(case, best if is_better and best != own else known)
+    is_much = finer.length > (1 + LEAST_FITTED_GAIN) * case.base.length
+    chosen = _with_rope(case, best if is_better and is_much and best != own else known)
     return judge(case, "rope", asked, [chosen], [_with_rope(case, rope) for rope in usual])
 
 

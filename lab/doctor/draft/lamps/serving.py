@@ -78,10 +78,10 @@ def measured_costs(case: Case) -> tuple[Costs, str]:
 
 
 def _stored_costs(path: Path) -> tuple[Costs, str]:
+    """Of every batch the shortest context that has it: a file need not hold every batch at one context."""
     speed = read_speed(path)
-    shortest = min((point.context for point in speed.points), default=0)
-    points = [point for point in speed.points if point.context == shortest and 0 in point.depths]
-    costs = {point.batch: point.over_base for point in points}
+    points = [point for point in speed.points if 0 in point.depths and len(point.depths) > 1]
+    costs = {point.batch: point.over_base for point in sorted(points, key=lambda each: -each.context)}
     return costs, speed.line() if costs else f"{path.name} has no point with a plain step"
 
 

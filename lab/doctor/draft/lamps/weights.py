@@ -124,6 +124,8 @@ def look_at_training(case: Case) -> Finding:
     lamp, n_texts = "training", len(case.prompts)
     if n_texts < 4:
         return Finding(lamp, "unknown", f"{n_texts} prompts: a refit takes at least 4, to be measured on others")
+    if case.lacks_map:
+        return Finding(lamp, "unknown", "the vocabulary map is refused: nothing says which tokens to train for")
     base = case.base
     if base.first >= TRAINED:
         return Finding(lamp, "green", f"the first draft is accepted at {base.first:.0%} of all places")
