@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from oracle import Target, first_largest, read_tensors, rms_norm, rotary_frequencies, rotate, widened
+from oracle import Target, first_largest, read_tensors, rms_norm, rotary_frequencies, rotate
 from torch import Tensor
 from torch.nn.functional import gelu, relu, silu
 
@@ -61,7 +61,7 @@ class HeadOracle:
         raw = _without_nulls(contained[0] if contained else json.loads((directory / "config.json").read_text()))
         self.target, self.inner = target, raw.get("eagle_config", {})
         self.layer, self.top = raw.get("transformer_layer_config", raw), raw
-        stored = widened(contained[1]) if contained else read_tensors(directory)
+        stored = wide(contained[1]) if contained else read_tensors(directory)
         self.tensors = {_plain_name(name): tensor for name, tensor in stored.items()}
         self.eps = float(self.layer.get("rms_norm_eps", 1e-6))
         self.n_heads = int(self.layer["num_attention_heads"])
@@ -220,3 +220,8 @@ def _text_rope(scaling: dict[str, Any] | None) -> dict[str, Any] | None:
     if scaling and "mrope" in (scaling.get("rope_type"), scaling.get("type")):
         return {**scaling, "rope_type": "default"}
     return scaling
+
+
+def wide(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Floating ones in fp64."""
+    return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}

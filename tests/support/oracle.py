@@ -294,9 +294,4 @@ def read_tensors(directory: str | Path) -> dict[str, Tensor]:
         tensors |= load_file(path)
     for path in sorted(Path(directory).glob("*.bin")):
         tensors |= torch.load(path, map_location="cpu", weights_only=True)
-    return widened(tensors)
-
-
-def widened(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Floating ones in fp64."""
     return {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}

@@ -38,7 +38,7 @@ def test_a_right_engine_has_no_red_lamp() -> None:
     assert red_ones("") == []
 
 
-@pytest.mark.parametrize(("lamp", "fault"), exhaustive_but(FIRST[:4], EVERY))
+@pytest.mark.parametrize(("lamp", "fault"), exhaustive_but(FIRST[:1], EVERY))
 def test_the_lamp_of_a_planted_bug_is_first_or_second(lamp: str, fault: str) -> None:
     red = red_ones(fault)
     assert lamp in [finding.lamp for finding in red[:2]]

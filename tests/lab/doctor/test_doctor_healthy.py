@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.reference, pytest.mark.slow]
 OF_TRAINING = {"training", "dead_head", "coverage"}  # what a head of random weights may well lack
 
 
-@pytest.mark.parametrize("name", exhaustive_but(["shipped", "planted"], HEALTHY))
+@pytest.mark.parametrize("name", exhaustive_but(["shipped"], HEALTHY))
 def test_no_lamp_is_red_of_a_healthy_pair(tmp_path: Path, name: str) -> None:
     pair = healthy_pair(name, tmp_path)
     prompts, _ = prompts_for(pair.target, str(pair.prompts or ""), limit=8, max_tokens=64)
