@@ -5,12 +5,13 @@ Filled by `eagle3core.checkpoint`; nothing here touches the disk.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "longrope", "yarn"]
 FusionNorm = Literal["none", "all", "each"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+ExpertGate = Literal["silu", "clamped"]
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,39 @@ class RopeGeometry:
 
 
 @dataclass(frozen=True)
+class ExpertsGeometry:
+    """Feed-forwards of one layer, of which a router chooses some for every row.
+
+    Attributes:
+        n: experts of a layer. n_chosen: of these, for each row.
+        intermediate_size: F of each.
+        is_normalised: a row's shares are a softmax over its chosen experts alone, else over all experts.
+        gate: "silu" for silu(gate) * up; "clamped" for gpt-oss's, whose gate and up rows alternate.
+        has_bias: the router and both maps of every expert have biases.
+        is_mxfp4: both maps are stored, and kept, in 4 bits: `kernels.experts.matrices`.
+    """
+
+    n: int
+    n_chosen: int
+    intermediate_size: int
+    is_normalised: bool = True
+    gate: ExpertGate = "silu"
+    has_bias: bool = False
+    is_mxfp4: bool = False
+
+    def n_read(self, rows: int) -> float:
+        """Distinct experts that `rows` rows choose on average, each any experts alike: what a pass has to read."""
+        return self.n * (1.0 - (1.0 - self.n_chosen / self.n) ** rows)
+
+
+@dataclass(frozen=True)
 class BlockGeometry:
     """Widths of one decoder layer: E hidden, F feed-forward, H and K heads, D head size.
 
     Attributes:
         has_qk_norm: every head of q and k is normed over D before it is rotated, as in Qwen3.
+        experts: in the place of one feed-forward; None: there is that one.
+        has_sinks: every head has a learned logit that takes part in the denominator of its attention alone.
     """
 
     hidden_size: int
@@ -60,6 +89,8 @@ class BlockGeometry:
     rms_norm_eps: float
     rope: RopeGeometry
     has_qk_norm: bool = False
+    experts: ExpertsGeometry | None = None
+    has_sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +99,9 @@ class TargetGeometry:
 
     Attributes:
         attention_bias: q, k, v and the output map have biases. qkv_bias: q, k and v alone, as in Qwen2.
+        dense_layers: layers that have one feed-forward where the others have experts.
+        windows: of each layer, the positions back that it sees, the query's own included, 0 for all; empty: all see
+            all.
     """
 
     block: BlockGeometry
@@ -80,6 +114,21 @@ class TargetGeometry:
     qkv_bias: bool = False
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
+    dense_layers: tuple[int, ...] = ()
+    windows: tuple[int, ...] = ()
+
+    def block_of(self, layer: int) -> BlockGeometry:
+        """The widths of one layer: those of all, without experts where it has none."""
+        return replace(self.block, experts=None) if layer in self.dense_layers else self.block
+
+    def window_of(self, layer: int) -> int:
+        """Positions back that a layer sees, the query's own included; 0: all."""
+        return self.windows[layer] if self.windows else 0
+
+    @property
+    def n_expert_layers(self) -> int:
+        """Layers with experts."""
+        return self.n_layers - len(self.dense_layers) if self.block.experts is not None else 0
 
     @property
     def default_taps(self) -> tuple[int, int, int]:

@@ -17,6 +17,7 @@ import torch
 from eagle3core.arguments import check_path, check_type
 from eagle3core.backend import Backend, choose_backend
 from eagle3core.checkpoint.draft import DraftCheckpoint, load_draft
+from eagle3core.checkpoint.experts.names import stored_bytes
 from eagle3core.checkpoint.plan import draft_shapes
 from eagle3core.checkpoint.target import TargetCheckpoint, load_target, target_shapes
 from eagle3core.config import EngineConfig
@@ -67,12 +68,12 @@ class Reading:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights on the device."""
-        shapes = [shape for _, shape in target_shapes(self.target)]
+        shapes = [*target_shapes(self.target)]
         if isinstance(self.draft, TargetGeometry):
-            shapes += [shape for _, shape in target_shapes(self.draft)]
+            shapes += target_shapes(self.draft)
         elif self.draft is not None:
-            shapes += [shape for _, shape in draft_shapes(self.draft)]
-        return self.dtype.itemsize * sum(torch.Size(shape).numel() for shape in shapes)
+            shapes += draft_shapes(self.draft)
+        return sum(stored_bytes(name, shape, self.dtype.itemsize) for name, shape in shapes)
 
 
 def steps_draft(config: EngineConfig, draft: object | None) -> bool:

@@ -47,6 +47,7 @@ ORDER = (
     "eagle3core.kernels.slots",
     "eagle3core.kernels.choice",
     "eagle3core.kernels.gemm",
+    "eagle3core.kernels.experts",
     "eagle3core.kernels.attention",
     "eagle3core.kernels.emulator",
     "eagle3core.kernels",

@@ -6,10 +6,15 @@ configuration classes of transformers 5.17, whose defaults hold where a config.j
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle3core.checkpoint.experts.choice import read_qwen3_experts
 from eagle3core.checkpoint.settings import Settings
+from eagle3core.geometry import ExpertsGeometry
+
+ReadExperts = Callable[[Settings, int], tuple[ExpertsGeometry | None, tuple[int, ...]]]
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class Family:
         reads_attention_bias, reads_mlp_bias: whether those keys count.
         window: where a window of attention is written: nowhere, in `sliding_window`, or there if
             `use_sliding_window` says so.
+        read_experts: what a config says of experts, and which layers have none; None: there are none.
     """
 
     max_position: int
@@ -33,6 +39,7 @@ class Family:
     reads_attention_bias: bool = False
     reads_mlp_bias: bool = False
     window: str = "nowhere"
+    read_experts: ReadExperts | None = None
 
 
 FAMILIES = {
@@ -40,8 +47,11 @@ FAMILIES = {
     "mistral": Family(131072, window="always"),
     "qwen2": Family(32768, qkv_bias=True, window="if used"),
     "qwen3": Family(32768, head_dim=128, has_qk_norm=True, reads_attention_bias=True, window="if used"),
+    "qwen3_moe": Family(
+        32768, has_qk_norm=True, reads_attention_bias=True, window="if used", read_experts=read_qwen3_experts
+    ),
 }
-_DEFAULT_WINDOW = 4096  # of all three families that have one
+_DEFAULT_WINDOW = 4096  # of all families that have one
 
 
 def read_family(config: Settings) -> Family:
@@ -56,7 +66,7 @@ def read_family(config: Settings) -> Family:
     raise config.bad(
         "model_type",
         name,
-        "'llama' (Llama 1 to 3.3 and others of that architecture), 'mistral', 'qwen2' or 'qwen3'",
+        "'llama' (Llama 1 to 3.3 and others of that architecture), 'mistral', 'qwen2', 'qwen3' or 'qwen3_moe'",
         "use a target of one of these; other architectures are not built",
     )
 

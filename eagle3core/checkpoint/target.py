@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from eagle3core.arguments import check_path, check_placement
+from eagle3core.checkpoint.experts.names import expert_shapes
 from eagle3core.checkpoint.families import read_family, refuse_quantised, refuse_window
 from eagle3core.checkpoint.rope import check_pairs, read_rope
 from eagle3core.checkpoint.settings import Settings
@@ -161,6 +162,7 @@ def read_target_geometry(config: Settings, directory: Path) -> TargetGeometry:
         head_dim=family.head_dim,
         has_qk_norm=family.has_qk_norm,
     )
+    experts, dense = family.read_experts(config, n_layers) if family.read_experts is not None else (None, ())
     if block.rope.kind == "dynamic":  # its frequencies stretch with the session, and reach as much further
         n_positions = int(n_positions * block.rope.factor)
     ends = config.ids("eos_token_id")
@@ -168,7 +170,7 @@ def read_target_geometry(config: Settings, directory: Path) -> TargetGeometry:
     if generation.is_file():
         ends = (*Settings.read(generation).ids("eos_token_id"), *ends)
     return TargetGeometry(
-        block=block,
+        block=replace(block, experts=experts),
         n_layers=n_layers,
         vocab_size=config.count("vocab_size"),
         max_position_embeddings=n_positions,
@@ -178,6 +180,7 @@ def read_target_geometry(config: Settings, directory: Path) -> TargetGeometry:
         qkv_bias=family.qkv_bias,
         bos_token_id=next(iter(config.ids("bos_token_id")), None),
         eos_token_ids=tuple(dict.fromkeys(ends)),
+        dense_layers=dense,
     )
 
 
@@ -190,10 +193,13 @@ def target_shapes(geometry: TargetGeometry) -> Iterator[tuple[str, tuple[int, ..
     bias["self_attn.o_proj"] = o
     yield EMBEDDING, (geometry.vocab_size, hidden)
     for i in range(geometry.n_layers):
-        for name, shape in layer_shapes(block, hidden):
+        own = geometry.block_of(i)
+        for name, shape in layer_shapes(own, hidden):
             yield f"model.layers.{i}.{name}.weight", shape
             if len(shape) == 2 and bias[name]:
                 yield f"model.layers.{i}.{name}.bias", shape[:1]
+        for name, shape in expert_shapes(own.experts, hidden) if own.experts is not None else ():
+            yield f"model.layers.{i}.{name}", shape
     yield "model.norm.weight", (hidden,)
     if not geometry.tie_word_embeddings:
         yield HEAD, (geometry.vocab_size, hidden)
@@ -205,7 +211,7 @@ def biased_maps(geometry: TargetGeometry) -> tuple[bool, bool, bool]:
 
 
 def layer_shapes(block: BlockGeometry, qkv_in: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every weight of one decoder layer whose q, k and v read `qkv_in` values."""
+    """Name and shape of every weight of one decoder layer whose q, k and v read `qkv_in` values, but of experts."""
     hidden, inner = block.hidden_size, block.intermediate_size
     yield "input_layernorm", (hidden,)
     yield "self_attn.q_proj", (block.n_heads * block.head_dim, qkv_in)
@@ -216,6 +222,8 @@ def layer_shapes(block: BlockGeometry, qkv_in: int) -> Iterator[tuple[str, tuple
         yield "self_attn.k_norm", (block.head_dim,)
     yield "self_attn.o_proj", (hidden, block.n_heads * block.head_dim)
     yield "post_attention_layernorm", (hidden,)
+    if block.experts is not None:
+        return
     yield "mlp.gate_proj", (inner, hidden)
     yield "mlp.up_proj", (inner, hidden)
     yield "mlp.down_proj", (hidden, inner)

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from eagle3core.geometry import BlockGeometry
+from eagle3core.geometry import BlockGeometry, ExpertsGeometry
 from eagle3core.kernels.attention.launcher import attention_scratch
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.plan import order_of
 from eagle3core.kernels.card import DTYPES
+from eagle3core.kernels.experts.route import Routed
 from eagle3core.kernels.isa.by_row import one_up
 from eagle3core.kernels.layer.embedding import partials_pitch
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
@@ -30,9 +31,43 @@ def rows_of(tensor: Tensor, *shape: int) -> Tensor:
     return tensor.view(-1)[:n].view(shape)
 
 
+def routed_rows(act: Activations, n: int) -> Routed:
+    """What the router leaves of `n` rows."""
+    rows = _experts_of(act)
+    return Routed(*(rows_of(t, n, t.shape[1]) for t in (rows.logits, rows.chosen, rows.shares)))
+
+
+def expert_rows(act: Activations, n: int, k: int) -> tuple[Tensor, Tensor]:
+    """`[n, k, F]` and `[n, k, E]`: what chosen experts give, within and in the end."""
+    rows = _experts_of(act)
+    inner, parts = (rows_of(t, n, k, t.shape[1] // k) for t in (rows.inner, rows.parts))
+    return inner, parts
+
+
+def _experts_of(act: Activations) -> ExpertRows:
+    assert act.experts is not None, "a state made for layers with experts has their rows"
+    return act.experts
+
+
 def columns_of(table: Tensor, width: int) -> list[Tensor]:
     """The columns of a table, `width` at a time."""
     return [table[:, at : at + width] for at in range(0, table.shape[1], width)]
+
+
+@dataclass(frozen=True)
+class ExpertRows:
+    """Rows of a layer's experts, X of which each row has k.
+
+    Attributes:
+        logits, chosen, shares: of the router, `[R, X]`, `[R, k]` int32, `[R, k]`: `kernels.experts.route.Routed`.
+        inner: `[R, k * F]` of each chosen expert. parts: `[R, k * E]` what each gives, one precision up from 16 bits.
+    """
+
+    logits: Tensor
+    chosen: Tensor
+    shares: Tensor
+    inner: Tensor
+    parts: Tensor
 
 
 @dataclass(frozen=True)
@@ -46,6 +81,7 @@ class Activations:
         heads: `[R, (H + 2 K) * D]` q, k and v before their norms; empty where they have none.
         partial, tops: attention's scratch.
         rope: `[positions, D / 2, 2]` fp32 (fp64 for fp64); sums are one precision up, fp32 for 16-bit rows.
+        experts: None where no layer has any.
     """
 
     stream: Tensor
@@ -59,6 +95,7 @@ class Activations:
     partial: Tensor
     tops: Tensor
     rope: Tensor
+    experts: ExpertRows | None = None
 
 
 @dataclass(frozen=True)
@@ -127,6 +164,20 @@ def new_activations(
         partial=partial,
         tops=tops,
         rope=rope_table(block.rope, block.head_dim, sizes.length, sizes.positions, accumulation_dtype(dtype), device),
+        experts=_expert_rows(block, block.experts, sizes.rows, dtype, device) if block.experts else None,
+    )
+
+
+def _expert_rows(
+    block: BlockGeometry, experts: ExpertsGeometry, n: int, dtype: torch.dtype, device: torch.device
+) -> ExpertRows:
+    wide, k = accumulation_dtype(dtype), experts.n_chosen
+    return ExpertRows(
+        logits=torch.zeros(n, experts.n, dtype=wide, device=device),
+        chosen=torch.zeros(n, k, dtype=torch.int32, device=device),
+        shares=torch.zeros(n, k, dtype=wide, device=device),
+        inner=torch.zeros(n, k * experts.intermediate_size, dtype=dtype, device=device),
+        parts=torch.zeros(n, k * block.hidden_size, dtype=wide, device=device),
     )
 
 

@@ -15,6 +15,7 @@ from eagle3core.kernels.attention.launcher import check_limits
 from eagle3core.kernels.card import ARCHES, DTYPES, PLAIN_TORCH
 from eagle3core.kernels.choice.argmax import MOST_PARTIALS
 from eagle3core.kernels.choice.top_k import top_k_variant
+from eagle3core.kernels.experts.route import NEEDED
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.isa.by_row import row_threads
 from eagle3core.kernels.layer.take_rows import MOST_SOURCES
@@ -38,6 +39,11 @@ def why_plain_torch(
         return f"prefill_chunk is {config.prefill_chunk}, the kernels read prompts in multiples of {SPAN}"
     if config.max_batch_size > MOST_SLOTS:
         return f"max_batch_size is {config.max_batch_size}, the kernels handle {MOST_SLOTS}"
+    experts = target.block.experts
+    if isinstance(draft, TargetGeometry):
+        experts = experts or draft.block.experts
+    if experts is not None:
+        return f"a layer has {experts.n} experts; the kernels take {NEEDED}"
     blocks, vocabularies = [target.block], [target.vocab_size]
     if isinstance(draft, TargetGeometry):
         blocks.append(draft.block)

@@ -16,13 +16,16 @@ from eagle3core.geometry import BlockGeometry
 from eagle3core.kernels.attention.launcher import ATTENTION
 from eagle3core.kernels.card import Call
 from eagle3core.kernels.choice.argmax import ARGMAX_OF_PARTIALS
+from eagle3core.kernels.experts.feed import EXPERT_DOWN, EXPERT_GATE_UP, EXPERT_SUM
+from eagle3core.kernels.experts.route import ROUTE
 from eagle3core.kernels.gemm.launcher import ordered_input
 from eagle3core.kernels.gemm.meaning import GEMM
 from eagle3core.kernels.gemm.pack import OrderedRows
 from eagle3core.kernels.layer.embedding import EMBEDDING
 from eagle3core.kernels.layer.rope import ROPE
-from eagle3core.step.buffers import Activations, HeadRows, rows_of
+from eagle3core.step.buffers import Activations, HeadRows, expert_rows, routed_rows, rows_of
 from eagle3core.step.program import Stage, Tap, after_all
+from eagle3core.weights.experts import PackedExperts
 from eagle3core.weights.packed import PackedLayer, PackedLinear, PackedTarget
 
 TARGET = ("BASE_DECODE_STEP",)
@@ -139,14 +142,30 @@ class Emitter:
     def mlp(
         self, layer: PackedLayer, act: Activations, n: int, out: Tensor, next_gain: Tensor, block: BlockGeometry
     ) -> list[Call]:
-        """Feed-forward of `act.middle`; the new residual stream goes to `out`."""
+        """Feed-forward of `act.middle`, of experts as `route` has chosen; the new residual stream goes to `out`."""
         middle, scaled, sums, inner = (rows_of(t, n, t.shape[1]) for t in (act.middle, act.scaled, act.sums, act.act))
+        mlp = layer.mlp
+        if isinstance(mlp, PackedExperts):
+            routed, k = routed_rows(act, n), mlp.geometry.n_chosen
+            inner, parts = expert_rows(act, n, k)
+            by = {"eps": block.rms_norm_eps, "gate": mlp.geometry.gate}
+            return [
+                EXPERT_GATE_UP.call(self.arch, scaled, sums, routed.chosen, mlp.gate_up, inner, **by),
+                EXPERT_DOWN.call(self.arch, inner, routed.chosen, mlp.down, parts),
+                EXPERT_SUM.call(self.arch, parts, routed.shares, middle, next_gain, out, scaled, sums),
+            ]
         return [
-            *self.linear(layer.gate_up, scaled, inner, block, sums=sums),
-            *self.linear(
-                layer.down, inner, out, block, residual=middle, gain=next_gain, second=scaled, third=sums
-            ),
-        ]  # fmt: skip
+            *self.linear(mlp.gate_up, scaled, inner, block, sums=sums),
+            *self.linear(mlp.down, inner, out, block, residual=middle, gain=next_gain, second=scaled, third=sums),
+        ]
+
+    def route(self, experts: PackedExperts, act: Activations, n: int, block: BlockGeometry) -> Call:
+        """Which experts each row of `act.middle` goes to, and their shares."""
+        scaled, sums = (rows_of(t, n, t.shape[1]) for t in (act.scaled, act.sums))
+        return ROUTE.call(
+            self.arch, scaled, sums, experts.router, routed_rows(act, n), eps=block.rms_norm_eps,
+            is_normalised=experts.geometry.is_normalised, bias=experts.router_bias,
+        )  # fmt: skip
 
     def project(
         self, layer: PackedLayer, act: Activations, n: int, residual: Tensor, block: BlockGeometry
@@ -226,6 +245,10 @@ def target_stages(
         ]
         middle, name = rows_of(act.middle, n, width), f"{role}.{i}"
         stages.append(Stage(f"{name}.attn", tuple(attend), ranges, {f"{name}.attn": tap(middle)}))
+        if isinstance(layer.mlp, PackedExperts):
+            routed = routed_rows(act, n)
+            taps = {f"{name}.router": tap(routed.logits), f"{name}.experts": tap(routed.chosen)}
+            stages.append(Stage(f"{name}.router", (emit.route(layer.mlp, act, n, block),), ranges, taps))
         forward = emit.mlp(layer, act, n, stream_of(i + 1), gain, block)
         stages.append(Stage(f"{name}.mlp", tuple(forward), ranges, {f"{name}.mlp": tap(stream_of(i + 1))}))
     return stages

@@ -5,15 +5,18 @@ Imports kernels (for the order of packing) and checkpoints; a new weight format 
 
 from eagle3core.weights.checkpoints import pack_checkpoints
 from eagle3core.weights.eagle import PackedEagle, pack_eagle
+from eagle3core.weights.experts import PackedExperts
 from eagle3core.weights.pack import pack_draft, pack_target
-from eagle3core.weights.packed import Drafter, PackedDraft, PackedLinear, PackedTarget, Source
+from eagle3core.weights.packed import Drafter, PackedDraft, PackedLinear, PackedMlp, PackedTarget, Source
 from eagle3core.weights.rope import rope_frequencies
 
 __all__ = [
     "Drafter",
     "PackedDraft",
     "PackedEagle",
+    "PackedExperts",
     "PackedLinear",
+    "PackedMlp",
     "PackedTarget",
     "Source",
     "pack_checkpoints",

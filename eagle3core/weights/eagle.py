@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.geometry import EagleGeometry
-from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
+from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.weights.packed import PackedDraft, PackedLayer, PackedTarget, Packer, Source
 
 
@@ -55,13 +55,11 @@ def pack_eagle(geometry: EagleGeometry, source: Source, target: PackedTarget, *,
 
 
 def _layer(packer: Packer, geometry: EagleGeometry, ones: Tensor, block: int) -> PackedLayer:
-    quads = quads_of(geometry.block.hidden_size)
     qkv = Epilogue("qkv", has_bias=geometry.qkv_bias, head_dim=geometry.block.head_dim, block=block)
     return PackedLayer(
         attn_gain=ones,
         qkv=packer.linear(qkv, [f"midlayer.self_attn.{name}_proj" for name in "qkv"]),
         o=packer.linear(Epilogue("residual"), ["midlayer.self_attn.o_proj"]),
         mlp_gain=packer.get("midlayer.post_attention_layernorm.weight"),
-        gate_up=packer.linear(Epilogue("swiglu", quads=quads), [f"midlayer.mlp.{n}_proj" for n in ("gate", "up")]),
-        down=packer.linear(Epilogue("residual"), ["midlayer.mlp.down_proj"]),
+        mlp=packer.mlp("midlayer.mlp.", geometry.block, has_bias=False),
     )

@@ -30,7 +30,8 @@ def pack_target(
     embedding = packer.get(EMBEDDING)
     bias = biased_maps(geometry)
     layers = tuple(
-        packer.layer(f"model.layers.{i}.", geometry.block, normed=True, bias=bias) for i in range(geometry.n_layers)
+        packer.layer(f"model.layers.{i}.", geometry.block_of(i), normed=True, bias=bias)
+        for i in range(geometry.n_layers)
     )
     if geometry.tie_word_embeddings:
         head = packer.head(embedding, may_share=True)

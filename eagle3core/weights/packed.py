@@ -18,6 +18,7 @@ from torch import Tensor
 from eagle3core.geometry import Activation, BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
 from eagle3core.kernels.gemm.launcher import pack_weight
+from eagle3core.weights.experts import PackedExperts, pack_experts
 
 Source = Callable[[str], Tensor]  # a weight by its Hugging Face name, on any device, in any floating dtype
 HEAD_STEP = 64  # rows: the second pass of the argmax reads the best of every 16 in groups of 4
@@ -47,28 +48,39 @@ class PackedLinear:
 
 
 @dataclass(frozen=True)
+class PackedMlp:
+    """The feed-forward of a layer: gate and up as one map, and down."""
+
+    gate_up: PackedLinear
+    down: PackedLinear
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*self.gate_up.tensors, *self.down.tensors]
+
+
+@dataclass(frozen=True)
 class PackedLayer:
     """A decoder layer: the gain before attention belongs to whoever makes its input.
 
     Attributes:
         qkv: rotates and writes the cache itself, unless
         q_gain, k_gain: `[D]`, of the norms of every head of q and k, which have to come before that; None: no norm.
+        mlp: the feed-forward, or experts in its place.
     """
 
     attn_gain: Tensor
     mlp_gain: Tensor
     qkv: PackedLinear
     o: PackedLinear
-    gate_up: PackedLinear
-    down: PackedLinear
+    mlp: PackedMlp | PackedExperts
     q_gain: Tensor | None = None
     k_gain: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
-        maps, gains = (self.qkv, self.o, self.gate_up, self.down), (self.attn_gain, self.mlp_gain)
-        of_heads = [gain for gain in (self.q_gain, self.k_gain) if gain is not None]
-        return [*gains, *of_heads, *(tensor for m in maps for tensor in m.tensors)]
+        gains = [gain for gain in (self.attn_gain, self.mlp_gain, self.q_gain, self.k_gain) if gain is not None]
+        return [*gains, *self.qkv.tensors, *self.o.tensors, *self.mlp.tensors]
 
 
 @dataclass(frozen=True)
@@ -196,14 +208,24 @@ class Packer:
             qkv=self.linear(qkv, [f"{prefix}self_attn.{name}_proj" for name in "qkv"]),
             o=self.linear(Epilogue("residual", has_bias=o_bias), [f"{prefix}self_attn.o_proj"]),
             mlp_gain=self.get(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=self.linear(
-                Epilogue("swiglu", quads=quads, has_bias=mlp_bias, activation=activation),
-                [f"{prefix}mlp.{n}_proj" for n in ("gate", "up")],
-            ),
-            down=self.linear(Epilogue("residual", has_bias=mlp_bias), [f"{prefix}mlp.down_proj"]),
+            mlp=self._experts(f"{prefix}mlp.", block)
+            if block.experts is not None
+            else self.mlp(f"{prefix}mlp.", block, has_bias=mlp_bias, activation=activation),
             q_gain=q_gain,
             k_gain=k_gain,
         )
+
+    def mlp(self, prefix: str, block: BlockGeometry, *, has_bias: bool, activation: Activation = "silu") -> PackedMlp:
+        """One feed-forward."""
+        swiglu = Epilogue("swiglu", quads=quads_of(block.hidden_size), has_bias=has_bias, activation=activation)
+        return PackedMlp(
+            self.linear(swiglu, [f"{prefix}{n}_proj" for n in ("gate", "up")]),
+            self.linear(Epilogue("residual", has_bias=has_bias), [f"{prefix}down_proj"]),
+        )
+
+    def _experts(self, prefix: str, block: BlockGeometry) -> PackedExperts:
+        self._give_back()
+        return pack_experts(self.get, prefix, block)
 
     def head(self, weight: Tensor, *, may_share: bool) -> PackedLinear:
         """The output map of `weight: [V, E]`, padded; read as it lies if `may_share` and no padding is needed."""

@@ -1,8 +1,8 @@
 """Hugging Face's modules with no hidden fp32: what the truth of an fp32 or fp64 run is computed with.
 
-`LlamaRMSNorm`, `LlamaRotaryEmbedding`, their equals of Mistral and Qwen, and the eager softmax work in fp32 whatever
-the weights are, so an fp64 model of theirs is an fp32 model in those three places. The replacements here compute in the
-dtype of their input and change nothing else.
+`LlamaRMSNorm`, `LlamaRotaryEmbedding`, their equals of Mistral and Qwen, the eager softmax and that of a router work in
+fp32 whatever the weights are, so an fp64 model of theirs is an fp32 model in those four places. The replacements here
+compute in the dtype of their input and change nothing else.
 """
 
 from __future__ import annotations
@@ -16,10 +16,17 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm, MistralRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, Qwen2RotaryEmbedding
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEmbedding
+from transformers.models.qwen3_moe.modeling_qwen3_moe import (
+    Qwen3MoeRMSNorm,
+    Qwen3MoeRotaryEmbedding,
+    Qwen3MoeTopKRouter,
+)
 
 EXACT_ATTENTION = "eagle3lab_exact"
-_NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm)
-_ROTATIONS = (LlamaRotaryEmbedding, MistralRotaryEmbedding, Qwen2RotaryEmbedding, Qwen3RotaryEmbedding)
+_NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm)
+_ROTATIONS = (
+    LlamaRotaryEmbedding, MistralRotaryEmbedding, Qwen2RotaryEmbedding, Qwen3RotaryEmbedding, Qwen3MoeRotaryEmbedding,
+)  # fmt: skip
 
 
 class ExactRmsNorm(nn.Module):
@@ -56,6 +63,26 @@ class ExactRotary(nn.Module):
         return angles.cos() * self.scaling, angles.sin() * self.scaling
 
 
+class ExactRouter(nn.Module):
+    """Logits, shares and indices of the chosen experts, softmax in the dtype of the rows."""
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.weight, self.top_k, self.norm_topk_prob = source.weight, int(source.top_k), bool(source.norm_topk_prob)
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of `hidden_states: [..., E]`: `[n, X]`, `[n, k]` and `[n, k]`."""
+        logits = nn.functional.linear(hidden_states.reshape(-1, self.weight.shape[1]), self.weight)
+        indices = logits.topk(self.top_k, dim=-1).indices
+        return logits, shares_of(logits, indices, self.norm_topk_prob), indices
+
+
+def shares_of(logits: Tensor, indices: Tensor, is_normalised: bool) -> Tensor:
+    """Shares of the experts `indices: [n, k]` in the dtype of `logits: [n, X]`: of a softmax over them, or over all."""
+    taken = logits.softmax(dim=-1).gather(1, indices)
+    return taken / taken.sum(dim=-1, keepdim=True) if is_normalised else taken
+
+
 def exact_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **_: Any
 ) -> tuple[Tensor, None]:
@@ -77,6 +104,8 @@ def make_exact(model: nn.Module, config: Any) -> None:
                 setattr(parent, name, ExactRmsNorm(child))
             elif isinstance(child, _ROTATIONS):
                 setattr(parent, name, ExactRotary(child))
+            elif isinstance(child, Qwen3MoeTopKRouter):
+                setattr(parent, name, ExactRouter(child))
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache
 from transformers.utils import logging as transformers_logging
 
-from lab.parity.exact import additive_mask, make_exact
+from lab.parity.exact import additive_mask, make_exact, shares_of
 
 
 @contextmanager
@@ -49,7 +50,9 @@ class TargetReference:
         attention: str = "eager",
     ) -> None:
         with _no_progress_bar():
-            model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, attn_implementation=attention)
+            model = AutoModelForCausalLM.from_pretrained(
+                str(directory), dtype=dtype, attn_implementation=attention, experts_implementation="eager"
+            )
         self.model = model.to(device=device, dtype=compute_dtype).eval().requires_grad_(False)
         # A cast of the whole model also casts the frequencies; they are fp32 constants, so make them anew.
         self.model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config).to(device)
@@ -61,6 +64,8 @@ class TargetReference:
         self.vocab_size = int(model.config.vocab_size)
         self.seen: dict[str, Tensor] = {}
         self.cache = DynamicCache()
+        self.routers = _routers(self.model.model)
+        self.chosen: Mapping[int, Tensor] = {}
         self._hook(self.model.model)
 
     def _hook(self, llama: Any) -> None:
@@ -85,18 +90,38 @@ class TargetReference:
         # The model's own last hidden state is already normed; the raw one is what its norm reads.
         llama.norm.register_forward_pre_hook(input_of("raw"))
         llama.norm.register_forward_hook(output_of("norm"))
+        for i, router in self.routers.items():
+            router.register_forward_hook(partial(self._route, i))
+
+    def _route(self, layer: int, router: Any, _args: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
+        """Keep a router's logits and choice; where `chosen` says otherwise for a row, its experts have that row."""
+        logits, shares, indices = output
+        if layer in self.chosen:
+            taken = self.chosen[layer].to(indices.device).long()
+            is_other = (indices.sort(dim=1).values != taken).any(dim=1)
+            forced = shares_of(logits, taken, router.norm_topk_prob)
+            indices, shares = indices.clone(), shares.clone()
+            indices[is_other], shares[is_other] = taken[is_other], forced[is_other].to(shares.dtype)
+        self.seen[f"{layer}.router"], self.seen[f"{layer}.experts"] = logits, indices.sort(dim=1).values
+        return logits, shares, indices
 
     @torch.no_grad()
-    def run(self, tokens: Sequence[int], parents: Sequence[int] = (), *, after: int = 0) -> dict[str, Tensor]:
+    def run(
+        self, tokens: Sequence[int], parents: Sequence[int] = (), *, after: int = 0,
+        chosen: Mapping[int, Tensor] | None = None,
+    ) -> dict[str, Tensor]:  # fmt: skip
         """Every stage of one pass, each `[len(tokens), ...]`.
 
         Args:
             tokens: a sequence, then (optionally) the nodes of a tree that hangs on its end.
             parents: parent of each of those nodes among them, -1 for the root.
             after: how many tokens of the call before these follow, whose keys and values are used again; 0 begins anew.
+            chosen: `[len(tokens), k]` the experts of each token, ascending, by layer: so that one near-tie of a router
+                is not mistaken for a fault of all that follows. A layer that is left out chooses itself.
 
         Returns:
-            "embed", "<i>.attn", "<i>.mlp" for each layer, "raw" (input of the final norm), "norm" and "head" (logits).
+            "embed", "<i>.attn", "<i>.mlp" for each layer, with experts also "<i>.router" (logits) and "<i>.experts"
+            (ids), "raw" (input of the final norm), "norm" and "head" (logits).
         """
         n_prefix = len(tokens) - len(parents)
         visible, depths = tree_visibility(after + len(tokens), parents)
@@ -107,7 +132,7 @@ class TargetReference:
             self.cache = DynamicCache()
         elif n_dropped:
             self.cache.crop(-n_dropped)
-        self.seen = {}
+        self.seen, self.chosen = {}, chosen or {}
         output = self.model.model(
             input_ids=torch.tensor([list(tokens)], device=self.device),
             position_ids=positions[None].to(self.device),
@@ -122,6 +147,12 @@ class TargetReference:
         """`[T, len(ids) * E]` the inputs of layers `ids` side by side; id n is what the final norm reads."""
         streams = [stages["embed"], *(stages[f"{i}.mlp"] for i in range(self.n_layers - 1)), stages["raw"]]
         return torch.cat([streams[i] for i in ids], dim=-1)
+
+
+def _routers(llama: Any) -> dict[int, Any]:
+    """The routers of the layers that have experts."""
+    named = {i: getattr(layer.mlp, "gate", None) for i, layer in enumerate(llama.layers)}
+    return {i: router for i, router in named.items() if hasattr(router, "top_k")}
 
 
 def tree_visibility(n_tokens: int, parents: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -40,4 +40,4 @@ def split_name(name: str) -> tuple[str, str]:
 
 def is_integer_stage(stage: str) -> bool:
     """Whether a stage holds ids or positions, which must agree exactly."""
-    return stage in INTEGER_STAGES
+    return stage in INTEGER_STAGES or stage.endswith(".experts")

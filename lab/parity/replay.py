@@ -88,12 +88,13 @@ class _Walk:
         self.n_read = len(prompt)  # of the sequence, by the target
         self.features = torch.empty(0)
         self.new_tokens: list[int] = []
+        self.routed = {i: torch.empty(0, router.top_k).long() for i, router in self.target.routers.items()}
         self.out = Replay()
 
     def prefill(self) -> None:
         """The target over the prompt, the draft over all of it but its last entry, and the first token."""
         self._expect_ids("prompt_ids", self.prompt)
-        stages = self.target.run(self.prompt)
+        stages = self.target.run(self.prompt, chosen=self._routed("prefill"))
         taps = self._put_target("prefill", stages, slice(0, None), head=slice(-1, None))
         seen = self._draft_pass("prefill", self.prompt[1:], 0, taps[:-1], fuse=True)
         self._put_draft("prefill", seen, FUSED_ORDER[:-2])
@@ -110,7 +111,10 @@ class _Walk:
         parents = self._ids(f"{at}/tree.parents")
         if len(parents) != len(nodes):
             raise _Stopped(f"{at} has {len(nodes)} nodes and {len(parents)} parents")
-        stages = self.target.run([*self.sequence[self.n_read : -1], *nodes], parents, after=self.n_read)
+        fed, routed = [*self.sequence[self.n_read : -1], *nodes], self._routed(f"{at}/verify")
+        # The tokens before the nodes were nodes of the step before, and accepted.
+        chosen = {i: torch.cat([self.routed[i][: len(fed) - len(nodes)], new]) for i, new in routed.items()}
+        stages = self.target.run(fed, parents, after=self.n_read, chosen=chosen)
         self.n_read = len(self.sequence) - 1
         taps = self._put_target(f"{at}/verify", stages, slice(-len(nodes), None))
         choices = _lowest_argmax(self._recorded(f"{at}/verify/target.head"))
@@ -122,6 +126,7 @@ class _Walk:
         if len(taken) != len(committed):
             raise _Stopped(f"{at} commits {committed}, which is no path of its tree plus one token")
         self.features, self.new_tokens = taps[taken], committed
+        self.routed = {i: new[taken] for i, new in routed.items()}
         self.sequence += committed
 
     def _draft_chain(self, at: str) -> None:
@@ -152,15 +157,31 @@ class _Walk:
 
     def _put_target(self, at: str, stages: dict[str, Tensor], rows: slice, head: slice | None = None) -> Tensor:
         """Keep the target stages of `rows` (norm and head of `head`, if given); gives the taps of `rows`."""
-        order = ["embed", *(f"{i}.{part}" for i in range(self.target.n_layers) for part in ("attn", "mlp"))]
+        parts = ("attn", "router", "experts", "mlp")
+        order = ["embed", *(f"{i}.{part}" for i in range(self.target.n_layers) for part in parts)]
         taps = self.target.taps(stages, self.draft.taps)[rows]
         for stage in order:
-            self._put(f"{at}/target.{stage}", stages[stage][rows])
+            name = f"{at}/target.{stage}"
+            if name in self.out.tensors:  # a choice, which was looked at before the pass: it has its place here
+                self.out.tensors[name] = self.out.tensors.pop(name)
+            elif stage in stages:
+                self._put(name, stages[stage][rows])
         self._put(f"{at}/target.taps", taps)
         for stage in ("norm", "head"):
             self._put(f"{at}/target.{stage}", stages[stage][head or rows])
             self._put_unrecorded(f"{at}/target.{stage}", stages[stage])
         return taps
+
+    def _routed(self, at: str) -> dict[int, Tensor]:
+        """The experts that the engine chose in a pass, by layer; what it should have chosen is told by its logits."""
+        routed = {}
+        for i, router in self.target.routers.items():
+            name, logits = f"{at}/target.{i}.experts", self._recorded(f"{at}/target.{i}.router")
+            self.out.tensors[name] = _largest(logits, router.top_k)
+            routed[i] = self._recorded(name).long()
+            if routed[i].shape != self.out.tensors[name].shape or not bool(_are_ids(routed[i], logits.shape[1])):
+                raise _Stopped(f"{name} holds no {router.top_k} experts of {logits.shape[1]} a row")
+        return routed
 
     def _put_draft(self, at: str, seen: dict[str, Tensor], order: Sequence[str]) -> None:
         for stage in order:
@@ -201,6 +222,18 @@ def _lowest_argmax(logits: Tensor) -> list[int]:
     """Largest entry of each row `[T, V]`, lowest id of equals; 0 for a row of NaN, which then fails elsewhere."""
     is_largest = logits == logits.max(dim=-1, keepdim=True).values
     return [int(row.nonzero()[0]) if bool(row.any()) else 0 for row in is_largest]
+
+
+def _largest(logits: Tensor, k: int) -> Tensor:
+    """`[T, k]` ids of the largest of every row of `logits: [T, X]`, the lower of equals, ascending."""
+    rows = [sorted(range(len(row)), key=lambda i, row=row: (-row[i], i))[:k] for row in logits.tolist()]  # type: ignore[misc]
+    return torch.tensor([sorted(row) for row in rows], dtype=torch.int64).view(len(logits), k)
+
+
+def _are_ids(chosen: Tensor, n: int) -> Tensor:
+    """Whether rows are ascending ids below `n`."""
+    rises = (chosen.diff(dim=1) > 0).all() if chosen.shape[1] > 1 else torch.tensor(True)
+    return rises & (chosen >= 0).all() & (chosen < n).all()
 
 
 def walk_tree(nodes: Sequence[int], parents: Sequence[int], choices: Sequence[int]) -> list[int]:

@@ -73,7 +73,8 @@ def write_random_pair(
         dtype: of the files.
         seed: of the weights.
         bin: store the draft as pytorch_model.bin.
-        family: the target's `model_type`: "llama", "mistral", "qwen2" or "qwen3". keys: further ones of its config.
+        family: the target's `model_type`: "llama", "mistral", "qwen2", "qwen3" or "qwen3_moe". keys: further ones of
+            its config.
     """
     target_dir, draft_dir = Path(directory) / "target", Path(directory) / "draft"
     random = torch.Generator().manual_seed(seed)
@@ -134,9 +135,12 @@ def write_random_pair(
 
 def family_keys(family: str) -> dict[str, Any]:
     """What a target's config has more, or other, than a Llama's."""
-    names = {"mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+    names = {"mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
+             "qwen3_moe": "Qwen3MoeForCausalLM"}  # fmt: skip
     more = {"model_type": family, "architectures": [names.get(family, "LlamaForCausalLM")]}
     window = {"mistral": {"sliding_window": None}, "llama": {}}
+    if family == "qwen3_moe":
+        more |= {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
     return more | window.get(family, {"use_sliding_window": False, "sliding_window": None})
 
 
@@ -151,13 +155,13 @@ def _target_weights(config: dict[str, Any], random: torch.Generator) -> Named:
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     yield "model.embed_tokens.weight", _table(vocab, hidden, random)
     for i in range(config["num_hidden_layers"]):
-        for name, tensor in _layer(config, hidden, random):
+        for name, tensor in (*_layer(config, hidden, random, i), *_experts(config, hidden, random, i)):
             yield f"model.layers.{i}.{name}.weight", tensor
             is_qkv = name.endswith(("q_proj", "k_proj", "v_proj"))
             has_bias = config["attention_bias" if name.startswith("self_attn") else "mlp_bias"]
             if tensor.dim() == 2 and (has_bias or (is_qkv and config["model_type"] == "qwen2")):
                 yield f"model.layers.{i}.{name}.bias", 0.1 * torch.randn(len(tensor), generator=random)
-        if config["model_type"] == "qwen3":
+        if config["model_type"] in ("qwen3", "qwen3_moe"):
             for name in ("q_norm", "k_norm"):
                 yield f"model.layers.{i}.self_attn.{name}.weight", 2.0 * _norm(config["head_dim"], random)
     yield "model.norm.weight", _norm(hidden, random)
@@ -176,7 +180,24 @@ def _draft_weights(config: dict[str, Any], fused: int, rows: int, own_head: bool
         yield "lm_head.weight", 3.0 * _matrix(rows, hidden, random)
 
 
-def _layer(config: dict[str, Any], qkv_in: int, random: torch.Generator) -> Named:
+def has_experts(config: dict[str, Any], layer: int) -> bool:
+    """Whether a target's layer has experts in the place of one feed-forward."""
+    if config["model_type"] != "qwen3_moe":
+        return False
+    return layer not in config.get("mlp_only_layers", ()) and (layer + 1) % config.get("decoder_sparse_step", 1) == 0
+
+
+def _experts(config: dict[str, Any], hidden: int, random: torch.Generator, layer: int) -> Named:
+    if not has_experts(config, layer):
+        return
+    inner = config["moe_intermediate_size"]
+    yield "mlp.gate", _matrix(config["num_experts"], hidden, random)
+    for i in range(config["num_experts"]):
+        for part, rows, columns in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
+            yield f"mlp.experts.{i}.{part}_proj", 2.0 * _matrix(rows, columns, random)  # a few: mistakes in one show
+
+
+def _layer(config: dict[str, Any], qkv_in: int, random: torch.Generator, layer: int = 0) -> Named:
     hidden, inner, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     queries, keys = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
     yield "input_layernorm", _norm(hidden, random)
@@ -185,6 +206,8 @@ def _layer(config: dict[str, Any], qkv_in: int, random: torch.Generator) -> Name
     yield "self_attn.v_proj", _matrix(keys, qkv_in, random)
     yield "self_attn.o_proj", _matrix(hidden, queries, random)
     yield "post_attention_layernorm", _norm(hidden, random)
+    if has_experts(config, layer):
+        return
     yield "mlp.gate_proj", _matrix(inner, hidden, random)
     yield "mlp.up_proj", _matrix(inner, hidden, random)
     yield "mlp.down_proj", _matrix(hidden, inner, random)

@@ -231,6 +231,7 @@ def attention_meaning(
     ordered: OrderedRows | None = None,
     window: int = 0,
     positions: Tensor | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
     """What `attention` computes, in plain torch, for any head size, group and block.
 
@@ -242,7 +243,7 @@ def attention_meaning(
     seen = unpack_words(masks, earlier + q.shape[1])
     wide = q.double() if q.dtype in DTYPES else q  # see `gemm_meaning`
     cache = (k_blocks, v_blocks, block_tables, prefix_lens)
-    out.copy_(paged_attention_reference(wide, *cache, seen, window=window, positions=positions))
+    out.copy_(paged_attention_reference(wide, *cache, seen, window=window, positions=positions, sinks=sinks))
 
 
 ATTENTION = Op("attention", attention, attention_meaning)

@@ -12,7 +12,9 @@ from fnmatch import fnmatchcase
 CAUSES = (
     ("target.embed", "*", "rows of the token table are shifted, or the table is another vocabulary's"),
     ("target.*attn", "*", "the norm's epsilon, the rotary base or its scaling, or this layer's q, k and v"),
-    ("target.*mlp", "*", "gate and up are swapped, or this layer's feed-forward has other weights"),
+    ("target.*router", "*", "rows of the router are shifted, or it reads another norm"),
+    ("target.*experts", "*", "a row does not go to the experts of its largest logits"),
+    ("target.*mlp", "*", "gate and up are swapped, or this layer's feed-forward, or its experts, have other weights"),
     ("target.taps", "*", "the draft reads other layers: one off, or counted as outputs instead of inputs"),
     ("target.norm", "*", "the gain or the epsilon of the final norm"),
     ("target.head", "*", "rows of the head are shifted, or it is tied where it should not be"),

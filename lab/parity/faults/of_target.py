@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.kernels import Call
-from eagle3core.weights import PackedTarget
+from eagle3core.weights import PackedExperts, PackedMlp, PackedTarget
 from lab.parity.faults.fault import Fault, Place, before, edited, rolled_rows
 
 
@@ -33,8 +33,16 @@ def _swapped_gate_and_up(target: PackedTarget) -> PackedTarget:
         gate, up = matrix.chunk(2)
         return torch.cat([up, gate])
 
-    first = target.layers[0]
-    return replace(target, layers=(replace(first, gate_up=edited(first.gate_up, swap)), *target.layers[1:]))
+    mlp = target.layers[0].mlp
+    if isinstance(mlp, PackedExperts):
+        return target
+    return with_first_mlp(target, replace(mlp, gate_up=edited(mlp.gate_up, swap)))
+
+
+def with_first_mlp(target: PackedTarget, mlp: PackedMlp | PackedExperts) -> PackedTarget:
+    """The target with another feed-forward in its first layer."""
+    first = replace(target.layers[0], mlp=mlp)
+    return replace(target, layers=(first, *target.layers[1:]))
 
 
 def _neighbouring_tap(target: PackedTarget) -> PackedTarget:

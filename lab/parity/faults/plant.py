@@ -16,13 +16,16 @@ from lab.parity.derived import passes_of
 from lab.parity.faults.fault import PLANTED, Change, Fault, Place
 from lab.parity.faults.of_books import BOOK_FAULTS
 from lab.parity.faults.of_draft import DRAFT_FAULTS
+from lab.parity.faults.of_experts import EXPERT_FAULTS
 from lab.parity.faults.of_reach import REACH_FAULTS
 from lab.parity.faults.of_serving import SERVING_FAULTS
 from lab.parity.faults.of_target import TARGET_FAULTS
 from lab.parity.faults.of_trees import TREE_FAULTS
 from lab.parity.faults.run_fault import RunFault
 
-FAULTS: dict[str, Fault] = {fault.name: fault for fault in (*TARGET_FAULTS, *DRAFT_FAULTS, *REACH_FAULTS)}
+FAULTS: dict[str, Fault] = {
+    fault.name: fault for fault in (*TARGET_FAULTS, *EXPERT_FAULTS, *DRAFT_FAULTS, *REACH_FAULTS)
+}
 
 RUN_FAULTS: dict[str, RunFault] = {fault.name: fault for fault in (*TREE_FAULTS, *BOOK_FAULTS, *SERVING_FAULTS)}
 

@@ -2,6 +2,8 @@
 
 A step reads every weight but the token table once, and the whole cache; a draft pass reads the head's layer, its output
 head and its cache, the first one fc as well. Each byte belongs to the stage that reads it, so the parts sum to all.
+Of experts those count that the rows of a pass choose, each distinct one once, as many as where any are alike likely: a
+verify pass, of more rows, reads more of them than a plain step. Of a layer with a window its last positions count.
 Activations and logits (megabytes) are left out. Derived here.
 """
 
@@ -12,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Size
 
-from eagle3core.checkpoint import draft_shapes, target_shapes
+from eagle3core.checkpoint import draft_shapes, stored_bytes, target_shapes
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 
 
@@ -21,16 +23,18 @@ class Floor:
     """Necessary bytes of one step over a batch.
 
     Attributes:
-        stages: bytes by stage: `target.*` of a plain step (a verify pass reads the same), `draft.*` of all draft
-            passes of a speculative one.
+        stages: bytes by stage: `target.*` of the pass over the target, `draft.*` of all draft passes of a speculative
+            step.
+        more_experts: bytes of experts in `target.mlp` that a plain step would not read.
     """
 
     stages: Mapping[str, int]
+    more_experts: int = 0
 
     @property
     def base_bytes(self) -> int:
         """A plain step."""
-        return sum(n for stage, n in self.stages.items() if stage.startswith("target."))
+        return sum(n for stage, n in self.stages.items() if stage.startswith("target.")) - self.more_experts
 
     @property
     def step_bytes(self) -> int:
@@ -60,18 +64,36 @@ def step_floor(
 ) -> Floor:
     """The floor of a step with `k` draft passes (0: plain) and `cached` tokens a sequence in the cache."""
     sequences = batch * cached
+    unread, unread_by_plain = (_unread_experts(target, batch * n, itemsize) for n in (k + 1, 1))
     weights = _by_stage(target_shapes(target), _TARGET_STAGES, itemsize)
+    weights["mlp"] -= unread
     hidden = target.block.hidden_size * itemsize
     stages = {f"target.{stage}": weights[stage] for stage in ("attn", "mlp", "head")}
-    stages["target.attn"] += int(sequences * token_bytes(target.block, target.n_layers, itemsize))
+    stages["target.attn"] += int(batch * _cached_tokens(target, cached) * token_bytes(target.block, 1, itemsize))
     stages["target.head"] += target.vocab_size * hidden if target.tie_word_embeddings else 0
     if k == 0 or draft is None:
-        return Floor(stages)
+        return Floor(stages, unread_by_plain - unread)
     weights = _by_stage(draft_shapes(draft), _DRAFT_STAGES, itemsize)
     weights["attn"] += int(sequences * token_bytes(draft.block, 1, itemsize))
     weights["head"] += 0 if draft.has_head else draft.draft_vocab_size * draft.block.hidden_size * itemsize
     stages["draft.fc"] = weights["fc"]
-    return Floor(stages | {f"draft.{stage}": k * weights[stage] for stage in ("qkv", "attn", "mlp", "head")})
+    stages |= {f"draft.{stage}": k * weights[stage] for stage in ("qkv", "attn", "mlp", "head")}
+    return Floor(stages, unread_by_plain - unread)
+
+
+def _unread_experts(target: TargetGeometry, rows: int, itemsize: int) -> int:
+    """Bytes of the experts that a pass of `rows` rows has no use for."""
+    experts = target.block.experts
+    if experts is None:
+        return 0
+    n_bytes = sum(stored_bytes(name, shape, itemsize) for name, shape in target_shapes(target) if ".experts." in name)
+    return round(n_bytes * (1 - experts.n_read(rows) / experts.n))
+
+
+def _cached_tokens(target: TargetGeometry, cached: float) -> float:
+    """Tokens that the layers read of a sequence's cache, over all of them."""
+    windows = (target.window_of(i) for i in range(target.n_layers))
+    return sum(min(cached, window) if window else cached for window in windows)
 
 
 # What a weight's name contains, and the stage that reads it; the first that fits. The draft's q, k and v are a stage.
@@ -92,13 +114,13 @@ def _by_stage(
     found = dict.fromkeys(stages.values(), 0)
     for name, shape in shapes:
         part = next((part for part in stages if part in name), name)
-        found[stages[part]] += Size(shape).numel() * itemsize
+        found[stages[part]] += stored_bytes(name, shape, itemsize)
     return found
 
 
 def weight_bytes(target: TargetGeometry, itemsize: int) -> int:
     """All weights of a target."""
-    return sum(Size(shape).numel() for _, shape in target_shapes(target)) * itemsize
+    return sum(stored_bytes(name, shape, itemsize) for name, shape in target_shapes(target))
 
 
 def draft_weight_bytes(draft: DraftGeometry, itemsize: int) -> int:

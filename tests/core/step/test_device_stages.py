@@ -23,6 +23,7 @@ from eagle3core.step.sizes import DeviceSizes, StateShape
 from eagle3core.step.state import new_device_state, state_bytes
 from eagle3core.step.tree import chain_tree
 from eagle3core.trace import RecordingTrace, StagedTrace
+from eagle3core.weights import PackedMlp
 
 pytestmark = pytest.mark.reference
 
@@ -112,7 +113,9 @@ def test_packed_weights_are_the_checkpoints(nano_pair: Pair) -> None:
         expected = torch.cat([weights[f"{prefix}self_attn.{name}_proj.weight"] for name in names])
         assert torch.equal(unpack_weight(made.weight, made.epilogue, made.k), expected)
     expected = torch.cat([weights[f"{prefix}mlp.{name}_proj.weight"] for name in ("gate", "up")])
-    assert torch.equal(unpack_weight(layer.gate_up.weight, layer.gate_up.epilogue, 64), expected)
+    assert isinstance(layer.mlp, PackedMlp)
+    gate_up = layer.mlp.gate_up
+    assert torch.equal(unpack_weight(gate_up.weight, gate_up.epilogue, 64), expected)
     fc = load_draft(nano_pair[1], plain.geometry, dtype=torch.bfloat16).weights["fc.weight"]
     assert torch.equal(unpack_weight(draft.fc.weight, draft.fc.epilogue, 192), fc)
 

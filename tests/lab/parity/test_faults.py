@@ -18,6 +18,7 @@ from lab.night.notebook import run_notebook
 from lab.night.parameters import find_notebook
 from lab.parity import faults, run_stage_parity
 from lab.parity.faults.of_draft import DRAFT_FAULTS
+from lab.parity.faults.of_experts import EXPERT_FAULTS
 from lab.parity.faults.of_reach import REACH_FAULTS
 from lab.parity.faults.of_target import TARGET_FAULTS
 from lab.parity.recording import PairUnderTest
@@ -104,7 +105,7 @@ def test_every_kind_of_stage_has_a_bug_to_plant() -> None:
     target = {"embed", "0.attn", "0.mlp", "taps", "norm", "head"}
     assert {f"draft.{stage}" for stage in draft} | {f"target.{stage}" for stage in target} <= planted
     assert set(faults.FAULTS) >= REQUIRED
-    assert len(faults.FAULTS) == len(TARGET_FAULTS) + len(DRAFT_FAULTS) + len(REACH_FAULTS)
+    assert len(faults.FAULTS) == len(TARGET_FAULTS) + len(EXPERT_FAULTS) + len(DRAFT_FAULTS) + len(REACH_FAULTS)
 
 
 @pytest.mark.parametrize("name", ["rope_query_off_by_one", "shifted_features", "swapped_kv", "missing_d2t"])

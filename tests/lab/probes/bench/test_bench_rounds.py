@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from eagle3core.geometry import ExpertsGeometry
 from eagle3core.metrics import RequestMetrics, StepRecord
 from eagle3core.request import Response
 from lab.pairs.planted import GEOMETRIES
 from lab.probes.bench import run as bench_run
-from lab.probes.bench.floors import step_floor
+from lab.probes.bench.floors import Floor, step_floor
 from lab.probes.bench.rounds import WARM_STEPS, full_window, interleave
 from lab.probes.ceilings import known_gb_per_s
 
@@ -47,6 +48,34 @@ def test_a_tied_table_is_read_as_the_head_and_a_shared_head_by_the_draft() -> No
     assert tied.base_bytes == floor.base_bytes
     shared = step_floor(target, replace(draft, has_head=False), k=2, batch=1, cached=10, itemsize=2)
     assert shared.step_bytes == floor.step_bytes
+
+
+def test_of_experts_a_step_reads_those_that_its_rows_choose() -> None:
+    geometry = GEOMETRIES["llama-3.1-8b"]
+    experts = ExpertsGeometry(n=128, n_chosen=4, intermediate_size=2880)
+    target = replace(geometry.target, block=replace(geometry.target.block, experts=experts))
+    one = 3 * 2880 * 4096 * 2 * 32  # an expert of all 32 layers, in bf16
+
+    def floor(k: int, batch: int) -> Floor:
+        return step_floor(target, geometry.draft, k=k, batch=batch, cached=512, itemsize=2)
+
+    plain, spec = floor(0, 1), floor(3, 1)
+    assert (plain.base_bytes, plain.more_experts) == (plain.step_bytes, 0)
+    assert spec.base_bytes == plain.base_bytes
+    assert spec.more_experts == spec.stages["target.mlp"] - plain.stages["target.mlp"]
+    for batch, distinct in ((1, 4.0), (4, 15.3), (16, 51.0)):  # of 128 where all are alike likely
+        read = floor(0, batch).stages["target.mlp"] - 2 * 32 * (4096 + 128 * 4096)  # beside norms and routers
+        assert read / one == pytest.approx(distinct, abs=0.05)
+
+
+def test_layers_with_a_window_read_their_last_positions() -> None:
+    geometry = GEOMETRIES["nano"]
+    target = geometry.target
+    alternate = replace(target, windows=tuple(128 * (i % 2) for i in range(target.n_layers)))
+    whole, near = (step_floor(each, None, k=0, batch=2, cached=1000, itemsize=2) for each in (target, alternate))
+    n_windowed, block = target.n_layers // 2, target.block
+    spared = n_windowed * 2 * (1000 - 128) * 2 * block.n_kv_heads * block.head_dim * 2
+    assert whole.base_bytes - near.base_bytes == spared
 
 
 # -- rounds

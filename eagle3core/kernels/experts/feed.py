@@ -1,0 +1,92 @@
+"""The experts' feed-forward: gate and up of every chosen expert, down of what they give, and the rows' weighted sums.
+
+y = r + sum over a row's experts, ascending, of share * (W_down a + b_down), where a = gate(W_gate_up x + b_gate_up).
+Each distinct expert is read once, for all rows that chose it.
+Source: SwiGLU, arXiv 2002.05202; gpt-oss's clamped form as transformers 5.17 has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from eagle3core.kernels.card import Op
+from eagle3core.kernels.experts.matrices import Matrices
+from eagle3core.kernels.experts.route import no_kernels, normed, wide_of
+from eagle3core.kernels.layer.embedding import partial_squares_reference
+
+ALPHA, LIMIT = 1.702, 7.0  # of the clamped gate; gpt-oss's configuration states the second and transformers fixes both
+
+
+def silu_gate(v: Tensor) -> Tensor:
+    """silu(gate) * up of `v: [n, 2 F]`, gate before up."""
+    gate, up = v.chunk(2, dim=1)
+    return F.silu(gate) * up
+
+
+def clamped_gate(v: Tensor) -> Tensor:
+    """gate sigmoid(1.702 gate) (up + 1) of `v: [n, 2 F]`, whose even columns are gate and odd ones up, both clamped."""
+    gate, up = v[:, ::2].clamp(max=LIMIT), v[:, 1::2].clamp(-LIMIT, LIMIT)
+    return gate * torch.sigmoid(ALPHA * gate) * (up + 1)
+
+
+GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu_gate, "clamped": clamped_gate}
+
+
+def _rows_of_experts(chosen: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(expert, rows, places) of every expert in `chosen: [n, k]`, ascending: its rows, and where each has it."""
+    for expert in sorted(set(chosen.flatten().tolist())):
+        rows, places = (chosen == expert).nonzero(as_tuple=True)
+        yield expert, rows, places
+
+
+def _applied(x: Tensor, maps: Matrices, expert: int) -> Tensor:
+    """`x W^T + b` of one expert, in the dtype of `x`."""
+    v = F.linear(x, maps.of(expert, x.dtype))
+    return v if maps.bias is None else v + maps.bias[expert]
+
+
+def expert_gate_up_meaning(
+    x: Tensor, sums: Tensor, chosen: Tensor, maps: Matrices, inner: Tensor, *, eps: float, gate: str
+) -> None:
+    """`inner: [n, k, F]` what each chosen expert makes of its row.
+
+    Args:
+        x, sums: as of `route_meaning`. chosen: `[n, k]`. maps: `[X, 2 F, E]`. gate: of `GATES`.
+    """
+    rows = normed(x, sums, eps)
+    for expert, at, places in _rows_of_experts(chosen):
+        inner[at, places] = GATES[gate](_applied(rows[at], maps, expert)).to(inner.dtype)
+
+
+def expert_down_meaning(inner: Tensor, chosen: Tensor, maps: Matrices, parts: Tensor) -> None:
+    """`parts: [n, k, E]` each chosen expert's output, one precision up from 16-bit rows; `maps: [X, E, F]`."""
+    for expert, at, places in _rows_of_experts(chosen):
+        rows = inner[at, places].to(wide_of(inner))
+        parts[at, places] = _applied(rows, maps, expert).to(parts.dtype)
+
+
+def expert_sum_meaning(
+    parts: Tensor, shares: Tensor, residual: Tensor, gain: Tensor, y: Tensor, scaled: Tensor, sums: Tensor
+) -> None:
+    """`y: [n, E]` the residual stream with the experts' part, and of it what the next map reads.
+
+    Args:
+        parts: `[n, k, E]`, added from the first place of a row to its last. shares: `[n, k]`. residual: `[n, E]`.
+        gain: `[E]` of the next norm. scaled: `[n, E]` y * gain. sums: partial sums of the squares of y.
+    """
+    wide = wide_of(y)
+    total = torch.zeros_like(residual, dtype=wide)
+    for place in range(parts.shape[1]):
+        total = total + shares[:, place, None].to(wide) * parts[:, place].to(wide)
+    y.copy_(residual + total)
+    scaled.copy_(y * gain)
+    sums.copy_(partial_squares_reference(y))
+
+
+EXPERT_GATE_UP = Op("expert_gate_up", no_kernels, expert_gate_up_meaning)
+EXPERT_DOWN = Op("expert_down", no_kernels, expert_down_meaning)
+EXPERT_SUM = Op("expert_sum", no_kernels, expert_sum_meaning)

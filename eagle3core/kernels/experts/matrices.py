@@ -1,0 +1,35 @@
+"""The matrices of a layer's experts, as they are kept: one of them at a time, in the dtype that is computed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PlainMatrices:
+    """One map of every expert.
+
+    Attributes:
+        weight: `[X, rows, k]`. bias: `[X, rows]` or None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    def of(self, expert: int, dtype: torch.dtype) -> Tensor:
+        """`[rows, k]` of one expert."""
+        return self.weight[expert].to(dtype)
+
+    def rolled(self) -> PlainMatrices:
+        """The same with every matrix one expert further, the last first."""
+        return replace(self, weight=self.weight.roll(1, dims=0))
+
+
+Matrices = PlainMatrices

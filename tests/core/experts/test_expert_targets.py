@@ -1,0 +1,107 @@
+"""Targets with experts: tokens as transformers has them, and speculation that changes none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rings import slow_from
+from tiny_engines import (
+    DYNAMIC_TREE,
+    FIXED_TREE,
+    Pair,
+    accepted_counts,
+    drafting_engine,
+    new_tokens,
+    plain_tokens,
+    random_prompts,
+    tiny_engine,
+    tokens_of,
+    write_tiny_pair,
+)
+from transformers import AutoModelForCausalLM
+
+from eagle3core import EngineConfig
+from eagle3core.checkpoint import load_target
+from eagle3core.loading import read_models
+from eagle3core.step.kernel_limits import why_plain_torch
+
+pytestmark = pytest.mark.reference
+
+KINDS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"family": "qwen3_moe", "head_dim": 16, "rope": {"rope_theta": 1e6}},
+    "qwen3_moe, shares of all": {"family": "qwen3_moe", "head_dim": 16, "norm_topk_prob": False, "tie": True},
+    "qwen3_moe, dense layers": {"family": "qwen3_moe", "n_layers": 4, "decoder_sparse_step": 2, "taps": (1, 2, 4)},
+}
+DRAFTS: dict[str, dict[str, Any]] = {
+    "chain": {"num_speculative_tokens": 3}, "dynamic tree": DYNAMIC_TREE, "fixed tree": FIXED_TREE,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=slow_from(1, KINDS))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return write_tiny_pair(tmp_path_factory.mktemp("experts"), **KINDS[request.param], seed=3)
+
+
+def reference_tokens(target: Path, prompts: list[list[int]], n: int) -> list[list[int]]:
+    """Greedy tokens of transformers in fp32, one prompt after the other, by its own cache."""
+    model = AutoModelForCausalLM.from_pretrained(
+        target, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
+    )
+    found = []
+    for prompt in prompts:
+        with torch.no_grad():
+            given = torch.tensor([prompt])
+            ids = model.generate(
+                given, attention_mask=torch.ones_like(given), max_new_tokens=n, do_sample=False, eos_token_id=None
+            )
+        found.append(ids[0, len(prompt) :].tolist())
+    return found
+
+
+@pytest.mark.parametrize("n_prompts", [6, pytest.param(64, marks=pytest.mark.slow)])
+def test_greedy_tokens_are_those_of_transformers(pair: Pair, n_prompts: int) -> None:
+    lengths = [3 + (7 * i) % 23 for i in range(n_prompts)]
+    prompts = random_prompts(lengths, seed=n_prompts)
+    ours = tokens_of(tiny_engine(pair, 3, dtype="float32").generate(prompts, new_tokens(12)))
+    assert ours == reference_tokens(pair[0], prompts, 12)
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+def test_drafts_change_no_token(pair: Pair, kind: str) -> None:
+    prompts = random_prompts([11, 20, 9, 14])
+    drafted = drafting_engine(pair, DRAFTS[kind]).generate(prompts, new_tokens(14))
+    assert tokens_of(drafted) == plain_tokens(pair, prompts, 14)
+    assert len(accepted_counts(drafted)) > 1
+
+
+def test_a_small_model_with_experts_drafts(pair: Pair) -> None:
+    fields = {"method": "draft_target", "model": str(pair[0]), "num_speculative_tokens": 3}
+    prompts = random_prompts([7, 12])
+    drafted = drafting_engine(pair, fields).generate(prompts, new_tokens(10))
+    assert tokens_of(drafted) == plain_tokens(pair, prompts, 10)
+    assert max(accepted_counts(drafted)) == 3  # it is the target itself
+
+
+def test_the_memory_plan_counts_every_expert_and_the_rows_that_they_work_on(pair: Pair) -> None:
+    engine = tiny_engine(pair, 3)
+    stored = sum(tensor.numel() for tensor in load_target(pair[0]).weights.values())
+    reading = read_models(pair[0], EngineConfig(dtype="float32", device="cpu", session_len=64))
+    tied = reading.target.tie_word_embeddings
+    expected = stored - (reading.target.vocab_size * reading.target.block.hidden_size if tied else 0)
+    assert reading.weight_bytes == 4 * expected
+    experts, rows = engine.target.geometry.block.experts, engine.runner.state.act.experts
+    assert experts is not None
+    assert rows is not None
+    assert rows.parts.shape[1] == experts.n_chosen * engine.target.geometry.block.hidden_size
+
+
+def test_on_a_gpu_plain_torch_takes_over_and_says_why(pair: Pair) -> None:
+    geometry = load_target(pair[0]).geometry
+    config = EngineConfig(dtype="bfloat16")
+    reason = why_plain_torch(geometry, None, config, torch.bfloat16)
+    assert reason == (
+        "a layer has 8 experts; the kernels take layers of one feed-forward each: kernels for experts are not built"
+    )

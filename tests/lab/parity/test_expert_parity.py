@@ -1,0 +1,49 @@
+"""Targets with experts, stage by stage against transformers; and bugs in their experts, each named where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from random_pairs import write_random_pair
+from rings import slow_from
+from tiny_engines import random_prompts
+
+from lab.parity import faults, run_stage_parity
+from lab.parity.faults.of_experts import EXPERT_FAULTS
+
+pytestmark = pytest.mark.reference
+
+Pair = tuple[Path, Path]
+N_VOCAB = 200
+KINDS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"family": "qwen3_moe"},
+    "qwen3_moe, other settings": {"family": "qwen3_moe", "norm_topk_prob": False, "mlp_only_layers": [1], "heads": 6},
+}
+PROMPTS = random_prompts([130, 40, 9, 33], n_vocab=N_VOCAB)
+
+
+@pytest.fixture(scope="module", params=slow_from(1, KINDS))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return write_random_pair(
+        tmp_path_factory.mktemp("experts"), n_layers=3, taps=(0, 1, 2), vocab=N_VOCAB, draft_vocab=100, seed=3,
+        eos=[], **KINDS[request.param],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", slow_from(1, ["float32", "bfloat16", "float64"]))
+def test_every_stage_holds_and_the_routers_are_among_them(pair: Pair, dtype: str) -> None:
+    report = run_stage_parity(*pair, prompts=PROMPTS, dtype=dtype, device="cpu", k=3, steps=2)
+    assert report.passed, report.verdict
+    names = [cell.stage for cell in report.cells if (cell.prompt, cell.pass_name) == (0, "step1/verify")]
+    first = names.index("target.2.attn")
+    assert names[first : first + 4] == ["target.2.attn", "target.2.router", "target.2.experts", "target.2.mlp"]
+
+
+@pytest.mark.parametrize("name", slow_from(2, [fault.name for fault in EXPERT_FAULTS]))
+def test_a_bug_in_the_experts_is_named_at_its_stage(pair: Pair, name: str) -> None:
+    fault = faults.FAULTS[name]
+    first = run_stage_parity(*pair, prompts=PROMPTS[2:3], k=2, steps=1, fault=name).first_divergent
+    assert first is not None, f"{name} was not found"
+    assert (first.stage, first.kind) == (fault.stage, fault.kind), first
