@@ -53,9 +53,9 @@ class ExpertsGeometry:
         n: experts of a layer. n_chosen: of these, for each row.
         intermediate_size: F of each.
         is_normalised: a row's shares are a softmax over its chosen experts alone, else over all experts.
-        gate: "silu" for silu(gate) * up; "clamped" for gpt-oss's, whose gate and up rows alternate.
-        has_bias: the router and both maps of every expert have biases.
-        is_mxfp4: both maps are stored, and kept, in 4 bits: `kernels.experts.matrices`.
+        gate: "silu" for silu(gate) * up; "clamped" for gpt-oss's, whose gate and up rows alternate, and whose router
+            and maps have biases.
+        is_mxfp4: both maps are stored, and kept, in 4 bits: `kernels.experts.mxfp4`.
     """
 
     n: int
@@ -63,7 +63,6 @@ class ExpertsGeometry:
     intermediate_size: int
     is_normalised: bool = True
     gate: ExpertGate = "silu"
-    has_bias: bool = False
     is_mxfp4: bool = False
 
     def n_read(self, rows: int) -> float:

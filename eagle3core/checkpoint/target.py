@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from eagle3core.arguments import check_path, check_placement
-from eagle3core.checkpoint.experts.names import expert_shapes
-from eagle3core.checkpoint.families import read_family, refuse_quantised, refuse_window
+from eagle3core.checkpoint.experts.choice import is_mxfp4
+from eagle3core.checkpoint.experts.names import PACKED_BYTES, expert_shapes
+from eagle3core.checkpoint.experts.packed_bytes import read_packed_bytes
+from eagle3core.checkpoint.families import completed, read_family, read_windows, refuse_quantised
 from eagle3core.checkpoint.rope import check_pairs, read_rope
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.tensors import TensorFiles, require_names
@@ -70,6 +72,9 @@ def load_target(
     require_names(files, shapes, given, [HEAD] if geometry.tie_word_embeddings else [])
     weights: dict[str, Tensor] = {}
     for name, shape in shapes.items():
+        if name.endswith(PACKED_BYTES):
+            weights[name] = read_packed_bytes(files, name, shape).to(device)
+            continue
         weights[name] = files.read_weight(name, shape, dtype, device, casts=casts)
         dtype = dtype or weights[name].dtype
     if geometry.tie_word_embeddings:
@@ -151,11 +156,13 @@ def read_target_geometry(config: Settings, directory: Path) -> TargetGeometry:
         CheckpointError: another architecture, quantised weights, a window of attention, or a missing or unusable key.
     """
     family = read_family(config)
-    refuse_quantised(config, directory)
+    config = completed(config, family)
+    if family.read_experts is None or not is_mxfp4(config):
+        refuse_quantised(config, directory)
     n_layers, n_positions = (
         config.count("num_hidden_layers"), config.count("max_position_embeddings", family.max_position),
     )  # fmt: skip
-    refuse_window(config, family, n_layers, n_positions)
+    windows = read_windows(config, family, n_layers, n_positions)
     block = read_block_geometry(
         config,
         max_position=family.max_position,
@@ -170,7 +177,7 @@ def read_target_geometry(config: Settings, directory: Path) -> TargetGeometry:
     if generation.is_file():
         ends = (*Settings.read(generation).ids("eos_token_id"), *ends)
     return TargetGeometry(
-        block=replace(block, experts=experts),
+        block=replace(block, experts=experts, has_sinks=family.has_sinks),
         n_layers=n_layers,
         vocab_size=config.count("vocab_size"),
         max_position_embeddings=n_positions,
@@ -181,6 +188,7 @@ def read_target_geometry(config: Settings, directory: Path) -> TargetGeometry:
         bos_token_id=next(iter(config.ids("bos_token_id")), None),
         eos_token_ids=tuple(dict.fromkeys(ends)),
         dense_layers=dense,
+        windows=windows,
     )
 
 
@@ -198,6 +206,8 @@ def target_shapes(geometry: TargetGeometry) -> Iterator[tuple[str, tuple[int, ..
             yield f"model.layers.{i}.{name}.weight", shape
             if len(shape) == 2 and bias[name]:
                 yield f"model.layers.{i}.{name}.bias", shape[:1]
+        if own.has_sinks:
+            yield f"model.layers.{i}.self_attn.sinks", (own.n_heads,)
         for name, shape in expert_shapes(own.experts, hidden) if own.experts is not None else ():
             yield f"model.layers.{i}.{name}", shape
     yield "model.norm.weight", (hidden,)

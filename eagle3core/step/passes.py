@@ -131,6 +131,8 @@ class Emitter:
         near: dict[str, Any] = {}
         if rows.window:
             near = {"window": rows.window, "positions": rows.positions.view(rows.batch, rows.tokens)}
+        if layer.sinks is not None:
+            near["sinks"] = layer.sinks
         call = ATTENTION.call(
             self.arch, q=rows_of(act.q, *shape), k_blocks=pages[0], v_blocks=pages[1], block_tables=rows.tables,
             prefix_lens=rows.prefix, masks=rows.masks, out=rows_of(act.mixed, *shape),
@@ -240,7 +242,7 @@ def target_stages(
         pages = (over.k[i], over.v[i])
         attend = [
             *emit.qkv(layer, scaled, sums, act, rows, pages, block),
-            *emit.attend(layer, act, rows, pages, block),
+            *emit.attend(layer, act, replace(rows, window=model.geometry.window_of(i)), pages, block),
             *emit.project(layer, act, n, stream_of(i), block),
         ]
         middle, name = rows_of(act.middle, n, width), f"{role}.{i}"

@@ -1,7 +1,7 @@
 """The experts of a layer as the step reads them: the router, and both maps of all of them in one tensor each.
 
 Matrices are taken one at a time into the tensor that they stay in, so packing needs one expert's memory beside it.
-Source: names as Hugging Face stores Qwen3-MoE.
+Source: names as Hugging Face stores Qwen3-MoE and gpt-oss.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from eagle3core.geometry import BlockGeometry, ExpertsGeometry
-from eagle3core.kernels.experts.matrices import Matrices, PlainMatrices
+from eagle3core.kernels.experts.matrices import Matrices, Mxfp4Matrices, PlainMatrices
 
 Get = Callable[[str], Tensor]  # a weight by its Hugging Face name, on its device, in its dtype
 
@@ -38,14 +38,38 @@ class PackedExperts:
         return [self.router, *bias, *self.gate_up.tensors, *self.down.tensors]
 
 
-def pack_experts(get: Get, prefix: str, block: BlockGeometry) -> PackedExperts:
-    """The experts of the layer whose names begin with `prefix`, e.g. "model.layers.0.mlp."."""
+def pack_experts(get: Get, stored: Get, prefix: str, block: BlockGeometry) -> PackedExperts:
+    """The experts of the layer whose names begin with `prefix`, e.g. "model.layers.0.mlp.".
+
+    `stored`: as `get`, in the dtype that it is stored in.
+    """
     geometry = block.experts
     assert geometry is not None, "a layer without experts has one feed-forward"
+    if geometry.gate == "clamped":
+        router, bias = (get(f"{prefix}router.{part}") for part in ("weight", "bias"))
+        gate_up, down = (_gpt_oss_map(get, stored, f"{prefix}experts.{n}_proj", geometry) for n in ("gate_up", "down"))
+        return PackedExperts(geometry, router, gate_up, down, bias)
+    return _qwen3_experts(get, prefix, geometry, block.hidden_size)
+
+
+def _qwen3_experts(get: Get, prefix: str, geometry: ExpertsGeometry, hidden: int) -> PackedExperts:
+    """Every map of every expert is a tensor of its own."""
     router, inner = get(f"{prefix}gate.weight"), geometry.intermediate_size
-    gate_up = router.new_empty(geometry.n, 2 * inner, block.hidden_size)
-    down = router.new_empty(geometry.n, block.hidden_size, inner)
+    gate_up = router.new_empty(geometry.n, 2 * inner, hidden)
+    down = router.new_empty(geometry.n, hidden, inner)
     for i in range(geometry.n):
         for part, matrix in (("gate", gate_up[i, :inner]), ("up", gate_up[i, inner:]), ("down", down[i])):
             matrix.copy_(get(f"{prefix}experts.{i}.{part}_proj.weight"))
     return PackedExperts(geometry, router, PlainMatrices(gate_up), PlainMatrices(down))
+
+
+def _gpt_oss_map(get: Get, stored: Get, name: str, geometry: ExpertsGeometry) -> Matrices:
+    """One map of all experts, as it lies in 4 bits, or turned where it is plain: rows are outputs."""
+    bias = get(f"{name}_bias")
+    if geometry.is_mxfp4:
+        return Mxfp4Matrices(stored(f"{name}_blocks"), stored(f"{name}_scales"), bias)
+    plain = stored(name)  # [X, reads, writes]
+    made = bias.new_empty(plain.shape[0], plain.shape[2], plain.shape[1])
+    for matrix, source in zip(made, plain, strict=True):
+        matrix.copy_(source.T)
+    return PlainMatrices(made, bias)

@@ -18,6 +18,7 @@ from torch import Tensor
 from eagle3core.geometry import Activation, BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
 from eagle3core.kernels.gemm.launcher import pack_weight
+from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 from eagle3core.weights.experts import PackedExperts, pack_experts
 
 Source = Callable[[str], Tensor]  # a weight by its Hugging Face name, on any device, in any floating dtype
@@ -67,6 +68,7 @@ class PackedLayer:
         qkv: rotates and writes the cache itself, unless
         q_gain, k_gain: `[D]`, of the norms of every head of q and k, which have to come before that; None: no norm.
         mlp: the feed-forward, or experts in its place.
+        sinks: `[H]` logits beside those of attention's keys, fp32 (fp64 for fp64); None: there are none.
     """
 
     attn_gain: Tensor
@@ -76,11 +78,12 @@ class PackedLayer:
     mlp: PackedMlp | PackedExperts
     q_gain: Tensor | None = None
     k_gain: Tensor | None = None
+    sinks: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
-        gains = [gain for gain in (self.attn_gain, self.mlp_gain, self.q_gain, self.k_gain) if gain is not None]
-        return [*gains, *self.qkv.tensors, *self.o.tensors, *self.mlp.tensors]
+        of_heads = [tensor for tensor in (self.q_gain, self.k_gain, self.sinks) if tensor is not None]
+        return [self.attn_gain, self.mlp_gain, *of_heads, *self.qkv.tensors, *self.o.tensors, *self.mlp.tensors]
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,7 @@ class Packer:
             else self.mlp(f"{prefix}mlp.", block, has_bias=mlp_bias, activation=activation),
             q_gain=q_gain,
             k_gain=k_gain,
+            sinks=self.get(f"{prefix}self_attn.sinks").to(accumulation_dtype(self.dtype)) if block.has_sinks else None,
         )
 
     def mlp(self, prefix: str, block: BlockGeometry, *, has_bias: bool, activation: Activation = "silu") -> PackedMlp:
@@ -225,7 +229,7 @@ class Packer:
 
     def _experts(self, prefix: str, block: BlockGeometry) -> PackedExperts:
         self._give_back()
-        return pack_experts(self.get, prefix, block)
+        return pack_experts(self.get, lambda name: self.source(name).to(self.device), prefix, block)
 
     def head(self, weight: Tensor, *, may_share: bool) -> PackedLinear:
         """The output map of `weight: [V, E]`, padded; read as it lies if `may_share` and no padding is needed."""

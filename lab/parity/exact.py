@@ -1,6 +1,6 @@
 """Hugging Face's modules with no hidden fp32: what the truth of an fp32 or fp64 run is computed with.
 
-`LlamaRMSNorm`, `LlamaRotaryEmbedding`, their equals of Mistral and Qwen, the eager softmax and that of a router work in
+`LlamaRMSNorm`, `LlamaRotaryEmbedding`, their equals of other families, the eager softmax and that of a router work in
 fp32 whatever the weights are, so an fp64 model of theirs is an fp32 model in those four places. The replacements here
 compute in the dtype of their input and change nothing else.
 """
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRMSNorm, GptOssRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, repeat_kv
 from transformers.models.mistral.modeling_mistral import MistralRMSNorm, MistralRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm, Qwen2RotaryEmbedding
@@ -23,9 +24,10 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import (
 )
 
 EXACT_ATTENTION = "eagle3lab_exact"
-_NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm)
+_NORMS = (LlamaRMSNorm, MistralRMSNorm, Qwen2RMSNorm, Qwen3RMSNorm, Qwen3MoeRMSNorm, GptOssRMSNorm)
 _ROTATIONS = (
     LlamaRotaryEmbedding, MistralRotaryEmbedding, Qwen2RotaryEmbedding, Qwen3RotaryEmbedding, Qwen3MoeRotaryEmbedding,
+    GptOssRotaryEmbedding,
 )  # fmt: skip
 
 
@@ -55,11 +57,12 @@ class ExactRotary(nn.Module):
         super().__init__()
         self.frequencies: Tensor = source.inv_freq.detach().to(torch.float32)
         self.scaling = float(source.attention_scaling)
+        self.is_whole = not isinstance(source, GptOssRotaryEmbedding)  # which turns halves by angles of one half
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin `[B, T, D]` for `position_ids: [B, T]`."""
+        """cos and sin `[B, T, D]` (of gpt-oss `[B, T, D / 2]`) for `position_ids: [B, T]`."""
         angles = position_ids[..., None].to(x.dtype) * self.frequencies.to(x.device, x.dtype)
-        angles = torch.cat([angles, angles], dim=-1)
+        angles = torch.cat([angles, angles], dim=-1) if self.is_whole else angles
         return angles.cos() * self.scaling, angles.sin() * self.scaling
 
 
@@ -84,13 +87,20 @@ def shares_of(logits: Tensor, indices: Tensor, is_normalised: bool) -> Tensor:
 
 
 def exact_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float, **_: Any
-) -> tuple[Tensor, None]:
-    """Softmax attention in the dtype of `query: [B, H, T, D]`; the eager function of Hugging Face rounds to fp32."""
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, scaling: float,
+    s_aux: Tensor | None = None, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
+    """Softmax attention in the dtype of `query: [B, H, T, D]`; the eager function of Hugging Face rounds to fp32.
+
+    `s_aux`: `[H]` sinks, a column more of every row's scores that has no value.
+    """
     groups = int(module.num_key_value_groups)  # type: ignore[arg-type]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     scores = torch.matmul(query, key.transpose(2, 3)) * scaling + attention_mask
-    mixed = torch.matmul(scores.softmax(dim=-1), value)
+    n_keys = scores.shape[-1]
+    if s_aux is not None:
+        scores = torch.cat([scores, s_aux.view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)], dim=-1)
+    mixed = torch.matmul(scores.softmax(dim=-1)[..., :n_keys], value)
     return mixed.transpose(1, 2).contiguous(), None
 
 

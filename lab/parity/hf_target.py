@@ -10,10 +10,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Mxfp4Config
 from transformers.utils import logging as transformers_logging
 
 from lab.parity.exact import additive_mask, make_exact, shares_of
+
+
+def _loaded(directory: str | Path, dtype: torch.dtype, attention: str) -> Any:
+    """The model of a checkpoint; weights in 4 bits are decoded, and what no fast attention serves is eager."""
+    config = AutoConfig.from_pretrained(str(directory))
+    how: dict[str, Any] = {"attn_implementation": attention, "experts_implementation": "eager"}
+    if config.model_type == "gpt_oss":
+        how["attn_implementation"] = "eager"
+        if hasattr(config, "quantization_config"):
+            how["quantization_config"] = Mxfp4Config(dequantize=True)
+    with _no_progress_bar():
+        return AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, **how)
 
 
 @contextmanager
@@ -49,10 +61,7 @@ class TargetReference:
         device: torch.device,
         attention: str = "eager",
     ) -> None:
-        with _no_progress_bar():
-            model = AutoModelForCausalLM.from_pretrained(
-                str(directory), dtype=dtype, attn_implementation=attention, experts_implementation="eager"
-            )
+        model = _loaded(directory, dtype, attention)
         self.model = model.to(device=device, dtype=compute_dtype).eval().requires_grad_(False)
         # A cast of the whole model also casts the frequencies; they are fp32 constants, so make them anew.
         self.model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config).to(device)
@@ -99,7 +108,7 @@ class TargetReference:
         if layer in self.chosen:
             taken = self.chosen[layer].to(indices.device).long()
             is_other = (indices.sort(dim=1).values != taken).any(dim=1)
-            forced = shares_of(logits, taken, router.norm_topk_prob)
+            forced = shares_of(logits, taken, getattr(router, "norm_topk_prob", True))
             indices, shares = indices.clone(), shares.clone()
             indices[is_other], shares[is_other] = taken[is_other], forced[is_other].to(shares.dtype)
         self.seen[f"{layer}.router"], self.seen[f"{layer}.experts"] = logits, indices.sort(dim=1).values
@@ -136,12 +145,26 @@ class TargetReference:
         output = self.model.model(
             input_ids=torch.tensor([list(tokens)], device=self.device),
             position_ids=positions[None].to(self.device),
-            attention_mask=additive_mask(visible[after:].to(self.device), self.dtype),
+            attention_mask=self._masks(visible, positions, after),
             past_key_values=self.cache,
             use_cache=True,
         )
         self.seen["head"] = self.model.lm_head(output.last_hidden_state)[0]
         return self.seen
+
+    def _masks(self, visible: Tensor, positions: Tensor, after: int) -> Any:
+        """Additive masks of the rows after `after`: one, or one a kind of layer where some have a window."""
+
+        def mask(seen: Tensor) -> Tensor:
+            return additive_mask(seen[after:].to(self.device), self.dtype)
+
+        config = self.model.config
+        kinds, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+        if not kinds or not window or "sliding_attention" not in kinds:
+            return mask(visible)
+        stands = torch.cat([torch.arange(after), positions])
+        near = stands[:, None] - stands < window
+        return {"full_attention": mask(visible), "sliding_attention": mask(visible & near)}
 
     def taps(self, stages: dict[str, Tensor], ids: Sequence[int]) -> Tensor:
         """`[T, len(ids) * E]` the inputs of layers `ids` side by side; id n is what the final norm reads."""
@@ -151,7 +174,7 @@ class TargetReference:
 
 def _routers(llama: Any) -> dict[int, Any]:
     """The routers of the layers that have experts."""
-    named = {i: getattr(layer.mlp, "gate", None) for i, layer in enumerate(llama.layers)}
+    named = {i: getattr(layer.mlp, "gate", getattr(layer.mlp, "router", None)) for i, layer in enumerate(llama.layers)}
     return {i: router for i, router in named.items() if hasattr(router, "top_k")}
 
 

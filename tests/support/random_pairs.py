@@ -7,6 +7,7 @@ random, scaled so that logits spread and greedy output varies; such a draft is r
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,19 @@ ROPE_LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+
+
+ROPE_GPT_OSS = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 64,
+}
+
+
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 
 
 def write_random_pair(
@@ -73,8 +87,8 @@ def write_random_pair(
         dtype: of the files.
         seed: of the weights.
         bin: store the draft as pytorch_model.bin.
-        family: the target's `model_type`: "llama", "mistral", "qwen2", "qwen3" or "qwen3_moe". keys: further ones of
-            its config.
+        family: the target's `model_type`: "llama", "mistral", "qwen2", "qwen3", "qwen3_moe" or "gpt_oss". keys: further
+            ones of its config. A gpt-oss with `quantization_config` `MXFP4` has its experts so.
     """
     target_dir, draft_dir = Path(directory) / "target", Path(directory) / "draft"
     random = torch.Generator().manual_seed(seed)
@@ -136,11 +150,16 @@ def write_random_pair(
 def family_keys(family: str) -> dict[str, Any]:
     """What a target's config has more, or other, than a Llama's."""
     names = {"mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
-             "qwen3_moe": "Qwen3MoeForCausalLM"}  # fmt: skip
+             "qwen3_moe": "Qwen3MoeForCausalLM", "gpt_oss": "GptOssForCausalLM"}  # fmt: skip
     more = {"model_type": family, "architectures": [names.get(family, "LlamaForCausalLM")]}
     window = {"mistral": {"sliding_window": None}, "llama": {}}
     if family == "qwen3_moe":
         more |= {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
+    if family == "gpt_oss":
+        return more | {
+            "num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": 8, "attention_bias": True,
+            "rope_theta": 150000.0, "rope_scaling": ROPE_GPT_OSS,
+        }  # fmt: skip
     return more | window.get(family, {"use_sliding_window": False, "sliding_window": None})
 
 
@@ -155,6 +174,8 @@ def _target_weights(config: dict[str, Any], random: torch.Generator) -> Named:
     hidden, vocab = config["hidden_size"], config["vocab_size"]
     yield "model.embed_tokens.weight", _table(vocab, hidden, random)
     for i in range(config["num_hidden_layers"]):
+        for name, tensor in gpt_oss_parts(config, hidden, random):
+            yield f"model.layers.{i}.{name}", tensor
         for name, tensor in (*_layer(config, hidden, random, i), *_experts(config, hidden, random, i)):
             yield f"model.layers.{i}.{name}.weight", tensor
             is_qkv = name.endswith(("q_proj", "k_proj", "v_proj"))
@@ -183,18 +204,43 @@ def _draft_weights(config: dict[str, Any], fused: int, rows: int, own_head: bool
 def has_experts(config: dict[str, Any], layer: int) -> bool:
     """Whether a target's layer has experts in the place of one feed-forward."""
     if config["model_type"] != "qwen3_moe":
-        return False
+        return config["model_type"] == "gpt_oss"
     return layer not in config.get("mlp_only_layers", ()) and (layer + 1) % config.get("decoder_sparse_step", 1) == 0
 
 
 def _experts(config: dict[str, Any], hidden: int, random: torch.Generator, layer: int) -> Named:
-    if not has_experts(config, layer):
+    if config["model_type"] == "gpt_oss" or not has_experts(config, layer):
         return
     inner = config["moe_intermediate_size"]
     yield "mlp.gate", _matrix(config["num_experts"], hidden, random)
     for i in range(config["num_experts"]):
         for part, rows, columns in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
             yield f"mlp.experts.{i}.{part}_proj", 2.0 * _matrix(rows, columns, random)  # a few: mistakes in one show
+
+
+def gpt_oss_parts(config: dict[str, Any], hidden: int, random: torch.Generator) -> Named:
+    """What a layer of gpt-oss has beside Llama's: sinks, the router, and the experts, all of a map in one tensor."""
+    if config["model_type"] != "gpt_oss":
+        return
+    n, inner = config["num_local_experts"], config["intermediate_size"]
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random)
+
+    yield "self_attn.sinks", normal(config["num_attention_heads"])
+    yield "mlp.router.weight", _matrix(n, hidden, random)
+    yield "mlp.router.bias", 0.5 * normal(n)
+    # Strong enough for some to be clamped.
+    for name, reads, writes, scale in (("gate_up_proj", hidden, 2 * inner, 3.0), ("down_proj", inner, hidden, 0.5)):
+        yield f"mlp.experts.{name}_bias", 0.2 * scale * normal(n, writes)
+        if "quantization_config" not in config:
+            yield f"mlp.experts.{name}", scale * normal(n, reads, writes) / reads**0.5
+            continue
+        # Values of 4 bits have a root mean square of 2.9, of scales 2^-2 to 2^1 about the same again.
+        typical = 127 + round(math.log2(scale / reads**0.5 / 2.9))
+        shape = (n, writes, reads // 32)
+        yield f"mlp.experts.{name}_blocks", torch.randint(256, (*shape, 16), generator=random).to(torch.uint8)
+        yield f"mlp.experts.{name}_scales", torch.randint(typical - 2, typical + 2, shape, generator=random).byte()
 
 
 def _layer(config: dict[str, Any], qkv_in: int, random: torch.Generator, layer: int = 0) -> Named:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.geometry import ExpertsGeometry
+from eagle3core.kernels.experts.mxfp4 import GROUP
 
 
 def read_qwen3_experts(config: Settings, n_layers: int) -> tuple[ExpertsGeometry | None, tuple[int, ...]]:
@@ -25,6 +26,29 @@ def read_qwen3_experts(config: Settings, n_layers: int) -> tuple[ExpertsGeometry
         intermediate_size=config.count("moe_intermediate_size", 768),
         is_normalised=config.flag("norm_topk_prob"),
     ), dense
+
+
+def read_gpt_oss_experts(config: Settings, n_layers: int) -> tuple[ExpertsGeometry, tuple[int, ...]]:
+    """Experts of a gpt-oss, which every layer has.
+
+    Raises:
+        CheckpointError: a key whose value cannot be meant, or a gate with other constants than transformers computes.
+    """
+    for key, constant in (("swiglu_limit", 7.0), ("swiglu_alpha", 1.702)):
+        if config.number(key, constant) != constant:
+            raise config.bad(key, config.values[key], f"{constant}: what transformers computes whatever it says")
+    n, inner, mxfp4 = _n_experts(config, default=128), config.count("intermediate_size"), is_mxfp4(config)
+    for key in ("hidden_size", "intermediate_size") if mxfp4 else ():
+        if config.count(key) % GROUP:
+            raise config.bad(key, config.values[key], f"a multiple of {GROUP}, of which values in MXFP4 share a scale")
+    chosen = _n_chosen(config, n, default=4)
+    return ExpertsGeometry(n, chosen, inner, is_normalised=True, gate="clamped", is_mxfp4=mxfp4), ()
+
+
+def is_mxfp4(config: Settings) -> bool:
+    """Whether a config says that its experts are stored in MXFP4."""
+    method = config.nested("quantization_config")
+    return method is not None and method.text("quant_method") == "mxfp4"
 
 
 def _dense_layers(config: Settings, n_layers: int) -> tuple[int, ...]:

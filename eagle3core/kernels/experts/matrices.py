@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from eagle3core.kernels.experts.mxfp4 import decoded
+
 
 @dataclass(frozen=True)
 class PlainMatrices:
@@ -32,4 +34,29 @@ class PlainMatrices:
         return replace(self, weight=self.weight.roll(1, dims=0))
 
 
-Matrices = PlainMatrices
+@dataclass(frozen=True)
+class Mxfp4Matrices:
+    """One map of every expert in 4 bits, as stored.
+
+    Attributes:
+        blocks: `[X, rows, k / 32, 16]` and scales: `[X, rows, k / 32]`, uint8: see `mxfp4`. bias: `[X, rows]` or None.
+    """
+
+    blocks: Tensor
+    scales: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.blocks, self.scales, *([] if self.bias is None else [self.bias])]
+
+    def of(self, expert: int, dtype: torch.dtype) -> Tensor:
+        """`[rows, k]` of one expert, decoded."""
+        return decoded(self.blocks[expert], self.scales[expert], dtype)
+
+    def rolled(self) -> Mxfp4Matrices:
+        """The same with every matrix one expert further, the last first."""
+        return replace(self, blocks=self.blocks.roll(1, dims=0), scales=self.scales.roll(1, dims=0))
+
+
+Matrices = PlainMatrices | Mxfp4Matrices

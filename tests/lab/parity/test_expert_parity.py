@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from random_pairs import write_random_pair
-from rings import slow_from
+from random_pairs import MXFP4, write_random_pair
+from rings import slow_but, slow_from
 from tiny_engines import random_prompts
 
 from lab.parity import faults, run_stage_parity
@@ -19,12 +19,14 @@ Pair = tuple[Path, Path]
 N_VOCAB = 200
 KINDS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"family": "qwen3_moe"},
+    "gpt_oss": {"family": "gpt_oss", "ffn": 96},
+    "gpt_oss in MXFP4": {"family": "gpt_oss", "ffn": 96, "quantization_config": MXFP4},
     "qwen3_moe, other settings": {"family": "qwen3_moe", "norm_topk_prob": False, "mlp_only_layers": [1], "heads": 6},
 }
-PROMPTS = random_prompts([130, 40, 9, 33], n_vocab=N_VOCAB)
+PROMPTS = random_prompts([70, 9, 33], n_vocab=N_VOCAB)
 
 
-@pytest.fixture(scope="module", params=slow_from(1, KINDS))
+@pytest.fixture(scope="module", params=slow_but(["gpt_oss in MXFP4"], KINDS))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return write_random_pair(
         tmp_path_factory.mktemp("experts"), n_layers=3, taps=(0, 1, 2), vocab=N_VOCAB, draft_vocab=100, seed=3,
@@ -34,7 +36,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.mark.parametrize("dtype", slow_from(1, ["float32", "bfloat16", "float64"]))
 def test_every_stage_holds_and_the_routers_are_among_them(pair: Pair, dtype: str) -> None:
-    report = run_stage_parity(*pair, prompts=PROMPTS, dtype=dtype, device="cpu", k=3, steps=2)
+    report = run_stage_parity(*pair, prompts=PROMPTS, dtype=dtype, device="cpu", k=2, steps=2, prefill_chunk=64)
     assert report.passed, report.verdict
     names = [cell.stage for cell in report.cells if (cell.prompt, cell.pass_name) == (0, "step1/verify")]
     first = names.index("target.2.attn")
@@ -44,6 +46,6 @@ def test_every_stage_holds_and_the_routers_are_among_them(pair: Pair, dtype: str
 @pytest.mark.parametrize("name", slow_from(2, [fault.name for fault in EXPERT_FAULTS]))
 def test_a_bug_in_the_experts_is_named_at_its_stage(pair: Pair, name: str) -> None:
     fault = faults.FAULTS[name]
-    first = run_stage_parity(*pair, prompts=PROMPTS[2:3], k=2, steps=1, fault=name).first_divergent
+    first = run_stage_parity(*pair, prompts=PROMPTS[1:2], k=2, steps=1, fault=name).first_divergent
     assert first is not None, f"{name} was not found"
     assert (first.stage, first.kind) == (fault.stage, fault.kind), first

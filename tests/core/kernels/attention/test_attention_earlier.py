@@ -151,7 +151,7 @@ def test_a_pass_hands_its_earlier_rows_on_to_attention():
     nowhere = torch.zeros(3, dtype=torch.int32)
     rows = Rows(nowhere, nowhere, inputs["prefix"], inputs["tables"], inputs["words"], earlier=40)
     block = SimpleNamespace(n_heads=2, head_dim=64)
-    layer = SimpleNamespace(o=None)  # a map that is no kernel's leaves its rows as they are
+    layer = SimpleNamespace(o=None, sinks=None)  # a map that is no kernel's leaves its rows as they are
     [call] = Emitter(None).attend(layer, act, rows, (inputs["k"], inputs["v"]), block)
     assert call.operands["earlier"] == 40
     call.meaning()
