@@ -39,6 +39,7 @@ class Compiled:
         has_local: the PTX declares local memory.
         has_double: the PTX computes in f64, which here is always an unintended promotion.
         merged: products that the compiler merged with an addition by its own choice.
+        serialized: the assembler waits for each product of a warpgroup before it makes the next.
         sass: machine instructions by opcode, e.g. {"HMMA": 4}; empty unless asked for.
     """
 
@@ -53,6 +54,7 @@ class Compiled:
     has_local: bool
     has_double: bool
     merged: int
+    serialized: bool
     sass: Counter[str]
 
     def faults(self, variant: Variant) -> list[str]:
@@ -71,6 +73,8 @@ class Compiled:
             found.append("f64 arithmetic in the PTX")
         if variant.rounds_itself and self.merged:
             found.append(f"{self.merged} products merged with an addition by the compiler")
+        if self.serialized:
+            found.append("products of a warpgroup made one after the other")
         shared = variant.shared_bytes + self.static_shared_bytes
         if shared > SHARED_BYTES[self.arch]:
             found.append(f"{shared} bytes of shared memory, {SHARED_BYTES[self.arch]} exist")
@@ -110,6 +114,7 @@ def compile_variant(variant: Variant, arch: str, *, disassemble: bool = False) -
         has_local=".local" in ptx,
         has_double=bool(re.search(r"\.f64\b", re.sub(r"\.reg \.f64.*", "", ptx))),
         merged=merged_products(ptx),
+        serialized="wgmma.mma_async instructions are serialized" in log,
         sass=sass,
     )
 

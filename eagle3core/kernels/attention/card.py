@@ -175,6 +175,7 @@ def attention_slow_variants(arch: str) -> list[Variant]:
         made += _variants(arch, [("bf16", 128, 10)], batches=(4,), earlier=30)
         made += _variants(arch, [("bf16", 128, t) for t in (3, 10)], batches=(1,), earlier=30, window=512)
         made += _variants(arch, [("bf16", 128, t) for t in (8, 32, 60)] + [("bf16", 64, 60)], batches=(1,), paths=True)
+        made += _variants(arch, [("bf16", 128, t) for t in (60, 16)], batches=(1,), paths=True, kv=32768)
     fast = {v.name for v in attention_variants(arch)}
     return list({v.name: v for v in made if v.name not in fast}.values())
 
@@ -212,7 +213,7 @@ CARD = Card(
     sweep=attention_sweep,
     order={"key unit": UNIT, "splits": 16, "streams": "4, or 8 at head size 64", "bundle": BUNDLE},
     neutral={
-        "row_warps": "0, 2, 4, 8 (which kernel, and rows of a block)",
+        "row_warps": "0, 2, 4, 8 (which kernel, and rows of a block; at 4 and 8 also attention_group's)",
         "groups": "1 to streams",
         "units": "1, 2; with row_warps also 4, from a quarter of row_warps",
         "stages": "2 or more; with row_warps 3",

@@ -16,17 +16,32 @@ from eagle3core.kernels.attention.layout import UNIT, Shape
 KV_TILE = "EAGLE3_FMHA_KV_TILE"  # keys scored at once: a unit, or several
 MAX_TILES = "EAGLE3_FMHA_MAX_TILES"  # such tiles under way at once: the ring's depth
 SPLITS_PER_CTA = "EAGLE3_FMHA_SPLITS_PER_CTA"  # splits of the keys that a block handles, one after the other
+WARPGROUPS = "EAGLE3_FMHA_WARPGROUPS"  # 1: warpgroups multiply wherever they can; 0: nowhere
 
 
-def overrides(shape: Shape, row_warps: int) -> dict[str, Any]:
-    """Fields of a plan that the environment sets, for a kernel of `row_warps`.
+def warpgroups_wanted() -> bool | None:
+    """What the environment says of `attention_group`; None if nothing.
+
+    Raises:
+        ConfigError: neither 0 nor 1.
+    """
+    text = os.environ.get(WARPGROUPS, "")
+    if text not in ("", "0", "1"):
+        raise ConfigError(f"{WARPGROUPS} is {text!r}", "0 or 1", "correct it, or unset it for the plan's own choice")
+    return bool(int(text)) if text else None
+
+
+def overrides(shape: Shape, row_warps: int, *, grouped: bool = False) -> dict[str, Any]:
+    """Fields of a plan that the environment sets, for a kernel of `row_warps`; `grouped` as in `Plan`.
 
     Raises:
         ConfigError: a value that the kernel is not made for.
     """
     fewest, most = (max(1, row_warps // 4), 256 // shape.dim) if row_warps else (1, 2)
+    if grouped:
+        fewest, most = row_warps // 2, 4
     tiles = [UNIT * units for units in (1, 2, 4) if fewest <= units <= most]
-    depths = list(range(3 if row_warps else 2, 17))
+    depths = list(range(3 if row_warps and not grouped else 2, 17))
     given: Mapping[str, tuple[str, list[int], Callable[[int], int]]] = {
         KV_TILE: ("units", tiles, lambda value: value // UNIT),
         MAX_TILES: ("stages", depths, int),

@@ -81,10 +81,15 @@ def make_load_tail(isa: Any, shape: Shape, threads: int, tail: int) -> Any:
     def copy_units(at: Any, k: Any, v: Any, table: Any, ctx: Any, end: Any, kv_head: Any, n_kv: Any, tid: Any) -> None:
         first = i32(ctx & -UNIT)
         i, n = i32(tid), i32((end - first) * 2 * columns)
+        # 64 nodes after up to 15 old keys, from a whole unit on, lie in two blocks at most: no copy waits for an entry.
+        near = isa.load_u32(table + i32(first >> BLOCK_SHIFT) * 4)
+        far = isa.load_u32(table + i32((end - 1) >> BLOCK_SHIFT) * 4)
         while i < n:
             column, is_value, row = i32(i & (columns - 1)), i32((i >> column_shift) & 1), i32(i >> (column_shift + 1))
             piece, t, g = i32(column >> 2), i32(column & 3), i32(row & 7)
-            block = isa.load_u32(table + i32((first + row) >> BLOCK_SHIFT) * 4)
+            block = near
+            if i32((first + row) >> BLOCK_SHIFT) != i32(first >> BLOCK_SHIFT):
+                block = far
             source, place = k, i32(0)
             if is_value != 0:
                 source, place, t = v, i32(half_bytes), i32(t ^ (g >> 1))

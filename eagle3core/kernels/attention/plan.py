@@ -10,8 +10,9 @@ from typing import Any
 
 from eagle3core.kernels import tuned
 from eagle3core.kernels.attention.combine import COMBINE_THREADS, make_attention_combine
+from eagle3core.kernels.attention.group import FETCHING_WARPS, group_shared_bytes, make_attention_group
 from eagle3core.kernels.attention.layout import Shape
-from eagle3core.kernels.attention.overrides import overrides
+from eagle3core.kernels.attention.overrides import overrides, warpgroups_wanted
 from eagle3core.kernels.attention.paths import tail_units
 from eagle3core.kernels.attention.rows import TILE_ROWS, TILES, make_attention_rows, rows_shared_bytes
 from eagle3core.kernels.attention.streams import make_attention_streams, streams_shared_bytes
@@ -31,6 +32,8 @@ COMBINE_PARAMETERS = parameters(
 # Multiprocessors of the largest common part of each architecture: A100, H200, B200, RTX PRO 6000. Order-neutral.
 PROCESSORS = {"sm_80": 108, "sm_90a": 132, "sm_100": 148, "sm_120": 188}
 WARPS = 8  # of a block of `attention_rows`: with 255 registers a lane they fill a processor
+GROUP_ROWS = 64  # of a warpgroup
+GROUP_KEYS = 4096  # from where on a tree's rows are left to warpgroups: a stream is then four units
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Plan:
         run: splits a block handles one after the other.
         counting: add up the tile counters of R-109.
         tiles: of a warp of `attention_rows`, 1 or 2.
+        grouped: `attention_group` in place of `attention_rows`: warpgroups multiply.
     """
 
     row_warps: int
@@ -54,6 +58,7 @@ class Plan:
     units: int = 1
     counting: bool = False
     tiles: int = TILES
+    grouped: bool = False
 
     def is_joined(self, shape: Shape) -> bool:
         """Whether a block joins the splits of whole bundles."""
@@ -84,8 +89,20 @@ def choose_plan(
     """
     key = plan_key(shape, tokens, batch, n_kv_heads, keys)
     setting = None if paths else tuned.find(arch, "attention", key)
-    plan = Plan(**setting) if setting else ruled_plan(arch, shape, tokens, batch, n_kv_heads, paths=paths)
-    return replace(plan, **overrides(shape, plan.row_warps))
+    grouped = is_grouped(arch, shape, tokens, keys, paths=paths)
+    if setting and not grouped:
+        plan = Plan(**setting)
+    else:
+        plan = ruled_plan(arch, shape, tokens, batch, n_kv_heads, paths=paths, grouped=grouped)
+    return replace(plan, **overrides(shape, plan.row_warps, grouped=plan.grouped))
+
+
+def is_grouped(arch: str, shape: Shape, tokens: int, keys: int, *, paths: bool) -> bool:
+    """Whether warpgroups multiply: where they can, for a tree's rows over many keys, or as a variable says."""
+    if arch != "sm_90a" or tokens * shape.group < GROUP_ROWS:
+        return False
+    wanted = warpgroups_wanted()
+    return (paths and shape.dim == 128 and keys >= GROUP_KEYS) if wanted is None else wanted
 
 
 def plan_key(shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int) -> tuned.AttentionKey:
@@ -96,13 +113,18 @@ def plan_key(shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int) 
     )  # fmt: skip
 
 
-def ruled_plan(arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int, *, paths: bool = False) -> Plan:
+def ruled_plan(
+    arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int, *, paths: bool = False, grouped: bool = False
+) -> Plan:
     """The layout where nothing was tuned."""
     rows, tail = tokens * shape.group, tail_units(tokens) if paths else 0
     tiles = 1 if paths else TILES  # a tile's nodes are added one after the other, so warps share them
     # Two tiles of a head of 128 in one warp take more registers on sm_100 than there are.
     most = TILE_ROWS if arch == "sm_100" and shape.dim == 128 else 2 * TILE_ROWS
-    plan = _streams_plan(arch, shape) if rows <= most and not paths else _rows_plan(arch, shape, rows, tail, tiles)
+    if grouped:
+        plan = group_plan(arch, shape, rows, tail)
+    else:
+        plan = _streams_plan(arch, shape) if rows <= most and not paths else _rows_plan(arch, shape, rows, tail, tiles)
     work = batch * n_kv_heads * plan.row_blocks(rows)
 
     def cost(run: int) -> float:
@@ -142,6 +164,16 @@ def _rows_plan(arch: str, shape: Shape, rows: int, tail: int, tiles: int) -> Pla
     while units > max(1, row_warps // 4) and room < 4 * units:
         units //= 2
     return Plan(row_warps, min(room // units, 6), 1, groups, units, tiles=tiles)
+
+
+def group_plan(arch: str, shape: Shape, rows: int, tail: int) -> Plan:
+    """Two warpgroups over one ring, or, where one has all rows, over two streams side by side."""
+    row_warps = 4 if rows <= GROUP_ROWS else 8
+    groups = WARPS // row_warps
+    others = group_shared_bytes(shape, row_warps, groups, 0, 0, tail)
+    room = (SHARED_BYTES[arch] - others) // (groups * shape.unit_bytes)
+    units = 4 if room >= 8 else 2
+    return Plan(row_warps, min(room // units, 6), 1, groups, units, tiles=1, grouped=True)
 
 
 def held_pieces(arch: str, shape: Shape, tiles: int) -> int:
@@ -187,7 +219,17 @@ def attention_variant(
                 "LDGSTS": units * shape.dim // 8,
             },
         )  # fmt: skip
-    layout = {"row_warps": plan.row_warps, "groups": plan.groups, "units": plan.units, "joined": joined, "held": held}
+    layout = {"row_warps": plan.row_warps, "groups": plan.groups, "units": plan.units, "joined": joined}
+    if plan.grouped:
+        return Variant(
+            name=f"attention_group_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}{_joined(joined)}",
+            make=make_attention_group, constants={**shared, **layout}, parameters=taken,
+            threads=32 * (plan.row_warps * plan.groups + FETCHING_WARPS),
+            shared_bytes=group_shared_bytes(shape, plan.row_warps, plan.groups, plan.units, plan.stages, tail),
+            dependent=overlaps(arch), rounds_itself=True,
+            instructions={"HGMMA": shape.dim // 8 + plan.units + 1, "LDGSTS": shape.dim // 16},
+        )  # fmt: skip
+    layout["held"] = held
     if plan.tiles < TILES:
         order, layout["tiles"] = f"{order}_t{plan.tiles}", plan.tiles
     return Variant(

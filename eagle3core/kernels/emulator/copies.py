@@ -104,6 +104,13 @@ def bulk_copy(target: int, source: int, n_bytes: int, address: int) -> None:
     barrier.settle()
 
 
+def bulk_prefetch(source: int, n_bytes: int) -> None:
+    if n_bytes % 16:
+        raise EmulationError(f"bulk prefetch of {n_bytes} bytes: not a multiple of 16")
+    for i in range(0, n_bytes, 16):
+        now().region(source + i, 16, writes=False)
+
+
 def _one_bulk_copy(operands: Sequence[Any], warp: Warp) -> list[None]:
     if len(set(operands)) > 1:
         raise EmulationError("the lanes of a warp ask for different bulk copies")

@@ -29,8 +29,10 @@ class UnderWay:
 
 
 @cache
-def products(kind: str, n: int) -> Callable[[Sequence[Any], Sequence[Lane]], list[None]]:
-    """What wgmma.m64n`n`k16 does with (sums, a0, a1, a2, a3, descriptor) of 128 lanes."""
+def products(
+    kind: str, n: int, fresh: bool = False, transposed: bool = False
+) -> Callable[[Sequence[Any], Sequence[Lane]], list[None]]:
+    """What wgmma.m64n`n`k16 does with (sums, a0, a1, a2, a3, descriptor) of 128 lanes; options as in `isa.group`."""
     widen = _WIDEN[kind]
 
     def group_product(operands: Sequence[Any], lanes: Sequence[Lane]) -> list[None]:
@@ -38,18 +40,25 @@ def products(kind: str, n: int) -> Callable[[Sequence[Any], Sequence[Lane]], lis
             raise EmulationError("a warpgroup multiplies without group_fence after its registers changed")
         if len({o[5] for o in operands}) > 1:
             raise EmulationError("the lanes of a warpgroup name different shared operands")
-        right = widen(_shared_operand(operands[0][5], n, lanes)).T  # [16, n]
+        if transposed:
+            right = widen(_shared_columns(operands[0][5], n, lanes))
+        else:
+            right = widen(_shared_operand(operands[0][5], n, lanes)).T  # [16, n]
         for start in range(0, len(lanes), WARP):
-            _warp_product(operands[start : start + WARP], right, widen)
+            _warp_product(operands[start : start + WARP], right, widen, fresh)
         return [None] * len(lanes)
 
     return group_product
 
 
-def _warp_product(operands: Sequence[Any], right: Any, widen: Callable[[Any], Any]) -> None:
+def _warp_product(operands: Sequence[Any], right: Any, widen: Callable[[Any], Any], fresh: bool) -> None:
     a = widen(halves([o[1:5] for o in operands]))  # [32, 4, 2]
     n = right.shape[1]
-    c = np.array([[v.value if isinstance(v, UnderWay) else v for v in o[0][: n // 2]] for o in operands], f32)
+    c = (
+        np.zeros((WARP, n // 2), f32)
+        if fresh
+        else np.array([[v.value if isinstance(v, UnderWay) else v for v in o[0][: n // 2]] for o in operands], f32)
+    )
     left, total = np.zeros((16, 16), f32), np.zeros((16, n), f32)
     columns = 8 * np.arange(n // 8)[None, :] + 2 * _COL[:, None]  # [32, n / 8]
     for half in range(2):
@@ -69,20 +78,48 @@ def _warp_product(operands: Sequence[Any], right: Any, widen: Callable[[Any], An
 
 def _shared_operand(descriptor: int, n: int, lanes: Sequence[Lane]) -> Any:
     """uint16 `[n, 16]`; the first lane of every warp reads it, from now until its wait."""
-    start, k_step, n_step = (((descriptor >> shift) & 0x3FFF) << 4 for shift in (0, 16, 32))
-    if descriptor >> 46:
-        raise EmulationError(f"descriptor {descriptor:#x} asks for a swizzle, which is not emulated")
+    start, k_step, n_step = _steps_of(descriptor)
     rows = []
     for row in range(n):
         pieces = [start + (row >> 3) * n_step + core * k_step + (row & 7) * 16 for core in range(2)]
-        for lane in lanes[::WARP]:
-            shared = lane.block.shared
-            data = b"".join(shared.read(lane, at, 16) for at in pieces)
-            for at in pieces:
-                _check_fenced(lane, at)
-                lane.open_products += [(word, shared.written[word]) for word in range(at >> 2, (at >> 2) + 4)]  # type: ignore[misc]
-        rows.append(np.frombuffer(data, np.uint16))
+        rows.append(_read_pieces(pieces, lanes))
     return np.stack(rows)
+
+
+def _shared_columns(descriptor: int, n: int, lanes: Sequence[Lane]) -> Any:
+    """uint16 `[16, n]` of a transposed operand; otherwise as `_shared_operand`."""
+    start, k_step, n_step = _steps_of(descriptor)
+    rows = []
+    for k in range(16):
+        pieces = [start + core * n_step + (k >> 3) * k_step + (k & 7) * 16 for core in range(n // 8)]
+        rows.append(_read_pieces(pieces, lanes))
+    return np.stack(rows)
+
+
+def _steps_of(descriptor: int) -> tuple[int, int, int]:
+    """Where the operand starts, and how far apart its pieces of 8 x 16 bytes are along k and along n."""
+    if descriptor >> 46:
+        raise EmulationError(f"descriptor {descriptor:#x} asks for a swizzle, which is not emulated")
+    start, k_step, n_step = (((descriptor >> shift) & 0x3FFF) << 4 for shift in (0, 16, 32))
+    return start, k_step, n_step
+
+
+def _read_pieces(pieces: Sequence[int], lanes: Sequence[Lane]) -> Any:
+    """uint16 of 16-byte pieces; the first lane of every warp reads them, from now until its wait."""
+    for lane in lanes[::WARP]:
+        shared = lane.block.shared
+        data = b"".join(shared.read(lane, at, 16) for at in pieces)
+        for at in pieces:
+            _check_fenced(lane, at)
+            lane.open_products += [(word, shared.written[word]) for word in range(at >> 2, (at >> 2) + 4)]  # type: ignore[misc]
+    return np.frombuffer(data, np.uint16)
+
+
+def any_flag(operands: Sequence[Any], lanes: Sequence[Lane]) -> list[int]:
+    """What `group_any` gives to (name, flag) of 128 lanes."""
+    if len({name for name, _ in operands}) > 1:
+        raise EmulationError("the lanes of a warpgroup wait at different barriers for a flag")
+    return [int(any(flag for _, flag in operands))] * len(lanes)
 
 
 def _check_fenced(lane: Lane, at: int) -> None:

@@ -21,6 +21,7 @@ from eagle3core.kernels.emulator.copies import (  # noqa: F401  part of the inst
     ARRIVING_LANES,
     COPY_WAIT,
     bulk_copy,
+    bulk_prefetch,
     copy16,
     copy16_cached,
     copy16_cached_fill,
@@ -47,6 +48,7 @@ from eagle3core.kernels.emulator.memory import (  # noqa: F401  part of the inst
     load_u32,
     load_u32x4,
     load_u32x4_const,
+    load_u32x4_l2,
     load_u32x4_stream,
     load_u64,
     shared_load_f32,
@@ -165,9 +167,20 @@ ldmatrix_x4_trans = _ldmatrix(True)
 # ---- tensor cores of a warpgroup
 
 
-def group_mma(kind: str, n: int) -> Callable[..., None]:
-    act = emulator_group.products(kind, n)
+def group_mma(kind: str, n: int, fresh: bool = False, transposed: bool = False) -> Callable[..., None]:
+    act = emulator_group.products(kind, n, fresh, transposed)
     return lambda *operands: lane().wait("group", act, operands)
+
+
+def group_any(name: int, flag: int) -> Any:
+    return lane().wait("group", emulator_group.any_flag, (name, flag))
+
+
+def fewer_registers(n: int) -> Callable[[], None]:
+    return lambda: None
+
+
+more_registers = fewer_registers
 
 
 def group_settle(n: int) -> Callable[..., None]:

@@ -16,22 +16,27 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import types
 from numba.cuda.extending import intrinsic
 
+from eagle3core.kernels.isa.instruction import instruction
+
 _I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
-def _over_sums(n: int, asm: str, n_registers: int, n_descriptors: int) -> Callable[..., Any]:
-    """Code of a statement that reads and writes the first `n` f32 of a register array; other operands follow them."""
+def _over_sums(n: int, asm: str, n_registers: int, n_descriptors: int, *, fresh: bool = False) -> Callable[..., Any]:
+    """Code of a statement that reads and writes the first `n` f32 of a register array; other operands follow them.
+
+    With `fresh` it writes them alone."""
     struct = ir.LiteralStructType([_F32] * n)
     others = [_I32] * n_registers + [_I64] * n_descriptors
+    n_read = 0 if fresh else n
     constraint = ",".join(
-        ["=f"] * n + [str(i) for i in range(n)] + ["r"] * n_registers + ["l"] * n_descriptors + ["~{memory}"]
+        ["=f"] * n + [str(i) for i in range(n_read)] + ["r"] * n_registers + ["l"] * n_descriptors + ["~{memory}"]
     )
 
     def emit(context: Any, builder: Any, signature: Any, operands: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, operands[0]).data
         places = [builder.gep(data, [ir.Constant(_I64, i)]) for i in range(n)]
-        code = ir.InlineAsm(ir.FunctionType(struct, [_F32] * n + others), asm, constraint, side_effect=True)
-        given = [*(builder.load(place) for place in places), *operands[1:]]
+        code = ir.InlineAsm(ir.FunctionType(struct, [_F32] * n_read + others), asm, constraint, side_effect=True)
+        given = [*(builder.load(place) for place in places[:n_read]), *operands[1:]]
         result = builder.call(code, given, attrs=("convergent",))
         for i, place in enumerate(places):
             builder.store(builder.extract_value(result, i), place)
@@ -45,18 +50,23 @@ def _numbered(first: int, count: int) -> str:
 
 
 @cache
-def group_mma(kind: str, n: int) -> Any:
+def group_mma(kind: str, n: int, fresh: bool = False, transposed: bool = False) -> Any:
     """d += a b, by the warpgroup: `f(sums, a0, a1, a2, a3, descriptor)`; d [64, n], a [64, 16], b [16, n].
 
     Warp w of the group holds rows 16 w.. of a and d, as the fragments of mma.m16n8k16: `sums` is a register array of
     n / 2 f32. `descriptor` names b in shared memory, n-major rows of 16 k; see `gemm.group`.
+
+    Args:
+        fresh: d = a b, whatever `sums` held. transposed: b lies in k-major rows of n; see `attention.stages`.
     """
     half = n // 2
+    others = half if fresh else 2 * half
     asm = (
-        f"{{ .reg .pred p; setp.ne.b32 p, 1, 0; wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} "
-        f"{{{_numbered(0, half)}}}, {{{_numbered(2 * half, 4)}}}, ${2 * half + 4}, p, 1, 1, 0; }}"
+        f"{{ .reg .pred p; setp.ne.b32 p, {0 if fresh else 1}, 0; "
+        f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{_numbered(0, half)}}}, "
+        f"{{{_numbered(others, 4)}}}, ${others + 4}, p, 1, 1, {int(transposed)}; }}"
     )
-    emit = _over_sums(half, asm, 4, 1)
+    emit = _over_sums(half, asm, 4, 1, fresh=fresh)
 
     @intrinsic
     def product(typing_context: Any, sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, descriptor: Any) -> Any:
@@ -76,3 +86,15 @@ def group_settle(n: int) -> Any:
         return types.void(sums), emit
 
     return settle
+
+
+@cache
+def fewer_registers(n: int) -> Any:
+    """The warpgroup gives registers back until a lane has `n`, a multiple of 8."""
+    return instruction(f"fewer_registers_{n}", f"setmaxnreg.dec.sync.aligned.u32 {n};", memory=True, convergent=True)
+
+
+@cache
+def more_registers(n: int) -> Any:
+    """The warpgroup waits until a lane can have `n` registers, a multiple of 8."""
+    return instruction(f"more_registers_{n}", f"setmaxnreg.inc.sync.aligned.u32 {n};", memory=True, convergent=True)

@@ -20,8 +20,10 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import cuda as cuda
 from numba.cuda.extending import intrinsic
 
+from eagle3core.kernels.isa.group import fewer_registers as fewer_registers
 from eagle3core.kernels.isa.group import group_mma as group_mma
 from eagle3core.kernels.isa.group import group_settle as group_settle
+from eagle3core.kernels.isa.group import more_registers as more_registers
 from eagle3core.kernels.isa.inlined import inlined as inlined
 from eagle3core.kernels.isa.instruction import f32, i32, i64, instruction
 
@@ -51,6 +53,15 @@ ldmatrix_x4_trans = _ldmatrix("ldmatrix_x4_trans", ".trans")
 # ---- tensor cores of a warpgroup (sm_90a only): products under way between a fence and a wait; see `isa.group`
 group_fence = instruction("group_fence", "wgmma.fence.sync.aligned;", memory=True, convergent=True)
 group_commit = instruction("group_commit", "wgmma.commit_group.sync.aligned;", memory=True, convergent=True)
+# group_any(name, flag): whether any of the 128 lanes' flags is set, which all of them wait for at barrier `name`.
+group_any = instruction(
+    "group_any",
+    "{ .reg .pred p; setp.ne.u32 p, $2, 0; barrier.cta.red.or.aligned.pred p, $1, 128, p; selp.u32 $0, 1, 0, p; }",
+    [i32],
+    [i32, i32],
+    volatile=True,
+    convergent=True,
+)
 
 # ---- asynchronous copies global -> shared, 16 bytes a lane; `_fill` writes zeros where the last operand is 0, not 16
 copy16 = instruction("copy16", "cp.async.cg.shared.global.L2::128B [$0], [$1], 16;", takes=[i32, i64], memory=True)
@@ -104,6 +115,10 @@ warp_bulk_copy = instruction(
     memory=True,
     convergent=True,
 )
+# Bytes on their way to the L2 cache; nobody waits for them.
+bulk_prefetch = instruction(
+    "bulk_prefetch", "cp.async.bulk.prefetch.L2.global [$0], $1;", takes=[i64, i32], memory=True
+)
 fence_async_shared = instruction("fence_async_shared", "fence.proxy.async.shared::cta;", memory=True)
 
 # ---- global loads; `_const` may bypass coherence (data no kernel writes), `_stream` spares L1 too, `_l2` skips L1
@@ -122,6 +137,9 @@ load_u32x4_stream = instruction(
     [i32] * 4,
     [i64],
     volatile=True,
+)
+load_u32x4_l2 = instruction(
+    "load_u32x4_l2", "ld.global.cg.v4.u32 {$0,$1,$2,$3}, [$4];", [i32] * 4, [i64], volatile=True
 )
 load_f32 = instruction("load_f32", "ld.global.f32 $0, [$1];", [f32], [i64], volatile=True)
 load_f32x2 = instruction("load_f32x2", "ld.global.v2.f32 {$0,$1}, [$2];", [f32] * 2, [i64], volatile=True)

@@ -1,10 +1,8 @@
 """Attention's promises beyond the derived tests: what is read early, edge cases, and that planted bugs are found."""
 
-import inspect
-import re
-
 import pytest
 import torch
+from planted_sources import rebuilt
 from rings import exhaustive_but
 
 from eagle3core.kernels import proof
@@ -50,18 +48,7 @@ def faults(case, *, settings=({},), seed=1):
     return found
 
 
-def rebuilt(module, pattern, replacement, monkeypatch, factory):
-    """`factory` of `module` made from its source with one place changed, put where its users find it."""
-    source = inspect.getsource(module)
-    changed, n = re.subn(pattern, replacement, source)
-    assert n == 1, f"{pattern!r} occurs {n} times"
-    scope = {"__name__": module.__name__}
-    exec(compile(changed, module.__file__, "exec"), scope)
-    for user in (module, attention_tile, attention_streams, attention_rows, attention_plan):
-        if hasattr(user, factory):
-            monkeypatch.setattr(user, factory, scope[factory])
-
-
+USERS = (attention_tile, attention_streams, attention_rows, attention_plan)
 PLANTED = {
     # name: (module, factory, pattern, replacement, case, settings)
     "mask off by one": (
@@ -180,7 +167,7 @@ def test_the_cases_that_planted_bugs_run_on_are_clean():
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found(bug, monkeypatch):
     module, factory, pattern, replacement, case, settings = PLANTED[bug]
-    rebuilt(module, pattern, replacement, monkeypatch, factory)
+    rebuilt(module, pattern, replacement, monkeypatch, factory, USERS)
     found = faults(case, settings=settings) if case else early_reads_of_new_keys()
     assert found, bug
 

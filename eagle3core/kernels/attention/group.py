@@ -1,0 +1,314 @@
+"""Attention kernel for sm_90a and 64 query rows a key head or more: warpgroups multiply, other warps fetch.
+
+A block owns one (sequence, key head), up to 16 `row_warps` rows and `run` splits, as in `attention_rows`; so it is with
+`groups`, sets of units, totals and turns, and the bits are the same. But four warps multiply together (`wgmma`): each
+key and value is read from shared memory once for 64 rows, and by the tensor cores themselves. A set lies in a stage of
+a ring (`stages`), with two barriers: `full`, where the fetching warps arrive, and `empty`, where the multiplying do.
+
+While the values of a set are added, the scores of the next set are made: one wait for both. Meanwhile the other
+warpgroup weighs its set, for which the tensor cores are not needed. A warpgroup goes unit by unit if any of its warps
+has to, as all of its products are made together: its warps tell each other so at a barrier of their own.
+
+Every wait is met: fetching and multiplying warps go through the same sets (`follow`), a stage is waited for once by
+each and arrived at once by each, and turns are passed on whether a stream has units or not.
+
+Source: derived here; warps with roles after FlashAttention-3, arXiv 2407.08608.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from eagle3core.kernels.attention.layout import (
+    FLOOR,
+    TILE_EXECUTED,
+    TILE_MASK_EMPTY,
+    TILE_SPAN_EMPTY,
+    TILE_TOTAL,
+    UNIT,
+    Shape,
+    make_span,
+    make_walk,
+)
+from eagle3core.kernels.attention.paths import make_paths, tail_bytes
+from eagle3core.kernels.attention.ring import make_load_tile, make_ring
+from eagle3core.kernels.attention.rows import TILE_ROWS, rows_shared_bytes
+from eagle3core.kernels.attention.stages import make_fetch_sets, make_products
+from eagle3core.kernels.attention.tile import make_steps
+from eagle3core.kernels.attention.totals import make_totals, totals_bytes
+
+FETCHING_WARPS = 4  # of a block: a warpgroup, which can give registers to the others
+# Of a lane, of 168 each: what is fetched ahead takes 32, or 64, beside addresses; sums, queries, scores and weights of
+# the others 144.
+_FETCHING_REGISTERS, _MULTIPLYING_REGISTERS = 104, 200
+
+
+def group_shared_bytes(shape: Shape, row_warps: int, groups: int, units: int, stages: int, tail: int = 0) -> int:
+    """Dynamic shared memory of a block, bytes: as of `attention_rows`, and two barriers a stage."""
+    rows = rows_shared_bytes(shape, row_warps, groups, units, stages, shape.pieces, tail, 1)
+    return rows + 16 * groups * stages
+
+
+def make_attention_group(
+    isa: Any, *, shape: Shape, row_warps: int, groups: int, units: int, stages: int, joined: bool, counting: bool,
+    overlap: bool, words: int = 0, windowed: bool = False, tail: int = 0,
+) -> Any:  # fmt: skip
+    """The kernel; grid (row blocks * blocks of `run` splits, key heads, sequences).
+
+    Args:
+        row_warps: warps that multiply what a ring holds, 16 rows each: 4 or 8.
+        groups: streams walked side by side, each with a ring: 1 or 2; all warps that multiply are 8 at most.
+        units: units of a set, 2 or 4, at least the group's fetching warps.
+        stages: sets in a ring, at least 2.
+        joined, counting, overlap, words, windowed, tail: as in `attention_rows`.
+    """
+    cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
+    first_of, _ = make_walk(isa, shape)
+    paths, fetchers, pieces = tail > 0, FETCHING_WARPS // groups, shape.pieces
+    n_warps, wait_all = row_warps * groups, isa.COPY_WAIT[0]
+    span = make_span(isa, earlier=words > 0, paths=paths, windowed=windowed)
+    load_tile = make_load_tile(isa, shape, held=pieces)
+    owns_tail, load_tail, add_paths = make_paths(isa, shape, threads=32 * n_warps, held=pieces, tail=tail, tiles=1)
+    follow, _, _ = make_ring(isa, shape, row_warps=units, groups=groups, units=units)
+    fetch_sets = make_fetch_sets(
+        isa, shape, groups=groups, units=units, stages=stages, fetchers=fetchers, overlap=overlap
+    )
+    steps = make_steps(isa, shape, tiles=1, half=False, held=pieces, units=units, words=words, windowed=windowed)
+    hide, start_tops, grows, raise_tops, weigh = (
+        steps.hide, steps.start_tops, steps.grows, steps.raise_tops, steps.weigh,
+    )  # fmt: skip
+    begin, join, leave = make_totals(isa, shape, joined=joined, tiles=1)
+    products = make_products(isa, shape, units=units)
+    score, add, add_alone = products.score, products.add, products.add_alone
+    settle_scores, settle_sums = isa.group_settle(UNIT * units), isa.group_settle(shape.dim)
+    fewer_registers, more_registers = (
+        isa.fewer_registers(_FETCHING_REGISTERS), isa.more_registers(_MULTIPLYING_REGISTERS),
+    )  # fmt: skip
+
+    group, dim, splits, streams = shape.group, shape.dim, shape.splits, shape.streams
+    zero, interleave, half_bytes = np.float32(0), splits * streams, shape.half_bytes
+    set_bytes, step = units * shape.unit_bytes, units * interleave
+    ring_bytes, own_totals = stages * set_bytes, totals_bytes(shape, 1)
+    totals_offset = groups * ring_bytes
+    tail_offset = totals_offset + row_warps * own_totals
+    turns_offset = tail_offset + tail_bytes(shape, tail)
+    full_offset = turns_offset + 8 * groups * row_warps
+    empty_offset = full_offset + 8 * groups * stages
+    row_shift, split_mask = row_warps.bit_length() - 1, streams - 1
+    stream_shift = streams.bit_length() - 1
+    group_shift = fetchers.bit_length() - 1
+    n_queries, n_accumulators, n_scores, n_weights = 8 * pieces, dim // 2, 8 * units, 4 * units
+    uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
+
+    def pinned(value: Any) -> Any:
+        # `value` through a shuffle: what depends on it is not computed ahead of the loop and held in registers there.
+        return isa.shuffle_xor_i32(value, i32(0))
+
+    def take_unit(u: Any, scores: Any, one: Any) -> None:
+        for i in range(8):
+            x = scores[i]
+            for other in range(units - 1):
+                if u == other + 1:
+                    x = scores[8 * (other + 1) + i]
+            one[i] = x
+
+    def weigh_set(scores: Any, one: Any, weights: Any, own: Any, tops: Any, sums: Any, scale: Any) -> None:
+        for u in range(units):
+            weigh(8 * u, scores, own, tops, sums, scale)
+            for i in range(4):
+                weights[4 * u + i] = own[i]
+
+    pinned, take_unit = isa.inlined(pinned), isa.inlined(take_unit)
+    weigh_set = isa.inlined(weigh_set)
+
+    def attention_group(
+        q: Any, k: Any, v: Any, tables: Any, prefix: Any, masks: Any, all_positions: Any, partial: Any, tops_sums: Any,
+        counters: Any, tokens: Any, table_width: Any, run: Any, window: Any, scale: Any,
+    ) -> None:  # fmt: skip
+        tid = i32(cuda.threadIdx.x)
+        lane, warp = i32(tid & 31), uniform(i32(tid >> 5))
+        kv_head, b, n_kv = uniform(cuda.blockIdx.y), uniform(cuda.blockIdx.z), i32(cuda.gridDim.y)
+        rows = i32(tokens * group)
+        row_blocks = i32((rows + (TILE_ROWS * row_warps - 1)) >> (4 + row_shift))
+        part = uniform(cuda.blockIdx.x // row_blocks)
+        base = isa.shared_address(cuda.shared.array(0, f32, alignment=128))
+        if tid < groups * stages:
+            isa.mbarrier_init(i32(base + full_offset + tid * 8), i32(fetchers * isa.ARRIVING_LANES))
+            isa.mbarrier_init(i32(base + empty_offset + tid * 8), i32(row_warps * isa.ARRIVING_LANES))
+        if tid < groups * row_warps:
+            isa.mbarrier_init(i32(base + turns_offset + tid * 8), i32(isa.ARRIVING_LANES))
+        cuda.syncthreads()
+        ctx = uniform(isa.load_u32(prefix + b * 4))
+        end, n_units, first_unit, seen_by_all = span(ctx, tokens, window)
+        table = tables + i64(b) * table_width * 4
+        first_stream = i32(part * run * streams)
+        last_stream = i32(min((part + 1) * run, splits) * streams)
+        if overlap:
+            isa.let_next_start()
+
+        if warp >= n_warps:
+            fewer_registers()
+            fetcher = i32(warp - n_warps)
+            own_group = i32(fetcher >> group_shift)
+            first = i32(first_of(i32(first_stream + own_group), first_unit) - step)
+            first = follow(first, last_stream, first_unit, n_units)
+            fetch_sets(
+                i32(base + own_group * ring_bytes), i32(base + full_offset + own_group * (8 * stages)),
+                i32(base + empty_offset + own_group * (8 * stages)), i32(fetcher & (fetchers - 1)), k, v, table, first,
+                last_stream, ctx, end, first_unit, n_units, kv_head, n_kv, lane,
+            )  # fmt: skip
+            # A block that never waited would end before the kernel before, and let the next one start too early.
+            if overlap:
+                isa.wait_previous()
+        else:
+            more_registers()
+            row_warp, own_group = i32(warp & (row_warps - 1)), i32(warp >> row_shift)
+            row0 = i32(((cuda.blockIdx.x - part * row_blocks) * row_warps + row_warp) * TILE_ROWS)
+            ring = i32(base + own_group * ring_bytes)
+            totals = i32(base + totals_offset + row_warp * own_totals)
+            turns = i32(base + turns_offset + row_warp * (8 * groups))
+            full = i32(base + full_offset + own_group * (8 * stages))
+            empty = i32(base + empty_offset + own_group * (8 * stages))
+            if overlap:
+                isa.wait_previous()
+            has_tail = i32(0)
+            if paths:
+                has_tail = owns_tail(ctx, n_units, first_stream, last_stream)
+                if has_tail != 0:
+                    mask = masks + i64(i32(b * tokens) * ((tokens + 31) >> 5)) * 4
+                    load_tail(i32(base + tail_offset), k, v, table, mask, tokens, ctx, kv_head, n_kv, tid)
+            queries, spare = cuda.local.array(n_queries, i32), cuda.local.array(8, i32)
+            load_tile(0, q, queries, spare, i32(0), b, kv_head, n_kv, tokens, row0, lane)
+            if paths and has_tail != 0:
+                wait_all()
+                isa.named_barrier(1, 32 * n_warps)  # every warp reads what all have brought
+            accumulators = cuda.local.array(n_accumulators, f32)
+            scores, one = cuda.local.array(n_scores, f32), cuda.local.array(8, f32)
+            weights, own_weights = cuda.local.array(n_weights, i32), cuda.local.array(4, i32)
+            tops, sums = cuda.local.array(2, f32), cuda.local.array(2, f32)
+            total_tops, total_sums = cuda.local.array(2, f32), cuda.local.array(2, f32)
+            if own_group == 0:
+                begin(i32(totals + lane * 16))
+            executed, mask_empty = i32(0), i32(0)
+            slot, parity, turn_parity = i32(0), i32(0), i32(0)
+            stream = i32(first_stream + own_group)
+            following = follow(i32(first_of(stream, first_unit) - step), last_stream, first_unit, n_units)
+            if following >= 0:
+                isa.mbarrier_wait(full, parity)
+                isa.group_fence()
+                score(scores, queries, ring)
+                isa.group_commit()
+                settle_scores(scores)
+            while stream < last_stream:
+                for i in range(n_accumulators):
+                    accumulators[i] = zero
+                for i in range(2):
+                    tops[i] = FLOOR
+                    sums[i] = zero
+                unit = first_of(stream, first_unit)
+                while unit < n_units:
+                    # The scores are there. Next comes the set after, or this one once more, whose scores nobody reads.
+                    following = follow(unit, last_stream, first_unit, n_units)
+                    next_slot, next_parity = slot, parity
+                    if following >= 0:
+                        next_slot = i32(slot + 1)
+                        if next_slot == stages:
+                            next_slot, next_parity = i32(0), i32(parity ^ 1)
+                    reading, later = i32(ring + slot * set_bytes), i32(ring + next_slot * set_bytes)
+                    careful = i32(0)
+                    if i32((unit + (step - interleave)) * UNIT + UNIT) > ctx or i32(unit * UNIT) < seen_by_all:
+                        careful = i32(1)
+                    else:
+                        if i32(unit - first_unit) < interleave:
+                            start_tops(scores, tops, scale)
+                        careful = isa.group_any(i32(2 + (warp >> 2)), grows(scores, tops, scale))
+                    if careful == 0:
+                        weigh_set(scores, one, weights, own_weights, tops, sums, scale)
+                        isa.group_fence()
+                        for u in range(units):
+                            add(u, weights, accumulators, reading)
+                        isa.group_commit()
+                        isa.mbarrier_wait(i32(full + next_slot * 8), next_parity)
+                        isa.group_fence()
+                        score(scores, queries, later)
+                        isa.group_commit()
+                        settle_scores(scores)
+                        settle_sums(accumulators)
+                        if counting:
+                            executed = i32(executed + units)
+                    else:
+                        u, values = i32(0), i32(reading + units * half_bytes)
+                        while u < units and i32(unit + u * interleave) < n_units:
+                            take_unit(u, scores, one)
+                            first, sees = i32((unit + u * interleave) * UNIT), i32(1)
+                            if paths and i32(first + UNIT) > ctx:
+                                sees = add_paths(
+                                    i32(base + tail_offset), queries, i32(0), accumulators, tops, sums, tokens, ctx,
+                                    first, row0, scale, pinned(lane),
+                                )  # fmt: skip
+                            else:
+                                if i32(first + UNIT) > ctx or first < seen_by_all:
+                                    here, token0 = pinned(lane), i32(pinned(b) * tokens)
+                                    mask = masks + i64(token0 * ((tokens + 31) >> 5)) * 4
+                                    if words > 0:
+                                        mask = masks + i64(i32(token0 * words)) * 4
+                                    positions = all_positions + i64(token0) * 4
+                                    sees = isa.any_lane(
+                                        hide(one, first, row0, tokens, ctx, end, window, mask, positions, here)
+                                    )
+                                # A warp whose rows see none of the keys adds zeros: the others' products are its too.
+                                raise_tops(one, accumulators, tops, sums, scale, lane)
+                                weigh(0, one, own_weights, tops, sums, scale)
+                                isa.group_fence()
+                                add_alone(own_weights, accumulators, values)
+                                isa.group_commit()
+                                settle_sums(accumulators)
+                            if counting:
+                                executed = i32(executed + sees)
+                                mask_empty = i32(mask_empty + 1 - sees)
+                            values = i32(values + half_bytes)
+                            u = i32(u + 1)
+                        isa.mbarrier_wait(i32(full + next_slot * 8), next_parity)
+                        isa.group_fence()
+                        score(scores, queries, later)
+                        isa.group_commit()
+                        settle_scores(scores)
+                    # All that this warp reads of the stage has been read: its keys a set ago, its values now.
+                    if lane < isa.ARRIVING_LANES:
+                        isa.mbarrier_arrive(i32(empty + slot * 8))
+                    slot, parity = next_slot, next_parity
+                    unit = i32(unit + step)
+
+                # The stream has ended, perhaps before it began: its turn to join the sums of the split.
+                stream = i32(unit & (interleave - 1))  # as before; to hold it meanwhile would cost a register
+                place = i32(stream & split_mask)
+                if groups > 1 and stream > first_stream:
+                    # The streams of a split join in ascending order, whichever group is ahead.
+                    isa.mbarrier_wait(i32(turns + own_group * 8), turn_parity)
+                    turn_parity = i32(turn_parity ^ 1)
+                here = pinned(lane)
+                totals_at = i32(totals + here * 16)
+                join(totals_at, place == 0, accumulators, tops, sums, total_tops, total_sums, scale)
+                if place == split_mask:
+                    head = i32(pinned(b) * n_kv + kv_head)
+                    first_row, split = i32(i32(head * splits) * rows), i32(stream >> stream_shift)
+                    leave(
+                        totals_at, split, row0, rows, first_row, here, accumulators, total_tops, total_sums, partial,
+                        tops_sums, scale,
+                    )  # fmt: skip
+                if groups > 1:
+                    cuda.syncwarp()
+                    if lane < isa.ARRIVING_LANES:
+                        isa.mbarrier_arrive(i32(turns + ((own_group + 1) & (groups - 1)) * 8))
+                stream = i32(stream + groups)
+            if counting and lane == 0 and row0 < rows:
+                isa.atomic_add_i32(counters + 4 * TILE_EXECUTED, executed)
+                isa.atomic_add_i32(counters + 4 * TILE_MASK_EMPTY, mask_empty)
+                if part == 0 and own_group == 0:
+                    held_units = i32(max(n_units - first_unit, 0))
+                    isa.atomic_add_i32(counters + 4 * TILE_TOTAL, i32(table_width * 4))
+                    isa.atomic_add_i32(counters + 4 * TILE_SPAN_EMPTY, i32(table_width * 4 - held_units))
+
+    return attention_group
