@@ -59,8 +59,7 @@ def deviations(card: Card, case: Case, inputs: Tensors, outputs: Tensors) -> lis
         if name in card.exact or not ours.is_floating_point():
             found.append(Deviation(name, float(differing(ours, plain[name])), 0.0))
         else:
-            error, allowed = _errors(ours, plain[name], truth[name])
-            found.append(Deviation(name, error, allowed))
+            found.append(deviation(name, ours, plain[name], truth[name]))
     return found
 
 
@@ -69,17 +68,21 @@ def widened(tensor: Tensor) -> Tensor:
     return tensor.to(_UP.get(tensor.dtype, tensor.dtype))
 
 
-def _errors(ours: Tensor, plain: Tensor, truth: Tensor) -> tuple[float, float]:
+def deviation(output: str, ours: Tensor, plain: Tensor, truth: Tensor) -> Deviation:
+    """How far `ours` lies from `truth`, one precision up, and how far it may: plain torch's error at our dtype counts.
+
+    All three have one shape, of floating numbers.
+    """
     # Where truth is NaN nothing may be written: ours must still be the poison.
     kept = truth.isnan()
     if not ours[kept].isnan().all():
-        return float("inf"), 0.0
+        return Deviation(output, float("inf"), 0.0)
     ours, plain, truth = ours[~kept], plain[~kept], truth[~kept]
     rounded = truth.to(ours.dtype)
     rounding = ((rounded + 0.3) - 0.3).to(truth.dtype) - rounded.to(truth.dtype)
     error = (ours.to(truth.dtype) - truth).abs().nan_to_num(float("inf"), float("inf"), float("inf"))
     allowed = 2 * (plain.to(truth.dtype) - truth).abs().max() + 2 * rounding.abs().max()
-    return float(error.max()), float(allowed)
+    return Deviation(output, float(error.max()), float(allowed))
 
 
 def differing(ours: Tensor, theirs: Tensor) -> int:

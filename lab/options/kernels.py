@@ -48,6 +48,20 @@ class AttentionBenchOptions(Options):
     share: ShareSlice = option("1/1", "of --build: every N-th kernel from the I-th", metavar="I/N")
 
 
+class AttentionBoundOptions(Options):
+    """Time attention over trees beside libraries that obey no mask, and say what theirs would make of a pass."""
+
+    out: Path = option("attention_bound.jsonl", "rows are appended to this file", metavar="FILE")
+    rows: ExistingFile | None = option(None, "read these rows and measure nothing; no GPU needed", metavar="FILE.jsonl")
+    proofs: ExistingFile | None = option(
+        None, "rows of `eagle3lab prove trees`; default: the newest committed", metavar="FILE.jsonl"
+    )
+    limit_s: Seconds = option(60.0, "start no measurement after this many seconds", metavar="S")
+    build: Path | None = option(None, "compile for --arch into this folder and stop; no GPU needed", metavar="DIR")
+    arch: ArchName = option("sm_90a", "to compile for")
+    share: ShareSlice = option("1/1", "of --build: every N-th kernel from the I-th", metavar="I/N")
+
+
 class BookkeepingOptions(Options):
     """Time rewind, acceptance and path packing by themselves."""
 

@@ -106,7 +106,7 @@ def needed(arch: str) -> list[Variant]:
 
 
 @contextmanager
-def _noted(missing: dict[str, str], name: str) -> Iterator[None]:
+def noted(missing: dict[str, str], name: str) -> Iterator[None]:
     """A library's refusal is recorded, with its words."""
     try:
         yield
@@ -151,13 +151,13 @@ class AttentionRun(bench.Run):
             if name in self.skipped or self.is_over():
                 missing[name] = LEFT_OUT
                 continue
-            with _noted(missing, name):
+            with noted(missing, name):
                 made = [peer(case, one) for one in inputs]
                 for call in made:
                     call()
                 calls[name] = made
         for name, made in calls.items():
-            with _noted(missing, name):
+            with noted(missing, name):
                 graphs[name] = capture(made)
         return graphs, missing
 
