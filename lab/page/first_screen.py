@@ -101,7 +101,7 @@ def _not_had(label: str, night: Night, *notebooks: str) -> Figure:
 def _why_not(night: Night, jobs: list[dict[str, Any]]) -> str:
     broken = next((job for job in jobs if job["status"] != "finished"), None)
     if broken is not None:
-        return f"{broken['id']}: {str(broken.get('error') or broken['status'])[:120]}"
+        return f"{broken['id']} did not finish"
     ids = {job["id"] for job in jobs}
     reason = next((row.reason for row in night.rows if row.job in ids and row.status == "missing"), None)
     return reason or f"{', '.join(sorted(ids))} left no such row"

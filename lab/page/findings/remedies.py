@@ -104,7 +104,7 @@ REMEDIES = (
     Remedy(
         "golden acceptance lengths",
         "If the draft was changed on purpose, keep the new lengths with `eagle3lab golden`; "
-        "else find what changed it: stage parity first.",
+        "else find what changed it: stage parity first, then `eagle3lab doctor draft DRAFT --target TARGET`.",
         ACCEPTANCE,
     ),
     # Promises of performance mode, and tokens, as the performance gates count them.
