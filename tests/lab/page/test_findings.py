@@ -229,6 +229,22 @@ def test_a_job_that_stopped_is_told_once_with_its_cell_and_before_the_numbers(tm
         assert " ".join(sorted(places, key=lambda name: places[name])) == order
 
 
+def test_where_text_repeats_the_tokens_lost_are_those_outside_it() -> None:
+    values = {
+        "acceptance_length": 3.05, "acceptance_length_outside_loops": 2.61, "looped_share": 0.68,
+        "lost to outside the draft vocabulary": 0.5, "lost to rank 2 to 4": 0.45,
+        "lost outside loops to outside the draft vocabulary": 0.4, "lost outside loops to rank 2 to 4": 0.99,
+    }  # fmt: skip
+    [found] = findings_of(night([row("31", "acceptance", "spec-3", values)]))
+    assert found.sentence.startswith(
+        "At spec-3 a step commits 3.05 of at most 4 tokens, and 2.61 outside repeated text; of the 1.39 lost there, "
+        "0.99 go to tokens at rank 2 to 4"
+    )
+    older = {name: value for name, value in values.items() if not name.startswith("lost outside loops")}
+    [found] = findings_of(night([row("31", "acceptance", "spec-3", older)]))
+    assert "of the 0.95 lost, 0.50 go to tokens outside the draft vocabulary" in found.sentence
+
+
 def test_the_headline_holds_two_warnings_and_the_page_has_the_others() -> None:
     refused = row("31", "acceptance", "spec-3", {"acceptance_by_position": [0.0, 0.0]})
     values = {"decode_tokens_per_s": 100.0, "decode_tokens_per_s_p10": 60.0, "decode_tokens_per_s_p90": 115.0}
