@@ -68,6 +68,8 @@ class DepthAcceptance:
         coverage: generated tokens that the draft vocabulary holds, 0..1.
         histogram: entry a counts steps that accepted a drafts.
         misses: steps by (position of the first miss from 0, draft's rank of the target's token, -1 outside).
+        lost_outside_loops: tokens lost a step by cause, over the steps of `outside_loops`, with whose mean they add up
+            to k + 1; None without such a step.
         categories: by category, in order of name. turns: by user turn ("turn 1", ...); empty where all ask the first.
         per_prompt: mean acceptance length of each prompt, None without a complete step.
         responses: the engine's own, for whoever counts differently.
@@ -84,6 +86,7 @@ class DepthAcceptance:
     coverage: float
     histogram: tuple[int, ...]
     misses: Counter[tuple[int, int]]
+    lost_outside_loops: dict[str, float] | None
     categories: tuple[CategoryAcceptance, ...]
     turns: tuple[CategoryAcceptance, ...]
     per_prompt: tuple[float | None, ...]
@@ -109,10 +112,7 @@ class DepthAcceptance:
     @property
     def loss_by_cause(self) -> dict[str, tuple[float, ...]]:
         """Tokens lost a step, by cause and by position of the first miss; all of them add up to k + 1 - length."""
-        lost = {cause: [0.0] * self.k for cause in CAUSES}
-        for (position, rank), count in self.misses.items():
-            lost[cause_of(rank)][position] += count * (self.k - position) / max(self.n_steps, 1)
-        return {cause: tuple(values) for cause, values in lost.items()}
+        return _losses(self.k, self.misses, self.n_steps)
 
     @property
     def rank_shares(self) -> dict[str, tuple[float, ...]]:
@@ -139,6 +139,7 @@ class DepthAcceptance:
                 f"lost to {cause}": sum(values) if self.n_steps else None
                 for cause, values in self.loss_by_cause.items()
             },
+            **{f"lost outside loops to {cause}": lost for cause, lost in (self.lost_outside_loops or {}).items()},
             "looped_share": self.looped_share,
             "draft_vocabulary_coverage": self.coverage,
             "num_drafts": self.n_steps + self.n_cut,
@@ -162,17 +163,27 @@ class DepthAcceptance:
         if self.length.mean is None:
             return f"At spec-{self.k} no verify step was complete, so there is no acceptance length."
         lost = {cause: sum(values) for cause, values in self.loss_by_cause.items()}
-        total = sum(lost.values())
+        total, rest = sum(lost.values()), self._why_outside_loops
         head = f"At spec-{self.k} a step commits {self.length.mean:.2f} of at most {self.k + 1} tokens"
         if not total:
-            return f"{head}: every draft was accepted."
+            return f"{head}: every draft was accepted.{rest}"
         first = sum(values[0] for values in self.loss_by_cause.values()) / total
         bug = f", and {lost[REFUSED]:.2f} where its first choice was refused, a bug" if lost[REFUSED] else ""
         return (
             f"{head}; of the {total:.2f} lost, {lost[OUTSIDE]:.2f} go to tokens {OUTSIDE}, {lost[NEAR]:.2f} to tokens "
             f"at {NEAR} and {lost[DEEP]:.2f} at {DEEP} of the draft's order{bug}; {first:.0%} of the loss is at the "
-            "first drafted position."
+            f"first drafted position.{rest}"
         )
+
+    @property
+    def _why_outside_loops(self) -> str:
+        """The same of steps outside loops; empty where no token is looped, as nothing then differs."""
+        lost, length = self.lost_outside_loops, self.outside_loops.mean
+        if lost is None or length is None or not self.looped_share:
+            return ""
+        parts = [f"{value:.2f} {'' if cause == OUTSIDE else 'at '}{cause}" for cause, value in lost.items() if value]
+        told = f"; of the {self.k + 1 - length:.2f} lost there: {', '.join(parts)}" if parts else ""
+        return f" Outside loops a step commits {length:.2f}{told}."
 
 
 def count_acceptance(
@@ -185,6 +196,7 @@ def count_acceptance(
     """
     complete = [[step for step in r.req_metrics.steps if not step.cut] for r in responses]
     loops = [looped_tokens(p.ids, r.token_ids) for p, r in zip(prompts, responses, strict=True)]
+    unlooped = outside_loops(complete, loops)
     n_tokens = sum(len(r.token_ids) for r in responses)
     histogram = Counter(step.n_accepted for steps in complete for step in steps)
     by_category = {c: [i for i, p in enumerate(prompts) if p.category == c] for c in {p.category for p in prompts}}
@@ -195,11 +207,12 @@ def count_acceptance(
         n_steps=sum(map(len, complete)),
         n_cut=sum(step.cut for r in responses for step in r.req_metrics.steps),
         length=acceptance_interval(complete),
-        outside_loops=acceptance_interval(outside_loops(complete, loops)),
+        outside_loops=acceptance_interval(unlooped),
         looped_share=sum(map(sum, loops)) / n_tokens,
         coverage=sum(n_covered(r.token_ids) for r in responses) / n_tokens,
         histogram=tuple(histogram[a] for a in range(k + 1)),
-        misses=Counter(_miss(step) for steps in complete for step in steps if step.n_accepted < k),
+        misses=_misses(k, complete),
+        lost_outside_loops=_lost(k, unlooped),
         categories=tuple(_category(name, [complete[i] for i in by_category[name]]) for name in sorted(by_category)),
         turns=_by_turn(prompts, complete),
         per_prompt=tuple(_mean_committed(steps) for steps in complete),
@@ -235,6 +248,25 @@ def cause_of(rank: int) -> str:
     if rank <= 0:
         return OUTSIDE if rank < 0 else REFUSED
     return NEAR if rank <= _NEAR_RANKS else DEEP
+
+
+def _misses(k: int, steps: Sequence[Sequence[StepRecord]]) -> Counter[tuple[int, int]]:
+    return Counter(_miss(step) for own in steps for step in own if step.n_accepted < k)
+
+
+def _losses(k: int, misses: Counter[tuple[int, int]], n_steps: int) -> dict[str, tuple[float, ...]]:
+    """Tokens lost a step, by cause and by position of the first miss, 0..k-1."""
+    lost = {cause: [0.0] * k for cause in CAUSES}
+    for (position, rank), count in misses.items():
+        lost[cause_of(rank)][position] += count * (k - position) / max(n_steps, 1)
+    return {cause: tuple(values) for cause, values in lost.items()}
+
+
+def _lost(k: int, steps: Sequence[Sequence[StepRecord]]) -> dict[str, float] | None:
+    """Tokens lost a step by cause, of these steps alone; None without one."""
+    n_steps = sum(map(len, steps))
+    found = _losses(k, _misses(k, steps), n_steps)
+    return {cause: sum(values) for cause, values in found.items()} if n_steps else None
 
 
 def _miss(step: StepRecord) -> tuple[int, int]:

@@ -107,7 +107,7 @@ class Kept(BaseModel):
             drawing = self.svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
             shown = f'{_choice(self)}{_enlarge(anchor)}<div class="drawing" style="max-width:52rem">{drawing}</div>'
         else:
-            shown = f"<p>Not drawn, as there is no more than one point: {html.escape(self.alt)}</p>"
+            shown = f'<p class="explained">Not drawn, for want of a second point: {html.escape(self.alt)}</p>'
         return (
             f'<figure class="plot"{place} data-name="{name}">{shown}'
             f"<figcaption>{caption}</figcaption>"

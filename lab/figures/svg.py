@@ -35,7 +35,7 @@ def to_svg(fig: Figure, prefix: str) -> str:
 
 
 def n_marks(fig: Figure) -> int:
-    """Points, bars and cells that a figure shows; lines of reference and words do not count."""
+    """Points, bars and cells that a figure shows; words, lines of reference and curves of one point do not count."""
     return sum(
         sum(_points_of(line, axes) for line in axes.lines)
         + sum(bool(patch.get_window_extent().width > 0.5) for patch in axes.patches)
@@ -50,7 +50,9 @@ def _points_of(line: Line2D, axes: Axes) -> int:
 
     if line.get_transform() != axes.transData:  # drawn across the axes: a threshold, no point
         return 0
-    return int(np.isfinite(np.asarray(line.get_xydata(), dtype=float)).all(axis=1).sum())
+    n = int(np.isfinite(np.asarray(line.get_xydata(), dtype=float)).all(axis=1).sum())
+    is_curve = line.get_linestyle() not in ("None", "none", " ", "")
+    return 0 if is_curve and n == 1 else n
 
 
 def undrawn(fig: Figure) -> str:

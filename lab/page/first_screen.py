@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from lab.page.findings.finding import Finding, Level, Night, number
 from lab.page.findings.of_acceptance import chosen_depth
@@ -25,7 +26,8 @@ class Figure:
 
     Attributes:
         label: what it is. value: for people; empty where it was not measured.
-        note: its interval and where it is from, or why it is missing. job: where the page shows it.
+        note: its interval and where it is from, or why there is none. job: where the page shows it.
+        word: what is said in place of a value: missing, or not asked for.
         number: the value as measured; 0 where it was not.
     """
 
@@ -34,6 +36,7 @@ class Figure:
     note: str
     job: str = ""
     number: float = 0.0
+    word: str = "missing"
 
 
 def numbers(night: Night) -> list[Figure]:
@@ -53,7 +56,7 @@ def _fastest(night: Night) -> Row | None:
 def _speedup(night: Night, row: Row | None) -> Figure:
     label = "Speed-up over plain decoding"
     if row is None:
-        return Figure(label, "", _why_not(night, *ROUNDS))
+        return _not_had(label, night, *ROUNDS)
     speedup = number(row, "speedup")
     return Figure(label, f"{speedup:.2f}×", f"{_where(row)}{interval(row)}", row.job, speedup)
 
@@ -63,17 +66,20 @@ def _acceptance(night: Night, fastest: Row | None) -> Figure:
     if row is not None and row.number("acceptance_length") is not None:
         low, high = row.number("acceptance_length_low"), row.number("acceptance_length_high")
         span = "" if low is None or high is None else f" ({low:.2f} to {high:.2f} over prompts)"
-        return Figure(label, f"{number(row, 'acceptance_length'):.2f}", f"acceptance length, {row.name}{span}", row.job)
+        outside = row.number("acceptance_length_outside_loops")
+        rest = "" if outside is None else f"; {outside:.2f} outside repeated text"
+        note = f"acceptance length, {row.name}{span}{rest}"
+        return Figure(label, f"{number(row, 'acceptance_length'):.2f}", note, row.job)
     if fastest is not None and fastest.number("acceptance_length") is not None:
         note = f"acceptance length, {_where(fastest)}"
         return Figure(label, f"{number(fastest, 'acceptance_length'):.2f}", note, fastest.job)
-    return Figure(label, "", _why_not(night, *ACCEPTANCE))
+    return _not_had(label, night, *ACCEPTANCE)
 
 
 def _floor(night: Night, fastest: Row | None) -> Figure:
     label, points = "Share of the byte floor", engine_points(night)
     if not points:
-        return Figure(label, "", _why_not(night, *FLOORS))
+        return _not_had(label, night, *FLOORS)
     row = fastest if fastest in points else points[-1]
     least = min(number(point, "share_of_floor") for point in points)
     note = f"{place(row)}; the least of {len(points)} rows {least:.0%}"
@@ -84,14 +90,18 @@ def _where(row: Row) -> str:
     return place(row) if row.kind == "bench" else row.name
 
 
-def _why_not(night: Night, *notebooks: str) -> str:
-    """Why none of these notebooks gave the number."""
+def _not_had(label: str, night: Night, *notebooks: str) -> Figure:
+    """A number that none of these notebooks gave, and why."""
     jobs = [job for job in night.summary["jobs"] if job["notebook"] in notebooks]
     if not jobs:
-        return f"no job of this run is of {' or '.join(notebooks)}"
+        return Figure(label, "", f"no job of this run is of {' or '.join(notebooks)}", word="not asked for")
+    return Figure(label, "", _why_not(night, jobs))
+
+
+def _why_not(night: Night, jobs: list[dict[str, Any]]) -> str:
     broken = next((job for job in jobs if job["status"] != "finished"), None)
     if broken is not None:
-        return f"{broken['id']}: {str(broken.get('error') or broken['status'])[:120]}"
+        return f"{broken['id']} did not finish"
     ids = {job["id"] for job in jobs}
     reason = next((row.reason for row in night.rows if row.job in ids and row.status == "missing"), None)
     return reason or f"{', '.join(sorted(ids))} left no such row"

@@ -58,7 +58,7 @@ def render_all(run_dir: Path) -> list[Path]:
     notebooks = [_render_notebook(run_dir, section) for section in sections if section.page is not None]
     summary_ids = {job["id"] for job in plan["jobs"] if job.get("reads_run")}
     sections.sort(key=lambda section: section.id not in summary_ids)  # the summary's figures come first
-    figures_of = {section.id: [figure.name for _, figure in section.figures] for section in sections}
+    figures_of = {section.id: [figure.name for _, figure in section.figures if figure.is_drawn] for section in sections}
     night = Night(summary, rows, figures_of)
     found = findings_of(night)
     content = {

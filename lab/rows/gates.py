@@ -116,3 +116,8 @@ def _within(threshold: Threshold, value: float) -> bool:
     low_holds = threshold.at_least is None or value >= threshold.at_least
     high_holds = threshold.at_most is None or value <= threshold.at_most
     return low_holds and high_holds
+
+
+def bare_name(gate: str) -> str:
+    """A gate's name without the kind of its run before it: `x` of `micro: x`."""
+    return gate.removeprefix("micro: ").removeprefix("full: ")

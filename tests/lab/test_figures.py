@@ -76,6 +76,17 @@ def test_a_figure_of_nothing_or_of_a_single_point_is_a_line_of_words_with_its_ta
     assert ">7<" in markup
 
 
+def test_curves_of_one_point_each_are_no_figure_and_dots_are() -> None:
+    from matplotlib import pyplot as plt
+
+    for linestyle, n in (("-", 0), ("none", 2)):
+        figure, axes = plt.subplots()
+        for length in (2.6, 3.1):  # two series at one depth
+            axes.plot([3], [length], marker="o", linestyle=linestyle)
+        assert n_marks(figure) == n
+        plt.close(figure)
+
+
 @pytest.mark.parametrize(("bars", "n"), [([0.0, 0.0], 0), ([0.0, 2.0], 1), ([1.0, 2.0], 2)])
 def test_bars_without_length_are_no_marks(bars: list[float], n: int) -> None:
     from matplotlib import pyplot as plt

@@ -83,6 +83,12 @@ def number(row: Row, name: str) -> float:
     return row.number(name) or 0.0
 
 
+def as_sentence(text: str) -> str:
+    """`text` with a capital at its beginning; words of code, with a dot or an underscore in them, stay as they are."""
+    first = text.partition(" ")[0]
+    return text if set("._`=/") & set(first.rstrip(".,:")) else f"{text[:1].upper()}{text[1:]}"
+
+
 def warned(kind: str, level: Level, sentence: str, **more: Any) -> Finding:
     """A finding with the remedy that stands in the table under its rule's name."""
     return Finding(kind, level, sentence, remedy=remedy_of(kind), **more)

@@ -7,7 +7,7 @@ from lab.page.findings.remedies import remedy_of
 from lab.rows.store import Row
 
 REFERENCE, GOLDEN = "acceptance against Hugging Face", "golden acceptance lengths"
-LOST = "lost to "
+LOST, LOST_OUTSIDE = "lost to ", "lost outside loops to "  # and a cause: names of a row's values
 # What would win back the tokens that are lost to a cause (the causes of `lab.acceptance.counts`).
 WINS_BACK = {
     "outside the draft vocabulary": "which no depth or tree reaches, only a larger draft vocabulary",
@@ -104,15 +104,24 @@ def losses(night: Night) -> list[Finding]:
     if row is None or row.number("acceptance_length") is None:
         return []
     k, length = int(row.name.rpartition("-")[2]), number(row, "acceptance_length")
-    lost = {name.removeprefix(LOST): number(row, name) for name in row.values if name.startswith(LOST)}
+    lost, apart = (
+        {name.removeprefix(begun): number(row, name) for name in row.values if name.startswith(begun)}
+        for begun in (LOST, LOST_OUTSIDE)
+    )
     low, high = row.number("acceptance_length_low"), row.number("acceptance_length_high")
     span = "" if low is None or high is None else f" (95% interval {low:.2f} to {high:.2f})"
     sentence = f"At {row.name} a step commits {length:.2f} of at most {k + 1} tokens{span}"
+    outside, looped = row.number("acceptance_length_outside_loops"), row.number("looped_share")
+    there = ""
+    if apart and outside is not None and looped:
+        # Repeated text is easy to draft, so what a head is worth shows outside it.
+        sentence += f", and {outside:.2f} outside repeated text"
+        lost, length, there = apart, outside, " there"
     if sum(lost.values()) > 0:
         ranked = sorted(lost, key=lambda cause: -lost[cause])
         rest = ", ".join(f"{lost[cause]:.2f} to {cause}" for cause in ranked[1:] if lost[cause] >= 0.005)
         sentence += (
-            f"; of the {k + 1 - length:.2f} lost, {lost[ranked[0]]:.2f} go to tokens {_at(ranked[0])}, "
+            f"; of the {k + 1 - length:.2f} lost{there}, {lost[ranked[0]]:.2f} go to tokens {_at(ranked[0])}, "
             f"{WINS_BACK.get(ranked[0], 'which its rows alone explain')}{f' ({rest})' if rest else ''}"
         )
     return [Finding("losses", Level.TOLD, f"{sentence}.", row.job, night.figure(row.job, "draft-ranks"))]

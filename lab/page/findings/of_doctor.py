@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lab.page.findings.finding import Finding, Level, Night, number
+from lab.page.findings.finding import Finding, Level, Night, as_sentence, number
 from lab.page.findings.remedies import remedy_of
 from lab.rows.store import Row
 
@@ -28,5 +28,5 @@ def _cause(night: Night, row: Row) -> Finding:
     return Finding(
         "cause of low acceptance", Level.FAILED, f"Of the draft head, {name}: {row.values['said']}{gain}.", row.job,
         night.figure(row.job, "draft-lamps", "acceptance"), f"acceptance is low for a known cause, {name}",
-        replace(remedy_of(GATE), text=f"{row.values['change']}."), night.failed({row.job}, GATE),
+        replace(remedy_of(GATE), text=f"{as_sentence(str(row.values['change']))}."), night.failed({row.job}, GATE),
     )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lab.night.notices import disturbed, refused, slow
-from lab.page.findings.finding import Finding, Level, Night, number, warned
+from lab.page.findings.finding import Finding, Level, Night, as_sentence, number, warned
 from lab.rows.store import Row
 
 
@@ -17,7 +17,7 @@ def notices(night: Night) -> list[Finding]:
         ("disturbed run", disturbed, ("decoding-speed", "rates", "gates"), "the run was disturbed"),
     ):
         if (notice := rule(rows)) is not None:
-            text = f"{notice.sentence[:1].upper()}{notice.sentence[1:]}."
+            text = f"{as_sentence(notice.sentence)}."
             figure = night.figure(notice.job, *names)
             found.append(warned(kind, Level.WARNED, text, job=notice.job, figure=figure, short=short))
     return found

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from lab.rows.gates import bare_name
+
 ACCEPTANCE = "3-acceptance-is-low-output-is-right"
 TOKENS = "4-truncated-or-repeated-text-or-memory-that-grows"
 SLOW = "5-it-is-slow"
@@ -41,7 +43,7 @@ REMEDIES = (
     # Rules that warn without a gate.
     Remedy(
         "unfinished job",
-        "Read the error text, mend it, and run the same command with the same --out: only what did "
+        "Read the error text, mend its cause, and run the same command with the same `--out`: only what did "
         "not finish runs again.",
         NOT_DONE,
     ),
@@ -58,12 +60,13 @@ REMEDIES = (
     ),
     Remedy(
         "refused drafts",
-        "Look for a bug between target and draft before training: `eagle3lab run 10_parity_stages`.",
+        "Look for a known cause before any training: `eagle3lab doctor draft DRAFT --target TARGET`.",
         ACCEPTANCE,
     ),
     Remedy(
         "head not working",
-        "Look for a bug of the draft first; a head that beats no look-up is not short of training.",
+        "A head that beats no look-up is not short of training: `eagle3lab doctor draft DRAFT --target TARGET` looks "
+        "for what is wrong with it.",
         ACCEPTANCE,
     ),
     Remedy(
@@ -73,7 +76,12 @@ REMEDIES = (
     ),
     Remedy("rows not had", "Each reason says what was lacking; put it there, or leave it out of the night.", NOT_DONE),
     # Right or wrong.
-    Remedy("stage parity", "Look at the stage named first: those after it are wrong because it is.", STAGES),
+    Remedy(
+        "stage parity",
+        "Mend the stage named first: those after it are wrong because it is. Its `repro.py`, linked in the job's "
+        "section, runs that stage alone.",
+        STAGES,
+    ),
     Remedy("no token bugs", "Find the first position that differs; any class but equal or near-tie is a bug.", TOKENS),
     Remedy("near-ties are rare", "Compare in float64: what still differs there is a bug and no rounding.", TOKENS),
     Remedy("tokens of plain decoding", "A tree changed the text: find the first differing position.", TOKENS),
@@ -96,7 +104,7 @@ REMEDIES = (
     Remedy(
         "golden acceptance lengths",
         "If the draft was changed on purpose, keep the new lengths with `eagle3lab golden`; "
-        "else find what changed it: stage parity first.",
+        "else find what changed it: stage parity first, then `eagle3lab doctor draft DRAFT --target TARGET`.",
         ACCEPTANCE,
     ),
     # Promises of performance mode, and tokens, as the performance gates count them.
@@ -115,7 +123,8 @@ REMEDIES = (
     # Speed.
     Remedy(
         "acceptance length at spec-*",
-        "Find what the tokens are lost to: vocabulary, a near rank, or deeper.",
+        "Find what the tokens are lost to (vocabulary, a near rank, or deeper); "
+        "`eagle3lab doctor draft DRAFT --target TARGET` looks for known causes.",
         ACCEPTANCE,
     ),
     Remedy(
@@ -170,6 +179,6 @@ OTHERS = Remedy("*", "Read the section of its job; who set this gate knows what 
 
 
 def remedy_of(name: str) -> Remedy:
-    """The remedy of a gate, or of a rule that warns, by its name; a run's kind before the name does not count."""
-    bare = name.removeprefix("micro: ").removeprefix("full: ")
+    """The remedy of a gate, or of a rule that warns, by its name."""
+    bare = bare_name(name)
     return next((remedy for remedy in REMEDIES if fnmatchcase(bare, remedy.pattern)), OTHERS)

@@ -8,6 +8,7 @@ from lab.page.findings import of_acceptance, of_doctor, of_gates, of_parity, of_
 from lab.page.findings.finding import Finding, Level, Night, warned
 
 MOST_SENTENCES = 8
+MOST_WARNINGS = 2  # in the headline; the verdict and the sentences have them all
 Rule = Callable[[Night], list[Finding]]
 
 # In the order in which findings of one level are told: right or wrong, then what is accepted, then what it brings.
@@ -55,6 +56,7 @@ def headline_of(word: str, found: list[Finding]) -> str:
     begun = word.capitalize()
     named = [finding for finding in found if finding.short]
     if named and named[0].level <= Level.NOT_JUDGED:
-        return f"{begun}: {named[0].short}"
-    warnings = [finding.short for finding in named if finding.level == Level.WARNED]
+        told = named[0].short.removesuffix(f" {word}")  # "Failed: the gate 'x'", and not "failed" again
+        return f"{begun}: {told}"
+    warnings = [finding.short for finding in named if finding.level == Level.WARNED][:MOST_WARNINGS]
     return f"{begun}{', but' if word == 'passed' else ';'} {', and '.join(warnings)}" if warnings else begun

@@ -6,6 +6,7 @@ micro runs of an earlier one, and the archive between parts carries it.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from lab.probes.gates.config import GatesConfig, RunKind, load_gates, packaged_g
 from lab.probes.gates.history import append, entry_of, green_row, key_of, read, require_green
 from lab.probes.gates.judging import judge_run, listing, outcome
 from lab.probes.gates.measure import Runs, Tell, check_device
-from lab.rows.gates import GateResult, gates_of
+from lab.rows.gates import GateResult, bare_name, gates_of
 from lab.rows.store import Row, read_rows
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ STATE = "gates.jsonl"
 BOUND = re.compile(r"(?:^|\b(least|most) )(\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 SMALL = 8.5  # points, of names and numbers where there are many
 TEXT_ROOM = 2.6  # of the scale beyond the longest bar, for the words at its end
-RATIOS = (0.1, 0.2, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12, 20, 50, 100)  # ticks of the scale
+RATIOS = (0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 12)  # ticks of the scale where it spans less than NARROW decades
+NARROW, MOST_POWERS = 1.4, 6  # decades; powers of ten on a scale that spans more of them
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ def room(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     least, most = float(shown["room"].min()), float(shown["room"].max())
     axes.set_xlim(min(least, 1.0) / 1.15, max(most, 1.0) * TEXT_ROOM)
     axes.set_xscale("log")
-    marks = [mark for mark in RATIOS if min(least, 1.0) / 1.15 <= mark <= max(most, 1.0) * 1.2]
+    marks = ratio_ticks(min(least, 1.0) / 1.15, max(most, 1.0) * 1.2)
     axes.set_xticks(marks, [f"{mark:g}" for mark in marks], fontsize=SMALL)
     for each in sides[:, 0]:
         each.minorticks_off()
@@ -169,14 +171,17 @@ def room(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     return figure, table
 
 
+def ratio_ticks(low: float, high: float) -> list[float]:
+    """Marks of a logarithmic scale from `low` below 1 to `high` above it, few enough that no label meets another."""
+    decades = math.log10(high / low)
+    each = math.ceil(decades / MOST_POWERS)  # powers of ten from one mark to the next; 1 is always one
+    powers = [10.0 ** (each * n) for n in range(-math.ceil(decades), math.ceil(decades) + 1)]
+    return [mark for mark in (RATIOS if decades < NARROW else powers) if low <= mark <= high]
+
+
 def _mode(gate: str) -> str:
     """What a gate's name begins with: the mode, `single32k` of `single32k spec: speed-up`."""
-    return _bare(gate).partition(" ")[0] if ": " in _bare(gate) else "of the runs"
-
-
-def _bare(gate: str) -> str:
-    """A gate's name without the kind of its runs."""
-    return gate.removeprefix("micro: ").removeprefix("full: ")
+    return bare_name(gate).partition(" ")[0] if ": " in bare_name(gate) else "of the runs"
 
 
 def _panel(axes: Axes, mode: str, gates: list[dict[Any, Any]]) -> None:
@@ -190,7 +195,7 @@ def _panel(axes: Axes, mode: str, gates: list[dict[Any, Any]]) -> None:
             textcoords="offset points", va="center", fontsize=SMALL,
         )  # fmt: skip
     axes.axvline(1.0, color=INK, linewidth=1)
-    names = [_bare(gate["gate"]).removeprefix(f"{mode} ") for gate in gates]
+    names = [bare_name(gate["gate"]).removeprefix(f"{mode} ") for gate in gates]
     axes.set_yticks(range(len(gates)), names, fontsize=SMALL)
     axes.set_ylim(len(gates) - 0.4, -0.6)
     axes.set_title(f"Room over the thresholds, {mode}", fontsize=10)

@@ -20,7 +20,7 @@ from lab.probes.profiles.capture import Capture, chrome_trace, read_chrome_trace
 from lab.probes.profiles.ncu import NcuKernel, is_raw_page, read_ncu
 from lab.probes.profiles.nsys import RangeSum, is_range_sums, read_range_sums, read_sqlite
 from lab.probes.profiles.ranges import of_counters, of_sums, summed, values_of
-from lab.probes.profiles.rows import FILE, TRACE, Told, lines_of, missing_row, rows_of
+from lab.probes.profiles.rows import FILE, TRACE, Told, lines_of, rows_not_had, rows_of
 from lab.probes.proofs.steps import WARM_STEPS
 from lab.probes.speed.command import dial
 from lab.rows.environment import collect
@@ -34,7 +34,7 @@ class Taken:
     """Everything that was captured of one subject.
 
     Attributes:
-        missing: reasons by what is not there.
+        missing: reasons by what is not there. not_asked: the same of what nobody wanted.
     """
 
     told: Told
@@ -43,6 +43,7 @@ class Taken:
     sums: list[RangeSum] = field(default_factory=list)
     counters: list[NcuKernel] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)
+    not_asked: dict[str, str] = field(default_factory=dict)
 
 
 def run(options: ProfileOptions) -> int:
@@ -56,7 +57,7 @@ def run(options: ProfileOptions) -> int:
     print("\n".join(lines_of(rows)))
     print(json.dumps({
         "command": "profile", "tool": taken.tool, "n_rows": len(rows), "missing": taken.missing,
-        "files": sorted(path.name for path in options.out.iterdir()),
+        "not_asked": taken.not_asked, "files": sorted(path.name for path in options.out.iterdir()),
     }))  # fmt: skip
     return EXIT_PASSED
 
@@ -82,7 +83,7 @@ def measure(options: ProfileOptions, folder: Path, tell: Tell = print) -> Taken:
     taken = Taken(Told(None, collect().fingerprint, None))
     child = [sys.executable, "-m", "lab", "profile", *_options(options, scenario), "--bare", str(folder)]
     if options.tool == "torch":
-        taken.missing = {_LACKS["ncu"]: "torch's profiler alone was asked for"}
+        taken.not_asked = {_LACKS["ncu"]: "torch's profiler alone was asked for"}
     for tool, take in (("nsys", _take_nsys), ("ncu", _take_ncu)):
         if options.tool not in ("auto", tool):
             continue
@@ -99,7 +100,7 @@ def measure(options: ProfileOptions, folder: Path, tell: Tell = print) -> Taken:
 
         taken.capture, watched = torch_capture(scenario, point, k, options.steps, folder)
         taken.told, taken.tool = Told.here(watched, collect()), "torch"
-    for what, reason in taken.missing.items():
+    for what, reason in (taken.missing | taken.not_asked).items():
         tell(f"without {what}: {reason}")
     return taken
 
@@ -142,7 +143,7 @@ def imported(paths: Sequence[Path], folder: Path) -> Taken:
             _take_csv(taken, path)
     taken.tool = taken.capture.tool if taken.capture else "nsys" if taken.sums else "ncu"
     if not taken.counters:
-        taken.missing[_LACKS["ncu"]] = "none was imported"
+        taken.not_asked[_LACKS["ncu"]] = "none was imported"
     if taken.told.watched is None:
         taken.missing["bytes and bandwidth of ranges"] = "no watched.json beside the capture says what the steps were"
     return taken
@@ -176,7 +177,7 @@ def write(taken: Taken, folder: Path) -> list[Row]:
     rows = rows_of(taken.told, folder.name, taken.tool, profile, values, on_gpu=on_gpu)
     if profile.n_unplaced:
         taken.missing["kernels without their call"] = f"{profile.n_unplaced}: their calls lie outside the capture"
-    rows += [missing_row(taken.told, folder.name, taken.tool, what, why) for what, why in taken.missing.items()]
+    rows += rows_not_had(taken.told, folder.name, taken.tool, taken.missing, taken.not_asked)
     (folder / FILE).unlink(missing_ok=True)
     with RowWriter(folder / FILE) as writer:
         for row in rows:

@@ -106,8 +106,10 @@ def rate_words(rows: ProfileRows) -> str:
         return "No stage has both declared bytes and a time."
     high, low = max(of, key=lambda name: of[name]), min(of, key=lambda name: of[name])
     text = f"Highest: {high}, {of[high]:.3g} GB/s of declared bytes; lowest: {low}, {of[low]:.3g} GB/s."
-    reason = next((why for what, why in rows.missing.items() if "occupancy" in what), None)
-    return f"{text} Occupancy is missing: {reason}." if reason else text
+    for word, reasons in (("is missing", rows.missing), ("was not asked for", rows.not_asked)):
+        if reason := next((why for what, why in reasons.items() if "occupancy" in what), None):
+            return f"{text} Occupancy {word}: {reason}."
+    return text
 
 
 def kernel_table(rows: ProfileRows) -> pd.DataFrame:

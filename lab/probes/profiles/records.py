@@ -14,7 +14,7 @@ PERFETTO = "https://ui.perfetto.dev"
 
 
 def write_ranges(exp: Experiment, rows: ProfileRows | None) -> None:
-    """A row a range, and one for everything that the capture lacks."""
+    """A row a range, and one for everything that the capture lacks or was not asked for."""
     if rows is None:
         exp.missing(KIND, "every range", NO_ROWS)
         return
@@ -23,6 +23,8 @@ def write_ranges(exp: Experiment, rows: ProfileRows | None) -> None:
         exp.write(KIND, name, values, level=of["level"], tool=rows.tool, subject=rows.subject)
     for what, reason in rows.missing.items():
         exp.missing(KIND, what, reason, tool=rows.tool, subject=rows.subject)
+    for what, reason in rows.not_asked.items():
+        exp.not_asked(KIND, what, reason, tool=rows.tool, subject=rows.subject)
 
 
 def keep_trace(exp: Experiment, rows: ProfileRows | None) -> str:

@@ -81,10 +81,16 @@ def rows_of(
     return made
 
 
-def missing_row(told: Told, run: str, tool: str, what: str, reason: str) -> Row:
-    """A row that says what the capture lacks, and why."""
-    parameters = {"range": what, **_parameters(told, tool)}
-    return RowMaker(run, KIND, told.machine).missing(KIND, f"{told.name}/{what}", reason, parameters)
+def rows_not_had(
+    told: Told, run: str, tool: str, missing: Mapping[str, str], not_asked: Mapping[str, str]
+) -> list[Row]:
+    """A row for everything that the capture lacks, and for what nobody wanted of it, with its reason."""
+    maker, of = RowMaker(run, KIND, told.machine), _parameters(told, tool)
+    return [
+        make(KIND, f"{told.name}/{what}", reason, {"range": what, **of})
+        for make, reasons in ((maker.missing, missing), (maker.not_asked, not_asked))
+        for what, reason in reasons.items()
+    ]
 
 
 def _parameters(told: Told, tool: str) -> dict[str, Any]:
@@ -98,6 +104,7 @@ class ProfileRows:
 
     Attributes:
         ranges: values by range name, with "level" beside them. missing: reasons by what is missing.
+        not_asked: the same of what nobody wanted.
         trace: the Perfetto trace beside the file, if there is one.
     """
 
@@ -108,6 +115,7 @@ class ProfileRows:
     n_steps: int
     ranges: Mapping[str, Mapping[str, Any]]
     missing: Mapping[str, str]
+    not_asked: Mapping[str, str]
     trace: Path | None
 
     @property
@@ -147,12 +155,15 @@ def read_profile(path: Path) -> ProfileRows:
     if len(subjects) > 1:
         raise NotComparable(f"{path.name} has profiles of {' and '.join(subjects)}", "one a file", "keep them apart")
     ranges = {str(row.parameters["range"]): {**row.values, "level": row.parameters["level"]} for row in measured}
-    missing = {str(row.parameters["range"]): row.reason or "" for row in rows if row.status == "missing"}
+    missing, not_asked = (
+        {str(row.parameters["range"]): row.reason or "" for row in rows if row.status == word}
+        for word in ("missing", "not asked")
+    )
     last, trace = measured[-1], path.parent / TRACE
     return ProfileRows(
         f"{path.parent.name}/{path.name}", subjects[0], str(last.values.get("gpu_name") or last.parameters.get("device")
         or UNKNOWN), str(last.parameters["tool"]), int(last.values["n_steps"]),  # type: ignore[arg-type]
-        ranges, missing, trace if trace.is_file() else None,
+        ranges, missing, not_asked, trace if trace.is_file() else None,
     )  # fmt: skip
 
 
@@ -168,8 +179,8 @@ def lines_of(rows: Sequence[Row]) -> list[str]:
     """The public ranges for people."""
     found = []
     for row in rows:
-        if row.status == "missing":
-            found.append(f"  missing: {row.parameters['range']}: {row.reason}")
+        if row.status != "measured":
+            found.append(f"  {row.status}: {row.parameters['range']}: {row.reason}")
         elif row.parameters["level"] != "stage":
             of = row.values
             rate = f", {of['gb_per_s']:.3g} GB/s" if of["gb_per_s"] else ""

@@ -76,9 +76,26 @@ def test_the_loss_is_attributed_to_cause_and_position() -> None:
         "vocabulary, 0.40 to tokens at rank 2 to 4 and 0.40 at rank 5 or deeper of the draft's order; 67% of the loss "
         "is at the first drafted position."
     )
+    assert depth.lost_outside_loops == {cause: sum(values) for cause, values in depth.loss_by_cause.items()}, "no loop"
     shares = depth.rank_shares
     assert shares["rank 1, accepted"] == (3 / 5, 1 / 3)
     assert sum(values[0] for values in shares.values()) == pytest.approx(1.0)
+
+
+def test_losses_outside_loops_add_up_to_the_length_there_and_leave_out_looped_steps() -> None:
+    looped = [5] * 20  # behind text that repeats nothing
+    steps = [(1, 2, (0, -1)), (0, 1, (2,)), (2, 3, (0, 0))] + [(2, 3, (0, 0))] * 6
+    made = response([*range(10, 17), *looped][:25], steps, k=2)
+    depth = count_acceptance(2, [Prompt((1, 2), "", "a")], [made], lambda tokens: 0)
+    lost = depth.lost_outside_loops
+    assert depth.looped_share > 0
+    assert depth.outside_loops.mean is not None
+    assert lost is not None
+    assert sum(lost.values()) == pytest.approx(3 - depth.outside_loops.mean)
+    assert sum(lost.values()) > sum(sum(values) for values in depth.loss_by_cause.values())
+    values = depth.row_values()
+    assert values[f"lost outside loops to {NEAR}"] == lost[NEAR] > 0
+    assert f"Outside loops a step commits {depth.outside_loops.mean:.2f}; of the" in depth.why
 
 
 def test_a_class_of_ranks_keeps_its_colour_whichever_others_are_there() -> None:

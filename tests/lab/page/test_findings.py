@@ -186,13 +186,73 @@ def test_a_stored_night_tells_five_to_eight_things_the_worst_first_each_of_a_fig
     assert figure in figures[job]
 
 
-def test_a_number_that_was_not_measured_is_missing_with_the_reason() -> None:
-    notes = [number.note for number in first_screen.numbers(night([row("31_acceptance", "gate", "g", GATE)]))]
-    assert notes == [
-        "no job of this run is of 30_decode or 41_bench or 42_perf_gates",
-        "31_acceptance left no such row",
-        "no job of this run is of 41_bench or 42_perf_gates",
+def test_a_number_that_was_not_measured_is_missing_with_the_reason_or_was_not_asked_for() -> None:
+    numbers = first_screen.numbers(night([row("31_acceptance", "gate", "g", GATE)]))
+    assert [(number.word, number.note) for number in numbers] == [
+        ("not asked for", "no job of this run is of 30_decode or 41_bench or 42_perf_gates"),
+        ("missing", "31_acceptance left no such row"),
+        ("not asked for", "no job of this run is of 41_bench or 42_perf_gates"),
     ]
+
+
+def test_a_red_gate_told_alone_says_what_binds_and_leads_to_the_figure_that_shows_it() -> None:
+    detail = "time above the floor: takes 67.6 times its floor, most in target.attn (8016 us above 76 of bytes)"
+    gate = RED | {"name": "micro: single baseline: share of its byte floor", "job": "42", "detail": detail}
+    told = Night(night([], [gate]).summary, [], {"42": ["other", "gates"]})
+    [alone] = findings_of(told)
+    assert alone.sentence.endswith(f"(0); {detail}.")
+    assert (alone.job, alone.figure) == ("42", "gates")
+    assert headline_of("failed", [alone]) == "Failed: the gate 'single baseline: share of its byte floor'"
+    [two] = findings_of(night([], [gate, gate]))
+    assert detail not in two.sentence
+    assert headline_of("incomplete", [two]) == "Incomplete: 2 gates of 42 failed"
+
+
+def test_a_job_that_stopped_is_told_once_with_its_cell_and_before_the_numbers(tmp_path: Path) -> None:
+    stopped = {"id": "30", "notebook": "30_decode", "status": "raised", "cell": 5, "error": "KeyError: 'verify'"}
+    rows = [row("30", "decode", "every row", status="missing", reason="raised in cell 5: KeyError: 'verify'")]
+    [found] = findings_of(night(rows, jobs=[stopped]))
+    assert found.sentence == "30 did not finish (raised in cell 5): KeyError: 'verify'."
+    told = "CheckpointError: tensor d2t is off\n  allowed: the ids that t2d marks\n  do: store offsets"
+    jobs = [stopped | {"id": name, "error": told} for name in ("10", "31")]
+    [both] = findings_of(night([], jobs=jobs))
+    assert both.sentence == (
+        "2 jobs did not finish (raised in cell 5, 10, 31): CheckpointError: tensor d2t is off; allowed: the ids that "
+        "t2d marks."
+    )
+    assert both.remedy is not None
+    assert both.remedy.text.startswith("Store offsets; then run the same command with the same `--out`")
+    refused = row("31", "acceptance", "spec-3", {"acceptance_by_position": [0.0, 0.0]})
+    for more, order in (([], "known found"), ([refused], "found known")):
+        _, text = page_of(tmp_path / order, [row("31", "gate", "g", GATE), *more])
+        places = {"known": text.index('<div class="known">'), "found": text.index('id="found"')}
+        assert " ".join(sorted(places, key=lambda name: places[name])) == order
+
+
+def test_where_text_repeats_the_tokens_lost_are_those_outside_it() -> None:
+    values = {
+        "acceptance_length": 3.05, "acceptance_length_outside_loops": 2.61, "looped_share": 0.68,
+        "lost to outside the draft vocabulary": 0.5, "lost to rank 2 to 4": 0.45,
+        "lost outside loops to outside the draft vocabulary": 0.4, "lost outside loops to rank 2 to 4": 0.99,
+    }  # fmt: skip
+    [found] = findings_of(night([row("31", "acceptance", "spec-3", values)]))
+    assert found.sentence.startswith(
+        "At spec-3 a step commits 3.05 of at most 4 tokens, and 2.61 outside repeated text; of the 1.39 lost there, "
+        "0.99 go to tokens at rank 2 to 4"
+    )
+    older = {name: value for name, value in values.items() if not name.startswith("lost outside loops")}
+    [found] = findings_of(night([row("31", "acceptance", "spec-3", older)]))
+    assert "of the 0.95 lost, 0.50 go to tokens outside the draft vocabulary" in found.sentence
+
+
+def test_the_headline_holds_two_warnings_and_the_page_has_the_others() -> None:
+    refused = row("31", "acceptance", "spec-3", {"acceptance_by_position": [0.0, 0.0]})
+    values = {"decode_tokens_per_s": 100.0, "decode_tokens_per_s_p10": 60.0, "decode_tokens_per_s_p90": 115.0}
+    found = findings_of(night([refused, decoded(0.58, 0.55, 0.61), row("30", "decode", "baseline", values)]))
+    assert len([finding for finding in found if finding.level == Level.WARNED]) == 3
+    assert headline_of("passed", found) == (
+        "Passed, but the target refuses its drafts, and the draft slows its target down"
+    )
 
 
 def test_rows_that_are_not_of_their_kinds_form_cost_their_own_sentence_and_say_why() -> None:
@@ -252,5 +312,5 @@ def test_the_doctors_first_cause_is_told_with_its_change_in_place_of_its_gate() 
     assert [finding.kind for finding in found] == ["cause of low acceptance"] * 2
     assert found[0].sentence == "Of the draft head, rope: the head accepts more; mended, 2.44 becomes 2.86."
     assert found[0].remedy is not None
-    assert found[0].remedy.text == 'set "rope_theta": 10000.0.'
+    assert found[0].remedy.text == 'Set "rope_theta": 10000.0.'
     assert headline_of("failed", found) == "Failed: acceptance is low for a known cause, rope"

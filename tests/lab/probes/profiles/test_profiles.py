@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -236,6 +237,17 @@ def test_the_notebook_keeps_the_trace_and_judges_the_audit(tmp_path: Path) -> No
     kinds = [(row.kind, row.status) for row in read_rows(exp.out / "rows.jsonl")]
     assert kinds.count(("profile", "measured")) == len(rows.ranges)
     assert kinds.count(("profile", "missing")) == len(rows.missing) + 2
+    assert kinds.count(("profile", "not asked")) == len(rows.not_asked) == 1
+
+
+def test_what_nobody_asked_a_profiler_for_is_not_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_sqlite(tmp_path / "nsys.sqlite")
+    main(["--import", str(tmp_path / "nsys.sqlite"), "--out", str(tmp_path / "stored")])
+    assert "not asked: dram bandwidth and occupancy by Nsight Compute: none was imported" in capsys.readouterr().out
+    rows = read_profile(tmp_path / "stored" / FILE)
+    assert not [what for what in rows.missing if "occupancy" in what]
+    timed = replace(rows, ranges={"draft.fc": {"gb_per_s": 3000.0, "level": "stage"}})
+    assert figures.rate_words(timed).endswith("Occupancy was not asked for: none was imported.")
 
 
 @pytest.mark.parametrize("damaged", [lambda whole: whole[:-12], lambda whole: whole[:20] + b"xxxxxxxx" + whole[28:]])
