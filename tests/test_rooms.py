@@ -72,6 +72,7 @@ ORDER = (
     "lab.options",
     "lab.rows",
     "lab.figures",
+    "lab.widgets",
     "lab.pairs",
     "lab.night",
     "lab.page",
