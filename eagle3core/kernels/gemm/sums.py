@@ -128,7 +128,7 @@ def make_walk(
     def walk(
         base: Any, block_sums: Any, part: Any, tid: Any, row0: Any, tile0: Any, tiles: Any, rows: Any, n: Any,
         bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any, q_heads: Any, kv_heads: Any,
-        y: Any, second: Any, third: Any,
+        y: Any, second: Any, third: Any, ordered: Any,
     ) -> None:  # fmt: skip
         held, held_slot = cuda.local.array(n_held, f32), cuda.local.array(items, i32)
         v0s, v1s = cuda.local.array(items, f32), cuda.local.array(items, f32)
@@ -182,7 +182,7 @@ def make_walk(
                 )  # fmt: skip
                 finish(
                     v0s[i], v1s[i], scale, operands, held_slot[i], item_tiles[i], pair, item_rows[i], rows, n, q_heads,
-                    kv_heads, y, second, third,
+                    kv_heads, y, second, third, ordered,
                 )  # fmt: skip
 
     return isa.inlined(walk)
