@@ -57,7 +57,8 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
         most = 168 if tiling.x_tiles > 2 else 128  # for more than 16 rows the rings leave room for one block or two
     if tiling.kernel == "bulk":
         expected = {"HMMA": products, "UBLKCP": 1}
-        most = 128 if tiling.x_tiles == 1 else 168  # what four blocks leave a thread, and three
+        # What four blocks leave a thread, and three.
+        most = 128 if tiling.x_tiles == 1 and tiling.w_tiles < 3 else 168
     if tiling.kernel == "tile":
         warps = tiling.warps_x * tiling.warps_w
         constants |= {"warps_x": tiling.warps_x, "warps_w": tiling.warps_w, "split": tiling.split}
