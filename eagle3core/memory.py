@@ -14,7 +14,7 @@ from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig
 from eagle3core.errors import ConfigError
 from eagle3core.geometry import BlockGeometry, DrafterGeometry, TargetGeometry
-from eagle3core.kernels.gemm.launcher import workspace_bytes
+from eagle3core.kernels.gemm.scratch import workspace_bytes
 from eagle3core.kernels.launch import device_arch
 from eagle3core.loading import Reading, device_sizes, steps_draft
 from eagle3core.step.sizes import StateShape, blocks_for

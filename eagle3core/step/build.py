@@ -212,7 +212,8 @@ class StepBuilder:
         stages += target_stages(self.emit, over, rows, "verify", first_waits=first_waits)
         act, block = state.act, self.target.geometry.block
         scaled, sums = (rows_of(t, rows.n, t.shape[1]) for t in (act.scaled, act.sums))
-        head = self.emit.head(self.target.head, scaled, sums, state.head, block)
+        left = self.emit.left_for(self.target.head, self.target.layers[-1], rows.n)
+        head = self.emit.head(self.target.head, scaled, sums, state.head, block, ordered=left)
         logits = rows_of(state.head.logits, rows.n, state.head.logits.shape[1])
         taps = {"target.head": Tap(logits, rows.slots, "verify")}
         return [*stages, Stage("target.head", tuple(head), ("BASE_DECODE_STEP",), taps)]

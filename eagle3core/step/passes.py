@@ -18,9 +18,9 @@ from eagle3core.kernels.card import Call
 from eagle3core.kernels.choice.argmax import ARGMAX_OF_PARTIALS
 from eagle3core.kernels.experts.feed import EXPERT_DOWN, EXPERT_GATE_UP, EXPERT_SUM
 from eagle3core.kernels.experts.route import ROUTE
-from eagle3core.kernels.gemm.launcher import ordered_input
 from eagle3core.kernels.gemm.meaning import GEMM
 from eagle3core.kernels.gemm.pack import OrderedRows
+from eagle3core.kernels.gemm.scratch import ordered_input
 from eagle3core.kernels.layer.embedding import EMBEDDING
 from eagle3core.kernels.layer.rope import ROPE
 from eagle3core.step.buffers import Activations, HeadRows, expert_rows, routed_rows, rows_of
@@ -88,28 +88,39 @@ class Emitter:
 
     def linear(
         self, m: PackedLinear, x: Tensor, y: Tensor, block: BlockGeometry, ordered: OrderedRows | None = None,
-        **operands: Tensor | None,
+        leave: OrderedRows | None = None, **operands: Tensor | None,
     ) -> list[Call]:  # fmt: skip
-        """y = epilogue(x W^T); `ordered`: where x lies for the kernel as well."""
+        """y = epilogue(x W^T); `ordered`: where x lies for the kernel as well, `leave`: where the next map reads it."""
         given = {name: tensor for name, tensor in {**operands, "bias": m.bias}.items() if tensor is not None}
         call = GEMM.call(
             self.arch, m.epilogue, x=x, w=m.weight, y=y, k=m.k, packed=m.is_packed, weight_rows=m.rows,
             q_heads=block.n_heads, kv_heads=block.n_kv_heads, eps=block.rms_norm_eps, scratch=self.scratch,
-            ordered=ordered, operands=given,
+            ordered=ordered, leave=leave, operands=given,
         )  # fmt: skip
         return [call]
 
     def ordered_for(self, m: PackedLinear, n: int) -> OrderedRows | None:
-        """Where whoever makes `n` rows for a map may leave them for its kernel; nobody else may run in between."""
+        """Where whoever makes `n` rows for a map may leave them for its kernel; nobody else may run in between.
+
+        Maps of the residual stream and others take turns in a layer, so each kind has a place of its own.
+        """
         if self.arch is None or not m.is_packed:
             return None
-        return ordered_input(self.arch, n, m.rows, m.k, m.weight.dtype, self.scratch)
+        far = m.epilogue.kind != "residual"
+        return ordered_input(self.arch, n, m.rows, m.k, m.weight.dtype, self.scratch, far=far)
+
+    def left_for(self, m: PackedLinear, before: PackedLayer, n: int) -> OrderedRows | None:
+        """Where the feed-forward of the layer before leaves `n` rows for the map `m`; experts leave none."""
+        return None if isinstance(before.mlp, PackedExperts) else self.ordered_for(m, n)
 
     def qkv(
         self, layer: PackedLayer, x: Tensor, sums: Tensor | None, act: Activations, rows: Rows,
-        pages: tuple[Tensor, Tensor], block: BlockGeometry,
+        pages: tuple[Tensor, Tensor], block: BlockGeometry, ordered: OrderedRows | None = None,
     ) -> list[Call]:  # fmt: skip
-        """Rotated q of `x`; k and v go to the cache. Where heads are normed first, a second launch does both."""
+        """Rotated q of `x`; k and v go to the cache. Where heads are normed first, a second launch does both.
+
+        `ordered`: where the layer before has left `x`.
+        """
         q = rows_of(act.q, len(x), act.q.shape[1])
         if layer.q_gain is not None:
             heads = rows_of(act.heads, len(x), act.heads.shape[1])
@@ -117,9 +128,9 @@ class Emitter:
                 self.arch, heads, rows.positions, rows.slots, act.rope, q.view(len(x), block.n_heads, block.head_dim),
                 *pages, q_gain=layer.q_gain, k_gain=layer.k_gain, eps=block.rms_norm_eps,
             )  # fmt: skip
-            return [*self.linear(layer.qkv, x, heads, block, sums=sums), turned]
+            return [*self.linear(layer.qkv, x, heads, block, ordered, sums=sums), turned]
         return self.linear(
-            layer.qkv, x, q, block, sums=sums, positions=rows.positions, slots=rows.slots, table=act.rope,
+            layer.qkv, x, q, block, ordered, sums=sums, positions=rows.positions, slots=rows.slots, table=act.rope,
             second=pages[0], third=pages[1],
         )  # fmt: skip
 
@@ -142,9 +153,13 @@ class Emitter:
         return [call] if rows.keys_are_old else after_all([call])
 
     def mlp(
-        self, layer: PackedLayer, act: Activations, n: int, out: Tensor, next_gain: Tensor, block: BlockGeometry
-    ) -> list[Call]:
-        """Feed-forward of `act.middle`, of experts as `route` has chosen; the new residual stream goes to `out`."""
+        self, layer: PackedLayer, act: Activations, n: int, out: Tensor, next_gain: Tensor, block: BlockGeometry,
+        leave: OrderedRows | None = None,
+    ) -> list[Call]:  # fmt: skip
+        """Feed-forward of `act.middle`, right after `project`, of experts as `route` has chosen; the new stream: `out`.
+
+        `leave`: where a next layer reads the stream times `next_gain`; experts leave nothing.
+        """
         middle, scaled, sums, inner = (rows_of(t, n, t.shape[1]) for t in (act.middle, act.scaled, act.sums, act.act))
         mlp = layer.mlp
         if isinstance(mlp, PackedExperts):
@@ -157,9 +172,15 @@ class Emitter:
                 EXPERT_SUM.call(self.arch, parts, routed.shares, middle, next_gain, out, scaled, sums),
             ]
         return [
-            *self.linear(mlp.gate_up, scaled, inner, block, sums=sums),
-            *self.linear(mlp.down, inner, out, block, residual=middle, gain=next_gain, second=scaled, third=sums),
-        ]
+            *self.linear(
+                mlp.gate_up, scaled, inner, block, self.ordered_for(mlp.gate_up, n),
+                self.ordered_for(mlp.down, n), sums=sums,
+            ),
+            *self.linear(
+                mlp.down, inner, out, block, self.ordered_for(mlp.down, n), leave, residual=middle, gain=next_gain,
+                second=scaled, third=sums,
+            ),
+        ]  # fmt: skip
 
     def route(self, experts: PackedExperts, act: Activations, n: int, block: BlockGeometry) -> Call:
         """Which experts each row of `act.middle` goes to, and their shares."""
@@ -174,20 +195,25 @@ class Emitter:
     ) -> list[Call]:
         """Attention's output map; the residual stream after attention goes to `act.middle`."""
         mixed, middle, scaled, sums = (rows_of(t, n, t.shape[1]) for t in (act.mixed, act.middle, act.scaled, act.sums))
+        # A router reads rows as they are: only a map's warpgroups fetch them in order.
+        leave = None if isinstance(layer.mlp, PackedExperts) else self.ordered_for(layer.mlp.gate_up, n)
         return self.linear(
-            layer.o, mixed, middle, block, self.ordered_for(layer.o, n), residual=residual, gain=layer.mlp_gain,
-            second=scaled, third=sums,
+            layer.o, mixed, middle, block, self.ordered_for(layer.o, n), leave,
+            residual=residual, gain=layer.mlp_gain, second=scaled, third=sums,
         )  # fmt: skip
 
     def head(
         self, m: PackedLinear, scaled: Tensor, sums: Tensor, out: HeadRows, block: BlockGeometry,
-        powers: Tensor | None = None,
+        powers: Tensor | None = None, ordered: OrderedRows | None = None,
     ) -> list[Call]:  # fmt: skip
-        """Logits of `scaled: [n, E]` and the best of every 16: with its column, or with the sum of powers."""
+        """Logits of `scaled: [n, E]` and the best of every 16: with its column, or with the sum of powers.
+
+        `ordered`: where `scaled` lies for the kernel as well, if the launch before has left it there.
+        """
         n, third = len(scaled), out.column if powers is None else powers
         logits, best, third = (rows_of(t, n, t.shape[1]) for t in (out.logits, out.best, third))
         m = m if powers is None else replace(m, epilogue=replace(m.epilogue, has_powers=True))
-        return self.linear(m, scaled, logits, block, sums=sums, second=best, third=third)
+        return self.linear(m, scaled, logits, block, ordered, sums=sums, second=best, third=third)
 
     def choose(self, out: HeadRows, n: int, ids: Tensor, to_target: Tensor | None = None) -> list[Call]:
         """`ids: [n]` target ids of the largest logits."""
@@ -212,7 +238,8 @@ class TargetPass:
 def target_stages(
     emit: Emitter, over: TargetPass, rows: Rows, scope: str, *, first_waits: bool, role: str = "target"
 ) -> list[Stage]:
-    """Embedding and layers. What the head reads, the scaled stream and its sums, is left in the activations.
+    """Embedding and layers. What the head reads, the scaled stream and its sums, is left in the activations, and in the
+    head's order for one that follows at once.
 
     `first_waits`: the pass follows a kernel that wrote its lengths or tables. `role`: of the model,
     "target" or "draft".
@@ -237,11 +264,13 @@ def target_stages(
     )  # fmt: skip
     embed = after_all([gather]) if first_waits else [gather]
     stages = [Stage(f"{role}.embed", tuple(embed), ranges, {f"{role}.embed": tap(stream_of(0))})]
+    left = None  # where the layer before has left this one's input beside its rows
     for i, layer in enumerate(model.layers):
-        gain = model.layers[i + 1].attn_gain if i + 1 < len(model.layers) else model.final_gain
+        following = model.layers[i + 1] if i + 1 < len(model.layers) else None
+        gain = model.final_gain if following is None else following.attn_gain
         pages = (over.k[i], over.v[i])
         attend = [
-            *emit.qkv(layer, scaled, sums, act, rows, pages, block),
+            *emit.qkv(layer, scaled, sums, act, rows, pages, block, left),
             *emit.attend(layer, act, replace(rows, window=model.geometry.window_of(i)), pages, block),
             *emit.project(layer, act, n, stream_of(i), block),
         ]
@@ -251,6 +280,7 @@ def target_stages(
             routed = routed_rows(act, n)
             taps = {f"{name}.router": tap(routed.logits), f"{name}.experts": tap(routed.chosen)}
             stages.append(Stage(f"{name}.router", (emit.route(layer.mlp, act, n, block),), ranges, taps))
-        forward = emit.mlp(layer, act, n, stream_of(i + 1), gain, block)
+        left = emit.left_for(model.head if following is None else following.qkv, layer, n)
+        forward = emit.mlp(layer, act, n, stream_of(i + 1), gain, block, left)
         stages.append(Stage(f"{name}.mlp", tuple(forward), ranges, {f"{name}.mlp": tap(stream_of(i + 1))}))
     return stages

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 
 from eagle3core.cache import BlockTables
-from eagle3core.kernels.gemm.launcher import workspace, workspace_bytes
+from eagle3core.kernels.gemm.scratch import workspace, workspace_bytes
 from eagle3core.kernels.slots.slot_state import GOES_ON, N_RESULT, NO_CHOICE_LEFT, NOT_FINITE, RUNNING
 from eagle3core.step.admission import Reading, SlotRequest, parts_of_pass
 from eagle3core.step.depths import KEEPS, StepKind, Unread, kinds_of

@@ -255,6 +255,11 @@ def atomic_add_i32(address: int, value: int) -> int:
     return before
 
 
+def count_round(address: int, last: int) -> None:
+    before: int = load_u32(address)
+    store_u32(address, 0 if before >= last else before + 1)
+
+
 def wait_count(address: int, value: int) -> None:
     now().load(address, 4)  # may we read it?
     lane().wait("count", address, lambda: ctypes.c_int32.from_address(address).value >= value)

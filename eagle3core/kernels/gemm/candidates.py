@@ -16,6 +16,7 @@ from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fit
 # often.
 _BULK = [Tiling("bulk", 1, 1, units, stages) for units, stages in ((8, 2), (8, 3), (4, 3), (4, 4), (4, 6))]
 _BULK += [Tiling("bulk", 1, 2, units, stages) for units, stages in ((8, 2), (4, 3), (4, 4))]
+_BULK += [Tiling("bulk", 1, 3, units, stages) for units, stages in ((8, 2), (4, 3), (4, 4))]
 _RING = [
     Tiling("ring", 1, 1, units, stages) for units, stages in ((4, 3), (4, 4), (2, 6), (1, 8), (1, 12), (1, 16))
 ]  # fmt: skip
@@ -24,6 +25,10 @@ _SIXTEEN = [Tiling("ring", 2, 1, units, stages) for units, stages in ((2, 4), (2
 _SIXTEEN += [Tiling("ring", 2, 2, units, stages) for units, stages in ((2, 3), (2, 4), (1, 5), (1, 8))]
 _SIXTEEN += [Tiling("bulk", 2, 1, units, stages) for units, stages in ((4, 3), (4, 4), (4, 6), (2, 6), (2, 8))]
 _SIXTEEN += [Tiling("bulk", 2, 2, units, stages) for units, stages in ((4, 3), (2, 4))]
+# Where a map has at most a block a processor, room for a second may hold more of it under way instead. Three tiles of W
+# a block make it so for the 384 tiles of q, k and v, which else have three blocks a processor that read x each.
+_SIXTEEN += [Tiling("bulk", 2, w_tiles, 4, stages) for w_tiles, stages in ((2, 4), (2, 6), (3, 3), (3, 4))]
+_SIXTEEN += [Tiling("ring", 2, w_tiles, 2, stages) for w_tiles, stages in ((2, 6), (2, 8), (3, 4), (3, 6))]
 # For 17 to 64, of `group`: units, and the blocks that shall fit a processor, by tiles of W; and where four share K.
 _ALONE = {4: ((4, 1), (4, 2), (4, 3), (2, 2)), 8: ((4, 1), (4, 2), (2, 2)), 12: ((4, 1),), 16: ((4, 1),)}
 _SHARING = ((4, 1), (2, 1))

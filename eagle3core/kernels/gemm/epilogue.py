@@ -45,6 +45,8 @@ class Epilogue:
         activation: of `swiglu`; kernels exist for silu alone, and are named and kept without it.
         head_dim, block: of `qkv`: head size and tokens of a cache block, powers of two.
         has_powers: of `head`: the sum of powers of every 16 logits (`isa.powers`) in the place of the best's column.
+        ordered_tiles: of `residual` and `swiglu`: what the next map reads, h * gain or y, is also written in the order
+            in which blocks of 8 `ordered_tiles` rows fetch it (`gemm.order`); 0: by rows alone.
     """
 
     kind: Kind
@@ -54,14 +56,18 @@ class Epilogue:
     head_dim: int = 0
     block: int = 0
     has_powers: bool = False
+    ordered_tiles: int = 0
     activation: str = field(default="silu", repr=False)  # a kernel's digest is made of the representation
 
     def check(self) -> None:
         """Refuse what the kernels are not made for.
 
         Raises:
-            KernelLimit: a head size or cache block that is no power of two of 16 or more, another activation than silu.
+            KernelLimit: a head size or cache block that is no power of two of 16 or more, another activation than silu,
+                an order of what no kernel fetches so.
         """
+        if self.ordered_tiles and self.kind not in ("residual", "swiglu"):
+            raise KernelLimit(f"the order of {self.kind}", "residual or swiglu", "leave out where the next map reads")
         if self.activation != "silu":
             raise KernelLimit(f"the activation is {self.activation}", "silu", PLAIN_TORCH)
         if self.kind == "qkv":
@@ -74,7 +80,7 @@ class Epilogue:
         """Short text, unique per epilogue."""
         parts = [self.kind if self.has_residual else "first", f"n{self.quads}" if self.quads else ""]
         parts += ["b" if self.has_bias else "", f"d{self.head_dim}p{self.block}" if self.kind == "qkv" else ""]
-        parts += ["powers" if self.has_powers else ""]
+        parts += ["powers" if self.has_powers else "", f"o{self.ordered_tiles}" if self.ordered_tiles else ""]
         return "_".join(part for part in parts if part)
 
 
@@ -87,11 +93,11 @@ def gemm_parameters() -> tuple[Parameter, ...]:
     tiles the tiles of W, and the outputs: y `[rows, n]` (h, activation, q, logits), then by kind
     residual: second `[rows, n]` h * gain, third `[rows, 128 quads']` f32; qkv: second, third the k and v blocks
     `[n_blocks, kv_heads, block, head_dim]`; head: second `[rows, n / 16]` f32 best logit, third int32 its
-    column, or f32 the sum of powers.
+    column, or f32 the sum of powers. ordered: what the next map reads, in its order, with `ordered_tiles`.
     """
     return parameters(
         "x:in w:const sums:in bias:const gain:const residual:in positions:in slots:in table:const "
-        "workspace:inout counters:inout y:out second:out third:out "
+        "workspace:inout counters:inout y:out second:out third:out ordered:out "
         "rows:i32 n:i32 k:i32 tiles:i32 q_heads:i32 kv_heads:i32 inv_width:f32 eps:f32"
     )
 

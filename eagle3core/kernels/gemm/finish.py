@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.gemm.epilogue import PARTIALS_STEP, Epilogue
+from eagle3core.kernels.gemm.order import make_store_pair
 from eagle3core.kernels.isa.powers import LOG2_E, make_offset
 
 
 def make_finish(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
-    """Inlined `finish(v0, v1, scale, operands, slot, tile, pair, row, rows, n, q_heads, kv_heads, y, second, third)`.
+    """Inlined `finish`: what becomes of one item, v0 and v1 of a pair of one row of x.
 
     Every lane of the warp must call it: some kinds exchange values between the 8 lanes of a tile and row.
     """
@@ -28,7 +29,7 @@ def make_finish(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
 
     def finish(
         v0: Any, v1: Any, scale: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
-        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any,
+        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any, ordered: Any,
     ) -> None:  # fmt: skip
         if scale_:
             v0 = isa.product(v0, scale)
@@ -36,7 +37,7 @@ def make_finish(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
         if bias_:
             v0 = v0 + operands[4]
             v1 = v1 + operands[5]
-        act(v0, v1, operands, slot, tile, pair, row, rows, n, q_heads, kv_heads, y, second, third)
+        act(v0, v1, operands, slot, tile, pair, row, rows, n, q_heads, kv_heads, y, second, third, ordered)
 
     return isa.inlined(finish)
 
@@ -46,7 +47,7 @@ def _make_store(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
 
     def store(
         v0: Any, v1: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
-        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any,
+        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any, ordered: Any,
     ) -> None:  # fmt: skip
         if row < rows:
             at = y + (i64(row) * n + tile * 16 + pair) * 2
@@ -57,12 +58,13 @@ def _make_store(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
 
 
 def _make_residual(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
-    i64, to_bits, low, zero = isa.i64, isa.PACK[dtype], isa.LOW[dtype], np.float32(0)
-    partials_mask = -PARTIALS_STEP
+    i32, i64, to_bits, low, zero = isa.i32, isa.i64, isa.PACK[dtype], isa.LOW[dtype], np.float32(0)
+    partials_mask, orders_ = -PARTIALS_STEP, epilogue.ordered_tiles > 0
+    store_pair = make_store_pair(isa, epilogue.ordered_tiles or 1)
 
     def residual(
         v0: Any, v1: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
-        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any,
+        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any, ordered: Any,
     ) -> None:  # fmt: skip
         bits0, bits1 = to_bits(zero, operands[0] + v0), to_bits(zero, operands[1] + v1)
         h0, h1 = low(bits0), low(bits1)
@@ -72,12 +74,28 @@ def _make_residual(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
         squares = squares + isa.shuffle_xor_f32(squares, 1)
         squares = squares + isa.shuffle_xor_f32(squares, 2)
         squares = squares + isa.shuffle_xor_f32(squares, 4)
+        scaled0, scaled1 = h0 * operands[2], h1 * operands[3]
+        word, column = i32(0), i32(tile * 16 + pair)
+        if orders_:
+            # Neighbouring lanes change what they hold: an even one gets two columns side by side of the lower eight, an
+            # odd one of the upper, so that whole words can be stored.
+            sent = scaled1
+            if pair & 1:
+                sent = scaled0
+            came = isa.shuffle_xor_f32(sent, 1)
+            word = to_bits(came, scaled0)
+            if pair & 1:
+                word, column = to_bits(scaled1, came), i32(column + 7)
         if row < rows:
             at = (i64(row) * n + tile * 16 + pair) * 2
             isa.store_u16(y + at, bits0)
             isa.store_u16(y + at + 16, bits1)
-            isa.store_u16(second + at, to_bits(zero, h0 * operands[2]))
-            isa.store_u16(second + at + 16, to_bits(zero, h1 * operands[3]))
+            if orders_:
+                isa.store_u32(second + (i64(row) * n + column) * 2, word)
+                store_pair(ordered, n, row, column, word)
+            else:
+                isa.store_u16(second + at, to_bits(zero, scaled0))
+                isa.store_u16(second + at + 16, to_bits(zero, scaled1))
             if pair == 0:
                 pitch = ((n >> 4) + (PARTIALS_STEP - 1)) & partials_mask
                 isa.store_f32(third + (i64(row) * pitch + tile) * 4, squares)
@@ -86,17 +104,26 @@ def _make_residual(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
 
 
 def _make_swiglu(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
-    i64, to_bits, zero, one = isa.i64, isa.PACK[dtype], np.float32(0), np.float32(1)
-    minus_log2_e = np.float32(-1.4426950408889634)
+    i32, i64, to_bits, zero, one = isa.i32, isa.i64, isa.PACK[dtype], np.float32(0), np.float32(1)
+    minus_log2_e, orders_ = np.float32(-1.4426950408889634), epilogue.ordered_tiles > 0
+    store_pair = make_store_pair(isa, epilogue.ordered_tiles or 1)
 
     def swiglu(
         v0: Any, v1: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
-        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any,
+        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any, ordered: Any,
     ) -> None:  # fmt: skip
-        if row < rows:
-            # v0 / (1 + e^-v0) v1. The one addition has no product in it that a compiler could merge.
-            gated = v0 * isa.reciprocal(one + isa.exp2(v0 * minus_log2_e)) * v1
-            isa.store_u16(y + (i64(row) * n + tile * 8 + pair) * 2, to_bits(zero, gated))
+        # v0 / (1 + e^-v0) v1. The one addition has no product in it that a compiler could merge.
+        gated = v0 * isa.reciprocal(one + isa.exp2(v0 * minus_log2_e)) * v1
+        column = i32(tile * 8 + pair)
+        at = y + (i64(row) * n + column) * 2
+        if orders_:
+            # A word is two columns of neighbouring lanes; the even one stores it.
+            word = to_bits(isa.shuffle_xor_f32(gated, 1), gated)
+            if row < rows and pair & 1 == 0:
+                isa.store_u32(at, word)
+                store_pair(ordered, n, row, column, word)
+        elif row < rows:
+            isa.store_u16(at, to_bits(zero, gated))
 
     return isa.inlined(swiglu)
 
@@ -109,7 +136,7 @@ def _make_qkv(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
 
     def qkv(
         v0: Any, v1: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
-        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any,
+        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any, ordered: Any,
     ) -> None:  # fmt: skip
         if row < rows:
             head = i32(tile >> tiles_shift)
@@ -145,7 +172,7 @@ def _make_head(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
 
     def head(
         v0: Any, v1: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
-        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any,
+        q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any, ordered: Any,
     ) -> None:  # fmt: skip
         bits0, bits1 = to_bits(zero, v0), to_bits(zero, v1)
         # The best is chosen among the logits as stored, the lowest column of equal ones, as argmax over them would.

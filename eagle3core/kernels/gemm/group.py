@@ -97,8 +97,8 @@ def make_gemm_group(
 
     def gemm_group(
         x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
-        workspace: Any, counters: Any, y: Any, second: Any, third: Any, rows: Any, n: Any, k: Any, tiles: Any,
-        q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any,
+        workspace: Any, counters: Any, y: Any, second: Any, third: Any, ordered: Any, rows: Any, n: Any, k: Any,
+        tiles: Any, q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any,
     ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), i32(tid >> 5)
@@ -221,7 +221,7 @@ def make_gemm_group(
                     part = first
                 walk(
                     base, block_sums, part, tid, row0, tile0, tiles, rows, n, bias, gain, residual, positions, slots,
-                    table, q_heads, kv_heads, y, second, third,
+                    table, q_heads, kv_heads, y, second, third, ordered,
                 )  # fmt: skip
 
     return gemm_group

@@ -32,16 +32,12 @@ from eagle3core.kernels.card import (
 from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
 from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
-from eagle3core.kernels.gemm.pack import OrderedRows, is_whole, pack_rows, packed_words
+from eagle3core.kernels.gemm.pack import OrderedRows, pack_rows
 from eagle3core.kernels.gemm.reference import EPS, n_columns, n_weight_rows
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT, make_gemm_ring
+from eagle3core.kernels.gemm.scratch import check_apart, check_scratch, scratch_words
 from eagle3core.kernels.gemm.tile import make_gemm_tile, totals_in_shared
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
-
-WORKSPACE_BYTES = 80 << 20  # the least: enough for every tiling below, with 512 rows of 14336; see `workspace`
-_SUMS_BYTES = 56 << 20  # the most that blocks that share K leave each other, under the rule's tilings
-_WIDEST, _MOST_UNITS = 256, 8  # rows of a block, and units of a stage, at most
-COUNTERS = 4096
 
 _KERNELS: dict[str, Callable[..., Any]] = {
     "ring": make_gemm_ring, "bulk": make_gemm_ring, "tile": make_gemm_tile, "group": make_gemm_group
@@ -58,9 +54,11 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
     registers, most, expected = 128, 128, {"HMMA": products, "LDGSTS": 3}
     if tiling.kernel in ("ring", "bulk"):
         constants["bulk"] = tiling.kernel == "bulk"
+        most = 168 if tiling.x_tiles > 2 else 128  # for more than 16 rows the rings leave room for one block or two
     if tiling.kernel == "bulk":
         expected = {"HMMA": products, "UBLKCP": 1}
-        most = 128 if tiling.x_tiles == 1 else 168  # what four blocks leave a thread, and three
+        # What four blocks leave a thread, and three.
+        most = 128 if tiling.x_tiles == 1 and tiling.w_tiles < 3 else 168
     if tiling.kernel == "tile":
         warps = tiling.warps_x * tiling.warps_w
         constants |= {"warps_x": tiling.warps_x, "warps_w": tiling.warps_w, "split": tiling.split}
@@ -123,20 +121,6 @@ def unpack_weight(w: Tensor, epilogue: Epilogue, k: int) -> Tensor:
     return rows.reshape(n_w, units * UNIT)[:, :k]
 
 
-def workspace_bytes(rows: int, k: int) -> int:
-    """Room for maps of up to `rows` rows of x and `k` columns: sums, and x packed for whole blocks and stages."""
-    packed = 4 * packed_words(rows + _WIDEST, k, _WIDEST // 8, _MOST_UNITS)
-    return max(WORKSPACE_BYTES, _SUMS_BYTES + packed)
-
-
-def workspace(device: torch.device, n_bytes: int = WORKSPACE_BYTES) -> tuple[Tensor, Tensor]:
-    """Scratch of the GEMM, shared by all launches of a stream: sums and packed x (f32), and counters (int32, zero)."""
-    return (
-        torch.empty(n_bytes // 4, dtype=torch.float32, device=device),
-        torch.zeros(COUNTERS, dtype=torch.int32, device=device),
-    )
-
-
 def gemm(
     arch: str,
     epilogue: Epilogue,
@@ -153,6 +137,7 @@ def gemm(
     kv_heads: int = 0,
     eps: float = EPS,
     ordered: OrderedRows | None = None,
+    leave: OrderedRows | None = None,
     operands: Mapping[str, Tensor],
 ) -> list[Launch]:
     """One linear map as one launch or two.
@@ -161,12 +146,15 @@ def gemm(
         x: `[M, k]`. y: `[M, n]`. w: `[weight_rows, k]`, or packed by `pack_weight`.
         scratch: of `workspace`; without it K is never split between blocks, and x not packed for warpgroups.
         ordered: of `ordered_input`, where the kernel before has written x beside `x`; None: x is packed here if needed.
+        leave: of `ordered_input` for the next map: what it reads of this one's outputs is written there as well.
         operands: sums, bias, gain, residual, positions, slots, table, second, third as `gemm_parameters` describes.
 
     Raises:
         KernelLimit: a dtype other than bf16 and fp16, k or the rows of W no multiple of 16, or misaligned operands.
     """
     _check(x, w, y, k, weight_rows)
+    if leave is not None:
+        epilogue = replace(epilogue, ordered_tiles=leave.x_tiles)
     epilogue.check()
     rows, n_tiles = x.shape[0], weight_rows // 16
     tiling = tiling or choose_tiling(arch, rows, n_tiles, k, packed and scratch is not None, DTYPES[w.dtype])
@@ -179,7 +167,9 @@ def gemm(
     launches = []
     if scratch is not None:
         taken, x_words = scratch_words(tiling, rows, n_tiles, k)
-        _check_scratch(scratch, taken + x_words, blocks_x * blocks_w, tiling)
+        check_scratch(scratch, taken + x_words, blocks_x * blocks_w, tiling)
+        own = scratch[0][: taken + (x_words if ordered is None else 0)]
+        check_apart(leave, own, *([] if ordered is None else [ordered.words]))
         if tiling.kernel == "group":
             x_packed = scratch[0][taken : taken + x_words]
             if ordered is None:
@@ -199,6 +189,7 @@ def gemm(
         grid,
         x=x, w=w, y=y, **{name: operands.get(name) for name in names},
         workspace=scratch[0] if scratch else None, counters=scratch[1] if scratch else None,
+        ordered=None if leave is None else leave.words,
         rows=rows, n=y.shape[-1] if epilogue.kind != "qkv" else q_heads * epilogue.head_dim, k=k, tiles=n_tiles,
         q_heads=q_heads, kv_heads=kv_heads, inv_width=1.0 / k, eps=eps,
     ))  # fmt: skip
@@ -224,27 +215,6 @@ def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1 << 20
 
 
-def ordered_input(
-    arch: str, rows: int, weight_rows: int, k: int, dtype: torch.dtype, scratch: tuple[Tensor, Tensor] | None
-) -> OrderedRows | None:
-    """Where the kernel that makes x may write it for that of a map with packed W; None where that one reads rows."""
-    if scratch is None or dtype not in DTYPES:
-        return None
-    n_tiles = weight_rows // 16
-    tiling = choose_tiling(arch, rows, n_tiles, k, dtype=DTYPES[dtype])
-    if tiling.kernel != "group" or not is_whole(k, tiling.units):
-        return None
-    taken, words = scratch_words(tiling, rows, n_tiles, k)
-    return OrderedRows(scratch[0][taken : taken + words], tiling.x_tiles)
-
-
-def scratch_words(tiling: Tiling, rows: int, n_tiles: int, k: int) -> tuple[int, int]:
-    """What a launch takes of the workspace, words of 4 bytes: sums, then packed x."""
-    blocks = -(-rows // (8 * tiling.x_tiles)) * -(-n_tiles // tiling.w_tiles)
-    sums = blocks * STREAMS * 128 * tiling.x_tiles * tiling.w_tiles if tiling.split > 1 else 0
-    return sums, packed_words(rows, k, tiling.x_tiles, tiling.units) if tiling.kernel == "group" else 0
-
-
 def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) -> None:
     units = -(-k // UNIT)
     if tiling.kernel == "group" and (not packed or tiling.units > units):
@@ -265,16 +235,6 @@ def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool)
             f"{tiling} on {arch} for k {k} and W {'packed' if packed else 'by rows'}",
             f"bulk copies, packed W, whole units of {UNIT}, x_tiles 1 with up to 8 units or 2 with up to 4",
             "use `ring`, or pass no tiling",
-        )
-
-
-def _check_scratch(scratch: tuple[Tensor, Tensor], words: int, blocks: int, tiling: Tiling) -> None:
-    counters = blocks if tiling.split > 1 else 0
-    if scratch[0].numel() < words or scratch[1].numel() < counters:
-        raise KernelLimit(
-            f"scratch holds {scratch[0].numel()} words and {scratch[1].numel()} counters",
-            f"{words} and {counters} for {tiling}",
-            "pass what `workspace` gives, or no scratch",
         )
 
 

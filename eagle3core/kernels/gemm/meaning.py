@@ -37,11 +37,12 @@ def gemm_meaning(
     kv_heads: int = 0,
     eps: float = EPS,
     ordered: OrderedRows | None = None,
+    leave: OrderedRows | None = None,
     operands: Mapping[str, Tensor],
 ) -> None:
     """What `gemm` computes, for any widths and dtype: sums and epilogue in fp64 (fp32 for fp32).
 
-    Args as `gemm`; `scratch` and `ordered` are not read.
+    Args as `gemm`; `scratch`, `ordered` and `leave` are not read: they hold rows in another order, beside the rows.
     """
     weight = unpack_weight(w, epilogue, k) if packed else w
     # Sums of 16-bit rows are made in fp64: rounded once, they are the same bits at any number of rows, as the kernels'.

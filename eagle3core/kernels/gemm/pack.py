@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.kernels.card import Launch, Variant, overlaps, parameters
+from eagle3core.kernels.gemm.order import HALF_BYTES, make_place
 from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
 
 _WARPS = 8
@@ -43,17 +44,12 @@ def make_store_ordered(isa: Any) -> Any:
 
     `column` is the first one's, a multiple of 4; `low` and `high` are two elements each. Only where `is_whole`.
     """
-    i32, i64 = isa.i32, isa.i64
+    place = make_place(isa)
 
     def store_ordered(words: Any, x_tiles: Any, k: Any, row: Any, column: Any, low: Any, high: Any) -> None:
-        group = i32(row >> 3)
-        block = i32(group // x_tiles)
-        tile = i32(group - block * x_tiles)
-        unit_at = (i64(block) * (k >> 5) + (column >> 5)) * (x_tiles * FRAGMENT)
-        product, piece = i32((column >> 2) & 1), i32((column >> 3) & 3)
-        at = words + unit_at + ((product * x_tiles + tile) * 256 + (row & 7) * 16 + piece * 4)
+        at = words + place(x_tiles, k, row, column)
         isa.store_u32(at, low)
-        isa.store_u32(at + 128, high)
+        isa.store_u32(at + HALF_BYTES, high)
 
     return isa.inlined(store_ordered)
 

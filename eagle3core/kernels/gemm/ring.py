@@ -124,8 +124,8 @@ def make_gemm_ring(
 
     def gemm_ring(
         x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
-        workspace: Any, counters: Any, y: Any, second: Any, third: Any, rows: Any, n: Any, k: Any, tiles: Any,
-        q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any,
+        workspace: Any, counters: Any, y: Any, second: Any, third: Any, ordered: Any, rows: Any, n: Any, k: Any,
+        tiles: Any, q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any,
     ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), i32(tid >> 5)
@@ -281,7 +281,7 @@ def make_gemm_ring(
                 tile = i32(tile0 + (item >> tile_shift))
                 finish(
                     v0, v1, scale, operands, held_slot[j], tile, pair, i32(row0 + local_row), rows, n, q_heads,
-                    kv_heads, y, second, third,
+                    kv_heads, y, second, third, ordered,
                 )  # fmt: skip
 
     return gemm_ring

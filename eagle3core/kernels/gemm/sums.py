@@ -76,15 +76,13 @@ def make_hand_over(isa: Any, split: int, threads: int = 0, *, together: bool = F
             isa.fence_gpu()
             meet()
             if tid == 0:
-                arrived = isa.atomic_add_i32(counter, i32(1))
                 if together:
-                    # Counted twice: the fourth to come says that all sums are there, the eighth that nobody waits any
-                    # more, so the counter may be cleared for the next launch.
+                    # Counted twice: the fourth to come says that all sums are there; the eighth, that nobody waits any
+                    # more, leaves the counter at 0 for the next launch.
+                    isa.count_round(counter, i32(2 * split - 1))
                     isa.wait_count(counter, i32(split))
-                    arrived = isa.atomic_add_i32(counter, i32(1))
-                    if arrived == 2 * split - 1:
-                        isa.store_u32(counter, i32(0))  # all have seen each other
                 else:
+                    arrived = isa.atomic_add_i32(counter, i32(1))
                     if arrived == split - 1:
                         isa.store_u32(counter, i32(0))  # ready for the next launch
                     isa.shared_store_u32(i32(base + flag_at), arrived)
@@ -93,6 +91,9 @@ def make_hand_over(isa: Any, split: int, threads: int = 0, *, together: bool = F
                 walks = i32(0)
             # What the other blocks left is read after this, and past L1, which does not see their writes.
             isa.fence_gpu()
+            # Behind the fence, which would wait for it.
+            if together and tid == 0:
+                isa.count_round(counter, i32(2 * split - 1))
         meet()
         return walks
 
@@ -128,7 +129,7 @@ def make_walk(
     def walk(
         base: Any, block_sums: Any, part: Any, tid: Any, row0: Any, tile0: Any, tiles: Any, rows: Any, n: Any,
         bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any, q_heads: Any, kv_heads: Any,
-        y: Any, second: Any, third: Any,
+        y: Any, second: Any, third: Any, ordered: Any,
     ) -> None:  # fmt: skip
         held, held_slot = cuda.local.array(n_held, f32), cuda.local.array(items, i32)
         v0s, v1s = cuda.local.array(items, f32), cuda.local.array(items, f32)
@@ -182,7 +183,7 @@ def make_walk(
                 )  # fmt: skip
                 finish(
                     v0s[i], v1s[i], scale, operands, held_slot[i], item_tiles[i], pair, item_rows[i], rows, n, q_heads,
-                    kv_heads, y, second, third,
+                    kv_heads, y, second, third, ordered,
                 )  # fmt: skip
 
     return isa.inlined(walk)

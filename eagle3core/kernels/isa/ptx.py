@@ -253,6 +253,8 @@ fence_gpu = instruction("fence_gpu", "fence.acq_rel.gpu;", memory=True)
 atomic_add_i32 = instruction(
     "atomic_add_i32", "atom.acq_rel.gpu.global.add.u32 $0, [$1], $2;", [i32], [i64, i32], memory=True
 )
+# One more at `$0`, or 0 again after `$1`. It gives nothing back, so nobody waits for it to arrive.
+count_round = instruction("count_round", "red.release.gpu.global.inc.u32 [$0], $1;", takes=[i64, i32], memory=True)
 wait_count = instruction(
     "wait_count",
     "{\n .reg .pred done;\n .reg .s32 count;\n AGAIN:\n ld.acquire.gpu.global.s32 count, [$0];\n"

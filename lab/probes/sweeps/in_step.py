@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from eagle3core.config import GenerationConfig
-from eagle3core.kernels import Launch, tuned
+from eagle3core.kernels import Launch, Variant, tuned
 from eagle3core.kernels.gemm import choose_tiling
-from eagle3core.step import Product, Program, launches_of, products_of, step_program
+from eagle3core.step import DeviceRunner, Product, Program, launches_of, products_of, step_program
 from lab.probes.proofs.subject import Setting, Subject, tree_setting
 from lab.probes.sweeps.choose import choose, fastest
 from lab.probes.sweeps.confirm import entries_of, named_file
@@ -78,6 +78,35 @@ def step_regimes(arch: str, passes: Mapping[str, Program]) -> list[Regime]:
     return found
 
 
+def step_with(runner: DeviceRunner, arch: str, gpu: str, chosen: Mapping[tuned.GemmKey, tuned.Setting]) -> Program:
+    """The program of a step of one sequence, with these settings in place of those of their keys."""
+    kept = [one for one in entries_of("gemm", gpu) if tuned.GemmKey(**one["key"]) not in chosen]
+    made = [
+        {"key": key._asdict(), "setting": dict(setting), "rows": "under sweep", "baked_us": 0, "best_us": 0,
+         "default_us": 0}
+        for key, setting in chosen.items()
+    ]  # fmt: skip
+    content = {
+        "schema": tuned.SCHEMA, "gpu": gpu, "arch": arch, "gemm": [*kept, *made],
+        "attention": entries_of("attention", gpu),
+    }  # fmt: skip
+    with named_file(content):
+        return step_program(runner.emit, runner.target, runner.draft, runner.state, 1)
+
+
+def competing_variants(
+    subject: Subject, names: Sequence[str], context: int, regimes: Sequence[Regime], gpu: str
+) -> Iterator[Variant]:
+    """The kernels of every setting in its step: a neighbour's setting says in which order a kernel leaves rows."""
+    runners = {name: subject.runner(step_setting(name, context)) for name in names}
+    for regime in regimes:
+        assert isinstance(regime.key, tuned.GemmKey), "regimes of products"
+        for name in sorted({case["step"] for case in regime.cases}):
+            for setting in regime.settings:
+                program = step_with(runners[name], subject.arch, gpu, {regime.key: setting})
+                yield from (launch.variant for launch in launches_of(pass_of(program)))
+
+
 class StepUnderSweep:
     """A step whose target's pass is built anew for every choice of settings.
 
@@ -98,9 +127,7 @@ class StepUnderSweep:
 
     def launches(self, chosen: Mapping[tuned.GemmKey, tuned.Setting]) -> list[Launch]:
         """Launches of the target's pass, with these settings in place of those of their keys."""
-        runner = self.runner
-        with named_file(self._content(chosen)):
-            program = step_program(runner.emit, runner.target, runner.draft, runner.state, 1)
+        program = step_with(self.runner, self.arch, self.gpu, chosen)
         self._programs.append(program)
         return list(launches_of(pass_of(program)))
 
@@ -110,18 +137,6 @@ class StepUnderSweep:
         logits.fill_(UNWRITTEN)
         call()
         return logits.clone()
-
-    def _content(self, chosen: Mapping[tuned.GemmKey, tuned.Setting]) -> dict[str, Any]:
-        kept = [one for one in entries_of("gemm", self.gpu) if tuned.GemmKey(**one["key"]) not in chosen]
-        made = [
-            {"key": key._asdict(), "setting": dict(setting), "rows": "under sweep", "baked_us": 0, "best_us": 0,
-             "default_us": 0}
-            for key, setting in chosen.items()
-        ]  # fmt: skip
-        return {
-            "schema": tuned.SCHEMA, "gpu": self.gpu, "arch": self.arch, "gemm": [*kept, *made],
-            "attention": entries_of("attention", self.gpu),
-        }  # fmt: skip
 
 
 @dataclass

@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from eagle3core.kernels import cubins
+from eagle3core.kernels import cubins, tuned
 from eagle3core.step import variants_of
 from lab.errors import EXIT_PASSED, ExperimentError
 from lab.options.sweeps import StepOptions
@@ -14,9 +14,15 @@ from lab.pairs.planted import find_geometry
 from lab.probes.proofs.plans import planted_prompts, shapes_of
 from lab.probes.proofs.subject import open_subject
 from lab.probes.sweeps.command import conclude, machine_of
-from lab.probes.sweeps.in_step import StepSweep, StepUnderSweep, passes_of, step_regimes, step_setting
+from lab.probes.sweeps.in_step import (
+    StepSweep,
+    StepUnderSweep,
+    competing_variants,
+    passes_of,
+    step_regimes,
+    step_setting,
+)
 from lab.probes.sweeps.machines import TwinMachine
-from lab.probes.sweeps.machines import variants_of as variants_of_case
 from lab.probes.sweeps.regimes import Regime
 from lab.probes.sweeps.rows import SweepWriter
 
@@ -55,11 +61,9 @@ def _build(options: StepOptions, regimes: list[Regime], out: Path) -> int:
     subject = shapes_of(find_geometry(options.geometry), options.arch)
     runners = [subject.runner(step_setting(name, options.context)) for name in options.steps]
     filling = [one for runner in runners for one in variants_of(runner.all_programs)]
-    competing = [
-        one
-        for regime in regimes for case in regime.cases for setting in regime.settings
-        for one in variants_of_case("gemm", options.arch, case, setting)
-    ]  # fmt: skip
+    known = tuned.active(options.arch)
+    gpu = tuned.gpu_kind(options.arch) or ("" if known is None else known.gpu)
+    competing = competing_variants(subject, options.steps, options.context, regimes, gpu)
     wanted = {(one.name, repr(one.constants)): one for one in (*filling, *competing)}
     which, of = options.share
     made = cubins.build_cubins(list(wanted.values())[which - 1 :: of], options.arch, out, tell=print)

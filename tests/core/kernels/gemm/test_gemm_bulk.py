@@ -45,6 +45,7 @@ def run(isa=None, case=STORE, **setting):
         ({}, {"stages": 8}),  # more than a stream has
         ({"k": 512, "m": 8, "dtype": "f16"}, {"units": 2, "stages": 2, "w_tiles": 2}),
         ({"k": 1024, "n": 16, "m": 1}, {"units": 8, "stages": 2}),
+        ({"kind": "residual", "k": 128, "n": 48}, {"w_tiles": 3}),  # half of the threads have a second pair
         ({"k": 1536, "n": 16}, {"units": 4, "stages": 2}),  # three stages, the last without a partner
         ({"k": 96, "m": 11}, {"stages": 2}),  # a stream without units, two blocks of rows
         ({"kind": "residual", "k": 256}, {"units": 2}),
@@ -74,6 +75,7 @@ def test_bits_equal_those_of_the_ring(case, setting):
         ({"m": 27, "k": 128, "n": 16}, {"stages": 2}),  # two blocks of rows, the last rows of the second tile missing
         ({"m": 20, "k": 128, "n": 16}, {"stages": 2}),  # two blocks of rows, no second tile in the last
         ({"kind": "residual", "m": 14, "k": 256}, {"units": 2}),
+        ({"kind": "residual", "m": 13, "k": 256, "n": 48}, {"w_tiles": 3}),  # sums of three tiles, by four warps
         ({"kind": "swiglu", "m": 11, "k": 256, "n": 16, "norm": True}, {"w_tiles": 2}),
         ({"kind": "qkv", "m": 16, "k": 128, "norm": True, "q_heads": 3, "kv_heads": 1, "head_dim": 32, "block": 16},
          {}),

@@ -7,8 +7,9 @@ from eagle3core.kernels.card import ARCHES, SHARED_BYTES
 from eagle3core.kernels.gemm.candidates import gemm_candidates
 from eagle3core.kernels.gemm.card import LLAMA_8B
 from eagle3core.kernels.gemm.epilogue import Epilogue
-from eagle3core.kernels.gemm.launcher import gemm, workspace, workspace_bytes
+from eagle3core.kernels.gemm.launcher import gemm
 from eagle3core.kernels.gemm.reference import n_weight_rows
+from eagle3core.kernels.gemm.scratch import workspace, workspace_bytes
 
 META = torch.device("meta")
 MAPS = [(n_weight_rows(case), case["k"]) for case in LLAMA_8B]

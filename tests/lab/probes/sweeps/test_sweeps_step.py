@@ -10,13 +10,22 @@ import torch
 from proof_subjects import one_layer_subject
 
 from eagle3core.kernels import tuned
+from eagle3core.kernels.gemm import Tiling
 from eagle3core.step import Program, launches_of, products_of
 from lab.cli import main
-from lab.probes.proofs.plans import planted_prompts
+from lab.pairs.planted import find_geometry
+from lab.probes.proofs.plans import planted_prompts, shapes_of
 from lab.probes.proofs.subject import Subject
 from lab.probes.sweeps.bake import bake, faults_of
 from lab.probes.sweeps.choose import choose_all
-from lab.probes.sweeps.in_step import StepSweep, StepUnderSweep, pass_of, passes_of, step_regimes
+from lab.probes.sweeps.in_step import (
+    StepSweep,
+    StepUnderSweep,
+    competing_variants,
+    pass_of,
+    passes_of,
+    step_regimes,
+)
 from lab.probes.sweeps.machines import TwinMachine
 from lab.probes.sweeps.regimes import Regime, nearest
 from lab.probes.sweeps.rows import SCREEN, SweepWriter, read_sweep
@@ -38,6 +47,18 @@ def under_sweep(subject: Subject, name: str) -> StepUnderSweep:
     assert subject.tokens is not None
     [prompt] = planted_prompts(subject.tokens, 1, 16)
     return StepUnderSweep(subject, name, prompt, TwinMachine.gpu)
+
+
+def test_every_setting_is_built_ahead_in_the_form_in_which_it_leaves_rows_for_its_neighbour() -> None:
+    shapes, name = shapes_of(find_geometry("llama-3.1-8b"), "sm_90a"), "dynamic-64/6/8"
+    [regime] = (
+        one for one in step_regimes("sm_90a", dict(passes_of(shapes, [name], 64)))
+        if isinstance(one.key, tuned.GemmKey) and (one.key.weight_rows, one.key.k) == (4096, 4096)
+    )  # fmt: skip
+    made = {one.name for one in competing_variants(shapes, [name], 64, [regime], TwinMachine.gpu)}
+    settings = [Tiling(**setting).name for setting in regime.settings]
+    assert len(settings) > 3
+    assert {f"gemm_bf16_residual_o8_{setting}_packed" for setting in settings} <= made
 
 
 @pytest.mark.slow

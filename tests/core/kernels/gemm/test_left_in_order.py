@@ -1,0 +1,110 @@
+"""What the next map reads, left in the order in which its warpgroups fetch it: by who makes it, beside the rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from eagle3core.errors import KernelLimit
+from eagle3core.kernels import proof
+from eagle3core.kernels.card import Case, Tensors
+from eagle3core.kernels.emulator import instructions as emulator
+from eagle3core.kernels.gemm.card import CARD
+from eagle3core.kernels.gemm.epilogue import Epilogue
+from eagle3core.kernels.gemm.launcher import gemm, pack_weight
+from eagle3core.kernels.gemm.pack import OrderedRows, pack_rows_reference, packed_words
+from eagle3core.kernels.gemm.reference import epilogue_of, gemm_outputs, n_weight_rows
+from eagle3core.kernels.gemm.scratch import ordered_input, workspace
+from eagle3core.kernels.gemm.tiling import Tiling
+from eagle3core.step import launches_of, step_program
+from lab.pairs.planted import find_geometry
+from lab.probes.proofs.plans import shapes_of
+from lab.probes.sweeps.in_step import step_setting
+
+CPU = torch.device("cpu")
+RESIDUAL: Case = {"kind": "residual", "k": 128, "n": 128, "dtype": "bf16", "packed": True}
+SWIGLU: Case = {"kind": "swiglu", "k": 128, "n": 128, "dtype": "f16", "packed": True, "norm": True}
+RING, BULK = Tiling("ring", 2, 2, 1, 2), Tiling("bulk", 1, 1, 1, 2)
+TILE = Tiling("tile", 2, 2, 1, 2, 2, 1)
+GROUP = Tiling("group", 3, 4, 1, 2)
+
+
+def run(case: Case, tiling: Tiling, leave: OrderedRows | None) -> Tensors:
+    inputs = CARD.example(case, proof.generator(5, CPU), CPU)
+    outputs = gemm_outputs(case, inputs)
+    others = {name: t for name, t in {**inputs, **outputs}.items() if name not in ("x", "w", "y")}
+    emulator.execute(gemm(
+        "sm_90a", epilogue_of(case), x=inputs["x"], w=pack_weight(inputs["w"], epilogue_of(case)), y=outputs["y"],
+        k=case["k"], packed=True, weight_rows=n_weight_rows(case), tiling=tiling, scratch=workspace(CPU), leave=leave,
+        operands=others,
+    ))  # fmt: skip
+    return outputs
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(
+    ("case", "m", "tiling", "x_tiles"),
+    [
+        (RESIDUAL, 11, RING, 1),
+        (RESIDUAL, 5, BULK, 2),
+        (SWIGLU, 11, BULK, 3),
+        pytest.param(SWIGLU, 19, TILE, 2, marks=pytest.mark.slow),
+        pytest.param(RESIDUAL, 27, replace(GROUP, split=4), 3, marks=pytest.mark.slow),
+        (SWIGLU, 27, GROUP, 4),
+        pytest.param(RESIDUAL, 19, replace(GROUP, split=4, together=True), 1, marks=pytest.mark.slow),
+        pytest.param({**RESIDUAL, "residual": False, "dtype": "f16"}, 19, TILE, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_every_kernel_leaves_each_element_where_packing_the_rows_puts_it_and_every_bit_as_before(
+    case: Case, m: int, tiling: Tiling, x_tiles: int
+) -> None:
+    case, n = {**case, "m": m}, case["n"]
+    dtype = torch.bfloat16 if case["dtype"] == "bf16" else torch.float16
+    words = torch.full((2 * packed_words(m, n, x_tiles, 1),), float("nan"), dtype=dtype)
+    alone, made = run(case, tiling, None), run(case, tiling, OrderedRows(words.view(torch.float32), x_tiles))
+    assert {name: proof.differing(alone[name], made[name]) for name in made} == dict.fromkeys(made, 0)
+    rows = made["second" if case["kind"] == "residual" else "y"]
+    expected, there = (pack_rows_reference(x, x_tiles, 1).view(-1) for x in (rows, torch.ones_like(rows)))
+    assert torch.equal(words[there > 0].view(torch.int16), expected[there > 0].view(torch.int16))
+    assert words[there == 0].isnan().all(), "nothing is written for rows that are not there"
+
+
+@pytest.mark.reference
+def test_two_places_take_turns_and_a_launch_that_would_write_over_what_it_reads_is_refused() -> None:
+    scratch = workspace(torch.device("meta"))
+    near, far = (ordered_input("sm_90a", 64, 4096, 4096, torch.bfloat16, scratch, far=far) for far in (False, True))
+    assert near is not None
+    assert far is not None
+    bf16 = torch.zeros(64, 4096, dtype=torch.bfloat16, device="meta")
+
+    def launch(ordered: OrderedRows | None, leave: OrderedRows) -> int:
+        w, operands = torch.zeros(4096, 4096, dtype=torch.bfloat16, device="meta"), {"second": bf16, "gain": bf16[0]}
+        return len(gemm(
+            "sm_90a", Epilogue("residual", has_residual=False), x=bf16, w=w, y=bf16, k=4096, packed=True,
+            weight_rows=4096, scratch=scratch, ordered=ordered, leave=leave, operands=operands,
+        ))  # fmt: skip
+
+    assert launch(near, far) == launch(far, near) == 1
+    assert launch(None, far) == 2
+    for place in (near, far):
+        with pytest.raises(KernelLimit, match="the next map's x at word"):
+            launch(place, place)
+    assert ordered_input("sm_90a", 4096, 4096, 4096, torch.bfloat16, scratch, far=True) is None, "there is no room"
+
+
+@pytest.mark.reference
+def test_no_other_map_than_those_of_residuals_and_activations_leaves_rows_in_an_order() -> None:
+    with pytest.raises(KernelLimit, match="the order of head"):
+        Epilogue("head", ordered_tiles=2).check()
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(("drafts", "packs"), [("dynamic-64/6/8", 1), ("dynamic-16/4/4", 0), ("plain", 0)])
+def test_in_a_step_only_what_the_embedding_made_is_packed(drafts: str, packs: int) -> None:
+    runner = shapes_of(find_geometry("llama-3.1-8b"), "sm_90a").runner(step_setting(drafts, 64))
+    program = step_program(runner.emit, runner.target, runner.draft, runner.state, 1)
+    target = [one.variant.name for stage in program if stage.name.startswith("target.") for one in stage.launches]
+    assert sum("pack_rows" in name for name in target) == packs
+    assert len(launches_of(program)) > len(target)

@@ -1,0 +1,84 @@
+"""Two layers' maps one after the other on the kernels' path, each leaving the next one's rows in order: same bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from eagle3core.geometry import BlockGeometry, RopeGeometry
+from eagle3core.kernels import proof
+from eagle3core.kernels.emulator import instructions as emulator
+from eagle3core.kernels.gemm import launcher, pack_weight, scratch
+from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
+from eagle3core.kernels.gemm.pack import OrderedRows, pack_rows
+from eagle3core.kernels.gemm.tiling import Tiling
+from eagle3core.step.buffers import Activations, Sizes, new_activations
+from eagle3core.step.passes import Emitter, Rows
+from eagle3core.weights.packed import PackedLayer, PackedLinear
+
+CPU, ROWS, WIDTH, BF16 = torch.device("cpu"), 17, 128, torch.bfloat16
+BLOCK = BlockGeometry(WIDTH, WIDTH, 2, 1, 64, 1e-5, RopeGeometry())
+ALONE, SHARED = Tiling("group", 3, 4, 1, 2), Tiling("group", 2, 4, 1, 2, split=4, together=True)
+
+
+class PackingEmitter(Emitter):
+    """Packs the rows of every map by a launch."""
+
+    def ordered_for(self, m: PackedLinear, n: int) -> OrderedRows | None:
+        return None
+
+
+def packed_layer(generator: torch.Generator) -> PackedLayer:
+    def linear(epilogue: Epilogue, rows: int) -> PackedLinear:
+        w = torch.randn(rows, WIDTH, generator=generator) * WIDTH**-0.5
+        return PackedLinear(epilogue, pack_weight(w.to(BF16), epilogue), rows, WIDTH)
+
+    normed = quads_of(WIDTH)
+    gains = [(1 + torch.randn(WIDTH, generator=generator) / 8).to(BF16) for _ in range(2)]
+    return PackedLayer(
+        *gains, linear(Epilogue("qkv", normed, head_dim=64, block=64), 256), linear(Epilogue("residual"), WIDTH),
+        linear(Epilogue("swiglu", normed), 2 * WIDTH), linear(Epilogue("residual"), WIDTH),
+    )  # fmt: skip
+
+
+def follow(emit: Emitter) -> tuple[dict[str, Tensor], list[str]]:
+    """What the maps from one layer's attention to the next one's leave behind, and the launches' names."""
+    generator = torch.Generator().manual_seed(3)
+    layer, following = packed_layer(generator), packed_layer(generator)
+    act: Activations = new_activations(None, BLOCK, Sizes(ROWS, ((1, ROWS),), 64), BF16, CPU)
+    act.mixed.copy_(torch.randn(act.mixed.shape, generator=generator))
+    stream = torch.randn(ROWS, WIDTH, generator=generator).to(BF16)
+    out, pages = (
+        torch.zeros_like(stream),
+        (torch.zeros(1, 1, 64, 64, dtype=BF16), torch.zeros(1, 1, 64, 64, dtype=BF16)),
+    )
+    places = torch.arange(ROWS, dtype=torch.int32)
+    empty = torch.zeros(1, dtype=torch.int32)
+    rows = Rows(places, places, empty, empty[:, None], torch.zeros(1, ROWS, 1, dtype=torch.int32))
+    first = emit.ordered_for(layer.o, ROWS)
+    if first is not None:  # as attention would have left it
+        emulator.execute([pack_rows("sm_90a", act.mixed, first.words, first.x_tiles, 1)])
+    calls = emit.project(layer, act, ROWS, stream, BLOCK)
+    left = emit.ordered_for(following.qkv, ROWS)
+    calls += emit.mlp(layer, act, ROWS, out, following.attn_gain, BLOCK, left)
+    calls += emit.qkv(following, act.scaled, act.sums, act, rows, pages, BLOCK, left)
+    launches = [launch for call in calls for launch in call.launches]
+    emulator.execute(launches)
+    made = {"middle": act.middle, "act": act.act, "out": out, "scaled": act.scaled, "sums": act.sums, "q": act.q}
+    return {**made, "k": pages[0], "v": pages[1]}, [one.variant.name for one in launches]
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("tiling", [ALONE, pytest.param(SHARED, marks=pytest.mark.slow)])
+def test_maps_that_leave_rows_for_the_next_give_the_bits_of_maps_whose_rows_are_packed(
+    tiling: Tiling, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (launcher, scratch):
+        monkeypatch.setattr(module, "choose_tiling", lambda *shape, **how: tiling)
+    ours, launches = follow(Emitter("sm_90a", scratch=scratch.workspace(CPU)))
+    expected, packing = follow(PackingEmitter("sm_90a", scratch=scratch.workspace(CPU)))
+    assert len(launches) == 4, "no launch packs"
+    assert sum("pack_rows" in name for name in packing) == 4
+    assert {name: proof.differing(ours[name], expected[name]) for name in expected} == dict.fromkeys(expected, 0)
+    assert all(tensor.float().abs().sum() > 0 for tensor in ours.values())
