@@ -88,6 +88,8 @@ class Diagnosis:
             unknown = self.of("unknown")
             rest = f"; {len(unknown)} lamp{'s' * (len(unknown) != 1)} cannot tell" if unknown else ""
             length = "" if self.length is None else f" {self.length:.2f} tokens a step are what this head gives."
+            n_failed = len(self.failed)
+            rest += f", {n_failed} of them because they failed" if n_failed else ""
             return (
                 f"No known cause of low acceptance was found ({len(self.of('green'))} lamps are green{rest}).{length}"
             )
