@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from lab.options.fields import Options, option
+from lab.options.values import Seconds
 
 
 class DraftDoctorOptions(Options):
@@ -26,4 +27,5 @@ class DraftDoctorOptions(Options):
     method: Literal["auto", "eagle3", "eagle"] = option("auto", "of the settings; auto: what the head calls itself")
     norm_output: Literal["feedback", "head"] | None = option(None, "what that key means at the top of a flat file")
     speed_rows: Path | None = option(None, "rows of `eagle3lab speed` of a pair of this size", metavar="FILE.jsonl")
+    limit_s: Seconds = option(600.0, "begin no lamp after this many seconds", metavar="S")
     out: Path | None = option(None, "append rows to this file", metavar="NAME.jsonl")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from lab.doctor.draft.case import Case
 from lab.doctor.draft.lamp import Finding, Repair
-from lab.doctor.draft.measure import Measurement, gain_errors, is_certain_gain, likelihood_errors
+from lab.doctor.draft.measure import Measurement, doubt, gain_errors, is_certain_gain, likelihood_errors
 from lab.doctor.draft.reading import Reading
 
 LIKE = 0.02  # share of complete steps in which two runs of one head may differ: near ties of fp32
@@ -66,13 +66,15 @@ def judge(
     if imitated is not None:
         return _engine_differs(case, lamp, imitated)
     gain, errors = after.length - case.base.length, likelihood_errors(case.base, after)
-    return Finding(
-        lamp, "green", f"tried: {asked}; the best other reading ({best.name}) changes {gain:+.2f} tokens a step",
-        values=(
-            ("n_tried", len(alternatives)), ("best_other", best.name), ("best_other_length", after.length),
-            ("likelihood_errors", errors),
-        ),
+    values = (
+        ("n_tried", len(alternatives)), ("best_other", best.name), ("best_other_length", after.length),
+        ("likelihood_errors", errors),
     )  # fmt: skip
+    said = f"tried: {asked}; the best other reading ({best.name}) changes {gain:+.2f} tokens a step"
+    unsure = doubt(case.base, after, len(case.prompts))
+    if unsure:
+        return Finding(lamp, "unknown", f"{said}, but {unsure}", values=values)
+    return Finding(lamp, "green", said, values=values)
 
 
 def shortlist(case: Case, alternatives: Sequence[Alternative], n: int = TRIED_IN_FULL) -> list[Alternative]:

@@ -20,19 +20,17 @@ NAME = "doctor draft"
 
 
 def run(options: DraftDoctorOptions) -> int:
-    """Examines a head; 0: nothing to mend, 1: a red lamp, 3: the pair cannot be read at all."""
+    """Examines a head; 0: nothing to mend, 1: a red lamp, 3: the pair cannot be read at all, or a lamp failed."""
     started = time.perf_counter()
     case, source = case_of(
         str(options.target), str(options.draft), "" if options.prompts is None else str(options.prompts),
         k=options.spec_k, n_prompts=options.n_prompts, max_prompt_tokens=options.max_prompt_tokens,
         max_new_tokens=options.max_new_tokens, device=options.device, fast=options.fast, fault=options.fault,
-    )  # fmt: skip
-    case = replace(
-        case, reference_target=options.reference_target, claimed=options.claimed, method=options.method,
         norm_output=options.norm_output, speed_rows=options.speed_rows,
     )  # fmt: skip
+    case = replace(case, reference_target=options.reference_target, claimed=options.claimed, method=options.method)
     try:
-        diagnosis = examine(case, fast=options.fast)
+        diagnosis = examine(case, fast=options.fast, limit_s=options.limit_s)
     except CheckpointError as refused:
         looked = preflight(options.target, options.draft)
         print("\n".join(looked.lines or [str(refused)]))
@@ -43,7 +41,9 @@ def run(options: DraftDoctorOptions) -> int:
         print(f"the engine refuses these files: {refusal}")
     if options.out is not None:
         write(diagnosis, options)
-    return EXIT_GATE_FAILED if diagnosis.of("red") else EXIT_PASSED
+    if diagnosis.of("red"):
+        return EXIT_GATE_FAILED
+    return EXIT_COULD_NOT_RUN if diagnosis.failed else EXIT_PASSED
 
 
 def lines(diagnosis: Diagnosis, source: str, seconds: float) -> list[str]:
@@ -52,6 +52,8 @@ def lines(diagnosis: Diagnosis, source: str, seconds: float) -> list[str]:
     for i, each in enumerate(diagnosis.of("red")):
         told += _red(i + 1, each)
     told += [f"cannot tell  {each.lamp.name}: {each.finding.said}" for each in diagnosis.of("unknown")]
+    n_failed = len(diagnosis.failed)
+    told += [f"{n_failed} lamp{'s' * (n_failed > 1)} failed: report it with these lines"] if n_failed else []
     green = [each.lamp.name for each in diagnosis.of("green")]
     told += [f"green        {', '.join(green)}"] if green else []
     base = diagnosis.base

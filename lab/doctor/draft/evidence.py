@@ -64,7 +64,8 @@ def rotation_between(first: Tensor, second: Tensor) -> tuple[Tensor, float]:
 
     The cosine is of odd rows with a rotation fitted on even ones, so that it says how much of it is no coincidence.
     """
-    first, second = first.double(), second.double()
+    # Rows of one length: training makes the rows of frequent tokens long, and moves those furthest.
+    first, second = functional.normalize(first.double()), functional.normalize(second.double())
     fitted = polar(first[::2].T @ second[::2])
     return polar(first.T @ second).float(), row_cosine(first[1::2] @ fitted, second[1::2])
 

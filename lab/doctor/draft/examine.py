@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from lab.acceptance.controls import Comparison, compare_with_controls
@@ -17,6 +19,7 @@ from lab.doctor.draft.measure import Measurement
 KIND, BASE_KIND, CONTROL_KIND = "draft_lamp", "draft_acceptance", "draft_control"
 MAKES_UP = 0.85  # of the first lamp's gain: what another may gain and still be no cause of its own
 NOT_RUN = "not looked at: --fast runs nothing"
+NO_LIMIT = math.inf
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,11 @@ class Diagnosis:
         """The lamps of one colour."""
         return [each for each in self.judged if each.finding.colour == colour]
 
+    @property
+    def failed(self) -> list[Judged]:
+        """The lamps that ended with an error of their own, which are of those that cannot tell."""
+        return [each for each in self.judged if each.finding.failed]
+
     def records(self) -> Iterator[tuple[str, str, dict[str, Any], str]]:
         """Kind, name, values and reason of all there is to store; with a reason it was not measured."""
         for place, each in enumerate(self.judged):
@@ -80,6 +88,8 @@ class Diagnosis:
             unknown = self.of("unknown")
             rest = f"; {len(unknown)} lamp{'s' * (len(unknown) != 1)} cannot tell" if unknown else ""
             length = "" if self.length is None else f" {self.length:.2f} tokens a step are what this head gives."
+            n_failed = len(self.failed)
+            rest += f", {n_failed} of them because they failed" if n_failed else ""
             return (
                 f"No known cause of low acceptance was found ({len(self.of('green'))} lamps are green{rest}).{length}"
             )
@@ -90,32 +100,69 @@ class Diagnosis:
         return f"{first.lamp}: {first.said}{mended}. Change: {first.repair.change}"
 
 
-def examine(case: Case, *, fast: bool = False, on_lamp: Callable[[Judged], None] | None = None) -> Diagnosis:
+def examine(
+    case: Case,
+    *,
+    fast: bool = False,
+    limit_s: float = NO_LIMIT,
+    on_lamp: Callable[[Judged], None] | None = None,
+) -> Diagnosis:
     """Looks at every lamp of `LAMPS`; with `fast` only at those that run nothing.
+
+    A lamp that ends with an error cannot tell, and the error is its reason: the others are looked at all the same.
+
+    Args:
+        limit_s: no lamp is begun after so many seconds; those left cannot tell.
 
     Raises:
         CheckpointError: the draft cannot be read, not even in part.
     """
+    started = time.perf_counter()
     case.opened  # noqa: B018 (raises what keeps every lamp from looking)
     unrun = replace(case, prompts=())
-    judged, fast_seconds = list[Judged](), 0.0
+    judged = list[Judged]()
     for lamp in LAMPS:
-        start = time.perf_counter()
-        if fast and not lamp.is_fast:
-            finding = Finding(lamp.name, "unknown", NOT_RUN)
+        if time.perf_counter() - started > limit_s:
+            each = Judged(lamp, Finding(lamp.name, "unknown", f"not looked at: the limit of {limit_s:g} s was over"), 0)
+        elif fast and not lamp.is_fast:
+            each = Judged(lamp, Finding(lamp.name, "unknown", NOT_RUN), 0)
         else:
-            finding = lamp.look(unrun if fast else case)
-        each = Judged(lamp, finding, time.perf_counter() - start)
-        fast_seconds += each.seconds if lamp.is_fast and fast else 0.0
+            each = looked(lamp, unrun if fast else case)
         judged.append(each)
         if on_lamp is not None:
             on_lamp(each)
     judged.sort(key=_order)
     if fast:
-        return Diagnosis(tuple(judged), None, None, None, fast_seconds)
-    judged = explained(case, judged)
-    compared = None if case.by_engine is None else compare_with_controls(case.by_engine, case.prompts)
-    return Diagnosis(tuple(judged), case.base, case.before, compared, fast_seconds)
+        return Diagnosis(tuple(judged), None, None, None, sum(each.seconds for each in judged))
+    judged = explained(case, judged) if time.perf_counter() - started <= limit_s else judged
+    return _measured(case, tuple(judged))
+
+
+def looked(lamp: Lamp, case: Case) -> Judged:
+    """What a lamp says of a case; of one that ends with an error, that it cannot tell, and why."""
+    start = time.perf_counter()
+    try:
+        finding = lamp.look(case)
+    except Exception as error:  # one lamp's bug, or what its machine lacks, is not to cost what the others found
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        what = str(error).strip().partition("\n")[0]
+        said = f"it failed: {type(error).__name__}: {what} ({Path(frame.filename).name}, line {frame.lineno})"
+        finding = Finding(lamp.name, "unknown", said, failed=True)
+    return Judged(lamp, finding, time.perf_counter() - start)
+
+
+def _measured(case: Case, judged: tuple[Judged, ...]) -> Diagnosis:
+    """The lamps with the figures that they rest on; without these where the lamps could not take them either."""
+    if any(each.finding.failed for each in judged):
+        try:
+            return Diagnosis(judged, case.base, case.before, _compared(case), 0.0)
+        except Exception:  # told already: a lamp that reads the same figures failed of it, and says so
+            return Diagnosis(judged, None, None, None, 0.0)
+    return Diagnosis(judged, case.base, case.before, _compared(case), 0.0)
+
+
+def _compared(case: Case) -> Comparison | None:
+    return None if case.by_engine is None else compare_with_controls(case.by_engine, case.prompts)
 
 
 def explained(case: Case, judged: Sequence[Judged]) -> list[Judged]:
@@ -130,19 +177,20 @@ def explained(case: Case, judged: Sequence[Judged]) -> list[Judged]:
     for each in judged[1:]:
         finding = each.finding
         is_less = finding.repair is not None and finding.repair.gain < MAKES_UP * first.repair.gain
-        if finding.mended is not None and is_less and each.lamp.look(mended).colour != "red":
+        if finding.mended is not None and is_less and looked(each.lamp, mended).finding.colour != "red":
             said = f"{finding.said}; but it only makes up for {first.lamp}, and gains nothing once that is mended"
             each = replace(each, finding=Finding(finding.lamp, "green", said, values=finding.values))
         left.append(each)
     return sorted(left, key=_order)
 
 
-def _order(each: Judged) -> tuple[int, float, float]:
-    """Red by gain, of unmeasured gains the surest; then what cannot be told; then green."""
+def _order(each: Judged) -> tuple[int, bool, float, float]:
+    """Red by gain, of unmeasured gains the surest, and last what does without the head; then what cannot be told; then
+    green."""
     finding = each.finding
     place = ("red", "unknown", "green").index(finding.colour)
     gain = finding.repair.gain if finding.repair is not None else 0.0
-    return place, -gain, -finding.weight
+    return place, finding.is_substitute, -gain, -finding.weight
 
 
 def base_table(base: Measurement) -> list[dict[str, Any]]:

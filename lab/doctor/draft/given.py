@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal
+
 from lab.doctor.draft.case import Case
 from lab.errors import ExperimentError
 from lab.pairs.prompts import Prompt, prompts_for, prompts_from_ids, uneven_prompts
@@ -24,6 +27,8 @@ def case_of(
     device: str = "auto",
     fast: bool = False,
     fault: str = "",
+    norm_output: Literal["feedback", "head", ""] | None = None,
+    speed_rows: Path | str | None = None,
 ) -> tuple[Case, str]:
     """The case that was asked for, and in words where its prompts come from.
 
@@ -31,6 +36,7 @@ def case_of(
         target, draft: directories; both empty: the shipped pair.
         prompts: a file; empty takes the shipped pair's, and random ids for a target without a tokenizer.
         fast: no prompts at all.
+        norm_output, speed_rows: empty is none.
         The rest: as of `Case`.
 
     Raises:
@@ -46,5 +52,8 @@ def case_of(
         chosen, source = prompts_from_ids(ids, "random ids"), f"{len(ids)} prompts of random ids: no tokenizer is there"
     elif not fast:
         chosen, source = prompts_for(pair[0], prompts, limit=n_prompts, max_tokens=max_prompt_tokens)
-    case = Case(*pair, tuple(chosen), k=k, max_new_tokens=max_new_tokens, device=device, fault=fault)
+    case = Case(
+        *pair, tuple(chosen), k=k, max_new_tokens=max_new_tokens, device=device, fault=fault,
+        norm_output=norm_output or None, speed_rows=Path(speed_rows) if speed_rows else None,
+    )  # fmt: skip
     return case, source

@@ -49,6 +49,8 @@ class Finding:
         weight: of a red lamp: how sure the evidence makes it, 0 to 1; it orders causes of like or unmeasured gain.
         values: figures to be stored beside the sentence.
         mended: of a red lamp that found a better reading: the head, read so.
+        is_substitute: its change does without the head; such a lamp stands behind those that mend the head.
+        failed: it cannot tell because its detector ended with an error, which `said` names.
     """
 
     lamp: str
@@ -58,6 +60,8 @@ class Finding:
     weight: float = 0.5
     values: tuple[tuple[str, Any], ...] = ()
     mended: Reading | None = field(default=None, compare=False, repr=False)
+    is_substitute: bool = False
+    failed: bool = False
 
     def __post_init__(self) -> None:
         assert (self.colour == "red") == (self.repair is not None), f"{self.lamp} is {self.colour}: {self.repair}"

@@ -21,9 +21,11 @@ from lab.acceptance.controls import replayed_steps
 from lab.doctor.draft.text import Text
 
 # A gain is certain where its mean over roots is so many standard errors above 0, and of weight where it is such a share
-# of the length as it is. Errors are taken over blocks of neighbouring roots, which are not independent. A doctor tries
-# some hundred readings of a pair, so 4 errors: one false alarm in 300 pairs by chance alone.
-STANDARD_ERRORS, LEAST_SHARE, BLOCK = 4.0, 0.03, 16
+# of the length as it is. Errors are over groups of roots (`Text.groups`): neighbours and loops are not independent. A
+# doctor tries some hundred readings of a pair, so 4 errors: one false alarm in 300 pairs by chance alone.
+STANDARD_ERRORS, LEAST_SHARE = 4.0, 0.03
+LEAST_ERRORS = 1.5  # from which an uncertain gain is a suspicion: the best of a lamp's readings is often above one
+LEAST_GROUPS = 12  # for a standard error that can be trusted
 # A small gain is believed where the text itself grew likelier as well: a head gives its best to the very inputs it was
 # trained with, and of a text's every token it says how likely it was, not only whether it was the first choice.
 SMALL_ERRORS, LIKELIHOOD_ERRORS, LEAST_SMALL_SHARE = 2.5, 3.5, 0.005
@@ -41,6 +43,7 @@ class Measurement:
         is_whole: `[M]` bool: the text goes on for k + 1 tokens, so that nothing cut `accepted` short.
         self_fed: by level, acceptance among roots whose earlier levels agreed; NaN where none did.
         forced: beside it, acceptance of the first level from that same place, with the true token and state.
+        groups: `[M]` int64 roots that stand for one piece of evidence together.
         likelihood: `[M, k]` log-probability of the text's own tokens (`lab.doctor.draft.forward.likelihoods`).
     """
 
@@ -51,6 +54,7 @@ class Measurement:
     is_whole: Tensor
     self_fed: tuple[float, ...]
     forced: tuple[float, ...]
+    groups: Tensor
     likelihood: Tensor
 
     @property
@@ -96,26 +100,31 @@ def measure(proposals: Tensor, likelihood: Tensor, text: Text) -> Measurement:
     complete = [step for walk in walks for step in walk if not step.cut]
     length = sum(step.n_committed for step in complete) / len(complete) if complete else 1.0
     self_fed, forced = _by_level(agrees, exists, text)
-    return Measurement(k, length, tuple(walks), accepted, is_whole, self_fed, forced, likelihood)
+    return Measurement(k, length, tuple(walks), accepted, is_whole, self_fed, forced, text.groups(), likelihood)
 
 
 def gain_errors(before: Measurement, after: Measurement) -> float:
     """How many standard errors the paired gain in accepted drafts over all whole roots is above 0."""
-    return errors_above_zero((after.accepted - before.accepted)[before.is_whole & after.is_whole].double())
+    both = before.is_whole & after.is_whole
+    return errors_above_zero((after.accepted - before.accepted)[both].double(), before.groups[both])
 
 
 def likelihood_errors(before: Measurement, after: Measurement) -> float:
     """The same of the paired gain in log-probability of the text, over all roots and levels."""
-    return errors_above_zero((after.likelihood - before.likelihood).double().nanmean(dim=1).nan_to_num())
+    gains = (after.likelihood - before.likelihood).double().nanmean(dim=1).nan_to_num()
+    return errors_above_zero(gains, before.groups)
 
 
-def errors_above_zero(gains: Tensor) -> float:
-    """How many standard errors the mean of `gains: [M]` is above 0; 0 where there are too few, or no difference."""
-    n_blocks = len(gains) // BLOCK
-    if n_blocks < 4 or not bool(gains.any()):
+def errors_above_zero(gains: Tensor, groups: Tensor) -> float:
+    """How many standard errors the mean of `gains: [M]` is above 0, a group of `groups: [M]` counting once; 0 where
+    there are too few groups, or no difference."""
+    sizes = groups.bincount()
+    n = int((sizes > 0).sum())
+    if n < LEAST_GROUPS or not bool(gains.any()):
         return 0.0
-    means = gains[: n_blocks * BLOCK].view(n_blocks, BLOCK).mean(dim=1)
-    error, mean = float(means.std() / math.sqrt(n_blocks)), float(means.mean())
+    sums = torch.zeros(len(sizes), dtype=gains.dtype).index_add_(0, groups, gains)
+    means = sums[sizes > 0] / sizes[sizes > 0]
+    error, mean = float(means.std() / math.sqrt(n)), float(means.mean())
     return mean / error if error else math.copysign(math.inf, mean)
 
 
@@ -126,6 +135,26 @@ def is_certain_gain(before: Measurement, after: Measurement) -> bool:
         return True
     is_small = share > LEAST_SMALL_SHARE and errors > SMALL_ERRORS
     return is_small and likelihood_errors(before, after) > LIKELIHOOD_ERRORS
+
+
+def doubt(before: Measurement, after: Measurement, n_prompts: int, least_share: float = LEAST_SHARE) -> str:
+    """Why a gain of weight is not certain, and about how many prompts would tell; empty where there is no such gain.
+
+    A standard error shrinks with the root of the text.
+    """
+    share = after.length / before.length - 1
+    if share <= least_share or is_certain_gain(before, after):
+        return ""
+    n_groups = int(before.groups.max()) + 1
+    if n_groups < LEAST_GROUPS:
+        more = math.ceil(n_prompts * LEAST_GROUPS / n_groups) if n_groups > LEAST_GROUPS // 2 else 0
+        why = f"this text repeats itself: it holds {n_groups} independent pieces where {LEAST_GROUPS} are needed"
+        return f"{why}; " + (f"about {more} prompts would tell" if more else "prompts of other kinds would tell")
+    errors = max(gain_errors(before, after), likelihood_errors(before, after) * STANDARD_ERRORS / LIKELIHOOD_ERRORS)
+    if errors < LEAST_ERRORS:
+        return ""
+    more = math.ceil(n_prompts * max(1.25, (STANDARD_ERRORS / errors) ** 2))
+    return f"{n_prompts} prompts are too little text to be sure of it; about {more} would tell"
 
 
 def _agreement(proposals: Tensor, text: Text) -> tuple[Tensor, Tensor]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from lab.acceptance.loops import looped_tokens
 from lab.pairs.prompts import Prompt
 from lab.parity.hf_target import TargetReference
+
+BLOCK = 16  # neighbouring roots that say much the same
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +70,27 @@ class Text:
         """`[M]` int64 rows of answers that a step may begin from: those that a token of the answer follows."""
         return torch.cat([torch.arange(first, end - 1) for _, first, end in self.spans()])
 
+    def groups(self) -> Tensor:
+        """`[M]` int64 by root: a number, from 0, for each piece of evidence that stands for itself.
+
+        Neighbours are no independent places, so a group is a block of them. A loop says the same wherever it runs: all
+        its blocks, of every text that ends in it, are one group.
+        """
+        names, n_fresh = list[Hashable](), 0
+        for prompt, answer in zip(self.prompts, self.answers, strict=True):
+            follows = answer[1:]  # the token behind each root
+            for is_loop, run in groupby(
+                zip(looped_tokens(prompt, answer)[1:], follows, strict=True), key=itemgetter(0)
+            ):
+                tokens = [token for _, token in run]
+                if is_loop:
+                    names += _loop_names(tokens)
+                else:
+                    names += [(n_fresh + i) // BLOCK for i in range(len(tokens))]
+                    n_fresh += len(tokens)
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(names))}
+        return torch.tensor([numbers[name] for name in names], dtype=torch.int64)
+
     def only(self, texts: Sequence[int]) -> Text:
         """Some of the texts, in the order given."""
         spans = [self.spans()[i] for i in texts]
@@ -76,6 +101,13 @@ class Text:
             starts=starts, tokens=self.tokens[rows], boundaries=self.boundaries[:, rows], normed=self.normed[rows],
             choices=self.choices[rows],
         )  # fmt: skip
+
+
+def _loop_names(tokens: Sequence[int]) -> list[Hashable]:
+    """A name for each token of a loop: that of its block, which is what tokens are in it."""
+    n_blocks = max(1, len(tokens) // BLOCK)
+    borders = [i * len(tokens) // n_blocks for i in range(n_blocks + 1)]
+    return [frozenset(tokens[low:high]) for low, high in pairwise(borders) for _ in range(low, high)]
 
 
 @torch.no_grad()

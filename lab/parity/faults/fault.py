@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from eagle3core.checkpoint import DraftCheckpoint
 from eagle3core.kernels import Call
 from eagle3core.kernels.gemm import pack_weight, unpack_weight
 from eagle3core.step import after_all
@@ -49,6 +50,7 @@ class Fault:
         stage, kind: the stage and kind of pass (`lab.parity.names.kind_of`) at which parity must name it.
         needs: what a run must have for the bug to change anything; empty when every run shows it.
         target, draft: the model with the bug in it.
+        misread: the head as a loader with the bug gives it, of the head as it is read.
         change: the calls that take a call's place; itself alone where nothing is wrong. Kernels stay: a bug adds calls
             before or after the one it spoils, in plain torch that a CUDA graph can hold.
         remember: makes such a `change`, with a memory of its own that lasts from request to request.
@@ -61,6 +63,7 @@ class Fault:
     needs: str = ""
     target: Callable[[PackedTarget], PackedTarget] | None = None
     draft: Callable[[PackedDraft], PackedDraft] | None = None
+    misread: Callable[[DraftCheckpoint], DraftCheckpoint] | None = None
     change: Change | None = None
     remember: Callable[[], Change] | None = None
 

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from eagle3core import Engine
+from eagle3core.checkpoint import load_draft
 from eagle3core.kernels import Call
 from eagle3core.loading import new_runner
 from eagle3core.step import Program, after_all
-from eagle3core.weights import Drafter, PackedTarget
+from eagle3core.weights import Drafter, PackedDraft, PackedTarget, pack_draft
 from lab.errors import ExperimentError
 from lab.parity.by_request import batch_of
 from lab.parity.derived import passes_of
@@ -17,6 +18,7 @@ from lab.parity.faults.fault import PLANTED, Change, Fault, Place
 from lab.parity.faults.of_books import BOOK_FAULTS
 from lab.parity.faults.of_draft import DRAFT_FAULTS
 from lab.parity.faults.of_experts import EXPERT_FAULTS
+from lab.parity.faults.of_layouts import LAYOUT_FAULTS
 from lab.parity.faults.of_reach import REACH_FAULTS
 from lab.parity.faults.of_serving import SERVING_FAULTS
 from lab.parity.faults.of_target import TARGET_FAULTS
@@ -24,7 +26,7 @@ from lab.parity.faults.of_trees import TREE_FAULTS
 from lab.parity.faults.run_fault import RunFault
 
 FAULTS: dict[str, Fault] = {
-    fault.name: fault for fault in (*TARGET_FAULTS, *EXPERT_FAULTS, *DRAFT_FAULTS, *REACH_FAULTS)
+    fault.name: fault for fault in (*TARGET_FAULTS, *EXPERT_FAULTS, *DRAFT_FAULTS, *REACH_FAULTS, *LAYOUT_FAULTS)
 }
 
 RUN_FAULTS: dict[str, RunFault] = {fault.name: fault for fault in (*TREE_FAULTS, *BOOK_FAULTS, *SERVING_FAULTS)}
@@ -48,7 +50,7 @@ def plant(engine: Engine, name: str) -> Engine:
     What an engine says of its models is still the right thing, so whoever counts or compares does it by the truth.
 
     Raises:
-        ExperimentError: no such bug.
+        ExperimentError: no such bug, or one that the head cannot have.
     """
     fault = named(name)
     target, draft = engine.target, engine.draft
@@ -56,8 +58,29 @@ def plant(engine: Engine, name: str) -> Engine:
         target = fault.target(target)
     if fault.draft is not None and draft is not None:
         draft = fault.draft(draft)
+    if fault.misread is not None and draft is not None:
+        target, draft = _misread(engine, fault)
     change = fault.remember() if fault.remember is not None else fault.change
     return _like(engine, target, draft, change)
+
+
+def _misread(engine: Engine, fault: Fault) -> tuple[PackedTarget, PackedDraft]:
+    """Both models with the head read again from its files and misread."""
+    spec = engine.config.speculative_config
+    assert fault.misread is not None, "asked for a misreading"
+    if spec is None or spec.model is None or spec.method != "eagle3":
+        raise ExperimentError(
+            f"fault is {fault.name!r} where drafts are made by {spec.method if spec else 'nobody'}",
+            "a misreading of an EAGLE-3 head", "give such a head, or name another bug",
+        )  # fmt: skip
+    target = engine.target
+    head = fault.misread(load_draft(
+        spec.model, target.geometry, capture_layers=spec.capture_layers, capture_convention=spec.capture_convention,
+        norm_output=spec.norm_output, dtype=target.dtype, device=target.device,
+    ))  # fmt: skip
+    target = replace(target, taps=head.geometry.taps)
+    block = engine.config.block_size
+    return target, pack_draft(head.geometry, head.weights.pop, head.draft_to_target, target, block=block)
 
 
 def plant_in_run(engine: Engine, name: str) -> Engine:

@@ -3,51 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from eagle_pairs import write_eagle_pair
 from layout_files import Changes, read_head, write_head
 from random_pairs import write_random_pair
+from rings import slow_but
 
-from eagle3core import CheckpointError
-from eagle3core.checkpoint import draft as loading
-from eagle3core.checkpoint.plan import DraftPlan, plan_draft
+from eagle3core import CheckpointError, Engine, EngineConfig, SpeculativeConfig
+from lab.errors import ExperimentError
 from lab.parity import run_stage_parity
+from lab.parity.faults import FAULTS, with_fault
+from lab.parity.faults.of_layouts import LAYOUT_FAULTS
 from lab.parity.stages import StageReport
 
 pytestmark = pytest.mark.reference
 
 Pair = tuple[Path, Path]
-Misreading = Callable[[DraftPlan], DraftPlan]
 PROMPTS = [[5, 17, 99, 30, 41, 44, 8]]
 QKV = tuple(f"midlayer.self_attn.{name}_proj" for name in "qkv")
-
-
-def as_if(**variant: Any) -> Misreading:
-    return lambda plan: replace(
-        plan, geometry=replace(plan.geometry, variant=replace(plan.geometry.variant, **variant))
-    )
-
-
-def other_base(plan: DraftPlan) -> DraftPlan:
-    block = plan.geometry.block
-    return replace(plan, geometry=replace(plan.geometry, block=replace(block, rope=replace(block.rope, theta=3e5))))
-
-
-def one_lower(plan: DraftPlan) -> DraftPlan:
-    return replace(plan, geometry=replace(plan.geometry, taps=tuple(i - 1 for i in plan.geometry.taps)))
-
-
-def another_map(plan: DraftPlan) -> DraftPlan:
-    assert plan.draft_to_target is not None
-    return replace(plan, draft_to_target=plan.draft_to_target.roll(1))
-
-
-def without_head_norms(plan: DraftPlan) -> DraftPlan:
-    block = replace(plan.geometry.block, has_qk_norm=False)
-    return replace(plan, geometry=replace(plan.geometry, block=block))
 
 
 def near(head: Changes) -> None:
@@ -75,24 +51,24 @@ def tied(head: Changes) -> None:
     head.flags(tie_word_embeddings=True)
 
 
-MISREADINGS: dict[str, tuple[Callable[[Changes], object], Misreading]] = {
-    "norm_before_residual": (lambda head: head.flags(norm_before_residual=True), as_if(normed_residual=False)),
-    "normed feedback": (lambda head: head.flags(return_hidden_post_norm=True), as_if(feeds_normed=False)),
-    "norm_before_fc": (norm_all, as_if(fusion_norm="none")),
-    "fc_norm": (norm_each, as_if(fusion_norm="none")),
-    "hidden_act": (lambda head: head.flags(hidden_act="gelu"), as_if(activation="silu")),
-    "logit_scale": (lambda head: head.flags(logit_scale=0.5), as_if(logit_scale=1.0)),
-    "rope_is_neox_style": (
-        lambda head: head.flags(rope_is_neox_style=False), lambda plan: replace(plan, is_interleaved=False)
-    ),
-    "rope_theta": (lambda head: head.flags(rope_theta=7e4), other_base),
-    "tap ids": (lambda head: head.taps([1, 3, 6]), one_lower),
-    "d2t": (lambda head: None, another_map),
-    "q_norm and k_norm": (Changes.norms_of_heads, without_head_norms),
-    "layer_types with sliding_window": (near, lambda plan: replace(plan, geometry=replace(plan.geometry, window=0))),
-    "attention_bias": (biases, as_if(qkv_bias=False)),
-    "tie_word_embeddings": (tied, as_if(tied_head=False)),
-}  # fmt: skip
+# By name of the planted misreading: a head that has the key; None: any head shows it.
+MISREADINGS: dict[str, Callable[[Changes], object] | None] = {
+    "misread_norm_before_residual": lambda head: head.flags(norm_before_residual=True),
+    "misread_norm_output": lambda head: head.flags(return_hidden_post_norm=True),
+    "misread_norm_before_fc": norm_all,
+    "misread_fc_norm": norm_each,
+    "misread_hidden_act": lambda head: head.flags(hidden_act="gelu"),
+    "misread_logit_scale": lambda head: head.flags(logit_scale=0.5),
+    "misread_rope_style": lambda head: head.flags(rope_is_neox_style=False),
+    "misread_rope_theta": lambda head: head.flags(rope_theta=7e4),
+    "misread_taps": lambda head: head.taps([1, 3, 6]),
+    "misread_d2t": None,
+    "misread_qk_norm": Changes.norms_of_heads,
+    "misread_sliding_window": near,
+    "misread_attention_bias": biases,
+    "misread_tied_head": tied,
+}
+OF_ANY_HEAD = sorted(name for name in MISREADINGS if "head with" not in FAULTS[name].needs and "tied" not in name)
 
 
 @pytest.fixture(scope="module")
@@ -100,26 +76,45 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return write_random_pair(tmp_path_factory.mktemp("pair"), hidden=32, head_dim=8, ffn=48, vocab=128, draft_vocab=64)
 
 
-def compared(pair: Pair, head: Path) -> StageReport:
-    return run_stage_parity(pair[0], head, prompts=PROMPTS, k=3, steps=1)
+def compared(pair: Pair, head: Path, fault: str = "", **how: Any) -> StageReport:
+    return run_stage_parity(pair[0], head, prompts=PROMPTS, k=3, steps=1, fault=fault, **how)
+
+
+def assert_named(report: StageReport, name: str) -> None:
+    first = report.first_divergent
+    assert first is not None, f"{name} was not found"
+    assert (first.stage, first.kind) == (FAULTS[name].stage, FAULTS[name].kind), report.verdict
+
+
+def test_every_misreading_that_can_be_planted_is_tried() -> None:
+    assert MISREADINGS.keys() == {fault.name for fault in LAYOUT_FAULTS}
+
+
+@pytest.mark.parametrize("name", slow_but(OF_ANY_HEAD[::5], OF_ANY_HEAD))
+def test_a_misreading_of_a_plain_head_is_named_at_its_stage(pair: Pair, name: str) -> None:
+    assert_named(compared(pair, pair[1], name), name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MISREADINGS)
-def test_a_misread_key_fails_where_the_right_reading_passes(
-    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    change, misread = MISREADINGS[name]
+@pytest.mark.parametrize("name", sorted(name for name, change in MISREADINGS.items() if change))
+def test_a_misread_key_is_named_where_the_right_reading_passes(pair: Pair, tmp_path: Path, name: str) -> None:
+    change = MISREADINGS[name]
+    assert change is not None
     config, weights = read_head(pair[1])
     change(Changes(config, weights, 32, 128))
     head = write_head(tmp_path / "head", config, weights)
     right = compared(pair, head)
     assert right.passed, right.verdict
-    monkeypatch.setattr(loading, "plan_draft", lambda *given: misread(plan_draft(*given)))
-    wrong = compared(pair, head)
-    assert not wrong.passed
-    assert wrong.first_divergent is not None
-    assert wrong.first_divergent.stage.startswith(("draft.", "target.taps", "tree."))
+    assert_named(compared(pair, head, name), name)
+
+
+def test_a_misreading_is_none_of_an_engine_without_an_eagle3_head(tmp_path: Path) -> None:
+    target, draft = write_eagle_pair(tmp_path)
+    engine = Engine.from_pretrained(
+        target, EngineConfig(speculative_config=SpeculativeConfig(model=str(draft), method="eagle"), device="cpu")
+    )
+    with pytest.raises(ExperimentError, match="where drafts are made by eagle"):
+        with_fault(engine, "misread_taps")
 
 
 def test_what_norm_output_means_in_a_flat_file_can_be_told_to_parity(pair: Pair, tmp_path: Path) -> None:
@@ -133,10 +128,7 @@ def test_what_norm_output_means_in_a_flat_file_can_be_told_to_parity(pair: Pair,
 
 
 @pytest.mark.slow
-def test_another_meaning_of_norm_output_is_found(pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_meaning_of_norm_output_is_found(pair: Pair, tmp_path: Path) -> None:
     config, weights = read_head(pair[1])
     head = write_head(tmp_path / "head", {**config, "norm_output": True}, weights)
-    monkeypatch.setattr(loading, "plan_draft", lambda *given: as_if(feeds_normed=False)(plan_draft(*given)))
-    report = run_stage_parity(pair[0], head, prompts=PROMPTS, k=2, steps=1, norm_output="feedback")
-    assert report.first_divergent is not None
-    assert report.first_divergent.stage == "draft.feedback"
+    assert_named(compared(pair, head, "misread_norm_output", norm_output="feedback"), "misread_norm_output")

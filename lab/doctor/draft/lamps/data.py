@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,13 +22,16 @@ from lab.doctor.draft.forward import propose
 from lab.doctor.draft.lamp import Finding, Lamp, Repair
 from lab.doctor.draft.measure import Measurement, is_certain_gain, measure
 from lab.doctor.draft.reading import Reading
+from lab.doctor.draft.refit import STEPS, is_affordable, refit_and_measure
 from lab.doctor.draft.renderings import other_renderings
 
 # The shipped vocabulary leaves out 9 % of its text; one that was chosen on other text leaves out far more.
 LEAST_OUTSIDE, LEAST_GAIN = 0.15, 0.10
 KIN = 0.3  # mean cosine from which a head's rows are the target's, trained further
 DRAWS = 8  # walks over the same text with other luck, of which the mean is taken
+LEAST_PROMPTS = 4  # of which one half teaches and the other asks
 LEAST_PLACES = 60  # outside loops, to count followers on
+SAME_EVERYWHERE = 0.9  # of all places: the commonest draft of a head that says one thing
 LIKE_CLAIMED = 0.03  # share by which a figure may miss a claim that is the same
 
 
@@ -47,9 +51,14 @@ def look_at_coverage(case: Case) -> Finding:
         after = if_covered(case)
         is_gain, how = after - case.base.length > LEAST_GAIN * case.base.length, "drafted as well as the others"
     else:
-        measured = case.measured(whole)
+        measured, how = case.measured(whole), "with the target's own rows for the ids left out"
+        if outside > LEAST_OUTSIDE and _can_be_trained(case, whole):
+            absent = torch.ones(len(case.text.head), dtype=torch.bool, device=ids.device).index_fill_(0, ids, False)
+            rows = absent.nonzero().flatten().to(case.torch_device)
+            trained, fitted = refit_and_measure(whole, case.text, case.k, rows=rows)
+            if trained.length > measured.length:
+                measured, whole, how = trained, fitted, f"{how}, trained for {STEPS} steps on half the texts"
         after, is_gain = measured.length, is_certain_gain(case.base, measured)
-        how = "with the target's own rows for the ids left out"
     said = f"{outside:.1%} of what the target writes is outside the head's {len(ids)} ids; {how} {after:.2f} tokens"
     values = (("outside", outside), ("length_if_covered", after))
     if outside > LEAST_OUTSIDE and is_gain and after > before:
@@ -57,6 +66,11 @@ def look_at_coverage(case: Case) -> Finding:
         repair = Repair(change, before, after)
         return Finding("coverage", "red", f"{said} a step", repair, 0.7, values, mended=whole)
     return Finding("coverage", "green", f"{said} a step instead of {case.base.length:.2f}", values=values)
+
+
+def _can_be_trained(case: Case, whole: Reading) -> bool:
+    """Whether there are texts to train on and others to measure on, and the time for it."""
+    return len(case.prompts) >= LEAST_PROMPTS and is_affordable(whole, case.text)
 
 
 def with_all_ids(case: Case) -> Reading | None:
@@ -106,8 +120,9 @@ def _shares_inside(agrees: Tensor, inside: Tensor) -> Tensor:
 def look_at_life(case: Case) -> Finding:
     """Whether the head's first choices, whatever they stand for, know more of what follows than the last token does."""
     lamp = "dead_head"
-    if len(case.prompts) < 4:
-        return Finding(lamp, "unknown", f"{len(case.prompts)} prompts: at least 4, to count on some and ask of others")
+    if len(case.prompts) < LEAST_PROMPTS:
+        why = f"{len(case.prompts)} prompts: at least {LEAST_PROMPTS}, to count on some and ask of others"
+        return Finding(lamp, "unknown", why)
     places = _fresh_places(case)
     if len(places) < LEAST_PLACES:
         return Finding(lamp, "unknown", f"{len(places)} tokens outside loops, at least {LEAST_PLACES} are needed")
@@ -130,7 +145,9 @@ def look_at_life(case: Case) -> Finding:
         why = f"; {best} accepts {lengths[best]:.2f} tokens a step, so this text may be one that nothing foretells"
         return Finding(lamp, "unknown", said + why, values=values)
     repair = Repair(change, case.before, lengths[best])
-    return Finding(lamp, "red", said, repair, 0.8, values, mended=case.reading)
+    # One and the same draft everywhere is dead whatever else is found; less than that may be what another cause does.
+    mended = None if commonest >= SAME_EVERYWHERE else case.reading
+    return Finding(lamp, "red", said, repair, 0.8, values, mended=mended, is_substitute=True)
 
 
 @dataclass(frozen=True)
@@ -200,6 +217,8 @@ def look_at_rendering(case: Case) -> Finding:
     is_apart = own.high is not None and length.low is not None and length.low > own.high
     if is_apart and other.before > case.before:
         return Finding(lamp, "red", said, Repair(change, case.before, other.before), weight=0.6)
+    if (length.mean or 0.0) > (1 + LEAST_GAIN) * (own.mean or math.inf):
+        return Finding(lamp, "unknown", f"{said}: {len(case.prompts)} prompts are too little text to tell them apart")
     return Finding(lamp, "green", said)
 
 

@@ -87,19 +87,22 @@ def _stored_costs(path: Path) -> tuple[Costs, str]:
 
 def _timed_costs(case: Case) -> tuple[Costs, str]:
     """Steps of every depth over empty slots, by the device's clock, each over the plain step of the same rows."""
-    engine = _adaptive_engine(case)
+    engine = adaptive_engine(case)
     times, costs = engine.runner.time_steps(), dict[int, dict[int, float]]()
     for (k, batch), took_us in times.items():
         if (0, batch) in times:
             costs.setdefault(batch, {})[k] = took_us / times[0, batch]
-    return costs, "steps over empty slots, timed here"
+    dtype = engine.config.dtype
+    return costs, f"steps in {dtype} over empty slots, timed here" if costs else "no step could be timed here"
 
 
-def _adaptive_engine(case: Case) -> Engine:
-    """An engine that has a program for every depth."""
+def adaptive_engine(case: Case) -> Engine:
+    """An engine that has a program for every depth; such a one keeps no ranks."""
     spec = case.conditions.engine([[0, 0]]).config.speculative_config
     assert spec is not None, "a case has drafts"
-    return case.engine(max_batch_size=case.batch, speculative_config=replace(spec, adaptive=True))
+    return case.engine(
+        max_batch_size=case.batch, speculative_config=replace(spec, adaptive=True), collect_draft_ranks=False
+    )
 
 
 SERVING: tuple[Lamp, ...] = (Lamp("slower", "Is speculation faster than plain decoding at this batch?", look_at_speed),)

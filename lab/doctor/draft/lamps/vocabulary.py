@@ -13,11 +13,14 @@ from torch import Tensor
 from eagle3core.errors import CheckpointError
 from lab.doctor.draft.alternatives import Alternative, judge
 from lab.doctor.draft.case import Case
-from lab.doctor.draft.forward import all_logits
+from lab.doctor.draft.forward import all_logits, propose
 from lab.doctor.draft.lamp import Finding, Repair
 
 NAME, MAP, MASK = "vocabulary_map", "d2t", "t2d"
-ASKED = "offsets, absolute ids, the ids that t2d marks, none, and the ids that the head's logits stand for"
+BY_LOGITS = "the ids that the head's logits stand for"
+ASKED = f"offsets, absolute ids, the ids that t2d marks, none, and {BY_LOGITS}"
+# Of a map that is another head's nearly no row is right by chance; ids in no order ascend in half of all neighbours.
+LEAST_RIGHT, MOST_ORDER = 0.1, 0.75
 LEAST_ROWS, MOST_ROWS, MOST_PRODUCTS = 256, 2048, 2e12  # rows of text that logits are compared over
 _STORE = "store offsets in d2t, target_id = draft_id + d2t[draft_id]"
 
@@ -30,7 +33,36 @@ def look_at_map(case: Case) -> Finding:
     refused = [error for error in case.refusals if MAP in str(error) or MASK in str(error)]
     if not case.prompts:
         return _by_files(case, refused)
-    return judge(case, NAME, ASKED, map_readings(case), by_length=True)
+    readings = map_readings(case)
+    judged = judge(case, NAME, ASKED, readings, by_length=True)
+    found = next((each.reading.draft_to_target for each in readings if each.name == BY_LOGITS), None)
+    if judged.mended is None or found is None or judged.mended.draft_to_target is not found:
+        return judged
+    why = _without_order(case, found)
+    return judged if why is None else Finding(NAME, "unknown", f"{judged.said}; but {why}", values=judged.values)
+
+
+def _without_order(case: Case, found: Tensor) -> str | None:
+    """Why a map that was found again is none that a file could have lost; None where it may be.
+
+    Maps are written in ascending order, and what spoils one spoils it in some order too: from a row on, or as a whole.
+    Ids that are right for many rows, and for the others in no order, are those that the head drafts for want of better.
+    """
+    own = case.reading.draft_to_target
+    if own is None or not torch.equal(own, own.sort().values):
+        return None
+    rows = torch.isin(own, propose(case.reading, case.text, 1)).nonzero().flatten()
+    differ = rows[found.to(own.device)[rows] != own[rows]]
+    n_right = len(rows) - len(differ)
+    if n_right < LEAST_RIGHT * len(rows) or len(differ) < 2:
+        return None
+    ascending = float((found.to(own.device)[differ].diff() > 0).double().mean())
+    if ascending > MOST_ORDER:
+        return None
+    return (
+        f"the stored ids are right for {n_right} of the {len(rows)} rows that it drafts, and the others' better ids "
+        "are in no order: the head drafts so, or single rows were exchanged; no map is lost so"
+    )
 
 
 def map_readings(case: Case) -> list[Alternative]:
@@ -52,7 +84,7 @@ def map_readings(case: Case) -> list[Alternative]:
     if case.reading.geometry.draft_vocab_size < case.reading.geometry.vocab_size:
         found = recovered_map(case)
         change = "replace d2t by that of this head's own export (its logits say which ids the rows stand for)"
-        made.append(Alternative("the ids that the head's logits stand for", change, case.reading.with_map(found)))
+        made.append(Alternative(BY_LOGITS, change, case.reading.with_map(found)))
     return made
 
 
