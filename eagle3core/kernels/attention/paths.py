@@ -32,13 +32,15 @@ def tail_bytes(shape: Shape, tail: int) -> int:
     return tail * (shape.unit_bytes + UNIT * PLACES_BYTES)
 
 
-def make_paths(isa: Any, shape: Shape, *, threads: int, held: int, tail: int, tiles: int) -> tuple[Any, Any, Any]:
+def make_paths(
+    isa: Any, shape: Shape, *, threads: int, held: int, tail: int, tiles: int, abreast: int = 0
+) -> tuple[Any, Any, Any]:
     """`owns_tail`, `load_tail` and `add_paths` of a block of `threads`; three that do nothing where `tail` is 0."""
     if tail:
         return (
             make_owns_tail(isa, shape),
             make_load_tail(isa, shape, threads, tail),
-            make_add_paths(isa, shape, held=held, tail=tail, tiles=tiles),
+            make_add_paths(isa, shape, held=held, tail=tail, tiles=tiles, abreast=abreast or 3 - tiles),
         )
 
     def nothing(*operands: Any) -> Any:
@@ -150,21 +152,21 @@ def make_row_at(isa: Any) -> Any:
     return isa.inlined(row_at)
 
 
-def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int, tiles: int) -> Callable[..., Any]:
+def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int, tiles: int, abreast: int) -> Callable[..., Any]:
     """`add_paths(...)`: a warp's rows take in the unit that begins at `first`; 1 if any row sees it.
 
     Operands: `at` (see `load_tail`), queries and q_at as `score` takes them, accumulators, tops, sums, tokens, ctx,
     first, row0, scale, lane. Scores and values are those of one node after the other; maxima move once for all.
 
     Args:
-        held: of `make_steps`. tail: units at `at`. tiles: of the warp, 16 rows each.
+        held: of `make_steps`. tail: units at `at`. tiles: of the warp, 16 rows each. abreast: nodes scored at once,
+            whose products then need not wait for each other.
     """
     cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
     token_of = make_token_of(isa, shape.group)
     pieces, half_bytes, unit_bytes = shape.pieces, shape.half_bytes, shape.unit_bytes
     places_at = tail * unit_bytes
     counts_at = places_at + tail * UNIT * PLACES
-    abreast = 2 if tiles == 1 else 1  # nodes scored at once, whose products then need not wait for each other
     n_scores, n_keys = 8 * abreast, 2 * abreast
 
     def keys_at(row: Any) -> Any:

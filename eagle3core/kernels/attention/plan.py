@@ -232,6 +232,8 @@ def attention_variant(
     layout["held"] = held
     if plan.tiles < TILES:
         order, layout["tiles"] = f"{order}_t{plan.tiles}", plan.tiles
+        if arch == "sm_90a" and paths and shape.group <= 4:  # a tile's nodes all at once; elsewhere not tried
+            order, layout["abreast"] = f"{order}_a4", 4
     return Variant(
         name=f"attention_rows_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}{_joined(joined)}",
         make=make_attention_rows,

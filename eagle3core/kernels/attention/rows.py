@@ -54,6 +54,7 @@ def rows_shared_bytes(
 def make_attention_rows(
     isa: Any, *, shape: Shape, row_warps: int, groups: int, units: int, stages: int, held: int, joined: bool,
     counting: bool, overlap: bool, words: int = 0, windowed: bool = False, tail: int = 0, tiles: int = TILES,
+    abreast: int = 0,
 ) -> Any:  # fmt: skip
     """The kernel; grid (row blocks * blocks of `run` splits, key heads, sequences).
 
@@ -68,7 +69,7 @@ def make_attention_rows(
         tail: units for which there is room beyond the prefix, where the T keys are a tree's nodes and rows add their
             ancestors as plain decoding does (`paths`); the parameter `window` says how long a path can be.
         tiles: of 16 rows of a warp. One where a tree has few nodes: they are added one after the other, so warps share
-            them, and each key serves one tile alone.
+            them, and each key serves one tile alone. abreast: nodes scored at once; 0 for two with one tile, else one.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     # Before a warp arrives for the next set, the newest stages - 3 groups may be under way: that set's own has landed.
@@ -80,7 +81,7 @@ def make_attention_rows(
     span = make_span(isa, earlier=words > 0, paths=paths, windowed=windowed)
     load_tile = make_load_tile(isa, shape, held=held)
     owns_tail, load_tail, add_paths = make_paths(
-        isa, shape, threads=32 * row_warps * groups, held=held, tail=tail, tiles=tiles
+        isa, shape, threads=32 * row_warps * groups, held=held, tail=tail, tiles=tiles, abreast=abreast
     )
     follow, look_up, copy_set = make_ring(isa, shape, row_warps=row_warps, groups=groups, units=units)
     score, hide, start_tops, grows, raise_tops, add_values, *_ = make_steps(
