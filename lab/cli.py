@@ -85,7 +85,7 @@ COMMANDS = (
     Command("scenarios", "run the bench over named suites", ScenariosOptions, "probes.bench.suite:run"),
     Command("ab", "compare two commits or settings, measured in turns", AbOptions, "probes.ab.command:run"),
     Command("import", "compare another engine's acceptance", ImportOptions, "acceptance.reported.command:run"),
-    Command("export", "write stored rows as one table", ExportOptions, "rows.carried.export:run"),
+    Command("export", "write stored rows for other tools", ExportOptions, "cli:export"),
     Command("golden", "keep a run's acceptance lengths for later runs", GoldenOptions, "acceptance.golden.file:run"),
     Command("prove", "prove the GPU engine: bits, parity, memory", ProveOptions, "probes.proofs.command:run"),
     Command("speed", "time every depth and take its step apart", SpeedOptions, "probes.speed.command:run"),
@@ -225,6 +225,15 @@ def show_comparison(options: CompareOptions) -> int:
     text, any_slower = comparison(options.before, options.after, markdown=options.markdown)
     print(text)
     return EXIT_GATE_FAILED if any_slower else EXIT_PASSED
+
+
+def export(options: ExportOptions) -> int:
+    """Writes rows as a table, or the timed kernels among them in FlashInfer-Bench's form."""
+    if options.form == "table":
+        from lab.rows.carried.export import run as write
+    else:
+        from lab.probes.flashinfer_bench.command import run as write
+    return write(options)
 
 
 def show_machine(options: DoctorOptions) -> int:

@@ -89,6 +89,7 @@ ORDER = (
     "lab.probes.speed",
     "lab.probes.profiles",
     "lab.probes.sweeps",
+    "lab.probes.flashinfer_bench",
     "lab.probes.gates",
     "lab.probes.ab",
     "lab.probes",

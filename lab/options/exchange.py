@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, model_validator
 
 from lab.options.fields import Options, option
 from lab.options.values import MOST_DRAFTS, DeviceName, ExistingFile, refused
@@ -82,17 +82,18 @@ class ImportOptions(Options):
     row: str = option("", "which of them, e.g. spec-3 (default: the last with an acceptance)")
 
 
-def _table(path: Path) -> Path:
-    if path.suffix not in (".parquet", ".csv"):
-        raise refused(path.name, "a name ending in .parquet or .csv")
-    return path
-
-
 class ExportOptions(Options):
-    """Write stored rows as one table, a line a value, for pandas, DuckDB or any dashboard."""
+    """Write stored rows for other tools: one table, a line a value, or a data set of FlashInfer-Bench."""
 
     paths: tuple[Path, ...] = option(..., "run folders, or files of rows", flag="", metavar="DIR|FILE", shape="several")
-    out: Annotated[Path, AfterValidator(_table)] = option(..., "the file to write", metavar="NAME.parquet|NAME.csv")
+    out: Path = option(..., "the file to write; a folder for flashinfer-bench", metavar="NAME.parquet|NAME.csv|DIR")
+    form: Literal["table", "flashinfer-bench"] = option("table", "timed kernels alone in the latter", flag="--as")
+
+    @model_validator(mode="after")
+    def _named_for_its_form(self) -> ExportOptions:
+        if self.form == "table" and self.out.suffix not in (".parquet", ".csv"):
+            raise refused(self.out.name, "--out with a name ending in .parquet or .csv")
+        return self
 
 
 class UpgradeOptions(Options):
