@@ -150,20 +150,12 @@ def _load(key: _Key, device: int) -> Any:
     Device(device).set_current()
     code, about = cubin(variant, key.arch)
     kernel = ObjectCode.from_cubin(code, name=variant.name).get_kernel(about["entry"])
-    names, wanted = driver.CUfunction_attribute, []
     if variant.shared_bytes > _DEFAULT_SHARED:
-        wanted.append((names.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, variant.shared_bytes))
-    if variant.dependent:
-        # A multiprocessor divides its memory between shared memory and L1 anew only when it is idle. Where a kernel of
-        # little shared memory has it divided in favour of L1, blocks of the next one that need much, and might already
-        # fetch weights, come in only when the last block of this one has gone. So all that overlap divide it alike.
-        largest = driver.CUshared_carveout.CU_SHAREDMEM_CARVEOUT_MAX_SHARED
-        wanted.append((names.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, int(largest)))
-    for attribute, value in wanted:
-        (status,) = driver.cuKernelSetAttribute(attribute, value, kernel.handle, device)
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        (status,) = driver.cuKernelSetAttribute(attribute, variant.shared_bytes, kernel.handle, device)
         if status != driver.CUresult.CUDA_SUCCESS:
             raise KernelLimit(
-                f"{variant.name}: the driver refused {attribute.name} {value} ({status})",
+                f"{variant.name}: the driver refused {variant.shared_bytes} bytes of shared memory ({status})",
                 f"what compute capability {torch.cuda.get_device_capability(device)} offers",
                 "report the device and driver version",
             )

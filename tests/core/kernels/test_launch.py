@@ -1,6 +1,5 @@
 """What a launch cannot do is said before it is tried; what it can runs on the device of its operands."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -100,22 +99,6 @@ def test_a_bound_launch_runs_and_can_be_captured(gpu):
     graph.replay()
     torch.cuda.synchronize()
     assert torch.equal(y, 2 * x)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dependent", [False, True])
-def test_kernels_that_overlap_divide_a_processor_alike_and_others_as_the_driver_likes(gpu, dependent):
-    from cuda.bindings import driver
-
-    _, arch, _ = gpu
-    device = torch.cuda.current_device()
-    # A width of its own for each: a kernel is loaded once for all variants of the same code.
-    variant = replace(DOUBLE, constants={"width": 16 if dependent else 32}, dependent=dependent)
-    kernel = launch._kernel(variant, arch, device)
-    attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
-    status, percent = driver.cuKernelGetAttribute(attribute, kernel.handle, device)
-    assert status == driver.CUresult.CUDA_SUCCESS
-    assert percent == (100 if dependent else -1)
 
 
 @pytest.mark.gpu
