@@ -17,7 +17,9 @@ from torch import Tensor
 
 from eagle3core.geometry import Activation, BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
-from eagle3core.kernels.gemm.launcher import pack_weight
+from eagle3core.kernels.gemm.weight_order import pack_weight
+from eagle3core.speculative import WeightFormat
+from eagle3core.weights.fp8 import quantised
 
 Source = Callable[[str], Tensor]  # a weight by its Hugging Face name, on any device, in any floating dtype
 HEAD_STEP = 64  # rows: the second pass of the argmax reads the best of every 16 in groups of 4
@@ -32,6 +34,7 @@ class PackedLinear:
         weight: packed, or row-major as it came (a head tied to the embedding).
         rows, k: of the matrix, padding rows included.
         bias: `[rows]` or None.
+        scales: `[rows]` fp32 of a matrix in e4m3 (`fp8`); None: `weight` holds the values themselves.
     """
 
     epilogue: Epilogue
@@ -40,10 +43,11 @@ class PackedLinear:
     k: int
     is_packed: bool = True
     bias: Tensor | None = None
+    scales: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [self.weight] if self.bias is None else [self.weight, self.bias]
+        return [tensor for tensor in (self.weight, self.bias, self.scales) if tensor is not None]
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,11 @@ class PackedLayer:
     down: PackedLinear
     q_gain: Tensor | None = None
     k_gain: Tensor | None = None
+
+    @property
+    def weights(self) -> WeightFormat:
+        """The format of its maps."""
+        return "as_stored" if self.qkv.scales is None else "fp8"
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -95,6 +104,11 @@ class PackedTarget:
     def is_packed(self) -> bool:
         """Whether its matrices are in the kernels' order."""
         return all(layer.qkv.is_packed for layer in self.layers)
+
+    @property
+    def weights(self) -> WeightFormat:
+        """The format of its maps."""
+        return self.layers[0].weights
 
     @property
     def device(self) -> torch.device:
@@ -137,6 +151,11 @@ class PackedDraft:
     input_eps: float = 0.0
     feedback_gain: Tensor | None = None
 
+    @property
+    def weights(self) -> WeightFormat:
+        """The format of its own maps; what it shares with the target has the target's."""
+        return self.layer.weights
+
     def own_tensors(self) -> Iterable[Tensor]:
         """Every weight the draft does not share with the target."""
         gains = (self.hidden_gain, self.input_gain, self.feedback_gain)
@@ -159,12 +178,15 @@ class Packer:
         device: where to.
         block: tokens of a cache block, which the q, k, v map writes to.
         packs: matrices go into the kernels' order; without kernels they stay row-major.
+        weights: the format of the maps; tables, gains and biases keep the dtype.
     """
 
     def __init__(
-        self, source: Source, dtype: torch.dtype, device: torch.device, block: int, *, packs: bool = True
-    ) -> None:
+        self, source: Source, dtype: torch.dtype, device: torch.device, block: int, *, packs: bool = True,
+        weights: WeightFormat = "as_stored",
+    ) -> None:  # fmt: skip
         self.source, self.dtype, self.device, self.block, self.packs = source, dtype, device, block, packs
+        self.weights = weights
 
     def get(self, name: str) -> Tensor:
         """The weight on the device, in the dtype, aligned as the kernels read it."""
@@ -176,8 +198,7 @@ class Packer:
         self._give_back()
         stacked = self._stack([f"{name}.weight" for name in names])
         bias = self._stack([f"{name}.bias" for name in names]) if epilogue.has_bias else None
-        rows, k = stacked.shape
-        return PackedLinear(epilogue, self._packed(stacked, epilogue), rows, k, self.packs, bias)
+        return self._map(stacked, epilogue, bias)
 
     def layer(
         self, prefix: str, block: BlockGeometry, *, normed: bool, bias: tuple[bool, bool, bool] = (False, False, False),
@@ -217,11 +238,15 @@ class Packer:
             weight = F.pad(weight, (0, 0, 0, padding))
             bias = torch.zeros(n + padding, dtype=self.dtype, device=self.device)
             bias[n:] = float("-inf")
-        return PackedLinear(epilogue, self._packed(weight, epilogue), n + padding, k, self.packs, bias)
+        return self._map(weight, epilogue, bias)
 
-    def _packed(self, weight: Tensor, epilogue: Epilogue) -> Tensor:
+    def _map(self, weight: Tensor, epilogue: Epilogue, bias: Tensor | None) -> PackedLinear:
         self._give_back()
-        return pack_weight(weight, epilogue) if self.packs else weight
+        (rows, k), scales = weight.shape, None
+        if self.weights == "fp8":
+            weight, scales = quantised(weight)
+        packed = pack_weight(weight, epilogue) if self.packs else weight
+        return PackedLinear(epilogue, packed, rows, k, self.packs, bias, scales)
 
     def _give_back(self) -> None:
         """What raw weights needed for a while, before others are made: or packed ones would lie in pieces of it."""

@@ -66,6 +66,7 @@ class PairUnderTest:
     capture_convention: str | None = None
     fault: str = ""
     norm_output: str = ""
+    draft_weights: str = "as_stored"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -115,6 +116,7 @@ class PairUnderTest:
                 capture_layers=self.capture_layers,
                 capture_convention=self.capture_convention,  # type: ignore[arg-type]
                 norm_output=self.norm_output or None,  # type: ignore[arg-type]
+                draft_weights=self.draft_weights,  # type: ignore[arg-type]
             )
         n_tokens = max(n_tokens, 2 * (k + 1) + 4)  # a session holds at least one step's tokens
         config = EngineConfig(

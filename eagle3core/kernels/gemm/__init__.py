@@ -5,9 +5,10 @@ Read `launcher` first, then `reference`, `tiling`, and one kernel: `ring` (few r
 """
 
 from eagle3core.kernels.gemm.card import CARD
-from eagle3core.kernels.gemm.launcher import gemm, gemm_cost, pack_weight, unpack_weight, workspace
+from eagle3core.kernels.gemm.launcher import gemm, gemm_cost, workspace
 from eagle3core.kernels.gemm.reference import epilogue_of, n_columns, n_weight_rows
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
+from eagle3core.kernels.gemm.weight_order import pack_weight, unpack_weight
 
 __all__ = [
     "CARD",

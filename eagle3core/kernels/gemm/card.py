@@ -11,7 +11,7 @@ from torch import Tensor
 
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant
 from eagle3core.kernels.gemm.candidates import gemm_candidates
-from eagle3core.kernels.gemm.launcher import gemm, gemm_cost, gemm_variant, pack_weight, scratch_words
+from eagle3core.kernels.gemm.launcher import gemm, gemm_cost, gemm_variant, scratch_words
 from eagle3core.kernels.gemm.pack import pack_variant
 from eagle3core.kernels.gemm.reference import (
     epilogue_of,
@@ -25,6 +25,7 @@ from eagle3core.kernels.gemm.reference import (
 )
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling, fitted
+from eagle3core.kernels.gemm.weight_order import pack_weight
 
 
 def gemm_launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **setting: Any) -> Sequence[Launch]:

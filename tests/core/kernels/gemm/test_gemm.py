@@ -16,7 +16,6 @@ from eagle3core.kernels.gemm.launcher import (
     COUNTERS,
     WORKSPACE_BYTES,
     gemm,
-    pack_weight,
     scratch_words,
     workspace,
     workspace_bytes,
@@ -24,6 +23,7 @@ from eagle3core.kernels.gemm.launcher import (
 from eagle3core.kernels.gemm.reference import partial_squares
 from eagle3core.kernels.gemm.tile import totals_in_shared
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
+from eagle3core.kernels.gemm.weight_order import pack_weight
 
 # ---- layout
 
