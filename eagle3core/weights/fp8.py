@@ -14,7 +14,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.gemm.fp8 import E4M3
+from eagle3core.kernels.gemm.fp8.operands import E4M3
 from eagle3core.speculative import WeightFormat
 
 LARGEST = torch.finfo(E4M3).max  # 448

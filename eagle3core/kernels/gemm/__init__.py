@@ -5,6 +5,7 @@ Read `launcher` first, then `reference`, `tiling`, and one kernel: `ring` (few r
 """
 
 from eagle3core.kernels.gemm.card import CARD
+from eagle3core.kernels.gemm.fp8.tiling import tiling_for
 from eagle3core.kernels.gemm.launcher import gemm, gemm_cost, workspace
 from eagle3core.kernels.gemm.reference import epilogue_of, n_columns, n_weight_rows
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
@@ -20,6 +21,7 @@ __all__ = [
     "n_columns",
     "n_weight_rows",
     "pack_weight",
+    "tiling_for",
     "unpack_weight",
     "workspace",
 ]

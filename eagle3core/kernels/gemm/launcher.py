@@ -30,6 +30,8 @@ from eagle3core.kernels.card import (
 )
 from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
+from eagle3core.kernels.gemm.fp8.operands import E4M3
+from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_tiling
 from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
 from eagle3core.kernels.gemm.pack import OrderedRows, is_whole, pack_rows, packed_words
 from eagle3core.kernels.gemm.reference import EPS, n_columns, n_weight_rows
@@ -55,6 +57,9 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
     }  # fmt: skip
     products = 2 * tiling.x_tiles * tiling.w_tiles * tiling.units  # of a stage
     registers, most, expected = 128, 128, {"HMMA": products, "LDGSTS": 3}
+    fp8 = isinstance(tiling, Fp8Tiling)
+    if fp8:
+        constants["fp8"] = True
     if tiling.kernel in ("ring", "bulk"):
         constants["bulk"] = tiling.kernel == "bulk"
     if tiling.kernel == "bulk":
@@ -79,7 +84,7 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
         name=f"gemm_{dtype}_{epilogue.name}_{tiling.name}_{layout}",
         make=_KERNELS[tiling.kernel],
         constants=constants,
-        parameters=gemm_parameters(),
+        parameters=gemm_parameters(fp8),
         threads=tiling.threads,
         shared_bytes=tiling.shared_bytes,
         blocks_per_sm=max(1, resident),
@@ -125,7 +130,8 @@ def gemm(
     """One linear map as one launch or two.
 
     Args:
-        x: `[M, k]`. y: `[M, n]`. w: `[weight_rows, k]`, or packed by `pack_weight`.
+        x: `[M, k]`. y: `[M, n]`. w: `[weight_rows, k]`, or packed by `pack_weight`; e4m3 only packed, with
+            `scales: [weight_rows]` f32 among the operands.
         scratch: of `workspace`; without it K is never split between blocks, and x not packed for warpgroups.
         ordered: of `ordered_input`, where the kernel before has written x beside `x`; None: x is packed here if needed.
         operands: sums, bias, gain, residual, positions, slots, table, second, third as `gemm_parameters` describes.
@@ -135,8 +141,11 @@ def gemm(
     """
     _check(x, w, y, k, weight_rows)
     epilogue.check()
-    rows, n_tiles = x.shape[0], weight_rows // 16
-    tiling = tiling or choose_tiling(arch, rows, n_tiles, k, packed and scratch is not None, DTYPES[w.dtype])
+    rows, n_tiles, dtype, fp8 = x.shape[0], weight_rows // 16, DTYPES[x.dtype], w.dtype == E4M3
+    if fp8:
+        _check_fp8(operands.get("scales"), packed, weight_rows)
+        tiling = as_fp8(tiling) if tiling else choose_fp8_tiling(arch, rows, n_tiles, k, dtype)
+    tiling = tiling or choose_tiling(arch, rows, n_tiles, k, packed and scratch is not None, dtype)
     if tiling.split > 1 and scratch is None:
         tiling = replace(tiling, split=1, together=False)
     _check_tiling(tiling, arch, n_tiles, k, packed)
@@ -154,7 +163,7 @@ def gemm(
             x = x_packed if ordered is None else ordered.words
     elif tiling.kernel == "group":
         raise KernelLimit(f"{tiling} without scratch", "room for x in its order", "pass what `workspace` gives")
-    variant = gemm_variant(arch, DTYPES[w.dtype], epilogue, tiling, packed, k % UNIT != 0)
+    variant = gemm_variant(arch, dtype, epilogue, tiling, packed, k % UNIT != 0)
     grid = {
         "ring": (blocks_w, blocks_x, 1),
         "bulk": (blocks_w, blocks_x, 1),
@@ -165,7 +174,8 @@ def gemm(
     launches.append(variant.launch(
         grid,
         x=x, w=w, y=y, **{name: operands.get(name) for name in names},
-        workspace=scratch[0] if scratch else None, counters=scratch[1] if scratch else None,
+        **({"scales": operands["scales"]} if fp8 else {"workspace": scratch[0] if scratch else None}),
+        counters=scratch[1] if scratch else None,
         rows=rows, n=y.shape[-1] if epilogue.kind != "qkv" else q_heads * epilogue.head_dim, k=k, tiles=n_tiles,
         q_heads=q_heads, kv_heads=kv_heads, inv_width=1.0 / k, eps=eps,
     ))  # fmt: skip
@@ -173,8 +183,10 @@ def gemm(
 
 
 def _check(x: Tensor, w: Tensor, y: Tensor, k: int, weight_rows: int) -> None:
-    if x.dtype not in DTYPES or w.dtype != x.dtype:
-        raise KernelLimit(f"x is {x.dtype}, W is {w.dtype}", "both bf16 or both fp16", f"convert, or {PLAIN_TORCH}")
+    if x.dtype not in DTYPES or w.dtype not in (x.dtype, E4M3):
+        raise KernelLimit(
+            f"x is {x.dtype}, W is {w.dtype}", "both bf16 or both fp16, or W e4m3", f"convert, or {PLAIN_TORCH}"
+        )
     if k % 16 or weight_rows % 16:
         raise KernelLimit(
             f"W is [{weight_rows}, {k}]", "multiples of 16", f"pad the weight with zeros, or {PLAIN_TORCH}"
@@ -184,6 +196,15 @@ def _check(x: Tensor, w: Tensor, y: Tensor, k: int, weight_rows: int) -> None:
             raise KernelLimit(
                 f"{name} is not contiguous and aligned to 16 bytes", "contiguous tensors", "copy it first"
             )
+
+
+def _check_fp8(scales: Tensor | None, packed: bool, weight_rows: int) -> None:
+    found = "no scales" if scales is None else f"scales {list(scales.shape)} {scales.dtype}"
+    if scales is None or scales.dtype != torch.float32 or scales.shape != (weight_rows,) or not packed:
+        raise KernelLimit(
+            f"W in e4m3 {'packed' if packed else 'by rows'} with {found}",
+            f"packed W, and {weight_rows} scales in fp32", f"pack it with its scales, or {PLAIN_TORCH}",
+        )  # fmt: skip
 
 
 @cache
@@ -214,6 +235,8 @@ def scratch_words(tiling: Tiling, rows: int, n_tiles: int, k: int) -> tuple[int,
 
 def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) -> None:
     units = -(-k // UNIT)
+    if isinstance(tiling, Fp8Tiling) and tiling.kernel not in ("ring", "bulk"):
+        raise KernelLimit(f"{tiling} for W in e4m3", "ring or bulk", "pass no tiling")
     if tiling.kernel == "group" and (not packed or tiling.units > units):
         raise KernelLimit(
             f"{tiling} for W {'packed' if packed else 'by rows'}",
@@ -248,7 +271,8 @@ def _check_scratch(scratch: tuple[Tensor, Tensor], words: int, blocks: int, tili
 def gemm_cost(case: Case) -> Cost:
     """Weights, x, y once; and what the epilogue reads and writes beside y."""
     m, k, n, n_w = case["m"], case["k"], n_columns(case), n_weight_rows(case)
-    moved = 2 * (n_w * k + m * k + m * n)
+    w_bytes = n_w * k + 4 * n_w if case.get("fp8") else 2 * n_w * k
+    moved = w_bytes + 2 * (m * k + m * n)
     if case.get("bias"):
         moved += 2 * n_w
     if case.get("norm"):

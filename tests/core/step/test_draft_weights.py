@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from device_engines import write_nano_pair
 from eagle_pairs import write_eagle_pair
+from emulated_steps import check_first_step
 from oracle import Draft, Target, speculate
 from quantised_heads import MAPS, by_rows, e4m3_values, rounded_to_e4m3, write_dequantised
 from tiny_engines import (
@@ -125,6 +127,12 @@ def test_an_eagle_head_and_a_small_model_in_fp8_give_plain_decodings_tokens(tmp_
     for pair, method in ((eagle, "eagle"), ((eagle[0], small[0]), "draft_target")):
         engine = drafting_engine(pair, {**FP8, "method": method})
         assert tokens_of(engine.generate(prompts, new_tokens(14))) == plain_tokens(pair, prompts, 14)
+
+
+@pytest.mark.emulated
+def test_the_kernels_draft_the_chain_that_their_meaning_drafts(tmp_path: Path) -> None:
+    nano = write_nano_pair(tmp_path, n_layers=1, vocab=64, taps=(0, 1))
+    check_first_step(nano, None, draft_weights="fp8")
 
 
 def test_what_a_draft_shares_with_its_target_stays_the_targets(tmp_path: Path) -> None:
