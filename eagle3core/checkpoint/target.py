@@ -12,6 +12,7 @@ from torch import Tensor
 
 from eagle3core.arguments import check_path, check_placement
 from eagle3core.checkpoint.families import read_family, refuse_quantised, refuse_window
+from eagle3core.checkpoint.fp8 import dequantised, find_fp8
 from eagle3core.checkpoint.rope import check_pairs, read_rope
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.tensors import TensorFiles, require_names
@@ -60,7 +61,7 @@ def load_target(
     directory = require_directory(path, "target")
     config = Settings.read(directory / "config.json")
     geometry = read_target_geometry(config, directory)
-    files = TensorFiles(directory)
+    files = dequantised(TensorFiles(directory), find_fp8(config, directory))
     if geometry.n_layers > len(files.names):  # before a name is made for each of perhaps a billion layers
         most = f"no more than the {len(files.names)} tensors there are"
         raise config.bad("num_hidden_layers", geometry.n_layers, most)
