@@ -56,6 +56,7 @@ class PairUnderTest:
         capture_layers, capture_convention: explicit tap ids, or None for the checkpoint's own.
         fault: name of a bug to plant in every engine (`lab.parity.faults`); empty plants none.
         norm_output: what that key of a flat draft config means, "feedback" or "head"; empty where it is not there.
+        draft_weights: format of the draft's maps, as `SpeculativeConfig` names it.
     """
 
     target: Path
