@@ -11,6 +11,7 @@ import torch
 from oracle import Draft, Target, speculate
 from quantised_heads import CONFIGS, write_fp8
 from random_pairs import rewrite_config
+from rings import slow_but
 from safetensors.torch import load_file, save_file
 from tiny_engines import Pair, engine_config, new_tokens, random_prompts
 
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.reference
 METHODS = {method: (method, False) for method in CONFIGS} | {"modelopt's own file": ("modelopt", True)}
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=slow_but(["modelopt", "fp8"], METHODS))
 def quantised_pair(request: pytest.FixtureRequest, pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """Both models of the tiny pair in one writer's FP8; their twins lie beside them."""
     folder, (method, beside) = tmp_path_factory.mktemp("fp8"), METHODS[request.param]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from device_engines import BY_MEANING, device_runner, write_nano_pair
 from gemm_examples import STORE, example
+from rings import slow_but, slow_from
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels import proof
@@ -81,7 +82,7 @@ def test_the_statement_and_its_twin_widen_every_value_exactly(kind: str, monkeyp
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", slow_but(["sm_90a"], ["sm_80", "sm_90a"]))
 @pytest.mark.parametrize("case", [case for case in (*CARD.cases, *CARD.slow_cases) if case.get("fp8")],
                          ids=lambda case: case["kind"])  # fmt: skip
 def test_with_powers_of_two_as_scales_bits_are_those_of_16_bit_weights(case: dict[str, Any], arch: str) -> None:
@@ -97,11 +98,13 @@ def test_with_powers_of_two_as_scales_bits_are_those_of_16_bit_weights(case: dic
 @pytest.mark.emulated
 @pytest.mark.parametrize(
     "setting",
-    [{"kernel": "bulk", "x_tiles": 1, "w_tiles": 1, "units": 2, "stages": 2},
-     {"kernel": "bulk", "x_tiles": 1, "w_tiles": 3, "units": 1, "stages": 3},
-     {"kernel": "bulk", "x_tiles": 2, "w_tiles": 1, "units": 2, "stages": 2},
-     {"kernel": "ring", "x_tiles": 1, "w_tiles": 1, "units": 2, "stages": 2},
-     {"kernel": "ring", "x_tiles": 4, "w_tiles": 3, "units": 1, "stages": 4}],
+    slow_from(2, [
+        {"kernel": "bulk", "x_tiles": 1, "w_tiles": 3, "units": 1, "stages": 3},
+        {"kernel": "bulk", "x_tiles": 2, "w_tiles": 1, "units": 2, "stages": 2},
+        {"kernel": "bulk", "x_tiles": 1, "w_tiles": 1, "units": 2, "stages": 2},
+        {"kernel": "ring", "x_tiles": 1, "w_tiles": 1, "units": 2, "stages": 2},
+        {"kernel": "ring", "x_tiles": 4, "w_tiles": 3, "units": 1, "stages": 4},
+    ]),
     ids=lambda setting: "_".join(map(str, setting.values())),
 )  # fmt: skip
 def test_every_kernel_over_e4m3_gives_the_same_bits(setting: dict[str, Any]) -> None:
