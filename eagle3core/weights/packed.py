@@ -238,12 +238,12 @@ class Packer:
             weight = F.pad(weight, (0, 0, 0, padding))
             bias = torch.zeros(n + padding, dtype=self.dtype, device=self.device)
             bias[n:] = float("-inf")
-        return self._map(weight, epilogue, bias)
+        return self._map(weight, epilogue, bias, is_table=may_share)
 
-    def _map(self, weight: Tensor, epilogue: Epilogue, bias: Tensor | None) -> PackedLinear:
+    def _map(self, weight: Tensor, epilogue: Epilogue, bias: Tensor | None, *, is_table: bool = False) -> PackedLinear:
         self._give_back()
         (rows, k), scales = weight.shape, None
-        if self.weights == "fp8":
+        if self.weights == "fp8" and not is_table:
             weight, scales = quantised(weight)
         packed = pack_weight(weight, epilogue) if self.packs else weight
         return PackedLinear(epilogue, packed, rows, k, self.packs, bias, scales)

@@ -159,6 +159,16 @@ def test_what_a_draft_shares_with_its_target_stays_the_targets(tmp_path: Path) -
     assert all(gain.dtype == checkpoint.dtype for gain in gains)
 
 
+@pytest.mark.parametrize("vocab", [6, 64])
+def test_a_head_that_is_the_embedding_stays_as_it_is(tmp_path: Path, vocab: int) -> None:
+    checkpoint = load_target(write_tiny_pair(tmp_path, tie=True, vocab=vocab)[0])
+    small, _ = pack_checkpoints(checkpoint, None, device=torch.device("cpu"), block=4, packs=False, weights="fp8")
+    assert small.head.scales is None
+    assert small.head.weight.dtype == checkpoint.dtype
+    assert torch.equal(small.head.weight[:vocab], small.embedding)
+    assert small.weights == "fp8"
+
+
 def test_the_memory_plan_counts_a_byte_a_value_and_a_scale_a_row(pair: Pair) -> None:
     as_stored, fp8 = (
         drafting_engine(pair, fields, dtype="float32").memory_plan.weight_bytes for fields in ({}, FP8)
