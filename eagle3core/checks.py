@@ -91,6 +91,22 @@ def check_window(window: object, is_of_head: bool, depth: int) -> None:
         raise ConfigError(f"draft_window is {window} without a head", "a head that drafts", "leave it out")
 
 
+def check_lengths(drafts: int, path: int, nodes: int) -> None:
+    """That the longest path and the nodes of a step leave room for each other and for the drafts, or a ConfigError."""
+    if path > nodes:
+        raise ConfigError(
+            f"max_path_len is {path} with max_decoding_tokens {nodes}",
+            "max_path_len <= max_decoding_tokens",
+            f"raise max_decoding_tokens to {path} or lower max_path_len",
+        )
+    if path < drafts + 1 or nodes < drafts + 1:
+        raise ConfigError(
+            f"num_speculative_tokens is {drafts} with max_path_len {path} and max_decoding_tokens {nodes}",
+            f"both limits at least num_speculative_tokens + 1 = {drafts + 1} (the root counts)",
+            "leave both limits out to have them derived",
+        )
+
+
 def is_given(value: object) -> bool:
     """Whether a setting says anything; of an array, which has no truth of its own, too."""
     return not (value is None or value is False or (isinstance(value, str | tuple) and not value))

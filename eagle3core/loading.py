@@ -17,7 +17,6 @@ import torch
 from eagle3core.arguments import check_path, check_type
 from eagle3core.backend import Backend, choose_backend
 from eagle3core.checkpoint.draft import DraftCheckpoint, load_draft
-from eagle3core.checkpoint.experts.names import stored_bytes
 from eagle3core.checkpoint.plan import draft_shapes
 from eagle3core.checkpoint.target import TargetCheckpoint, load_target, target_shapes
 from eagle3core.config import EngineConfig
@@ -25,14 +24,14 @@ from eagle3core.errors import CheckpointError, ConfigError, KernelLimit
 from eagle3core.geometry import DrafterGeometry, TargetGeometry
 from eagle3core.kernels.card import DTYPES
 from eagle3core.kernels.launch import device_arch
-from eagle3core.speculative import DRAFT_TARGET, SpeculativeConfig
+from eagle3core.speculative import DRAFT_TARGET, SpeculativeConfig, WeightFormat
 from eagle3core.step.kernel_limits import why_plain_torch
 from eagle3core.step.replay import EagerReplayer, GraphReplayer
 from eagle3core.step.run import DeviceRunner
 from eagle3core.step.sizes import SPAN, STEPS_KEPT, DeviceSizes
 from eagle3core.step.tree import FlatTree, GrownTree, chain_tree
 from eagle3core.trees import beam_scores
-from eagle3core.weights import Drafter, PackedDraft, PackedEagle, PackedTarget, pack_checkpoints
+from eagle3core.weights import Drafter, PackedDraft, PackedEagle, PackedTarget, pack_checkpoints, stored_bytes
 
 log = logging.getLogger("eagle3core")
 
@@ -55,6 +54,7 @@ class Reading:
         target, draft: their geometries. dtype: of the weights. backend: where they will go, and by what they will run.
         build: puts them there. speculation: why there is no draft, if one was asked for.
         free_bytes: memory that was free before anything was read, where reading takes some of the device's own (a CPU).
+        draft_weights: the format of the draft's maps.
     """
 
     target: TargetGeometry
@@ -64,16 +64,17 @@ class Reading:
     build: Callable[[], Models]
     speculation: SpeculationState | None = None
     free_bytes: int | None = None
+    draft_weights: WeightFormat = "as_stored"
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights on the device."""
-        shapes = [*target_shapes(self.target)]
-        if isinstance(self.draft, TargetGeometry):
-            shapes += target_shapes(self.draft)
-        elif self.draft is not None:
-            shapes += draft_shapes(self.draft)
-        return sum(stored_bytes(name, shape, self.dtype.itemsize) for name, shape in shapes)
+        size, draft = self.dtype.itemsize, self.draft
+        total = sum(stored_bytes(*named, size, "as_stored") for named in target_shapes(self.target))
+        if draft is not None:
+            shapes = target_shapes(draft) if isinstance(draft, TargetGeometry) else draft_shapes(draft)
+            total += sum(stored_bytes(*named, size, self.draft_weights) for named in shapes)
+        return total
 
 
 def steps_draft(config: EngineConfig, draft: object | None) -> bool:
@@ -183,14 +184,17 @@ def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
     geometry = draft.geometry if draft else None
     backend = choose_path(backend, target.geometry, geometry, config, target.dtype)
 
+    spec = config.speculative_config
+    draft_weights = spec.draft_weights if spec is not None else "as_stored"
+
     def build() -> Models:
         packs = backend.path == "kernels"
         pack = partial(pack_checkpoints, device=backend.device, block=config.block_size, packs=packs)
         if isinstance(draft, TargetCheckpoint):
-            return pack(target, None)[0], pack(draft, None)[0]
-        return pack(target, draft)
+            return pack(target, None)[0], pack(draft, None, weights=draft_weights)[0]
+        return pack(target, draft, draft_weights=draft_weights)
 
-    return Reading(target.geometry, geometry, target.dtype, backend, build, speculation, free)
+    return Reading(target.geometry, geometry, target.dtype, backend, build, speculation, free, draft_weights)
 
 
 def _read_draft(
@@ -224,7 +228,7 @@ def speculation_from(config: EngineConfig, draft: Drafter | None) -> Speculation
     """What an engine over models that are given says of its drafts.
 
     Raises:
-        ConfigError: a configuration that asks for a draft that was not given.
+        ConfigError: a configuration that asks for a draft that was not given, or for another format of its weights.
     """
     spec = config.speculative_config
     if spec is None:
@@ -242,7 +246,14 @@ def speculation_from(config: EngineConfig, draft: Drafter | None) -> Speculation
             f"a PackedDraft for 'eagle3', a PackedEagle for 'eagle', a PackedTarget for {DRAFT_TARGET!r}",
             "set the method that the model is for",
         )
+    if draft is not None and draft.weights != spec.draft_weights:
+        raise ConfigError(
+            f"draft_weights is {spec.draft_weights!r} with a draft whose maps are {draft.weights!r}",
+            "the format that the draft was packed in",
+            f"set draft_weights={draft.weights!r}, or pack the draft with weights={spec.draft_weights!r}",
+        )
     what = f"{spec.depth} drafted tokens" if spec.tree_kind == "chain" else spec.tree_label
     what = f"at most {what} a step, as pays" if spec.adaptive else f"{what} a step"
     rule = f", acceptance {spec.acceptance.label}" if spec.acceptance is not None else ""
-    return SpeculationState(True, f"{spec.method} with {what}{rule}")
+    stored = f", draft maps in {draft.weights}" if draft is not None and draft.weights != "as_stored" else ""
+    return SpeculationState(True, f"{spec.method} with {what}{rule}{stored}")

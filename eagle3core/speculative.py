@@ -9,10 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from eagle3core.acceptance import AcceptanceRule, check_acceptance
-from eagle3core.checks import check_feedback, check_taps, check_window, is_count, is_given, require_count, require_flag
+from eagle3core.checks import (
+    check_feedback,
+    check_lengths,
+    check_taps,
+    check_window,
+    is_count,
+    is_given,
+    require_choice,
+    require_count,
+    require_flag,
+)
 from eagle3core.errors import ConfigError, shown
 from eagle3core.lookup import LOOKUPS
 from eagle3core.trees import MAX_DEPTH, MAX_TOP_K, StaticTree, most_dynamic_nodes, read_choices
@@ -26,6 +36,7 @@ OF_A_HEAD = ("choices", "use_dynamic_tree", "capture_layers", "capture_conventio
 MAX_SPECULATIVE_TOKENS = MAX_DEPTH
 DYNAMIC_NODES = 60  # as the official code's default, where the levels score as many
 TreeKind = Literal["chain", "static", "dynamic"]
+WeightFormat = Literal["as_stored", "fp8"]
 
 
 class _LeftOut(int):
@@ -63,6 +74,7 @@ class SpeculativeConfig:
         dynamic_tree_max_top_k: candidates of each node of a dynamic tree, and nodes of a level that go on, 1..16.
         acceptance: a rule of `eagle3core.acceptance`; None accepts the drafts that are the target's own choice.
         draft_window: positions back that a head drafts with, its own included; None: all, or as its config says.
+        draft_weights: "as_stored", or "fp8": the draft's own maps quantised at load (docs/engine.md).
         adaptive: each step's depth, or of a tree whether it is drafted, is chosen anew (docs/engine.md); the tree or
             num_speculative_tokens is then the most.
     """
@@ -84,6 +96,7 @@ class SpeculativeConfig:
     acceptance: AcceptanceRule | None = None
     adaptive: bool = False
     draft_window: int | None = None
+    draft_weights: WeightFormat = "as_stored"
 
     def __post_init__(self) -> None:
         if isinstance(self.capture_layers, Sequence):  # a list, as JSON and TOML give it, is welcome
@@ -205,7 +218,7 @@ def validate_speculative_config(spec: SpeculativeConfig) -> None:
     require_count("num_speculative_tokens", spec.num_speculative_tokens, MAX_SPECULATIVE_TOKENS)
     for name in ("max_path_len", "max_decoding_tokens", "max_non_leaves_per_layer"):
         require_count(name, getattr(spec, name))
-    _check_limits(spec)
+    check_lengths(spec.num_speculative_tokens, spec.path_len, spec.decoding_tokens)
     if spec.static_tree is not None:
         _check_static_tree(spec, spec.static_tree)
     if spec.use_dynamic_tree:
@@ -213,6 +226,7 @@ def validate_speculative_config(spec: SpeculativeConfig) -> None:
     check_window(spec.draft_window, spec.method in HEADS, spec.depth)
     check_taps(spec.capture_layers, spec.capture_convention, spec.method)
     check_feedback(spec.norm_output, spec.method)
+    require_choice("draft_weights", spec.draft_weights, get_args(WeightFormat))
     its = (spec.is_lookup, spec.method, spec.tree_kind, spec.depth)
     check_acceptance(spec.acceptance, *its, is_adaptive=spec.adaptive)
 
@@ -238,27 +252,13 @@ def _check_method(spec: SpeculativeConfig) -> None:
 def _check_chain_alone(spec: SpeculativeConfig) -> None:
     names = ("model", *OF_A_HEAD) if spec.is_lookup else OF_A_HEAD
     given = [f"{name} {shown(getattr(spec, name))}" for name in names if is_given(getattr(spec, name))]
+    if spec.is_lookup and spec.draft_weights != "as_stored":
+        given.append(f"draft_weights {shown(spec.draft_weights)}")
     if given:
         raise ConfigError(
             f"method is {spec.method!r} with {' and '.join(given)}",
             "a chain of num_speculative_tokens" + (", and no draft model" if spec.is_lookup else ""),
             "leave that out, or set method='eagle3'",
-        )
-
-
-def _check_limits(spec: SpeculativeConfig) -> None:
-    k, path, nodes = spec.num_speculative_tokens, spec.path_len, spec.decoding_tokens
-    if path > nodes:
-        raise ConfigError(
-            f"max_path_len is {path} with max_decoding_tokens {nodes}",
-            "max_path_len <= max_decoding_tokens",
-            f"raise max_decoding_tokens to {path} or lower max_path_len",
-        )
-    if path < k + 1 or nodes < k + 1:
-        raise ConfigError(
-            f"num_speculative_tokens is {k} with max_path_len {path} and max_decoding_tokens {nodes}",
-            f"both limits at least num_speculative_tokens + 1 = {k + 1} (the root counts)",
-            "leave both limits out to have them derived",
         )
 
 

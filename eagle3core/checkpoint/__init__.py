@@ -6,7 +6,6 @@ in `layouts` or `keys`, a new variant a field of `HeadVariant`, read in `variant
 """
 
 from eagle3core.checkpoint.draft import DraftCheckpoint, load_draft, read_refused_draft
-from eagle3core.checkpoint.experts.names import stored_bytes
 from eagle3core.checkpoint.pickled import load_pickled
 from eagle3core.checkpoint.plan import draft_shapes
 from eagle3core.checkpoint.preflight import Preflight, preflight
@@ -29,6 +28,5 @@ __all__ = [
     "load_target",
     "preflight",
     "read_refused_draft",
-    "stored_bytes",
     "target_shapes",
 ]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle3core.checkpoint.experts.choice import read_gpt_oss_experts, read_qwen3_experts
+from eagle3core.checkpoint.fp8 import BESIDE, KEYS, find_fp8
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checks import MOST_WINDOW
 from eagle3core.geometry import ExpertsGeometry
@@ -104,16 +105,18 @@ def completed(config: Settings, family: Family) -> Settings:
 
 
 def refuse_quantised(config: Settings, directory: Path) -> None:
-    """Refuse quantised weights by the name of their method.
+    """Refuse quantised weights by the name of their method, all but those in FP8 that `fp8` reads.
 
     Raises:
-        CheckpointError: config.json or hf_quant_config.json names a method.
+        CheckpointError: config.json or hf_quant_config.json names another method.
     """
-    beside = directory / "hf_quant_config.json"  # as ModelOpt writes it
+    if find_fp8(config, directory) is not None:
+        return
+    beside = directory / BESIDE
     nested = Settings.read(beside).nested("quantization") if beside.is_file() else None
     if nested is not None and "quant_algo" in nested:
         raise nested.bad("quant_algo", nested.values["quant_algo"], _UNQUANTISED, _EXPORT)
-    for key in ("quantization_config", "compression_config"):
+    for key in KEYS:
         method = config.nested(key)
         if method is None:
             continue
@@ -122,7 +125,7 @@ def refuse_quantised(config: Settings, directory: Path) -> None:
         raise config.bad(key, name + bits, _UNQUANTISED, _EXPORT)
 
 
-_UNQUANTISED = "absent: quantised weights are not built"
+_UNQUANTISED = "absent, or FP8 (e4m3) by tensor, row or block: other quantised weights are not built"
 _EXPORT = "use the bf16 or fp16 weights of the same model"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle3core.checkpoint.fp8 import dequantised, find_fp8
 from eagle3core.checkpoint.objections import Objections
 from eagle3core.checkpoint.plan import METHODS, Given, plan_draft, plan_eagle
 from eagle3core.checkpoint.settings import Settings
@@ -88,7 +89,8 @@ def _target_geometry(path: str | Path, objecting: Objections) -> TargetGeometry:
     """
     directory = require_directory(path, "target")
     config = Settings.read(directory / "config.json")
-    geometry, files = read_target_geometry(config, directory), TensorFiles(directory)
+    geometry = read_target_geometry(config, directory)
+    files = dequantised(TensorFiles(directory), find_fp8(config, directory))
     if geometry.n_layers > len(files.names):
         most = f"no more than the {len(files.names)} tensors there are"
         raise config.bad("num_hidden_layers", geometry.n_layers, most)

@@ -15,6 +15,7 @@ from eagle3core.checkpoint.experts.choice import is_mxfp4
 from eagle3core.checkpoint.experts.names import PACKED_BYTES, expert_shapes
 from eagle3core.checkpoint.experts.packed_bytes import read_packed_bytes
 from eagle3core.checkpoint.families import completed, read_family, read_windows, refuse_quantised
+from eagle3core.checkpoint.fp8 import dequantised, find_fp8
 from eagle3core.checkpoint.rope import check_pairs, read_rope
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.tensors import TensorFiles, require_names
@@ -63,7 +64,7 @@ def load_target(
     directory = require_directory(path, "target")
     config = Settings.read(directory / "config.json")
     geometry = read_target_geometry(config, directory)
-    files = TensorFiles(directory)
+    files = dequantised(TensorFiles(directory), find_fp8(config, directory))
     if geometry.n_layers > len(files.names):  # before a name is made for each of perhaps a billion layers
         most = f"no more than the {len(files.names)} tensors there are"
         raise config.bad("num_hidden_layers", geometry.n_layers, most)

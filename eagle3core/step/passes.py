@@ -91,7 +91,8 @@ class Emitter:
         leave: OrderedRows | None = None, **operands: Tensor | None,
     ) -> list[Call]:  # fmt: skip
         """y = epilogue(x W^T); `ordered`: where x lies for the kernel as well, `leave`: where the next map reads it."""
-        given = {name: tensor for name, tensor in {**operands, "bias": m.bias}.items() if tensor is not None}
+        own = {"bias": m.bias, "scales": m.scales}
+        given = {name: tensor for name, tensor in {**operands, **own}.items() if tensor is not None}
         call = GEMM.call(
             self.arch, m.epilogue, x=x, w=m.weight, y=y, k=m.k, packed=m.is_packed, weight_rows=m.rows,
             q_heads=block.n_heads, kv_heads=block.n_kv_heads, eps=block.rms_norm_eps, scratch=self.scratch,

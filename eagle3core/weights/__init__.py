@@ -6,9 +6,11 @@ Imports kernels (for the order of packing) and checkpoints; a new weight format 
 from eagle3core.weights.checkpoints import pack_checkpoints
 from eagle3core.weights.eagle import PackedEagle, pack_eagle
 from eagle3core.weights.experts import PackedExperts
+from eagle3core.weights.fp8 import quantised
 from eagle3core.weights.pack import pack_draft, pack_target
 from eagle3core.weights.packed import Drafter, PackedDraft, PackedLinear, PackedMlp, PackedTarget, Source
 from eagle3core.weights.rope import rope_frequencies
+from eagle3core.weights.stored import stored_bytes
 
 __all__ = [
     "Drafter",
@@ -23,5 +25,7 @@ __all__ = [
     "pack_draft",
     "pack_eagle",
     "pack_target",
+    "quantised",
     "rope_frequencies",
+    "stored_bytes",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from eagle3core.geometry import EagleGeometry
 from eagle3core.kernels.gemm.epilogue import Epilogue
+from eagle3core.speculative import WeightFormat
 from eagle3core.weights.packed import PackedDraft, PackedLayer, PackedTarget, Packer, Source
 
 
@@ -34,9 +35,12 @@ class PackedEagle(PackedDraft):
         return [tensor for tensor in super().own_tensors() if tensor is not self.hidden_gain]
 
 
-def pack_eagle(geometry: EagleGeometry, source: Source, target: PackedTarget, *, block: int) -> PackedEagle:
-    """A head from named tensors (those of `checkpoint.load_draft`), beside the target it belongs to."""
-    packer = Packer(source, target.dtype, target.device, block, packs=target.is_packed)
+def pack_eagle(
+    geometry: EagleGeometry, source: Source, target: PackedTarget, *, block: int, weights: WeightFormat = "as_stored"
+) -> PackedEagle:
+    """A head from named tensors (those of `checkpoint.load_draft`), beside the target it belongs to; `weights`: the
+    format of its own maps."""
+    packer = Packer(source, target.dtype, target.device, block, packs=target.is_packed, weights=weights)
     ones = torch.ones(geometry.block.hidden_size, dtype=target.dtype, device=target.device)
     head = packer.head(packer.get("lm_head.weight"), may_share=False) if geometry.has_head else target.head
     return PackedEagle(

@@ -12,6 +12,7 @@ from torch import Tensor
 from eagle3core.checkpoint.target import EMBEDDING, HEAD, biased_maps
 from eagle3core.geometry import DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.epilogue import Epilogue
+from eagle3core.speculative import WeightFormat
 from eagle3core.weights.packed import PackedDraft, PackedTarget, Packer, Source
 
 
@@ -24,9 +25,10 @@ def pack_target(
     block: int,
     taps: tuple[int, ...] = (),
     packs: bool = True,
+    weights: WeightFormat = "as_stored",
 ) -> PackedTarget:
-    """A target from named tensors, merged and, if `packs`, packed layer by layer on `device`."""
-    packer = Packer(source, dtype, device, block, packs=packs)
+    """A target from named tensors, merged and, if `packs`, packed layer by layer on `device`; `weights`: its maps."""
+    packer = Packer(source, dtype, device, block, packs=packs, weights=weights)
     embedding = packer.get(EMBEDDING)
     bias = biased_maps(geometry)
     layers = tuple(
@@ -41,11 +43,13 @@ def pack_target(
 
 
 def pack_draft(
-    geometry: DraftGeometry, source: Source, draft_to_target: Tensor | None, target: PackedTarget, *, block: int
-) -> PackedDraft:
-    """A draft from named tensors (those of `checkpoint.load_draft`), beside the target it belongs to."""
+    geometry: DraftGeometry, source: Source, draft_to_target: Tensor | None, target: PackedTarget, *, block: int,
+    weights: WeightFormat = "as_stored",
+) -> PackedDraft:  # fmt: skip
+    """A draft from named tensors (those of `checkpoint.load_draft`), beside the target it belongs to; `weights`: the
+    format of its own maps."""
     variant = geometry.variant
-    packer = Packer(source, target.dtype, target.device, block, packs=target.is_packed)
+    packer = Packer(source, target.dtype, target.device, block, packs=target.is_packed, weights=weights)
     bias = (variant.qkv_bias, variant.output_bias, variant.mlp_bias)
     layer = packer.layer("midlayer.", geometry.block, normed=False, bias=bias, activation=variant.activation)
     embedding = packer.get("embed_tokens.weight") if geometry.has_embedding else target.embedding

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from eagle3core.geometry import Activation, BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
-from eagle3core.kernels.gemm.launcher import pack_weight
+from eagle3core.kernels.gemm.weight_order import pack_weight
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
+from eagle3core.speculative import WeightFormat
 from eagle3core.weights.experts import PackedExperts, pack_experts
+from eagle3core.weights.fp8 import quantised
 
 Source = Callable[[str], Tensor]  # a weight by its Hugging Face name, on any device, in any floating dtype
 HEAD_STEP = 64  # rows: the second pass of the argmax reads the best of every 16 in groups of 4
@@ -34,6 +36,7 @@ class PackedLinear:
         weight: packed, or row-major as it came (a head tied to the embedding).
         rows, k: of the matrix, padding rows included.
         bias: `[rows]` or None.
+        scales: `[rows]` fp32 of a matrix in e4m3 (`fp8`); None: `weight` holds the values themselves.
     """
 
     epilogue: Epilogue
@@ -42,10 +45,11 @@ class PackedLinear:
     k: int
     is_packed: bool = True
     bias: Tensor | None = None
+    scales: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [self.weight] if self.bias is None else [self.weight, self.bias]
+        return [tensor for tensor in (self.weight, self.bias, self.scales) if tensor is not None]
 
 
 @dataclass(frozen=True)
@@ -81,6 +85,11 @@ class PackedLayer:
     sinks: Tensor | None = None
 
     @property
+    def weights(self) -> WeightFormat:
+        """The format of its maps."""
+        return "as_stored" if self.qkv.scales is None else "fp8"
+
+    @property
     def tensors(self) -> list[Tensor]:
         of_heads = [tensor for tensor in (self.q_gain, self.k_gain, self.sinks) if tensor is not None]
         return [self.attn_gain, self.mlp_gain, *of_heads, *self.qkv.tensors, *self.o.tensors, *self.mlp.tensors]
@@ -110,6 +119,11 @@ class PackedTarget:
     def is_packed(self) -> bool:
         """Whether its matrices are in the kernels' order."""
         return all(layer.qkv.is_packed for layer in self.layers)
+
+    @property
+    def weights(self) -> WeightFormat:
+        """The format of its maps."""
+        return self.layers[0].weights
 
     @property
     def device(self) -> torch.device:
@@ -152,6 +166,11 @@ class PackedDraft:
     input_eps: float = 0.0
     feedback_gain: Tensor | None = None
 
+    @property
+    def weights(self) -> WeightFormat:
+        """The format of its own maps; what it shares with the target has the target's."""
+        return self.layer.weights
+
     def own_tensors(self) -> Iterable[Tensor]:
         """Every weight the draft does not share with the target."""
         gains = (self.hidden_gain, self.input_gain, self.feedback_gain)
@@ -174,12 +193,15 @@ class Packer:
         device: where to.
         block: tokens of a cache block, which the q, k, v map writes to.
         packs: matrices go into the kernels' order; without kernels they stay row-major.
+        weights: the format of the maps; tables, gains and biases keep the dtype.
     """
 
     def __init__(
-        self, source: Source, dtype: torch.dtype, device: torch.device, block: int, *, packs: bool = True
-    ) -> None:
+        self, source: Source, dtype: torch.dtype, device: torch.device, block: int, *, packs: bool = True,
+        weights: WeightFormat = "as_stored",
+    ) -> None:  # fmt: skip
         self.source, self.dtype, self.device, self.block, self.packs = source, dtype, device, block, packs
+        self.weights = weights
 
     def get(self, name: str) -> Tensor:
         """The weight on the device, in the dtype, aligned as the kernels read it."""
@@ -191,8 +213,7 @@ class Packer:
         self._give_back()
         stacked = self._stack([f"{name}.weight" for name in names])
         bias = self._stack([f"{name}.bias" for name in names]) if epilogue.has_bias else None
-        rows, k = stacked.shape
-        return PackedLinear(epilogue, self._packed(stacked, epilogue), rows, k, self.packs, bias)
+        return self._map(stacked, epilogue, bias)
 
     def layer(
         self, prefix: str, block: BlockGeometry, *, normed: bool, bias: tuple[bool, bool, bool] = (False, False, False),
@@ -243,11 +264,15 @@ class Packer:
             weight = F.pad(weight, (0, 0, 0, padding))
             bias = torch.zeros(n + padding, dtype=self.dtype, device=self.device)
             bias[n:] = float("-inf")
-        return PackedLinear(epilogue, self._packed(weight, epilogue), n + padding, k, self.packs, bias)
+        return self._map(weight, epilogue, bias, is_table=may_share)
 
-    def _packed(self, weight: Tensor, epilogue: Epilogue) -> Tensor:
+    def _map(self, weight: Tensor, epilogue: Epilogue, bias: Tensor | None, *, is_table: bool = False) -> PackedLinear:
         self._give_back()
-        return pack_weight(weight, epilogue) if self.packs else weight
+        (rows, k), scales = weight.shape, None
+        if self.weights == "fp8" and not is_table:
+            weight, scales = quantised(weight)
+        packed = pack_weight(weight, epilogue) if self.packs else weight
+        return PackedLinear(epilogue, packed, rows, k, self.packs, bias, scales)
 
     def _give_back(self) -> None:
         """What raw weights needed for a while, before others are made: or packed ones would lie in pieces of it."""

@@ -58,6 +58,7 @@ def measure_acceptance(
     logs: Mapping[int, Path] | None = None,
     on_depth: Callable[[int], None] | None = None,
     norm_output: str = "",
+    draft_weights: str = "as_stored",
 ) -> AcceptanceReport:
     """Generate greedily with speculation at every depth and count.
 
@@ -72,7 +73,7 @@ def measure_acceptance(
         fault: name of a bug to plant in the engine (`lab.parity.faults`).
         logs: by depth, files that its engine logs acceptance to; one that is there is written anew.
         on_depth: called with each k before it is measured.
-        norm_output: as of `PairUnderTest`.
+        norm_output, draft_weights: as of `PairUnderTest`.
 
     Raises:
         ExperimentError: no prompt, no depth, or fewer than two tokens to generate.
@@ -83,7 +84,7 @@ def measure_acceptance(
             "at least one prompt, depths of 1 to 8, and two tokens or more (the first comes from prefill)",
             "correct the arguments",
         )
-    pair = PairUnderTest(Path(target), Path(draft), dtype, device, norm_output=norm_output)
+    pair = PairUnderTest(Path(target), Path(draft), dtype, device, norm_output=norm_output, draft_weights=draft_weights)
     generation = GenerationConfig(max_new_tokens=max_new_tokens, ignore_eos=ignore_eos)
     depths = []
     for k, engine in _engines(pair, prompts, ks, max_new_tokens, batch, logs or {}):

@@ -21,6 +21,7 @@ from lab.options.values import (
     PeerName,
     Peers,
     Points,
+    WeightsName,
     of_text,
     read_counts,
     refused,
@@ -82,6 +83,7 @@ class BenchOptions(PairOptions):
         ",".join(get_args(PeerName)), "what is timed beside the engine, or none", metavar="NAME,...",
         allowed=f"{', '.join(get_args(PeerName))}, separated by commas, or none",
     )  # fmt: skip
+    draft_weights: WeightsName = option("as_stored", "of the draft's maps; fp8 drafts faster, and a little otherwise")
     records: Path | None = option(None, "write nested records to this file too", metavar="NAME.json")
     forced_length: Annotated[float, Field(ge=1, le=MOST_DRAFTS + 1)] | None = option(
         None, "tokens a step, bonus included, whatever the target holds: speed alone, text that means nothing",

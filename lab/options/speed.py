@@ -22,6 +22,7 @@ from lab.options.values import (
     Peers,
     Point,
     Points,
+    WeightsName,
     of_text,
     read_depths,
     read_points,
@@ -42,6 +43,7 @@ class SpeedOptions(PairOptions):
     rounds: int = option(3, "measured rounds", ge=1)
     warmup: int = option(0, "rounds before them; a window warms up by itself", ge=0)
     peers: Peers = option("none", "what is timed beside the engine, or none", metavar="NAME,...")
+    draft_weights: WeightsName = option("as_stored", "of the draft's maps; fp8 drafts faster, and a little otherwise")
     build: Path | None = option(None, "compile the kernels needed into DIR instead", metavar="DIR")
     arch: ArchName = option("sm_90a", "to compile for")
 

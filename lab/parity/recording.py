@@ -56,6 +56,7 @@ class PairUnderTest:
         capture_layers, capture_convention: explicit tap ids, or None for the checkpoint's own.
         fault: name of a bug to plant in every engine (`lab.parity.faults`); empty plants none.
         norm_output: what that key of a flat draft config means, "feedback" or "head"; empty where it is not there.
+        draft_weights: format of the draft's maps, as `SpeculativeConfig` names it.
     """
 
     target: Path
@@ -66,6 +67,7 @@ class PairUnderTest:
     capture_convention: str | None = None
     fault: str = ""
     norm_output: str = ""
+    draft_weights: str = "as_stored"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -115,6 +117,7 @@ class PairUnderTest:
                 capture_layers=self.capture_layers,
                 capture_convention=self.capture_convention,  # type: ignore[arg-type]
                 norm_output=self.norm_output or None,  # type: ignore[arg-type]
+                draft_weights=self.draft_weights,  # type: ignore[arg-type]
             )
         n_tokens = max(n_tokens, 2 * (k + 1) + 4)  # a session holds at least one step's tokens
         config = EngineConfig(

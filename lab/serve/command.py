@@ -117,6 +117,7 @@ def speculative_config(options: ServeOptions, draft: Path | None) -> Speculative
         size = options.dynamic
         how = {"use_dynamic_tree": True, "num_speculative_tokens": size.levels, "dynamic_tree_max_top_k": size.top_k,
                "max_decoding_tokens": size.nodes}  # fmt: skip
+    how["draft_weights"] = options.draft_weights
     return SpeculativeConfig(method=options.method, model=str(draft), **how)
 
 

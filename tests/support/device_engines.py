@@ -12,6 +12,7 @@ from tiny_engines import Pair
 from eagle3core import Engine, EngineConfig, SpeculativeConfig
 from eagle3core.acceptance import AcceptanceRule
 from eagle3core.checkpoint import load_draft, load_target
+from eagle3core.speculative import WeightFormat
 from eagle3core.step.replay import EagerReplayer, Replayer
 from eagle3core.step.run import DeviceRunner
 from eagle3core.step.sizes import DeviceSizes
@@ -33,11 +34,13 @@ def write_nano_pair(directory: Path, **changes: Any) -> Pair:
     return write_agreeing_pair(directory, **{**NANO, **changes})
 
 
-def packed_pair(pair: Pair, *, drafts: bool = True, method: str = "eagle3") -> tuple[PackedTarget, PackedDraft | None]:
+def packed_pair(
+    pair: Pair, *, drafts: bool = True, method: str = "eagle3", draft_weights: WeightFormat = "as_stored"
+) -> tuple[PackedTarget, PackedDraft | None]:
     """Both models packed in bf16."""
     target = load_target(pair[0], dtype=torch.bfloat16)
     draft = load_draft(pair[1], target.geometry, dtype=torch.bfloat16, method=method) if drafts else None
-    return pack_checkpoints(target, draft, device=CPU, block=64)
+    return pack_checkpoints(target, draft, device=CPU, block=64, draft_weights=draft_weights)
 
 
 def device_runner(
@@ -54,6 +57,7 @@ def device_runner(
     n_behind: int | None = None,
     acceptance: AcceptanceRule | None = None,
     method: str = "eagle3",
+    draft_weights: WeightFormat = "as_stored",
     **sized: int,
 ) -> DeviceRunner:
     """A runner of `k` drafts a step, of a tree that the draft grows, or of another whose tokens come from outside.
@@ -61,7 +65,7 @@ def device_runner(
     `sized`: further fields of `DeviceSizes`.
     """
     drafts = k is not None or isinstance(tree, GrownTree) if drafts is None else drafts
-    target, draft = packed_pair(pair, drafts=drafts, method=method)
+    target, draft = packed_pair(pair, drafts=drafts, method=method, draft_weights=draft_weights)
     shape = tree or chain_tree(k or 0)
     beams = shape.beam_rows if isinstance(shape, GrownTree) else 0
     room = session_len + max(shape.n_nodes, 2 * (k or 0), beams)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from eagle3core.checkpoint.containers.gguf import open_gguf
 from eagle3core.checkpoint.containers.turbomind import SETTINGS_FILE, open_turbomind
+from eagle3core.checkpoint.fp8 import dequantised, find_fp8, without_fp8
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.tensors import NamedTensors, TensorFiles
 from eagle3core.errors import CheckpointError
@@ -23,7 +24,9 @@ def open_container(directory: Path) -> tuple[Settings, NamedTensors]:
         CheckpointError: a directory that holds no container, or a damaged one.
     """
     if (directory / "config.json").is_file():
-        return Settings.read(directory / "config.json"), TensorFiles(directory)
+        config, tensors = Settings.read(directory / "config.json"), TensorFiles(directory)
+        scheme = find_fp8(config, directory)
+        return (config, tensors) if scheme is None else (without_fp8(config), dequantised(tensors, scheme))
     if (directory / SETTINGS_FILE).is_file():
         return open_turbomind(directory)
     files = sorted(directory.glob("*.gguf"))

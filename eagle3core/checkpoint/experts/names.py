@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from eagle3core.geometry import ExpertsGeometry
@@ -37,8 +36,3 @@ def _gpt_oss_shapes(experts: ExpertsGeometry, hidden: int) -> Named:
         else:
             yield f"mlp.experts.{name}", (n, reads, writes)
         yield f"mlp.experts.{name}_bias", (n, writes)
-
-
-def stored_bytes(name: str, shape: tuple[int, ...], itemsize: int) -> int:
-    """Bytes of a weight as it is kept, of `itemsize` each but for what is kept in the 4 bits that it is stored in."""
-    return math.prod(shape) * (1 if name.endswith(PACKED_BYTES) else itemsize)

@@ -93,6 +93,8 @@ from eagle3core.kernels.emulator.numbers import (  # noqa: F401  part of the ins
     rsqrt,
     wide_bf16,
     wide_f16,
+    widen_e4m3_bf16,
+    widen_e4m3_f16,
 )
 
 
@@ -273,6 +275,7 @@ def let_next_start() -> None: ...
 
 
 MMA = {"bf16": mma_bf16, "f16": mma_f16}
+WIDEN_E4M3 = {"bf16": widen_e4m3_bf16, "f16": widen_e4m3_f16}
 PACK = {"bf16": pack_bf16, "f16": pack_f16}
 LOW = {"bf16": low_bf16, "f16": low_f16}
 HIGH = {"bf16": high_bf16, "f16": high_f16}

@@ -132,6 +132,27 @@ def high_f16(bits: int) -> Any:
     return _F32_OF_F16[bits >> 16 & 0xFFFF]
 
 
+def _e4m3(code: int) -> float:
+    """The value of a byte of e4m3; its NaN comes out as the instruction's arithmetic has it, 480."""
+    exponent, fraction = code >> 3 & 15, code & 7
+    size = fraction * 2.0**-9 if exponent == 0 else (8 + fraction) * 2.0 ** (exponent - 10)
+    return -size if code & 0x80 else size
+
+
+_BF16_OF_E4M3, _F16_OF_E4M3 = ([to(_e4m3(code)) for code in range(256)] for to in (_bf16, _f16))
+
+
+def _widen_e4m3(table: list[int]) -> Callable[[int], tuple[int, int]]:
+    def widen(word: int) -> tuple[int, int]:
+        even, odd = ([table[word >> at & 0xFF] for at in (first, first + 16)] for first in (0, 8))
+        return i32(even[1] << 16 | even[0]), i32(odd[1] << 16 | odd[0])
+
+    return widen
+
+
+widen_e4m3_bf16, widen_e4m3_f16 = _widen_e4m3(_BF16_OF_E4M3), _widen_e4m3(_F16_OF_E4M3)
+
+
 def _single(value: Any) -> Any:
     return value if value.__class__ is f32 else f32(value)
 

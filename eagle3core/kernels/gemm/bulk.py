@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from eagle3core.kernels.gemm.fp8.operands import make_load_widened
 from eagle3core.kernels.gemm.products import FRAGMENT
 
 _UNIT_BYTES = 64  # of a row of x
@@ -25,9 +26,9 @@ def holds_x(x_tiles: int, units: int) -> bool:
 
 
 def make_bulk_ring(
-    isa: Any, *, dtype: str, x_tiles: int, w_tiles: int, units: int, stages: int
+    isa: Any, *, dtype: str, x_tiles: int, w_tiles: int, units: int, stages: int, fp8: bool = False
 ) -> tuple[Any, Any, Any]:  # fmt: skip
-    """Inlined `start_w`, `start_x` and `multiply_all`, of one warp; a block has 8 or 16 rows of x.
+    """Inlined `start_w`, `start_x` and `multiply_all`, of one warp; a block has 8 or 16 rows of x. `fp8`: W is in e4m3.
 
     In all three, `ring` and `full` are the shared addresses of the warp's stages and barriers, `source` and `source_x`
     the addresses of its first unit of W and of this lane's first 16 bytes of x, `pitch` and `pitch_x` the bytes from a
@@ -35,11 +36,11 @@ def make_bulk_ring(
     x is there, `operands` a register array of 8 `units` `x_tiles` int32.
     """
     cuda, i32 = isa.cuda, isa.i32
-    piece, x_bytes = units * 2 * FRAGMENT, units * _UNIT_BYTES
+    piece, x_bytes = units * (FRAGMENT if fp8 else 2 * FRAGMENT), units * _UNIT_BYTES
     stage_bytes = w_tiles * piece
     ring_bytes = stages * stage_bytes
-    load_even, multiply_even = _make_half(isa, dtype, x_tiles, w_tiles, units, 0)
-    load_odd, multiply_odd = _make_half(isa, dtype, x_tiles, w_tiles, units, 4 * units * x_tiles)
+    load_even, multiply_even = _make_half(isa, dtype, x_tiles, w_tiles, units, 0, fp8)
+    load_odd, multiply_odd = _make_half(isa, dtype, x_tiles, w_tiles, units, 4 * units * x_tiles, fp8)
 
     def copy_stage(target: Any, source: Any, pitch: Any, barrier: Any, lane: Any) -> None:
         if lane == 0:
@@ -114,13 +115,15 @@ def make_bulk_ring(
     return isa.inlined(start_w), isa.inlined(start_x), isa.inlined(multiply_all)
 
 
-def _make_half(isa: Any, dtype: str, x_tiles: int, w_tiles: int, units: int, first: int) -> tuple[Any, Any]:
+def _make_half(isa: Any, dtype: str, x_tiles: int, w_tiles: int, units: int, first: int, fp8: bool) -> tuple[Any, Any]:
     """Inlined `load(operands, at, pitch_x, has_row, has_far)` and `multiply(accumulators, operands, at)` of a stage.
 
     It has 1, 2, 4 or 8 units; its x lies in `operands` from `first` on, [unit][tile of x][4].
     """
     i32, mma = isa.i32, isa.MMA[dtype]
-    tile_bytes, part = units * 2 * FRAGMENT, max(1, units // 4)
+    unit_bytes, part = FRAGMENT if fp8 else 2 * FRAGMENT, max(1, units // 4)
+    tile_bytes = units * unit_bytes
+    load_widened = make_load_widened(isa, dtype)
 
     def load_part(operands: Any, at: Any, unit: Any, m: Any) -> None:
         for u in range(part):
@@ -131,8 +134,11 @@ def _make_half(isa: Any, dtype: str, x_tiles: int, w_tiles: int, units: int, fir
     def multiply_part(accumulators: Any, operands: Any, at: Any, unit: Any) -> None:
         for u in range(part):
             for r in range(w_tiles):
-                place = i32(at + (r * tile_bytes + (unit + u) * (2 * FRAGMENT)))
-                a, b = isa.shared_load_u32x4(place), isa.shared_load_u32x4(i32(place + FRAGMENT))
+                place = i32(at + (r * tile_bytes + (unit + u) * unit_bytes))
+                if fp8:
+                    a, b = load_widened(place)
+                else:
+                    a, b = isa.shared_load_u32x4(place), isa.shared_load_u32x4(i32(place + FRAGMENT))
                 for m in range(x_tiles):
                     q, o = (r * x_tiles + m) * 4, first + ((unit + u) * x_tiles + m) * 4
                     d = mma(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from eagle3core.kernels.card import SHARED_BYTES
 from eagle3core.kernels.gemm.bulk import holds_x
+from eagle3core.kernels.gemm.fp8.tiling import as_fp8
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
 
@@ -53,6 +54,22 @@ def gemm_candidates(arch: str, rows: int, n_tiles: int, k: int, packed: bool) ->
         fitted(arch, one) for one in found
         if one.shared_bytes <= SHARED_BYTES[arch] and _is_taken(one, arch, n_tiles, k, packed)
     ]  # fmt: skip
+    return list(dict.fromkeys(fitting))
+
+
+def fp8_candidates(arch: str, rows: int, n_tiles: int, k: int) -> list[Tiling]:
+    """The same for W in e4m3: of `ring` and `bulk`, with twice the stages for as much of it under way."""
+    if rows <= 8:
+        found = [Tiling("bulk", 1, w, units, stages) for w, units, stages in (
+            (1, 8, 3), (1, 8, 4), (1, 8, 6), (1, 4, 8), (2, 8, 2), (2, 8, 3), (2, 8, 4))]  # fmt: skip
+        found += [Tiling("ring", 1, 1, 4, stages) for stages in (6, 8)]
+    else:
+        x_tiles = 2 if rows <= 16 else 4
+        found = [Tiling("ring", x_tiles, w, units, stages) for w in (1, 2, 4) for units, stages in (
+            (2, 4), (2, 6), (2, 8), (1, 8), (1, 16))]  # fmt: skip
+        found += [Tiling("bulk", 2, w, 4, stages) for w in (2, 4) for stages in (4, 6)] if rows <= 16 else []
+    taken = (as_fp8(one) for one in found if _is_taken(one, arch, n_tiles, k, True))
+    fitting = [fitted(arch, one) for one in taken if one.shared_bytes <= SHARED_BYTES[arch]]
     return list(dict.fromkeys(fitting))
 
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant
-from eagle3core.kernels.gemm.candidates import gemm_candidates
-from eagle3core.kernels.gemm.launcher import gemm, gemm_cost, gemm_variant, pack_weight
+from eagle3core.kernels.gemm.candidates import fp8_candidates, gemm_candidates
+from eagle3core.kernels.gemm.fp8.tiling import choose_fp8_tiling
+from eagle3core.kernels.gemm.launcher import gemm, gemm_cost, gemm_variant
 from eagle3core.kernels.gemm.pack import pack_variant
 from eagle3core.kernels.gemm.reference import (
     epilogue_of,
@@ -26,6 +27,7 @@ from eagle3core.kernels.gemm.reference import (
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.scratch import scratch_words
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling, fitted
+from eagle3core.kernels.gemm.weight_order import pack_weight
 
 
 def gemm_launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **setting: Any) -> Sequence[Launch]:
@@ -43,9 +45,14 @@ def gemm_launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **se
 
 def _tiling(arch: str, case: Case, setting: Mapping[str, Any]) -> Tiling:
     """The chosen tiling with `setting` in it; a setting that asks for a kernel that there is not is left out."""
-    packed = bool(case.get("packed"))
-    tiling = choose_tiling(arch, case["m"], n_weight_rows(case) // 16, case["k"], packed, case["dtype"])
-    exists = {"group": packed and arch == "sm_90a", "bulk": packed and arch != "sm_80" and case["k"] % UNIT == 0}
+    packed, fp8 = bool(case.get("packed")), bool(case.get("fp8"))
+    sizes = arch, case["m"], n_weight_rows(case) // 16, case["k"]
+    tiling = choose_fp8_tiling(*sizes, case["dtype"]) if fp8 else choose_tiling(*sizes, packed, case["dtype"])
+    exists = {
+        "group": packed and arch == "sm_90a" and not fp8,
+        "tile": not fp8,
+        "bulk": packed and arch != "sm_80" and case["k"] % UNIT == 0,
+    }
     if not setting or not exists.get(setting.get("kernel", ""), True):
         return tiling
     return fitted(arch, replace(tiling, **setting))
@@ -84,6 +91,8 @@ def gemm_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
     """Tilings to time for one case."""
     n_tiles = n_weight_rows(case) // 16
     found = gemm_candidates(arch, case["m"], n_tiles, case["k"], bool(case.get("packed")))
+    if case.get("fp8"):
+        found = fp8_candidates(arch, case["m"], n_tiles, case["k"])
     return [asdict(tiling) for tiling in found]
 
 
@@ -101,6 +110,7 @@ def gemm_slow_variants(arch: str) -> list[Variant]:
     made = _engine_variants(arch, dict.fromkeys(("residual", "swiglu", "qkv", "head", "store"), regimes))
     made += _engine_variants(arch, {"residual": (1,), "qkv": (32,)}, dtype="f16")
     made += _engine_variants(arch, {"residual": (1,), "swiglu": (64,)}, packed=False)
+    made += _fp8_variants(arch)
     for m in (4, 16, 64):
         made += gemm_variants_of(arch, {"kind": "store", "m": m, "n": 2880, "k": 2896, "dtype": "bf16"})
     unique = {variant.name: variant for variant in made}
@@ -116,6 +126,15 @@ def _engine_variants(
             tiling = choose_tiling(arch, m, n_weight_rows(case) // 16, case["k"], packed, dtype)
             found.append(gemm_variant(arch, dtype, epilogue_of(case), tiling, packed, False))
     return list({variant.name: variant for variant in found}.values())
+
+
+def _fp8_variants(arch: str) -> list[Variant]:
+    """Samples of the kernels of maps in FP8: of a chained pass, of a first one of four sequences, of a chunk."""
+    rows: dict[str, tuple[int, ...]] = {"residual": (1,)}
+    if arch == "sm_90a":
+        rows = {"qkv": (1,), "residual": (1, 16), "swiglu": (1,), "store": (64,)}
+    cases = [{**case, "m": m} for case in LLAMA_8B if case["k"] == 4096 for m in rows.get(case["kind"], ())]
+    return [gemm_variants_of(arch, {**case, "dtype": "bf16", "packed": True, "fp8": True})[-1] for case in cases]
 
 
 # The five linear maps of one layer and the head of Llama-3.1-8B.
@@ -163,6 +182,7 @@ CARD = Card(
         _QKV,
         {"kind": "head", "m": 5, "n": 64, "k": 96, "dtype": "f16", "packed": False, "norm": True, "bias": True},
         {"kind": "head", "m": 3, "n": 32, "k": 64, "dtype": "bf16", "packed": True, "powers": True},
+        {"kind": "residual", "m": 3, "n": 32, "k": 128, "dtype": "bf16", "packed": True, "fp8": True, "bias": True},
     ),
     slow_cases=(
         {"kind": "residual", "m": 3, "n": 64, "k": 144, "dtype": "bf16", "packed": False, "residual": False},
@@ -171,6 +191,9 @@ CARD = Card(
         {"kind": "head", "m": 33, "n": 48, "k": 64, "dtype": "bf16", "packed": True},
         {"kind": "store", "m": 70, "n": 16, "k": 48, "dtype": "bf16", "packed": True},
         {"kind": "store", "m": 2, "n": 32, "k": 16, "dtype": "f16", "packed": True},
+        {**_QKV, "m": 9, "fp8": True},
+        {"kind": "swiglu", "m": 17, "n": 16, "k": 144, "dtype": "f16", "packed": True, "norm": True, "fp8": True},
+        {"kind": "head", "m": 2, "n": 32, "k": 64, "dtype": "f16", "packed": True, "norm": True, "fp8": True},
     ),
     settings=(
         {},
@@ -197,6 +220,10 @@ CARD = Card(
             {**_QKV, "m": 2},
             # W 160 x 128, x, q 2 x 96, k and v 2 x 32 each, sums 2 x 8, table 2 x 16 pairs, two int32 a row
             Cost(bytes=40_960 + 512 + 384 + 256 + 64 + 256 + 16, flops=81_920),
+        ),
+        (
+            {"kind": "store", "m": 1, "n": 4096, "k": 4096, "dtype": "bf16", "packed": True, "fp8": True},
+            Cost(bytes=16_777_216 + 16_384 + 8_192 + 8_192, flops=33_554_432),  # W, its scales, x, y
         ),
     ),
     alone=gemm_alone,

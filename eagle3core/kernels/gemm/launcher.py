@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
@@ -31,6 +30,8 @@ from eagle3core.kernels.card import (
 )
 from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
+from eagle3core.kernels.gemm.fp8.operands import E4M3
+from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_tiling
 from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
 from eagle3core.kernels.gemm.pack import OrderedRows, pack_rows
 from eagle3core.kernels.gemm.reference import EPS, n_columns, n_weight_rows
@@ -52,6 +53,9 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
     }  # fmt: skip
     products = 2 * tiling.x_tiles * tiling.w_tiles * tiling.units  # of a stage
     registers, most, expected = 128, 128, {"HMMA": products, "LDGSTS": 3}
+    fp8 = isinstance(tiling, Fp8Tiling)
+    if fp8:
+        constants["fp8"] = True
     if tiling.kernel in ("ring", "bulk"):
         constants["bulk"] = tiling.kernel == "bulk"
         most = 168 if tiling.x_tiles > 2 else 128  # for more than 16 rows the rings leave room for one block or two
@@ -78,7 +82,7 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
         name=f"gemm_{dtype}_{epilogue.name}_{tiling.name}_{layout}",
         make=_KERNELS[tiling.kernel],
         constants=constants,
-        parameters=gemm_parameters(),
+        parameters=gemm_parameters(fp8),
         threads=tiling.threads,
         shared_bytes=tiling.shared_bytes,
         blocks_per_sm=max(1, resident),
@@ -87,38 +91,6 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
         dependent=overlaps(arch),
         rounds_itself=True,
     )
-
-
-def pack_weight(w: Tensor, epilogue: Epilogue) -> Tensor:
-    """W `[n_w, k]` in the order a block reads it: tiles of 16 rows, each a run of 1 KB pieces of 32 k in lane order.
-
-    A piece is [lower or upper of the pairs][8 rows][32 k]. K is padded with zeros to a multiple of 32. Done once, at
-    load; saves a block 16 distant rows to walk (3% of a decode step on an H200).
-    """
-    n_w, k = w.shape
-    padded = F.pad(w, (0, -k % UNIT))
-    units = padded.shape[1] // UNIT
-    if epilogue.kind == "swiglu":
-        pieces = padded.view(2, n_w // 16, 8, units, UNIT).permute(1, 3, 0, 2, 4)
-    elif epilogue.kind == "qkv":
-        d = epilogue.head_dim
-        pieces = padded.view(n_w // d, 2, d // 16, 8, units, UNIT).permute(0, 2, 4, 1, 3, 5)
-    else:
-        pieces = padded.view(n_w // 16, 2, 8, units, UNIT).permute(0, 3, 1, 2, 4)
-    return pieces.reshape(n_w, units * UNIT).contiguous()
-
-
-def unpack_weight(w: Tensor, epilogue: Epilogue, k: int) -> Tensor:
-    """The inverse of `pack_weight`: W `[n_w, k]`."""
-    n_w, units = w.shape[0], w.shape[1] // UNIT
-    if epilogue.kind == "swiglu":
-        rows = w.view(n_w // 16, units, 2, 8, UNIT).permute(2, 0, 3, 1, 4)
-    elif epilogue.kind == "qkv":
-        d = epilogue.head_dim
-        rows = w.view(n_w // d, d // 16, units, 2, 8, UNIT).permute(0, 3, 1, 4, 2, 5)
-    else:
-        rows = w.view(n_w // 16, units, 2, 8, UNIT).permute(0, 2, 3, 1, 4)
-    return rows.reshape(n_w, units * UNIT)[:, :k]
 
 
 def gemm(
@@ -143,7 +115,8 @@ def gemm(
     """One linear map as one launch or two.
 
     Args:
-        x: `[M, k]`. y: `[M, n]`. w: `[weight_rows, k]`, or packed by `pack_weight`.
+        x: `[M, k]`. y: `[M, n]`. w: `[weight_rows, k]`, or packed by `pack_weight`; e4m3 only packed, with
+            `scales: [weight_rows]` f32 among the operands.
         scratch: of `workspace`; without it K is never split between blocks, and x not packed for warpgroups.
         ordered: of `ordered_input`, where the kernel before has written x beside `x`; None: x is packed here if needed.
         leave: of `ordered_input` for the next map: what it reads of this one's outputs is written there as well.
@@ -156,8 +129,11 @@ def gemm(
     if leave is not None:
         epilogue = replace(epilogue, ordered_tiles=leave.x_tiles)
     epilogue.check()
-    rows, n_tiles = x.shape[0], weight_rows // 16
-    tiling = tiling or choose_tiling(arch, rows, n_tiles, k, packed and scratch is not None, DTYPES[w.dtype])
+    rows, n_tiles, dtype, fp8 = x.shape[0], weight_rows // 16, DTYPES[x.dtype], w.dtype == E4M3
+    if fp8:
+        _check_fp8(operands.get("scales"), packed, weight_rows)
+        tiling = as_fp8(tiling) if tiling else choose_fp8_tiling(arch, rows, n_tiles, k, dtype)
+    tiling = tiling or choose_tiling(arch, rows, n_tiles, k, packed and scratch is not None, dtype)
     if tiling.split > 1 and scratch is None:
         tiling = replace(tiling, split=1, together=False)
     _check_tiling(tiling, arch, n_tiles, k, packed)
@@ -177,7 +153,7 @@ def gemm(
             x = x_packed if ordered is None else ordered.words
     elif tiling.kernel == "group":
         raise KernelLimit(f"{tiling} without scratch", "room for x in its order", "pass what `workspace` gives")
-    variant = gemm_variant(arch, DTYPES[w.dtype], epilogue, tiling, packed, k % UNIT != 0)
+    variant = gemm_variant(arch, dtype, epilogue, tiling, packed, k % UNIT != 0)
     grid = {
         "ring": (blocks_w, blocks_x, 1),
         "bulk": (blocks_w, blocks_x, 1),
@@ -188,8 +164,8 @@ def gemm(
     launches.append(variant.launch(
         grid,
         x=x, w=w, y=y, **{name: operands.get(name) for name in names},
-        workspace=scratch[0] if scratch else None, counters=scratch[1] if scratch else None,
-        ordered=None if leave is None else leave.words,
+        **({"scales": operands["scales"]} if fp8 else {"workspace": scratch[0] if scratch else None}),
+        counters=scratch[1] if scratch else None, ordered=None if leave is None else leave.words,
         rows=rows, n=y.shape[-1] if epilogue.kind != "qkv" else q_heads * epilogue.head_dim, k=k, tiles=n_tiles,
         q_heads=q_heads, kv_heads=kv_heads, inv_width=1.0 / k, eps=eps,
     ))  # fmt: skip
@@ -197,8 +173,10 @@ def gemm(
 
 
 def _check(x: Tensor, w: Tensor, y: Tensor, k: int, weight_rows: int) -> None:
-    if x.dtype not in DTYPES or w.dtype != x.dtype:
-        raise KernelLimit(f"x is {x.dtype}, W is {w.dtype}", "both bf16 or both fp16", f"convert, or {PLAIN_TORCH}")
+    if x.dtype not in DTYPES or w.dtype not in (x.dtype, E4M3):
+        raise KernelLimit(
+            f"x is {x.dtype}, W is {w.dtype}", "both bf16 or both fp16, or W e4m3", f"convert, or {PLAIN_TORCH}"
+        )
     if k % 16 or weight_rows % 16:
         raise KernelLimit(
             f"W is [{weight_rows}, {k}]", "multiples of 16", f"pad the weight with zeros, or {PLAIN_TORCH}"
@@ -210,6 +188,15 @@ def _check(x: Tensor, w: Tensor, y: Tensor, k: int, weight_rows: int) -> None:
             )
 
 
+def _check_fp8(scales: Tensor | None, packed: bool, weight_rows: int) -> None:
+    found = "no scales" if scales is None else f"scales {list(scales.shape)} {scales.dtype}"
+    if scales is None or scales.dtype != torch.float32 or scales.shape != (weight_rows,) or not packed:
+        raise KernelLimit(
+            f"W in e4m3 {'packed' if packed else 'by rows'} with {found}",
+            f"packed W, and {weight_rows} scales in fp32", f"pack it with its scales, or {PLAIN_TORCH}",
+        )  # fmt: skip
+
+
 @cache
 def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1 << 20
@@ -217,6 +204,8 @@ def _multiprocessors(device: torch.device) -> int:
 
 def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) -> None:
     units = -(-k // UNIT)
+    if isinstance(tiling, Fp8Tiling) and tiling.kernel not in ("ring", "bulk"):
+        raise KernelLimit(f"{tiling} for W in e4m3", "ring or bulk", "pass no tiling")
     if tiling.kernel == "group" and (not packed or tiling.units > units):
         raise KernelLimit(
             f"{tiling} for W {'packed' if packed else 'by rows'}",
@@ -241,7 +230,8 @@ def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool)
 def gemm_cost(case: Case) -> Cost:
     """Weights, x, y once; and what the epilogue reads and writes beside y."""
     m, k, n, n_w = case["m"], case["k"], n_columns(case), n_weight_rows(case)
-    moved = 2 * (n_w * k + m * k + m * n)
+    w_bytes = n_w * k + 4 * n_w if case.get("fp8") else 2 * n_w * k
+    moved = w_bytes + 2 * (m * k + m * n)
     if case.get("bias"):
         moved += 2 * n_w
     if case.get("norm"):

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from eagle3core.kernels.card import DTYPES, Op
 from eagle3core.kernels.gemm.epilogue import Epilogue
-from eagle3core.kernels.gemm.launcher import gemm, unpack_weight
+from eagle3core.kernels.gemm.launcher import gemm
 from eagle3core.kernels.gemm.pack import OrderedRows
 from eagle3core.kernels.gemm.reference import EPS
+from eagle3core.kernels.gemm.weight_order import unpack_weight
 from eagle3core.kernels.isa.powers import pieces_of
 from eagle3core.kernels.layer.embedding import PARTIAL, partial_squares_reference
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
@@ -52,6 +53,8 @@ def gemm_meaning(
         mean = operands["sums"][: len(x)].sum(dim=1, keepdim=True) / k  # [M, 1]
         rows = (rows * torch.rsqrt(mean + eps)).to(wide)
     v = F.linear(rows, weight.to(wide))  # [M, n_w]
+    if "scales" in operands:
+        v = v * operands["scales"]
     if epilogue.has_bias:
         v = v + operands["bias"]
     if epilogue.kind == "swiglu":

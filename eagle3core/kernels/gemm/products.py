@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from eagle3core.kernels.gemm.fp8.operands import make_load_widened
+
 FRAGMENT = 512  # bytes of 8 rows x 32 k
 
 
 def make_multiply(
-    isa: Any, *, dtype: str, x_tiles: int, w_tiles: int, units: int, pitches: tuple[int, int], steps: tuple[int, int]
-) -> Any:
+    isa: Any, *, dtype: str, x_tiles: int, w_tiles: int, units: int, pitches: tuple[int, int], steps: tuple[int, int],
+    fp8: bool = False,
+) -> Any:  # fmt: skip
     """Inlined `multiply(accumulators, x_at, w_at, reading)`: adds the products of a stage's 1, 2 or 4 units, upwards.
 
     `accumulators` holds 4 f32 a pair of tiles, [tile of W][tile of x]. The addresses are this lane's in the ring's
@@ -24,10 +27,12 @@ def make_multiply(
     Args:
         pitches: bytes in shared memory from one tile of x to the next, and of W; a tile of W is two fragments.
         steps: the same from one unit to the next.
+        fp8: W is in e4m3, one fragment a tile.
     """
     cuda, i32, mma = isa.cuda, isa.i32, isa.MMA[dtype]
     (x_pitch, w_pitch), (x_step, w_step) = pitches, steps
     n_operands = 4 * x_tiles
+    load_widened = make_load_widened(isa, dtype)
 
     def multiply_unit(accumulators: Any, x_at: Any, w_at: Any, reading: Any) -> None:
         # x of the unit stays in registers while W's tiles pass: 4 int32 a tile of x, 8 of W at a time.
@@ -38,7 +43,10 @@ def make_multiply(
                 x_operands[m * 4 + c] = v[c]
         for r in range(w_tiles):
             at = i32(w_at + reading + r * w_pitch)
-            a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
+            if fp8:
+                a, b = load_widened(at)
+            else:
+                a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
             for m in range(x_tiles):
                 q, o = (r * x_tiles + m) * 4, m * 4
                 # Operands of m16n8k16 by lane: rows g and g + 8 of W (a, b), each with the k of columns 2t and 2t + 8.

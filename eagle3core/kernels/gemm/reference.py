@@ -1,7 +1,8 @@
 """The GEMM op in plain torch, and fresh inputs for its proofs.
 
 A case has: kind (see `epilogue.Epilogue`), m rows of x, n columns of y, k, dtype ("bf16", "f16"), packed; and if
-wanted norm (scale by 1 / rms), bias, residual=False; for qkv q_heads, kv_heads, head_dim, block instead of n.
+wanted fp8 (W in e4m3 with a scale a row; packed), norm (scale by 1 / rms), bias, residual=False; for qkv q_heads,
+kv_heads, head_dim, block instead of n.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from eagle3core.kernels.card import Case, Tensors, poison
 from eagle3core.kernels.gemm.epilogue import PARTIALS_STEP, Epilogue, quads_of
+from eagle3core.kernels.gemm.fp8.operands import E4M3
 from eagle3core.kernels.isa.powers import pieces_of
 
 EPS = 1e-5
@@ -66,6 +68,10 @@ def gemm_example(case: Case, generator: torch.Generator, device: torch.device) -
         return torch.randn(*shape, generator=generator, device=device, dtype=torch.float32)
 
     made: Tensors = {"x": normal(m, k).to(dtype), "w": (normal(n_w, k) * k**-0.5).to(dtype)}
+    if case.get("fp8"):  # any byte of the format but its two NaNs, and scales that bring y to unit scale
+        codes = torch.randint(0, 254, (n_w, k), generator=generator, device=device, dtype=torch.int32)
+        made["w"] = (codes + (codes >= 127)).to(torch.uint8).view(E4M3)
+        made["scales"] = (1 + normal(n_w).abs()) * (k**-0.5 / 100)
     if case.get("norm"):
         made["sums"] = partial_squares(normal(m, k) * (0.5 + torch.arange(m, device=device)[:, None]))
     if case.get("bias"):
@@ -104,7 +110,9 @@ def gemm_outputs(case: Case, inputs: Tensors) -> Tensors:
 
 def gemm_reference(case: Case, inputs: Tensors) -> Tensors:
     """The outputs in plain torch, in the dtype of the inputs."""
-    v = F.linear(inputs["x"], inputs["w"])
+    v = F.linear(inputs["x"], inputs["w"].to(inputs["x"].dtype))
+    if "scales" in inputs:
+        v = v * inputs["scales"].to(v.dtype)
     if "sums" in inputs:
         mean = inputs["sums"].sum(-1, keepdim=True) / case["k"]
         v = v * torch.rsqrt(mean + EPS).to(v.dtype)

@@ -22,6 +22,7 @@ import numpy as np
 from eagle3core.kernels.gemm.bulk import make_bulk_ring
 from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch, make_pairing
 from eagle3core.kernels.gemm.finish import make_finish
+from eagle3core.kernels.gemm.fp8.operands import make_fetch_scales
 from eagle3core.kernels.gemm.products import FRAGMENT as FRAGMENT
 from eagle3core.kernels.gemm.products import make_multiply
 from eagle3core.kernels.gemm.scale import make_row_scale
@@ -30,9 +31,11 @@ STREAMS = 4
 UNIT = 32  # k of one unit
 
 
-def ring_shared_bytes(x_tiles: int, w_tiles: int, units: int, stages: int, bulk: bool = False) -> int:
+def ring_shared_bytes(
+    x_tiles: int, w_tiles: int, units: int, stages: int, bulk: bool = False, fp8: bool = False
+) -> int:
     """Dynamic shared memory of a block, bytes: the rings, which the last reduction reuses; barriers of bulk copies."""
-    fragments = (2 * w_tiles + (0 if bulk else x_tiles)) * units
+    fragments = ((1 if fp8 else 2) * w_tiles + (0 if bulk else x_tiles)) * units
     rings = STREAMS * stages * (fragments * FRAGMENT + (8 if bulk else 0))
     sums = STREAMS * 128 * x_tiles * w_tiles + 8 * x_tiles
     return max(rings, 4 * sums)
@@ -51,6 +54,7 @@ def make_gemm_ring(
     ragged: bool,
     overlap: bool,
     bulk: bool = False,
+    fp8: bool = False,
 ) -> Any:
     """The kernel for blocks of 8 `x_tiles` rows of x and 16 `w_tiles` rows of W; grid (tiles of W, blocks of x rows).
 
@@ -62,6 +66,7 @@ def make_gemm_ring(
         ragged: K is 16 more than a multiple of 32.
         overlap: wait for the kernel before (programmatic dependent launch).
         bulk: W, packed, comes by bulk copies; `x_tiles` is 1 or 2 (`bulk.holds_x`) and K not ragged.
+        fp8: W, packed, is in e4m3, and the scales of its rows come in the place of the workspace.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     # A step may leave the newest stages - 2 groups of copies under way: the group of its own stage is then the newest
@@ -70,19 +75,20 @@ def make_gemm_ring(
     first_row, distance = make_pairing(isa, epilogue)
     fetch, finish = make_fetch(isa, epilogue, dtype), make_finish(isa, epilogue, dtype)
     share_of, scale_of = make_row_scale(isa, epilogue)
-    scaled = epilogue.quads > 0
+    scaled, fetch_scales = epilogue.quads > 0, make_fetch_scales(isa, epilogue)
 
     threads, zero = 32 * STREAMS, np.float32(0)
-    stage_bytes = (2 * w_tiles + (0 if bulk else x_tiles)) * units * FRAGMENT
-    x_offset = 2 * w_tiles * units * FRAGMENT  # x comes after W in a stage
+    tile_bytes_w = FRAGMENT if fp8 else 2 * FRAGMENT  # of a unit, packed
+    x_offset = tile_bytes_w * w_tiles * units  # x comes after W in a stage
+    stage_bytes = x_offset + (0 if bulk else x_tiles) * units * FRAGMENT
     ring_bytes = stages * stage_bytes
-    unit_bytes = 2 * FRAGMENT if packed else 2 * UNIT  # from one unit of W to the next
+    unit_bytes = tile_bytes_w if packed else 2 * UNIT  # from one unit of W to the next
     ahead = stages - 1
     n_accumulators, x_rows = 4 * w_tiles * x_tiles, 8 * x_tiles  # a lane holds 4 of a product's 16 x 8 sums
     block_sums = 128 * x_tiles * w_tiles
     n_items = 64 * x_tiles * w_tiles  # pairs of rows of W, by rows of x
     items = (n_items + threads - 1) // threads
-    n_held = 6 * items  # what `fetch` gives
+    n_held, n_scales = 6 * items, 2 * items  # what `fetch` and `fetch_scales` give
     scale_rows = x_rows // STREAMS
     scale_at = STREAMS * block_sums * 4
     n_operands = 8 * units * x_tiles  # x of two stages, where it goes straight to registers (`bulk`)
@@ -91,7 +97,7 @@ def make_gemm_ring(
     def copy_w(target: Any, sources: Any, partner: Any, offset: Any, unit: Any, n_units: Any, t: Any) -> None:
         for r in range(w_tiles):
             for u in range(units):
-                at, source = i32(target + (r * units + u) * (2 * FRAGMENT)), sources[r] + offset + u * unit_bytes
+                at, source = i32(target + (r * units + u) * tile_bytes_w), sources[r] + offset + u * unit_bytes
                 # K ends in the middle of the last unit: lanes 2 and 3 of a row hold what lies past it, and copy zeros.
                 # Packed W has its zeros in memory.
                 if ragged and not packed:
@@ -102,7 +108,8 @@ def make_gemm_ring(
                     isa.copy16_fill(i32(at + FRAGMENT), source + partner, size)
                 else:
                     isa.copy16(at, source)
-                    isa.copy16(i32(at + FRAGMENT), source + partner)
+                    if not fp8:  # of which a lane's 16 bytes are both rows'
+                        isa.copy16(i32(at + FRAGMENT), source + partner)
 
     def copy_x(target: Any, source: Any, tile_bytes: Any, sizes: Any, unit: Any, n_units: Any, t: Any) -> None:
         for m in range(x_tiles):
@@ -115,11 +122,11 @@ def make_gemm_ring(
 
     copy_w, copy_x = isa.inlined(copy_w), isa.inlined(copy_x)
     start_w, start_x, multiply_all = make_bulk_ring(
-        isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units, stages=stages
+        isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units, stages=stages, fp8=fp8
     )  # fmt: skip
     multiply = make_multiply(
         isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units,
-        pitches=(units * FRAGMENT, units * 2 * FRAGMENT), steps=(FRAGMENT, 2 * FRAGMENT),
+        pitches=(units * FRAGMENT, units * tile_bytes_w), steps=(FRAGMENT, tile_bytes_w), fp8=fp8,
     )  # fmt: skip
 
     def gemm_ring(
@@ -149,7 +156,7 @@ def make_gemm_ring(
         sources = cuda.local.array(w_tiles, i64)
         for r in range(w_tiles):
             if packed:
-                sources[r] = w + (i64(tile0 + r) * n_units + unit) * (2 * FRAGMENT) + lane * 16
+                sources[r] = w + (i64(tile0 + r) * n_units + unit) * tile_bytes_w + lane * 16
             else:
                 sources[r] = w + i64(first_row(tile0 + r) + g) * row_bytes + unit * (2 * UNIT) + t * 16
         partner = i64(FRAGMENT) if packed else i64(distance(n)) * row_bytes
@@ -160,8 +167,8 @@ def make_gemm_ring(
             isa.let_next_start()
         loading = unit
         if bulk:
-            pitch = i64(n_units) * (2 * FRAGMENT)
-            source_w = w + (i64(tile0) * n_units + unit) * (2 * FRAGMENT)
+            pitch = i64(n_units) * tile_bytes_w
+            source_w = w + (i64(tile0) * n_units + unit) * tile_bytes_w
             start_w(ring, full, source_w, pitch, n_steps, lane)
         else:
             # No group is closed yet: all these copies of W belong to the group of the first stage of x below.
@@ -197,6 +204,8 @@ def make_gemm_ring(
         # Operands of the epilogue are asked for now, so that they have arrived when the sums are ready.
         held = cuda.local.array(n_held, f32)
         held_slot = cuda.local.array(items, i32)
+        if fp8:
+            held_scales = cuda.local.array(n_scales, f32)
         for j in range(items):
             item = i32(tid + j * threads)
             row, tile = i32(row0 + ((item >> 3) & (x_rows - 1))), i32(tile0 + (item >> tile_shift))
@@ -206,6 +215,8 @@ def make_gemm_ring(
             for c in range(6):
                 held[j * 6 + c] = fetched[0][c]
             held_slot[j] = fetched[1]
+            if fp8 and item < n_items:
+                held_scales[2 * j], held_scales[2 * j + 1] = fetch_scales(workspace, tile, i32(item & 7), n)
         shares = cuda.local.array(scale_rows, f32)
         if scaled:
             for j in range(scale_rows):
@@ -272,6 +283,8 @@ def make_gemm_ring(
                 for s in range(1, STREAMS):
                     v0 = v0 + isa.shared_load_f32(i32(at + s * (block_sums * 4)))
                     v1 = v1 + isa.shared_load_f32(i32(at + s * (block_sums * 4) + 32))
+                if fp8:
+                    v0, v1 = isa.product(v0, held_scales[2 * j]), isa.product(v1, held_scales[2 * j + 1])
                 scale = zero
                 if scaled:
                     scale = isa.shared_load_f32(i32(base + scale_at + local_row * 4))

@@ -9,7 +9,7 @@ import torch
 from eagle3core.checkpoint import TargetCheckpoint
 from eagle3core.config import EngineConfig
 from eagle3core.loading import packs_for
-from eagle3core.speculative import SpeculativeConfig
+from eagle3core.speculative import SpeculativeConfig, WeightFormat
 from eagle3core.weights import PackedDraft, PackedTarget, pack_draft, pack_target
 from lab.pairs.planted.geometries import PlantedGeometry, find_geometry
 from lab.pairs.planted.tokens import plan_tokens
@@ -53,8 +53,11 @@ class PlantedPair:
         self.draft_weights.share_table(weights["model.embed_tokens.weight"])
         return TargetCheckpoint(self.geometry.target, weights, self.dtype)
 
-    def models(self) -> tuple[PackedTarget, PackedDraft]:
-        """Both models as an engine takes them on the pair's device, made tensor by tensor; the target has the taps."""
+    def models(self, draft_weights: WeightFormat = "as_stored") -> tuple[PackedTarget, PackedDraft]:
+        """Both models as an engine takes them on the pair's device, made tensor by tensor; the target has the taps.
+
+        `draft_weights`: the format of the draft's maps.
+        """
         geometry, block, packs = self.geometry, EngineConfig().block_size, packs_for(self.device, self.dtype)
         target = pack_target(
             geometry.target, self.target_weights.tensor, dtype=self.dtype, device=self.device, block=block,
@@ -62,7 +65,7 @@ class PlantedPair:
         )  # fmt: skip
         self.draft_weights.share_table(target.embedding)
         named, mapping = self.draft_weights.tensor, self.tokens.draft_to_target
-        return target, pack_draft(geometry.draft, named, mapping, target, block=block)
+        return target, pack_draft(geometry.draft, named, mapping, target, block=block, weights=draft_weights)
 
     def config(self, k: int, **settings: Any) -> EngineConfig:
         """Settings of an engine over this pair that drafts `k` tokens a step; 0 drafts none."""

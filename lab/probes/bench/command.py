@@ -72,6 +72,7 @@ def scenario_of(options: BenchOptions) -> Scenario:
         device=device,
         peers=options.peers if options.forced is None else (),  # what a peer commits cannot be forced
         seed=options.seed,
+        draft_weights=options.draft_weights,
         forced=options.forced,
     )
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from torch import Size
-
-from eagle3core.checkpoint import draft_shapes, stored_bytes, target_shapes
+from eagle3core.checkpoint import draft_shapes, target_shapes
 from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
+from eagle3core.speculative import WeightFormat
+from eagle3core.weights import stored_bytes
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,13 @@ class Floor:
 
 
 def step_floor(
-    target: TargetGeometry, draft: DraftGeometry | None, *, k: int, batch: int, cached: float, itemsize: int
-) -> Floor:
-    """The floor of a step with `k` draft passes (0: plain) and `cached` tokens a sequence in the cache."""
+    target: TargetGeometry, draft: DraftGeometry | None, *, k: int, batch: int, cached: float, itemsize: int,
+    draft_weights: WeightFormat = "as_stored",
+) -> Floor:  # fmt: skip
+    """The floor of a step with `k` draft passes (0: plain) and `cached` tokens a sequence in the cache.
+
+    `itemsize`: bytes of a value in weights and cache, but for the draft's own maps in `draft_weights`.
+    """
     sequences = batch * cached
     unread, unread_by_plain = (_unread_experts(target, batch * n, itemsize) for n in (k + 1, 1))
     weights = _by_stage(target_shapes(target), _TARGET_STAGES, itemsize)
@@ -73,7 +77,7 @@ def step_floor(
     stages["target.head"] += target.vocab_size * hidden if target.tie_word_embeddings else 0
     if k == 0 or draft is None:
         return Floor(stages, unread_by_plain - unread)
-    weights = _by_stage(draft_shapes(draft), _DRAFT_STAGES, itemsize)
+    weights = _by_stage(draft_shapes(draft), _DRAFT_STAGES, itemsize, draft_weights)
     weights["attn"] += int(sequences * token_bytes(draft.block, 1, itemsize))
     weights["head"] += 0 if draft.has_head else draft.draft_vocab_size * draft.block.hidden_size * itemsize
     stages["draft.fc"] = weights["fc"]
@@ -108,13 +112,14 @@ _DRAFT_STAGES = {
 
 
 def _by_stage(
-    shapes: Iterable[tuple[str, tuple[int, ...]]], stages: Mapping[str, str], itemsize: int
-) -> dict[str, int]:
+    shapes: Iterable[tuple[str, tuple[int, ...]]], stages: Mapping[str, str], itemsize: int,
+    weights: WeightFormat = "as_stored",
+) -> dict[str, int]:  # fmt: skip
     """Bytes of weights by the stage that reads them, every stage named; a weight that none reads is a KeyError."""
     found = dict.fromkeys(stages.values(), 0)
     for name, shape in shapes:
         part = next((part for part in stages if part in name), name)
-        found[stages[part]] += stored_bytes(name, shape, itemsize)
+        found[stages[part]] += stored_bytes(name, shape, itemsize, weights)
     return found
 
 
@@ -123,9 +128,9 @@ def weight_bytes(target: TargetGeometry, itemsize: int) -> int:
     return sum(stored_bytes(name, shape, itemsize) for name, shape in target_shapes(target))
 
 
-def draft_weight_bytes(draft: DraftGeometry, itemsize: int) -> int:
-    """All weights of a draft; a head shared with the target is read by it all the same."""
-    own = sum(Size(shape).numel() for _, shape in draft_shapes(draft)) * itemsize
+def draft_weight_bytes(draft: DraftGeometry, itemsize: int, weights: WeightFormat = "as_stored") -> int:
+    """All weights of a draft, its maps in `weights`; a head shared with the target is read by it all the same."""
+    own = sum(stored_bytes(*named, itemsize, weights) for named in draft_shapes(draft))
     return own if draft.has_head else own + draft.draft_vocab_size * draft.block.hidden_size * itemsize
 
 

@@ -14,7 +14,7 @@ import torch
 
 from eagle3core.config import EngineConfig
 from eagle3core.geometry import DraftGeometry, TargetGeometry
-from eagle3core.speculative import SpeculativeConfig
+from eagle3core.speculative import SpeculativeConfig, WeightFormat
 from eagle3core.step import blocks_for
 from lab.probes.bench.floors import draft_weight_bytes, token_bytes, weight_bytes
 
@@ -67,13 +67,15 @@ def plan(
     itemsize: int,
     n_peers: int,
     device: torch.device,
+    draft_weights: WeightFormat = "as_stored",
 ) -> Plan:
-    """The plan of one point with an engine a depth in `ks` and `n_peers` peers."""
+    """The plan of one point with an engine a depth in `ks` and `n_peers` peers, whose copies are as stored."""
     target_token = token_bytes(target.block, target.n_layers, itemsize)
     draft_token = token_bytes(draft.block, 1, itemsize)
     kv = sum(batch * cached_tokens(k, session_len) * (target_token + (draft_token if k else 0)) for k in ks)
-    weights = weight_bytes(target, itemsize) + draft_weight_bytes(draft, itemsize)
-    peers = weights + n_peers * batch * session_len * (target_token + draft_token) if n_peers else 0
+    weights = weight_bytes(target, itemsize) + draft_weight_bytes(draft, itemsize, draft_weights)
+    copies = weight_bytes(target, itemsize) + draft_weight_bytes(draft, itemsize)
+    peers = copies + n_peers * batch * session_len * (target_token + draft_token) if n_peers else 0
     reserve = RESERVE_BYTES if device.type == "cuda" else 0
     return Plan(weights, kv, peers, device_bytes(device), reserve)
 

@@ -165,11 +165,12 @@ class Bench:
         cache: dict[str, Any] = {} if scenario.cache_share == CACHE_SHARE else {"cache_share": scenario.cache_share}
         rule = scenario.rule(k)
         forced = {} if rule is None else {"acceptance": rule.label}
+        stored = {} if k == 0 or scenario.draft_weights == "as_stored" else {"draft_weights": scenario.draft_weights}
         return {
             "who": who, "geometry": scenario.geometry, "pair": scenario.pair, "context": point.context,
             "batch": point.batch, "spec_k": k, "dtype": scenario.dtype, "device": scenario.device,
             "share": scenario.share if scenario.pair == "planted" and rule is None else None,
-            "tokens": scenario.tokens, **cache, **forced,
+            "tokens": scenario.tokens, **cache, **forced, **stored,
         }  # fmt: skip
 
     # -- what runs
@@ -183,6 +184,7 @@ class Bench:
         return memory.plan(
             target, draft, ks=self.scenario.ks, batch=point.batch, session_len=self.session_len(point),
             itemsize=getattr(torch, self.scenario.dtype).itemsize, n_peers=len(self._peer_keys()), device=self.device,
+            draft_weights=self.scenario.draft_weights,
         )  # fmt: skip
 
     def _peer_keys(self) -> list[Key]:

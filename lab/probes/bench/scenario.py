@@ -11,7 +11,7 @@ from typing import get_args
 from eagle3core import ForcedAcceptance
 from lab.errors import ExperimentError
 from lab.options.values import MOST_DRAFTS as MOST_DRAFTS
-from lab.options.values import DtypeName, PairName, PeerName, check_depths
+from lab.options.values import DtypeName, PairName, PeerName, WeightsName, check_depths
 from lab.options.values import Point as Point
 
 CACHE_SHARE = 0.95  # of the free memory, for both KV caches, unless a scenario is about just that
@@ -36,6 +36,7 @@ class Scenario:
         peers: what is timed beside the engine.
         seed: of a planted pair's weights and of prompts.
         cache_share: of the free memory, for both KV caches.
+        draft_weights: format of the draft's maps.
         forced: tokens that every step of drafts is forced to commit, bonus included; None: what the target agrees with.
     """
 
@@ -53,6 +54,7 @@ class Scenario:
     seed: int = 0
     cache_share: float = CACHE_SHARE
     forced: float | None = None
+    draft_weights: WeightsName = "as_stored"
 
     def __post_init__(self) -> None:
         if self.pair not in PAIRS:

@@ -89,7 +89,10 @@ class PairSource:
         mapping = pair.tokens.draft_to_target.to(pair.device)
         pair.draft_weights.share_table(self.target.embedding)
         block, named = EngineConfig().block_size, pair.draft_weights.tensor
-        draft = pack_draft(pair.geometry.draft, named, pair.tokens.draft_to_target, self.target, block=block)
+        draft = pack_draft(
+            pair.geometry.draft, named, pair.tokens.draft_to_target, self.target, block=block,
+            weights=self.draft.weights,
+        )  # fmt: skip
         return replace(
             self, draft=draft, draft_weights=pair.draft_weights, draft_to_target=mapping, planted=pair,
             card=pair.card(), ends=(), _fused_draft=None,
@@ -118,7 +121,12 @@ class PairSource:
             raise ExperimentError(
                 f"a session of {session_len} tokens", f"at most {limit}, the target's positions", "shorten the context"
             )
-        spec = SpeculativeConfig(model=str(self.card["pair"]), num_speculative_tokens=k, acceptance=rule) if k else None
+        spec = None
+        if k:
+            spec = SpeculativeConfig(
+                model=str(self.card["pair"]), num_speculative_tokens=k, acceptance=rule,
+                draft_weights=self.draft.weights,
+            )  # fmt: skip
         config = EngineConfig(
             session_len=session_len,
             max_batch_size=batch,
@@ -138,7 +146,7 @@ def open_pair(scenario: Scenario) -> PairSource:
         pair = PlantedPair(
             scenario.geometry, share=scenario.share, seed=scenario.seed, dtype=dtype, device=scenario.device
         )
-        target, draft = pair.models()
+        target, draft = pair.models(draft_weights=scenario.draft_weights)
         mapping = pair.tokens.draft_to_target.to(pair.device)
         return PairSource(target, draft, pair.target_weights, pair.draft_weights, mapping, pair, pair.card())
     shipped = shipped_pair()
@@ -151,6 +159,7 @@ def open_pair(scenario: Scenario) -> PairSource:
         block=EngineConfig().block_size, taps=head.geometry.taps, packs=packs_for(torch.device(scenario.device), dtype),
     )  # fmt: skip
     draft = pack_draft(
-        head.geometry, head.weights.__getitem__, head.draft_to_target, target, block=EngineConfig().block_size
-    )
+        head.geometry, head.weights.__getitem__, head.draft_to_target, target, block=EngineConfig().block_size,
+        weights=scenario.draft_weights,
+    )  # fmt: skip
     return PairSource(target, draft, *named, None, card)

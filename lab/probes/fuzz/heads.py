@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from eagle3core.weights import quantised
 from lab.probes.fuzz.pairs import SHAPE
 
 Weights = dict[str, Tensor]
@@ -48,7 +49,8 @@ def all_heads() -> dict[str, Model]:
     variants = {name: _changed(change) for name, change in _VARIANTS.items()}
     layouts = {name: _changed(change) for name, change in _LAYOUTS.items()}
     ropes = {f"{name} rotation": _changed(_with(**rope)) for name, rope in ROPES.items() if name != "dynamic"}
-    return {"plain": _plain(), **variants, **layouts, **ropes, "EAGLE-1": _eagle(), "EAGLE-1, biases": _eagle(True)}
+    return {"plain": _plain(), **variants, **layouts, **ropes, "EAGLE-1": _eagle(), "EAGLE-1, biases": _eagle(True),
+            "FP8": _in_fp8(_plain())}  # fmt: skip
 
 
 def all_targets() -> dict[str, Model]:
@@ -61,8 +63,20 @@ def all_targets() -> dict[str, Model]:
         "mistral": _target("mistral", {"head_dim": HEAD_DIM, "sliding_window": None}),
         "biases": _target("llama", {"attention_bias": True, "mlp_bias": True}),
         "tied": tied,
+        "FP8": _in_fp8(_target("llama", {})),
         **{name: _target("llama", rope) for name, rope in ROPES.items()},
     }
+
+
+def _in_fp8(model: Model) -> Model:
+    """The model with its projections stored in e4m3, a scale a row, as compressed-tensors describes it."""
+    weights = dict(model.weights)
+    for name in [name for name in weights if name.endswith("_proj.weight")]:
+        weights[name], scales = quantised(weights[name])
+        weights[name.replace(".weight", ".weight_scale")] = scales[:, None]
+    how = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+    method = {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": how}}}
+    return Model({**model.config, "quantization_config": method}, weights, model.settings)
 
 
 def _target(family: str, more: Config) -> Model:

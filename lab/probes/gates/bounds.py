@@ -12,6 +12,7 @@ import math
 import torch
 
 from eagle3core.geometry import DraftGeometry, TargetGeometry
+from eagle3core.speculative import WeightFormat
 from lab.pairs.planted import GEOMETRIES
 from lab.probes.bench.floors import Floor, step_floor
 from lab.probes.bench.invariants import INVARIANTS
@@ -164,7 +165,9 @@ def floor_of(row: Row) -> Floor | None:
     k, batch, context, tokens = known
     shapes: tuple[TargetGeometry, DraftGeometry] = geometry.target, geometry.draft
     itemsize: int = getattr(torch, str(at["dtype"])).itemsize
-    return step_floor(*shapes, k=int(k), batch=int(batch), cached=context + tokens / 2, itemsize=itemsize)
+    stored: WeightFormat = "fp8" if at.get("draft_weights") == "fp8" else "as_stored"
+    cached = context + tokens / 2
+    return step_floor(*shapes, k=int(k), batch=int(batch), cached=cached, itemsize=itemsize, draft_weights=stored)
 
 
 def peer_of(name: str) -> str | None:

@@ -44,8 +44,10 @@ def declared_bytes(engine: Engine, k: int, cached: float) -> tuple[dict[str, int
         return program_bytes(runner.programs[runner.n_slots], cached), BY_CARDS
     draft = engine.draft.geometry if engine.draft is not None else None
     floor = step_floor(
-        engine.target.geometry, draft, k=k, batch=runner.n_slots, cached=cached, itemsize=engine.target.dtype.itemsize
-    )
+        engine.target.geometry, draft, k=k, batch=runner.n_slots, cached=cached,
+        itemsize=engine.target.dtype.itemsize,
+        draft_weights="as_stored" if engine.draft is None else engine.draft.weights,
+    )  # fmt: skip
     return dict(floor.stages), BY_FLOORS
 
 

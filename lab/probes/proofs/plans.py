@@ -14,6 +14,7 @@ import torch
 from eagle3core.checkpoint import draft_shapes, load_draft, load_target, target_shapes
 from eagle3core.config import EngineConfig
 from eagle3core.kernels import Variant, cubins, launch
+from eagle3core.speculative import WeightFormat
 from eagle3core.step import EagerReplayer, GraphReplayer, variants_of
 from eagle3core.weights import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
 from lab.options.proofs import PartName
@@ -56,6 +57,7 @@ class Plans:
         shipped, planted: identity over trained prompts, and over one long planted prompt of `context` tokens.
         company: identity over four planted prompts of `company_context` tokens.
         n_prompts, prompt_tokens: of the trained ones.
+        draft_weights: format of the planted draft's maps.
     """
 
     geometry: str = "llama-3.1-8b"
@@ -75,6 +77,7 @@ class Plans:
     waiting: WaitingPlan = field(default_factory=WaitingPlan)
     serving: ServingPlan = field(default_factory=ServingPlan)
     adaptive: AdaptivePlan = field(default_factory=AdaptivePlan)
+    draft_weights: WeightFormat = "as_stored"
 
     def settings(self, part: str) -> dict[str, list[Setting]]:
         """Engines that a part makes, by pair: "shipped", or the geometry's name."""
@@ -224,7 +227,10 @@ def packed(pair: PairUnderTest) -> tuple[PackedTarget, PackedDraft]:
 def needed_variants(plans: Plans, parts: Sequence[str], arch: str) -> list[Variant]:
     """Every kernel that parts run, found on the meta device: no GPU, no weights."""
     found: dict[tuple[str, str], Variant] = {}
-    subjects = {SHIPPED: _shapes_of_shipped(arch), plans.geometry: shapes_of(find_geometry(plans.geometry), arch)}
+    subjects = {
+        SHIPPED: _shapes_of_shipped(arch),
+        plans.geometry: shapes_of(find_geometry(plans.geometry), arch, plans.draft_weights),
+    }
     for part in parts:
         for name, settings in plans.settings(part).items():
             for setting in settings:
@@ -247,7 +253,7 @@ def build(
 _META = torch.device("meta")
 
 
-def shapes_of(geometry: PlantedGeometry, arch: str) -> Subject:
+def shapes_of(geometry: PlantedGeometry, arch: str, draft_weights: WeightFormat = "as_stored") -> Subject:
     """A geometry's pair without weights."""
 
     def empty(shapes: dict[str, tuple[int, ...]]) -> Source:
@@ -259,7 +265,8 @@ def shapes_of(geometry: PlantedGeometry, arch: str) -> Subject:
         target, empty(dict(target_shapes(target))), dtype=torch.bfloat16, device=_META, taps=draft.taps, **common
     )
     mapping = torch.empty(draft.draft_vocab_size, dtype=torch.int32, device=_META)
-    head = pack_draft(draft, empty(dict(draft_shapes(draft))), mapping, packed, **common)
+    named = empty(dict(draft_shapes(draft)))
+    head = pack_draft(draft, named, mapping, packed, weights=draft_weights, **common)
     return Subject(geometry.name, packed, head, None, arch, _nothing(), {"device": "cpu"})
 
 

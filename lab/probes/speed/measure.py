@@ -156,7 +156,7 @@ class Speed:
     def _floor(self, source: PairSource, point: Point, k: int, generated: float) -> Floor:
         return step_floor(
             source.target_geometry, source.draft_geometry, k=k, batch=point.batch, cached=point.context + generated,
-            itemsize=getattr(torch, self.scenario.dtype).itemsize,
+            itemsize=getattr(torch, self.scenario.dtype).itemsize, draft_weights=source.draft.weights,
         )  # fmt: skip
 
     def _timed(self, point: Point, k: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from eagle3core.config import GenerationConfig
 from eagle3core.kernels import Launch, Variant, tuned
-from eagle3core.kernels.gemm import choose_tiling
+from eagle3core.kernels.gemm import tiling_for
 from eagle3core.step import DeviceRunner, Product, Program, launches_of, products_of, step_program
 from lab.probes.proofs.subject import Setting, Subject, tree_setting
 from lab.probes.sweeps.choose import choose, fastest
@@ -70,7 +70,7 @@ def step_regimes(arch: str, passes: Mapping[str, Program]) -> list[Regime]:
     for key in sorted(steps, key=lambda one: (-weight(one), one)):
         products = steps[key]
         most = max(products.values(), key=lambda one: one.m)
-        default = asdict(choose_tiling(arch, most.m, key.weight_rows // 16, key.k, key.packed, key.dtype))
+        default = asdict(tiling_for(arch, most.m, key))
         settings = settings_beside(default, CARDS["gemm"].sweep(arch, most.case))
         cases = tuple({**one.case, "step": name} for name, one in products.items())
         tags = tuple(sorted({one.tag for one in products.values()}))

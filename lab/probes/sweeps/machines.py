@@ -161,6 +161,8 @@ def variants_of(op: str, arch: str, case: Case, setting: tuned.Setting) -> list[
         return torch.empty(*shape, dtype=dtype, device=meta)
 
     inputs = {"x": empty(case["m"], case["k"]), "w": empty(n_weight_rows(case), units if case["packed"] else case["k"])}
+    if case.get("fp8"):
+        inputs |= {"w": inputs["w"].to(torch.float8_e4m3fn), "scales": torch.empty(n_weight_rows(case), device=meta)}
     made = launches_of(
         op, arch, case, inputs, {"y": empty(case["m"], n_columns(case))}, setting, workspace(meta)
     )  # fmt: skip

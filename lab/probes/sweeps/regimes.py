@@ -13,7 +13,7 @@ from eagle3core.kernels import Card, Case, tuned
 from eagle3core.kernels.attention import CARD as ATTENTION
 from eagle3core.kernels.attention import Shape, choose_plan, order_of, plan_key
 from eagle3core.kernels.gemm import CARD as GEMM
-from eagle3core.kernels.gemm import choose_tiling
+from eagle3core.kernels.gemm import tiling_for
 from eagle3core.step import Product, read_shapes
 from lab.errors import ExperimentError
 
@@ -92,7 +92,7 @@ def _gemm_regime(
     chosen = [max((one for one in products if one.m == m), key=lambda one: (shapes[one], one.tag))
               for m in sorted(hottest)]  # fmt: skip
     most = chosen[-1].m
-    default = asdict(choose_tiling(arch, most, key.weight_rows // 16, key.k, key.packed, key.dtype))
+    default = asdict(tiling_for(arch, most, key))
     settings = settings_beside(default, CARDS["gemm"].sweep(arch, chosen[-1].case))
     return Regime(
         "gemm", key, tuple(one.case for one in chosen), settings if whole else nearest(settings, TAIL),

@@ -21,10 +21,10 @@ def nano(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.mark.emulated
 def test_the_kernels_draft_the_chain_that_their_meaning_drafts(nano: Pair) -> None:
-    check_first_step(nano, None, "eagle")
+    check_first_step(nano, None, method="eagle")
 
 
 @pytest.mark.emulated
 @pytest.mark.slow
 def test_the_kernels_grow_the_tree_that_their_meaning_grows(nano: Pair) -> None:
-    check_first_step(nano, GrownTree(2, 2, 5), "eagle")
+    check_first_step(nano, GrownTree(2, 2, 5), method="eagle")

@@ -52,6 +52,15 @@ def test_options_have_the_names_and_defaults_of_the_engine() -> None:
     )
 
 
+def test_the_format_of_the_drafts_maps_is_the_engines_setting() -> None:
+    assert speculative_config(options("--draft-weights", "fp8"), Path("head")) == SpeculativeConfig(
+        model="head", draft_weights="fp8"
+    )
+    plain = speculative_config(options(), Path("head"))
+    assert plain is not None
+    assert plain.draft_weights == "as_stored"
+
+
 @pytest.mark.parametrize(
     ("words", "kind", "n_nodes"),
     [

@@ -7,9 +7,9 @@ from eagle3core.kernels import proof
 from eagle3core.kernels.card import case_id
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.gemm.card import CARD
-from eagle3core.kernels.gemm.launcher import pack_weight
 from eagle3core.kernels.gemm.meaning import GEMM
 from eagle3core.kernels.gemm.reference import epilogue_of, n_weight_rows
+from eagle3core.kernels.gemm.weight_order import pack_weight
 
 pytestmark = pytest.mark.reference
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ def test_what_a_launch_means_in_a_program_is_what_its_kernels_are_held_to(case):
 
 @pytest.mark.parametrize("case", CARD.cases, ids=case_id)
 def test_a_meaning_that_reads_any_operand_wrongly_is_found(case):
-    names = ("x", "w", "sums", "bias", "gain", "residual", "table")
+    names = ("x", "w", "scales", "sums", "bias", "gain", "residual", "table")
     for name in CARD.example(case, proof.generator(1, CPU), CPU).keys() & set(names):
         assert faults(case, lambda inputs, name=name: {**inputs, name: inputs[name].roll(1, 0)}), name
 

@@ -57,6 +57,27 @@ def by_name(rows: list[Row]) -> dict[str, Row]:
 # -- floors
 
 
+def test_a_draft_in_fp8_commits_the_planted_tokens_and_is_a_series_of_its_own(rows: list[Row]) -> None:
+    scenario = replace(SCENARIO, draft_weights="fp8", peers=(), rounds=1)
+    bench = Bench(scenario, tell=lambda _: None)
+    plain, speculative = bench.run().rows
+    assert "draft_weights" not in plain.parameters
+    assert speculative.parameters["draft_weights"] == "fp8"
+    assert not wrong_tokens(speculative.values)
+    usual = by_name(rows)[speculative.name]
+    assert "draft_weights" not in usual.parameters
+    assert speculative.number("acceptance_length") == usual.number("acceptance_length")
+    assert speculative.number("step_over_base_bound") < usual.number("step_over_base_bound")
+    geometry = GEOMETRIES["nano"]
+    at = {"ks": (0, K), "batch": 1, "session_len": 64, "itemsize": 4, "device": torch.device("cpu")}
+    whole, half = (
+        memory.plan(geometry.target, geometry.draft, **at, n_peers=1, draft_weights=weights)
+        for weights in ("as_stored", "fp8")
+    )
+    assert half.weight_bytes < whole.weight_bytes
+    assert half.peer_bytes == whole.peer_bytes, "a peer's copy is as stored"
+
+
 def test_a_bench_writes_a_row_for_every_depth_and_every_peer(rows: list[Row]) -> None:
     names = [row.name for row in rows]
     assert names == [

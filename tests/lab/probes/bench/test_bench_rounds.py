@@ -40,6 +40,17 @@ def test_floors_of_the_8b_geometry_are_those_counted_by_hand() -> None:
     assert plain.ms(4578.0) == pytest.approx(3.29, abs=0.01)
 
 
+def test_the_floor_of_a_draft_in_fp8_is_that_counted_by_hand() -> None:
+    geometry = GEOMETRIES["llama-3.1-8b"]
+    draft, at = geometry.draft, {"k": 3, "batch": 1, "cached": 512, "itemsize": 2}
+    bf16, fp8 = (step_floor(geometry.target, draft, **at, draft_weights=w) for w in ("as_stored", "fp8"))
+    maps = 3 * ((6144 + 2 * 14336) * 4096 + 4096 * 6144 + 4096 * 4096 + 4096 * 14336 + 32000 * 4096) + 12288 * 4096
+    rows = 3 * (6144 + 4096 + 28672 + 4096 + 32000) + 4096
+    assert bf16.base_bytes == fp8.base_bytes
+    assert bf16.step_bytes - fp8.step_bytes == maps - 4 * rows
+    assert fp8.step_over_base == pytest.approx(1.078, abs=0.001)
+
+
 def test_a_tied_table_is_read_as_the_head_and_a_shared_head_by_the_draft() -> None:
     geometry = GEOMETRIES["nano"]
     target, draft = geometry.target, geometry.draft

@@ -1,0 +1,203 @@
+"""Checkpoints whose maps are stored in FP8 (e4m3): recognised by their configs, read as the values they mean.
+
+W[r, c] = stored[r, c] * scale, with one scale a tensor, a row, or a block of 128 x 128; a map is dequantised when it is
+read. Scales of activations and of a cache are left out: both stay in the compute dtype here, which is only closer to
+the model before it was quantised. Every other way of quantising is left to whoever refuses it by name.
+
+Source: ModelOpt's exporter (hf_quant_config.json), compressed-tensors (config_groups), and the block format of
+DeepSeek-V3's release (`weight_scale_inv`, which multiplies despite its name), as transformers 5.17 reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3core.checkpoint.settings import Settings
+from eagle3core.checkpoint.tensors import NamedTensors
+from eagle3core.errors import CheckpointError
+
+KEYS = ("quantization_config", "compression_config")
+BESIDE = "hf_quant_config.json"  # as ModelOpt writes it
+_SCALES = (".weight_scale", ".weight_scale_inv")
+_OF_OTHERS = (".input_scale", ".k_scale", ".v_scale")  # of activations and of a cache
+_USUAL_BLOCK = (128, 128)
+_MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
+_AGAIN = "export the checkpoint again, or use the bf16 weights of the same model"
+
+
+@dataclass(frozen=True)
+class Fp8Scheme:
+    """FP8 as a config describes it.
+
+    Attributes:
+        said: where and how, for people. block: rows and columns of W that share a scale, where blocks do.
+    """
+
+    said: str
+    block: tuple[int, int] = _USUAL_BLOCK
+
+
+def find_fp8(config: Settings, directory: Path) -> Fp8Scheme | None:
+    """The scheme that a checkpoint's configs name; None where they name none, or one that is not read.
+
+    Raises:
+        CheckpointError: a config that is no object.
+    """
+    found = []
+    if (directory / BESIDE).is_file():
+        nested = Settings.read(directory / BESIDE).nested("quantization")
+        found.append(None if nested is None else _of_modelopt(nested))
+    for key in KEYS:
+        method = config.nested(key)
+        if method is not None:
+            found.append(_of_config(method))
+    schemes = [scheme for scheme in found if scheme is not None]
+    return schemes[-1] if schemes and len(schemes) == len(found) else None
+
+
+def dequantised(files: NamedTensors, scheme: Fp8Scheme | None) -> NamedTensors:
+    """The tensors of a checkpoint as the values they mean; `files` themselves without a scheme.
+
+    Raises:
+        CheckpointError: a scheme, and no tensor that has a scale.
+    """
+    return files if scheme is None else Fp8Files(files, scheme)
+
+
+def without_fp8(config: Settings) -> Settings:
+    """A config as of the model before it was quantised."""
+    return Settings({key: value for key, value in config.values.items() if key not in KEYS}, config.source)
+
+
+class Fp8Files(NamedTensors):
+    """Tensors of which some are stored in e4m3; these are read in fp32, and their scales have no names of their own.
+
+    Args:
+        files: as stored. scheme: of the config.
+
+    Raises:
+        CheckpointError: none of them has a scale.
+    """
+
+    def __init__(self, files: NamedTensors, scheme: Fp8Scheme) -> None:
+        super().__init__(files.directory)
+        self.files, self.scheme = files, scheme
+        self.described_in, self.decisions, self.of_taps = files.described_in, files.decisions, files.of_taps
+        stored = set(files.names)
+        self._scale_of = {
+            f"{name.removesuffix(end)}.weight": name
+            for end in _SCALES for name in stored
+            if name.endswith(end) and f"{name.removesuffix(end)}.weight" in stored
+        }  # fmt: skip
+        hidden = {*self._scale_of.values(), *(name for name in stored if name.endswith(_OF_OTHERS))}
+        self._names = sorted(stored - hidden)
+        if not self._scale_of:
+            raise CheckpointError(
+                f"{scheme.said}, and no tensor of {files.directory} has a scale",
+                f"maps in e4m3, each with one of {', '.join(_SCALES)}",
+                "remove the key if the weights are not quantised, or download the checkpoint again",
+            )
+
+    @property
+    def names(self) -> list[str]:
+        """Every tensor's name but those of scales, sorted."""
+        return self._names
+
+    def where(self, name: str) -> str:
+        """File and name of a tensor, for messages."""
+        return self.files.where(name)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape."""
+        return self.files.shape(name)
+
+    def read(self, name: str) -> Tensor:
+        """The tensor's values, on the CPU: as stored, or of e4m3 times their scales, fp32.
+
+        Raises:
+            CheckpointError: bytes that cannot be decoded, or a scale that does not belong to the tensor.
+        """
+        stored = self.files.read(name)
+        is_fp8 = stored.dtype == torch.float8_e4m3fn
+        if is_fp8 != (name in self._scale_of):
+            state = "is in e4m3 without a scale" if is_fp8 else f"has a scale and is {stored.dtype}"
+            raise CheckpointError(f"{self.where(name)} {state}", "maps in e4m3 with a scale, others without", _AGAIN)
+        return stored.float() * self._scales(name, stored) if is_fp8 else stored
+
+    def read_weight(
+        self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None,
+        device: torch.device | str = "cpu", *, casts: bool = True,
+    ) -> Tensor:  # fmt: skip
+        """As of any container; what is dequantised is cast at once, since it takes memory of its own anyway."""
+        return super().read_weight(name, shape, dtype, device, casts=casts or name in self._scale_of)
+
+    def _scales(self, name: str, stored: Tensor) -> Tensor:
+        """Scales of a map `[rows, k]`, fp32, one for all, `[rows, 1]` or `[rows, k]`."""
+        at = self._scale_of[name]
+        scale = self.files.read(at)
+        if not scale.dtype.is_floating_point or not bool((scale.float() > 0).all()):
+            raise CheckpointError(f"{self.files.where(at)} holds values that are no scales", "numbers above 0", _AGAIN)
+        scale, shape, (tall, wide) = scale.float(), tuple(scale.shape), self.scheme.block
+        if scale.numel() == 1:
+            return scale.reshape(())
+        allowed = "one scale"
+        if stored.ndim == 2:
+            rows, k = stored.shape
+            blocks = (-(-rows // tall), -(-k // wide))
+            if shape in ((rows,), (rows, 1)):
+                return scale.reshape(rows, 1)
+            if shape == blocks:
+                return scale.repeat_interleave(tall, 0).repeat_interleave(wide, 1)[:rows, :k]
+            allowed = f"one scale, {rows}, or {list(blocks)} for blocks of {[tall, wide]}"
+        what = f"{self.files.where(at)} has shape {list(shape)} beside a weight {list(stored.shape)}"
+        raise CheckpointError(what, allowed, _AGAIN)
+
+
+def _of_modelopt(method: Settings) -> Fp8Scheme | None:
+    """ModelOpt's own description."""
+    algorithm = method.values.get("quant_algo")
+    return Fp8Scheme(f"{method.source}: quant_algo is {algorithm!r}") if algorithm in _MODELOPT else None
+
+
+def _of_config(method: Settings) -> Fp8Scheme | None:
+    """What config.json says of any of the three formats."""
+    name = method.values.get("quant_method")
+    if name == "modelopt" or (name is None and "quant_algo" in method):
+        return _of_modelopt(method)
+    said = f"{method.source} is {name!r}"
+    if name == "fp8" and method.values.get("fmt") in (None, "e4m3"):
+        block = _block(method.values.get("weight_block_size"))
+        return None if block is None else Fp8Scheme(said, block)
+    groups = method.values.get("config_groups")
+    changed = any(method.values.get(key) for key in ("transform_config", "sparsity_config"))
+    if name != "compressed-tensors" or changed or not isinstance(groups, dict) or not groups:
+        return None
+    blocks = {_of_group(group) for group in groups.values()}
+    block = blocks.pop()
+    return Fp8Scheme(said, block) if block is not None and not blocks else None
+
+
+def _of_group(group: Any) -> tuple[int, int] | None:
+    """The block of a group of compressed-tensors, the usual one where scales are not of blocks; None of other ways."""
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict) or weights.get("strategy") not in ("tensor", "channel", "block"):
+        return None
+    is_plain = weights.get("symmetric", True) is True and not weights.get("actorder")
+    if weights.get("num_bits") != 8 or weights.get("type") != "float" or not is_plain:
+        return None
+    return _block(weights.get("block_structure"))
+
+
+def _block(value: Any) -> tuple[int, int] | None:
+    """Rows and columns of a block; the usual ones where nothing is said, None of what is no block."""
+    if value is None:
+        return _USUAL_BLOCK
+    is_pair = isinstance(value, list) and len(value) == 2
+    if not is_pair or not all(isinstance(n, int) and not isinstance(n, bool) and 0 < n <= 1 << 20 for n in value):
+        return None
+    return value[0], value[1]
