@@ -20,15 +20,17 @@ from eagle3core.metrics import StepRecord
 from lab.acceptance.controls import replayed_steps
 from lab.doctor.draft.text import Text
 
-# A gain is certain where its mean over roots is so many standard errors above 0, and of weight where it is such a share
-# of the length as it is. Errors are over groups of roots (`Text.groups`): neighbours and loops are not independent. A
-# doctor tries some hundred readings of a pair, so 4 errors: one false alarm in 300 pairs by chance alone.
-STANDARD_ERRORS, LEAST_SHARE = 4.0, 0.03
+# A large gain is certain where its mean over roots is so many standard errors above 0. Errors are over groups of roots
+# (`Text.groups`): neighbours and loops are not independent. A doctor tries some hundred readings of a pair, so 4: one
+# false alarm in 300 pairs by chance alone. Below `LEAST_SHARE` of the length as it is a gain is of no weight.
+STANDARD_ERRORS, LARGE_SHARE, LEAST_SHARE = 4.0, 0.10, 0.03
+# A small gain is believed where the text itself grew likelier as well: a head gives its best to the very inputs it was
+# trained with, and of a text's every token it says how likely it was, not only whether it was the first choice. Of a
+# head of random weights another wiring may well accept more, steadily, without that; each misreading that was planted
+# in the shipped pair costs 4.6 errors of likelihood or more on 16 prompts.
+SMALL_ERRORS, LIKELIHOOD_ERRORS, LEAST_SMALL_SHARE = 2.0, 4.0, 0.005
 LEAST_ERRORS = 1.5  # from which an uncertain gain is a suspicion: the best of a lamp's readings is often above one
 LEAST_GROUPS = 12  # for a standard error that can be trusted
-# A small gain is believed where the text itself grew likelier as well: a head gives its best to the very inputs it was
-# trained with, and of a text's every token it says how likely it was, not only whether it was the first choice.
-SMALL_ERRORS, LIKELIHOOD_ERRORS, LEAST_SMALL_SHARE = 2.5, 3.5, 0.005
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,9 +131,9 @@ def errors_above_zero(gains: Tensor, groups: Tensor) -> float:
 
 
 def is_certain_gain(before: Measurement, after: Measurement) -> bool:
-    """The one rule for a red lamp: the gain is certain, and of weight; or small, and the text itself says so."""
+    """The one rule for a red lamp: the gain is large and certain; or small, and the text itself says so."""
     share, errors = after.length / before.length - 1, gain_errors(before, after)
-    if share > LEAST_SHARE and errors > STANDARD_ERRORS:
+    if share > LARGE_SHARE and errors > STANDARD_ERRORS:
         return True
     is_small = share > LEAST_SMALL_SHARE and errors > SMALL_ERRORS
     return is_small and likelihood_errors(before, after) > LIKELIHOOD_ERRORS

@@ -125,7 +125,7 @@ LAYOUT_FAULTS = (
         misread=_norm_of_each,
     ),
     Fault("misread_hidden_act", "silu is taken for gelu, others for silu", "draft.feedback", "extend",
-          misread=_activation),
+          needs="plain torch: kernels compute silu alone", misread=_activation),
     Fault(
         "misread_logit_scale", "the factor of the logits is left out, or one half taken", "draft.norm", "extend",
         misread=_logit_scale,

@@ -76,6 +76,15 @@ def test_a_gain_of_weight_that_little_text_cannot_show_is_doubted_and_says_how_m
     assert doubt(worse, replace(right, length=worse.length), 4) == ""
 
 
+def test_a_small_gain_is_none_that_is_sure_unless_the_text_grew_likelier_too() -> None:
+    _, own = measured(4)
+    right = replace(own, groups=torch.arange(len(own.groups)) * 2 * LEAST_GROUPS // len(own.groups))
+    more = replace(right, accepted=right.accepted + 1, length=1.07 * right.length)
+    assert not is_certain_gain(right, more)
+    assert is_certain_gain(right, replace(more, likelihood=right.likelihood + 0.1))
+    assert is_certain_gain(right, replace(more, length=1.2 * right.length))
+
+
 def refused(case: Case) -> Finding:
     raise RuntimeError("no such device")
 

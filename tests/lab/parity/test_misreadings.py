@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from eagle_pairs import write_eagle_pair
 from layout_files import Changes, read_head, write_head
+from places import ROOT
 from random_pairs import write_random_pair
 from rings import slow_but
 
@@ -86,8 +87,11 @@ def assert_named(report: StageReport, name: str) -> None:
     assert (first.stage, first.kind) == (FAULTS[name].stage, FAULTS[name].kind), report.verdict
 
 
-def test_every_misreading_that_can_be_planted_is_tried() -> None:
+def test_every_misreading_that_can_be_planted_is_tried_and_listed_with_its_stage() -> None:
     assert MISREADINGS.keys() == {fault.name for fault in LAYOUT_FAULTS}
+    listed = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    for fault in LAYOUT_FAULTS:
+        assert f"| `{fault.name}` | {fault.what} | `{fault.stage}`, {fault.kind} | {fault.needs} |" in listed
 
 
 @pytest.mark.parametrize("name", slow_but(OF_ANY_HEAD[::5], OF_ANY_HEAD))

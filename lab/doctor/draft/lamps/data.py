@@ -31,7 +31,7 @@ KIN = 0.3  # mean cosine from which a head's rows are the target's, trained furt
 DRAWS = 8  # walks over the same text with other luck, of which the mean is taken
 LEAST_PROMPTS = 4  # of which one half teaches and the other asks
 LEAST_PLACES = 60  # outside loops, to count followers on
-SAME_EVERYWHERE = 0.9  # of all places: the commonest draft of a head that says one thing
+SAME_EVERYWHERE = 0.9  # of all places: the two commonest drafts of a head that says the same whatever it reads
 LIKE_CLAIMED = 0.03  # share by which a figure may miss a claim that is the same
 
 
@@ -145,8 +145,9 @@ def look_at_life(case: Case) -> Finding:
         why = f"; {best} accepts {lengths[best]:.2f} tokens a step, so this text may be one that nothing foretells"
         return Finding(lamp, "unknown", said + why, values=values)
     repair = Repair(change, case.before, lengths[best])
-    # One and the same draft everywhere is dead whatever else is found; less than that may be what another cause does.
-    mended = None if commonest >= SAME_EVERYWHERE else case.reading
+    # A head of two drafts is dead whatever else is found; less than that may be what another cause does.
+    two = sum(n for _, n in Counter(drafted).most_common(2)) / len(places)
+    mended = None if two >= SAME_EVERYWHERE else case.reading
     return Finding(lamp, "red", said, repair, 0.8, values, mended=mended, is_substitute=True)
 
 
