@@ -132,6 +132,17 @@ def test_a_wheel_of_another_hash_ends_the_installation(tmp_path: Path, capsys: p
     assert (tmp_path / "there" / "torch-99.0.dist-info").is_dir()
 
 
+def test_an_installation_says_how_far_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    install = tool("install")
+    said = "".join(f"Collecting part-{i}==1.0 (from -r pins.txt (line {i}))\n  Downloading it\n" for i in range(60))
+    (tmp_path / "said.txt").write_text(f"{said}Installing collected packages: part-0\nSuccessfully installed\n")
+    pip = [sys.executable, "-c", f"import sys; print(open({str(tmp_path / 'said.txt')!r}).read()); sys.exit(3)"]
+    assert install.told_install(pip, 60) == 3
+    assert capsys.readouterr().out.splitlines() == [
+        "  25 of 60 wheels: part-24==1.0", "  50 of 60 wheels: part-49==1.0", "  all fetched; unpacking",
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(("hashes", "status"), [("where-listed", 0), ("require", 3)])
 def test_a_machine_that_is_not_covered_is_said_and_refused_where_hashes_are_required(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], hashes: str, status: int

@@ -25,6 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 HASHES = ROOT / "hashes.txt"
+EACH = 25  # wheels between two lines of a log
 
 TOO_LARGE = """\
 Stopped before installing: this machine has no NVIDIA GPU, and {n} CUDA packages (several GB) would come with torch:
@@ -123,10 +124,29 @@ def install_pins(pip: list[str], pip_args: list[str], pins: list[str]) -> int:
         listed.write_text("\n".join(pins) + "\n")
         only = ["--require-hashes", "--only-binary=:all:", "--no-deps", "-r", str(listed)]
         # Python compiles a module when it is first imported; all of torch's and transformers' would take a minute.
-        done = subprocess.run([*pip, "install", "-qq", "--no-compile", *pip_args, *only])
-    if done.returncode:
+        status = told_install([*pip, "install", "--progress-bar", "off", "--no-compile", *pip_args, *only], len(pins))
+    if status:
         print(OTHER_WHEEL, file=sys.stderr)
-    return done.returncode
+    return status
+
+
+def told_install(command: list[str], n_wheels: int) -> int:
+    """Run pip and say how far it is: one line that is written over on a terminal, else a line every `EACH` wheels."""
+    is_live, n_fetched = sys.stdout.isatty(), 0
+    with tempfile.TemporaryFile("w+") as warnings:  # one a wheel on some machines; shown where the installation failed
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=warnings, text=True) as pip:
+            for line in pip.stdout or ():
+                if line.startswith(("Collecting ", "Processing ")):
+                    n_fetched += 1
+                    if is_live or n_fetched % EACH == 0:
+                        told = f"  {n_fetched} of {n_wheels} wheels: {line.split()[1].rpartition('/')[2]}"
+                        print(f"\r\033[K{told}" if is_live else told, end="" if is_live else "\n", flush=True)
+                elif line.startswith("Installing collected packages"):
+                    print("\r\033[K" if is_live else "", "  all fetched; unpacking", sep="", flush=True)
+        if pip.returncode:
+            warnings.seek(0)
+            print(warnings.read(), file=sys.stderr)
+    return pip.returncode
 
 
 def main() -> int:

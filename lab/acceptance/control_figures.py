@@ -42,6 +42,7 @@ def controls(comparisons: Sequence[Comparison], k: int) -> Drawing:
             values = table.loc[table["drafts"] == name, column].astype(float)
             axes.plot(range(len(comparisons)), values, label=name, **look_of(DRAFTERS[name]))
         axes.set_xticks(range(len(comparisons)), [f"spec-{each.depth.k}" for each in comparisons])
+        axes.margins(x=0.1)  # else the last label of one side touches the first of the other
         axes.set_title(title)
         axes.set_ylim(bottom=0.9)
     sides[0].set_ylabel("tokens a verify step")

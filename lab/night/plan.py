@@ -213,8 +213,8 @@ def show_plan(plan: Plan) -> None:
             about = duration(seconds[job.id]) if job.id in seconds else "time not known yet"
             shown = {name: value for name, value in job.parameters.items() if name not in jobs.PAIR_PARAMETERS}
             print(f"{next(numbers):3}. {job.id}: {'already finished' if done else about}; {json.dumps(shown)}")
-    if plan.config.budget is not None:
-        print(f"together {_expected(plan.due, seconds, plan.config.budget.night_s)}")
+    if plan.config.budget is not None or seconds:
+        print(f"together {_expected(plan.due, seconds, plan.config.budget.night_s if plan.config.budget else None)}")
     of = f" of part {plan.part}" if plan.part.of > 1 else ""
     print(f"{len(plan.due)} jobs{of}, into {plan.run_dir.name}/; nothing was started (--dry-run)")
 

@@ -179,10 +179,11 @@ def divergences(report: TokenReport) -> Drawing:
     table = report.table()
     table = table[table["k"] > 0][["prompt", "k", "n_positions", "first_divergence", "divergence"]]
     longest = int(table["n_positions"].max())
+    parts = table["first_divergence"].notna().any()  # where nothing ever differs there is nothing to draw
     fig, axes = plt.subplots()
     depths = list(dict.fromkeys(table["k"]))
     for i, k in enumerate(depths):
-        rows = table[table["k"] == k]
+        rows = table[(table["k"] == k) & parts]
         beside = rows["prompt"] + 0.6 * ((i + 0.5) / len(depths) - 0.5)  # depths side by side, not on top of each other
         axes.plot(
             beside,

@@ -218,7 +218,8 @@ def beside_earlier(table: pd.DataFrame, source: str) -> Drawing:
         label = f"{'another GPU' if is_other else f'{machine}, {geometry}'}: {context} × {batch}"
         axes.plot(own["spec_k"], own["against_plain"], label=label, linestyle="--" if is_other else "-")
     axes.axhline(1.0, color=INK, linewidth=1, linestyle=":")
-    axes.set(xlabel="drafts a step, 0 is plain decoding", ylabel="tokens a second over plain decoding", ylim=(0, None))
+    top = 1.7 * float(table["against_plain"].max())  # room for the legend above every line
+    axes.set(xlabel="drafts a step, 0 is plain decoding", ylabel="tokens a second over plain decoding", ylim=(0, top))
     axes.set_title("Beside another project's numbers, on another GPU")
     axes.legend(fontsize="small", loc="upper left")
     is_other = table["machine"].str.startswith(OTHER_MACHINE)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 GREY = "#7a7b7c"
 _FEW_ROWS = 8  # rows of x up to which a GEMM is all weights
+NEAR_LINE = 0.9  # of the library's time: a number at a bar that ends beyond this would lie on the line at 1
 
 
 def cells_table(bench: Bench) -> pd.DataFrame:
@@ -144,17 +145,24 @@ def peers(bench: Bench, op: str) -> Drawing:
     from matplotlib import pyplot as plt
 
     table = peer_table(bench, op)
-    fig, axes = plt.subplots(figsize=(7.2, 1.4 + 0.23 * len(table)))
+    fig, axes = plt.subplots(figsize=(7.2, 1.6 + 0.23 * len(table)))
+    seen: set[str] = set()
     for y, row in enumerate(table.to_dict("records")):
         ratio = row["time_over_library"]
         if pd.isna(ratio):
             axes.annotate("missing", (0, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
             continue
-        axes.barh(y, ratio, height=0.7, color=colour_of("ours" if ratio <= 1 else "bad"), alpha=0.75)
+        meaning = "ours" if ratio <= 1 else "bad"
+        axes.barh(y, ratio, height=0.7, color=colour_of(meaning), alpha=0.75, label=None if meaning in seen else
+                  {"ours": "faster than every library", "bad": "slower than the best"}[meaning])  # fmt: skip
+        seen.add(meaning)
         axes.hlines(y, row["best"], row["worst"], color=GREY, linewidth=2)
-        axes.annotate(f"{ratio:.2f}", (max(ratio, row["worst"]), y), xytext=(3, 0), textcoords="offset points",
-                      va="center", fontsize=8)  # fmt: skip
+        end = max(ratio, row["worst"])
+        end = 1.0 if NEAR_LINE < end < 1.0 else end  # a number stands beside the line, not on it
+        axes.annotate(f"{ratio:.2f}", (end, y), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
     axes.axvline(1.0, color=GREY, linestyle="-")
+    if seen:
+        fig.legend(fontsize=8, loc="outside lower center", ncols=2)
     axes.set_yticks(range(len(table)), list(table["shapes"]), fontsize=8)
     axes.set_ylim(len(table) - 0.4, -0.6)
     axes.set_xlabel("time over the best library's in the same run")

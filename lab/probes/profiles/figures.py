@@ -39,7 +39,8 @@ def time_per_range(rows: ProfileRows) -> Drawing:
         one.barh(range(len(names)), times, color=colour_of("ours"))
         for y, name in enumerate(names):
             count = of[name]["n_kernels"] if rows.on_gpu else of[name]["n_ops"]
-            one.text(times[y], y, f" {count:.0f}" if count is not None else "", va="center", fontsize=8)
+            told = "" if count is None else f"{count:.0f}"
+            one.annotate(told, (times[y], y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8)
         one.set_yticks(range(len(names)), names, fontsize=8)
         one.invert_yaxis()
         one.margins(x=0.12)

@@ -203,6 +203,10 @@ def test_a_dry_run_shows_the_jobs_and_writes_nothing(tmp_path: Path, config: Pat
     shown = run(config, tmp_path / "reports" / "dry", dry_run=True)
     assert shown.code == 0
     assert "  1. small: time not known yet; {}" in shown.printed
+    assert "together" not in shown.printed
+    config.write_text(config.read_text() + "estimate_s = 75\n")
+    shown = run(config, tmp_path / "reports" / "dry", dry_run=True)
+    assert "  1. small: 1 min 15 s; {}\ntogether 1 min 15 s expected" in shown.printed
     assert not (tmp_path / "reports").exists()
 
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lab.errors import ExperimentError, RunFailed
-from lab.parity.figures import has_room
+from lab.figures.svg import n_marks
+from lab.parity.figures import divergences, has_room
 from lab.parity.hf_target import tree_visibility
 from lab.parity.judge import Place, StageCell, Triple, error_values, judge_stage
 from lab.parity.names import kind_of, split_name, step_of
@@ -248,6 +249,15 @@ def rows(n_near_tie: int, n_bug: int = 0, divergence: str = "equal") -> TokenRep
     first = None if divergence == "equal" else 3
     plain = TokenRow(0, 0, 200, 200, 0, 0, None, "equal")
     return TokenReport([plain, TokenRow(0, 3, 200, equal, n_near_tie, n_bug, first, divergence)], "bfloat16", 0.1)
+
+
+@pytest.mark.parametrize(("report", "n"), [(rows(0), 0), (rows(1, divergence="near-tie"), 1)], ids=["none", "one"])
+def test_where_no_output_leaves_plain_decoding_there_is_nothing_to_draw(report: TokenReport, n: int) -> None:
+    from matplotlib import pyplot as plt
+
+    divergences(report)
+    assert n_marks(plt.gcf()) == n
+    plt.close("all")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from matplotlib import pyplot as plt
 from places import ROOT
@@ -51,6 +53,22 @@ def test_a_gate_that_failed_looks_unlike_those_that_hold() -> None:
     assert [line.get_marker() for line in marks].count("s") == 1
     [failed] = [axes for axes in figure.axes if any(line.get_marker() == "s" for line in axes.lines)]
     assert failed.texts[-1].get_text() == "0.6 (at least 0.9), fail"
+    plt.close(figure)
+
+
+def test_a_scale_over_many_powers_of_ten_has_few_marks_and_1_is_one_of_them() -> None:
+    far = [
+        GateResult("x spec: far below", "fail", 0.002, "at least 9", "", "j"),
+        GateResult("x spec: far beyond", "pass", 500.0, "at least 1", "", "j"),
+    ]
+    room(gates_table(GateRuns(results=(*stored_results(), *far))))
+    figure = plt.gcf()
+    figure.canvas.draw()
+    labels = [label for label in figure.axes[-1].get_xticklabels() if label.get_text()]
+    boxes = [label.get_window_extent() for label in labels]
+    assert "1" in [label.get_text() for label in labels]
+    assert 3 <= len(labels) <= 8
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
     plt.close(figure)
 
 

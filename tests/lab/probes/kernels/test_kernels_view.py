@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib import pyplot as plt
 
 from eagle3core.kernels import registry
 from eagle3core.kernels.card import ARCHES, Card, case_id
@@ -234,6 +235,7 @@ def test_pictures_come_with_tables_of_every_shape_and_a_missing_bar_has_no_ratio
     _, bars, *_ = pictures.peers(bench, "gemm")
     assert len(bars) == 26
     assert bars["time_over_library"].tolist() == pytest.approx([1 / 1.1] * 26)
+    assert [text.get_text() for text in plt.gcf().legends[0].get_texts()] == ["faster than every library"]
     lost = read_bench(stored)
     lost.cells = [cell for cell in lost.cells if cell.op == "rms_norm"]
     _, bars, *_ = pictures.peers(lost, "rms_norm")
