@@ -19,6 +19,7 @@ from lab.probes.profiles import tools
 from lab.probes.profiles.capture import Capture, chrome_trace, read_chrome_trace
 from lab.probes.profiles.ncu import NcuKernel, is_raw_page, read_ncu
 from lab.probes.profiles.nsys import RangeSum, is_range_sums, read_range_sums, read_sqlite
+from lab.probes.profiles.questions import QUERIES, copy_questions
 from lab.probes.profiles.ranges import of_counters, of_sums, summed, values_of
 from lab.probes.profiles.rows import FILE, TRACE, Told, lines_of, missing_row, rows_of
 from lab.probes.proofs.steps import WARM_STEPS
@@ -170,6 +171,7 @@ def write(taken: Taken, folder: Path) -> list[Row]:
     if taken.capture is not None:
         profile, on_gpu = summed(taken.capture), taken.capture.has_kernels
         (folder / TRACE).write_text(json.dumps(chrome_trace(taken.capture)), encoding="utf-8")
+        copy_questions(folder / QUERIES)
     else:
         profile, on_gpu = of_sums(taken.sums) if taken.sums else of_counters(taken.counters, NCU_STEPS), True
     values = values_of(profile, watched.declared if watched else {}, taken.counters, on_gpu=on_gpu)

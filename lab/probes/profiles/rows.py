@@ -20,6 +20,7 @@ from lab.rows.store import Row, read_rows
 
 KIND = "profile"
 FILE, TRACE, WATCHED = "profile.jsonl", "trace.json", "watched.json"
+COMMITTED_TRACE = "profile_trace.json.gz"  # what the trace is called beside committed rows
 UNKNOWN = "a machine that the capture does not name"
 WANTED = f"eagle3lab profile --out DIR, then -p rows=DIR/{FILE}"
 NO_ROWS = f"no reports/reference/*/{FILE}; make one: {WANTED}"
@@ -148,11 +149,12 @@ def read_profile(path: Path) -> ProfileRows:
         raise NotComparable(f"{path.name} has profiles of {' and '.join(subjects)}", "one a file", "keep them apart")
     ranges = {str(row.parameters["range"]): {**row.values, "level": row.parameters["level"]} for row in measured}
     missing = {str(row.parameters["range"]): row.reason or "" for row in rows if row.status == "missing"}
-    last, trace = measured[-1], path.parent / TRACE
+    last = measured[-1]
+    traces = (path.parent / name for name in (TRACE, COMMITTED_TRACE))
     return ProfileRows(
         f"{path.parent.name}/{path.name}", subjects[0], str(last.values.get("gpu_name") or last.parameters.get("device")
         or UNKNOWN), str(last.parameters["tool"]), int(last.values["n_steps"]),  # type: ignore[arg-type]
-        ranges, missing, trace if trace.is_file() else None,
+        ranges, missing, next((trace for trace in traces if trace.is_file()), None),
     )  # fmt: skip
 
 
