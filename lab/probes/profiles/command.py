@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lab.ending import tell_summary
 from lab.errors import EXIT_PASSED, ExperimentError, LabError, RunFailed
 from lab.options.reader import read_values
 from lab.options.speed import ProfileOptions
@@ -55,10 +56,10 @@ def run(options: ProfileOptions) -> int:
     taken = imported(options.imports, options.out) if options.imports else measure(options, options.out)
     rows = write(taken, options.out)
     print("\n".join(lines_of(rows)))
-    print(json.dumps({
+    tell_summary({
         "command": "profile", "tool": taken.tool, "n_rows": len(rows), "missing": taken.missing,
         "files": sorted(path.name for path in options.out.iterdir()),
-    }))  # fmt: skip
+    })  # fmt: skip
     return EXIT_PASSED
 
 
