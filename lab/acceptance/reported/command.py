@@ -8,7 +8,6 @@ Source: docs/requirements.md R-140; 1.X-19 for the terms.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from lab.acceptance.reported.files import read_acceptance
 from lab.acceptance.reported.forms import LENGTH, RATE, TWO, Acceptance
 from lab.acceptance.reported.positions import differences, sentence
+from lab.ending import tell_summary
 from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError
 from lab.options.exchange import ImportOptions
 from lab.rows.environment import collect
@@ -42,7 +42,7 @@ def run(options: ImportOptions) -> int:
         if row.values["accepted_histogram"]:
             print(f"  steps by accepted drafts, from 0: {row.values['accepted_histogram']}")
     if options.against is None:
-        print(json.dumps({"command": "import", "n": len(rows)}))
+        tell_summary({"command": "import", "n": len(rows)})
         return EXIT_PASSED
     ours = our_row(options.against, options.row)
     apart = [parity(row.values, ours.values) for row in rows]
@@ -50,8 +50,8 @@ def run(options: ImportOptions) -> int:
     positions = [_by_position(one, ours) for one in found]
     print("\n".join(line for lines, _ in positions for line in lines))
     outside = [name for lines in apart for name, line in lines.items() if line.startswith("fail")]
-    print(json.dumps({"command": "import", "n": len(rows), "against": ours.name, "outside": outside,
-                      "first_positions": [first for _, first in positions]}))  # fmt: skip
+    tell_summary({"command": "import", "n": len(rows), "against": ours.name, "outside": outside,
+                      "first_positions": [first for _, first in positions]})  # fmt: skip
     return EXIT_GATE_FAILED if outside else EXIT_PASSED
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from lab.ending import tell_summary
 from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError, NotComparable
 from lab.options.exchange import InspectStatesOptions
 from lab.pairs.named import NAMES
@@ -49,7 +50,7 @@ def run(options: InspectStatesOptions) -> int:
         _write(options.out, report)
     first = report.first_divergent
     ending = {"command": "inspect states", "n": len(report.cells), "first": first and first.judged.stage}
-    print(json.dumps(ending))
+    tell_summary(ending)
     return EXIT_PASSED if report.passed else EXIT_GATE_FAILED
 
 
@@ -74,7 +75,7 @@ def _run_recorded(options: InspectStatesOptions) -> int:
         _say_repros(write_repros(report.evidence, report.again, options.repro))
     first = report.first_divergent
     place = first and "/".join(part for part in (first.pass_name, first.stage) if part)
-    print(json.dumps({"command": "inspect states", "n": len(report.cells), "first": place}))
+    tell_summary({"command": "inspect states", "n": len(report.cells), "first": place})
     return EXIT_PASSED if report.passed else EXIT_GATE_FAILED
 
 

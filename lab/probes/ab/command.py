@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from lab.ending import tell_summary
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError, RunFailed
 from lab.options.speed import AbOptions
 from lab.probes.ab.judging import judge, verdict_rows
@@ -115,18 +115,18 @@ def scenario_of(options: AbOptions) -> Scenario:
 
 
 def conclude(changes: Sequence[Change], kernel: str) -> int:
-    """Prints the verdicts, worst first, and one JSON line; 3 where nothing could be compared."""
+    """Prints the verdicts, worst first, and a summary; 3 where nothing could be compared."""
     print("\n".join(listed(changes)))
     words = dict(Counter(change.verdict.word for change in changes))
     summary: dict[str, object] = {"command": NAME, "n": len(changes), "words": words}
     if set(words) <= {"missing"}:  # also with no row at all
-        print(json.dumps(summary))
+        tell_summary(summary)
         return EXIT_COULD_NOT_RUN
     if not kernel:
-        print(json.dumps(summary))
+        tell_summary(summary)
         return EXIT_GATE_FAILED if words.get("slower") else EXIT_PASSED
     faults = unexpected(changes, kernel)
-    print(json.dumps({**summary, "planted": kernel, "unexpected": faults}))
+    tell_summary({**summary, "planted": kernel, "unexpected": faults})
     return EXIT_GATE_FAILED if faults else EXIT_PASSED
 
 

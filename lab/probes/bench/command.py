@@ -1,4 +1,4 @@
-"""`eagle3lab bench`: options, rows to a file, records to another, lines for people, one JSON line last."""
+"""`eagle3lab bench`: options, rows to a file, records to another, lines for people, a summary last."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from lab.ending import tell_summary
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError
 from lab.options.bench import BenchOptions
 from lab.options.values import DtypeName
@@ -122,7 +123,7 @@ def _conclude(rows: Rows) -> int:
         "share_of_floor": {row.name: row.values["share_of_floor"] for row in measured},
         "speedup": {row.name: row.values["speedup"] for row in measured if "speedup" in row.values},
     }
-    print(json.dumps(summary))
+    tell_summary(summary)
     if wrong:
         return EXIT_GATE_FAILED
     return EXIT_PASSED if measured else EXIT_COULD_NOT_RUN

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
-import json
 import time
 from typing import Any
 
 import torch
 
+from lab.ending import tell_summary
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.bench import PlantedOptions
 from lab.pairs.planted import PlantedPair, share_for_length
@@ -43,7 +43,7 @@ def run(options: PlantedOptions) -> int:
             for row in rows.rows:
                 writer.write(row)
     passed = all(judged) if judged else None
-    print(json.dumps({"command": "planted", "n_rows": len(rows.rows), "passed": passed}))
+    tell_summary({"command": "planted", "n_rows": len(rows.rows), "passed": passed})
     if passed is None:
         # A pair that is only written is not asked for its margin; else that was the one question, and it has no answer.
         return EXIT_PASSED if options.write is not None or options.no_margin else EXIT_COULD_NOT_RUN

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from eagle3core.errors import Eagle3Error
+from lab.ending import tell_summary
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError, LabError
 from lab.options.bench import ScenariosOptions
 from lab.options.values import DIAL_DEPTH, Point
@@ -189,13 +190,13 @@ def scenario_of(options: ScenariosOptions) -> Scenario:
 
 
 def conclude(rows: Sequence[Row]) -> int:
-    """Prints the JSON line and gives the exit code."""
+    """Prints the summary and gives the exit code."""
     wrong = [row.name for row in rows if row.status == "measured" and wrong_tokens(row.values)]
     missing = [row.name for row in rows if row.status == "missing"]
     speedup: dict[str, Any] = {row.name: row.values["speedup"] for row in rows if "speedup" in row.values}
-    print(json.dumps(
+    tell_summary(
         {"command": NAME, "n_rows": len(rows), "missing": missing, "wrong_tokens": wrong, "speedup": speedup}
-    ))  # fmt: skip
+    )  # fmt: skip
     if wrong:
         return EXIT_GATE_FAILED
     return EXIT_COULD_NOT_RUN if missing or not rows else EXIT_PASSED

@@ -15,6 +15,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from lab.ending import tell_summary
 from lab.errors import EXIT_PASSED, ExperimentError
 from lab.options.exchange import ExportOptions
 from lab.probes.flashinfer_bench.definitions import AUTHOR, Definition, Workload
@@ -55,7 +56,7 @@ def run(options: ExportOptions) -> int:
         part.replace(options.out)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    print(told(groups, found))
+    tell(groups, found, options.out.name)
     return EXIT_PASSED
 
 
@@ -71,12 +72,13 @@ def grouped(found: Reading) -> list[list[Measured]]:
     return list(groups.values())
 
 
-def told(groups: Sequence[Sequence[Measured]], found: Reading) -> str:
-    """What was written, and what was not and why."""
-    n_traces = sum(map(len, groups))
+def tell(groups: Sequence[Sequence[Measured]], found: Reading, out: str) -> None:
+    """Says what was left out and why, and what was written."""
+    for reason, n in found.left_out.items():
+        print(f"left out: {n} rows: {reason}")
     n_solutions = len({each.solution for group in groups for each in group})
-    lines = [f"{len(groups)} definitions, {n_solutions} solutions, {n_traces} traces"]
-    return "\n".join([*lines, *(f"left out: {n} rows: {reason}" for reason, n in found.left_out.items())])
+    counts = {"definitions": len(groups), "solutions": n_solutions, "traces": sum(map(len, groups))}
+    tell_summary({"command": "export", **counts, "out": out})
 
 
 def _write(root: Path, group: Sequence[Measured]) -> None:

@@ -1,9 +1,8 @@
-"""`eagle3lab fuzz`: damaged inputs by the thousand, a line a group, a line a finding, one JSON line last."""
+"""`eagle3lab fuzz`: damaged inputs by the thousand, a line a group, a line a finding, a summary last."""
 
 from __future__ import annotations
 
-import json
-
+from lab.ending import tell_summary
 from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.fuzz import FuzzOptions
 from lab.probes.fuzz.group import chosen_groups
@@ -28,7 +27,7 @@ def run(options: FuzzOptions) -> int:
         "most_bytes": max((tally.most_bytes for tally in tallies), default=0),
         "n_findings": len(findings),
     }
-    print(json.dumps(summary))
+    tell_summary(summary)
     return EXIT_GATE_FAILED if findings else EXIT_PASSED
 
 

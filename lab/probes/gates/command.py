@@ -1,4 +1,4 @@
-"""`eagle3lab gates micro|full|check`: runs and their gates, a line a gate, one JSON line last."""
+"""`eagle3lab gates micro|full|check`: runs and their gates, a line a gate, a summary last."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import time
 from pathlib import Path
 
+from lab.ending import tell_summary
 from lab.errors import EXIT_PASSED
 from lab.options.proofs import GatesCheckOptions, GatesRunOptions
 from lab.probes.bench.record import record_of
@@ -38,7 +39,7 @@ def check(options: GatesCheckOptions) -> int:
     print(listing(results))
     result = outcome(results)
     values = {gate.name: gate.value for gate in results}
-    print(json.dumps({"command": "gates check", "mode": mode.name, "result": result, "values": values}))
+    tell_summary({"command": "gates check", "mode": mode.name, "result": result, "values": values})
     return EXIT_OF[result]
 
 
@@ -46,7 +47,7 @@ def _runs(kind: RunKind, options: GatesRunOptions) -> int:
     config = load_gates(options.config or packaged_gates(), options.geometry)
     if options.build is not None:
         made = build_kernels(config, kind, options.arch, options.build, options.share)
-        print(json.dumps({"command": f"gates {kind}", "built": made}))
+        tell_summary({"command": f"gates {kind}", "built": made})
         return EXIT_PASSED
     environment = collect()
     key = key_of(config, environment)
@@ -73,7 +74,7 @@ def _run(config: GatesConfig, kind: RunKind, options: GatesRunOptions, environme
     _tell(str(row))
     not_passed = [gate.name for gate in results if gate.word != "pass"]
     summary = {"command": f"gates {kind}", "result": result, "n_runs": number, "not_passed": not_passed}
-    print(json.dumps({**summary, "n_green_in_a_row": row.n_green, "full_allowed": row.is_long_enough}))
+    tell_summary({**summary, "n_green_in_a_row": row.n_green, "full_allowed": row.is_long_enough})
     return EXIT_OF[result]
 
 

@@ -96,17 +96,21 @@ def _outermost(spans: Sequence[Span]) -> tuple[Span, ...]:
 def chrome_trace(capture: Capture) -> dict[str, Any]:
     """What Perfetto and Chrome's trace viewer draw: the host's lines above, the GPU's below.
 
-    Categories are those of `torch.profiler`, so that it can be read again.
+    Categories are those of `torch.profiler`, so that it can be read again. Kernels that overlap lie on lines of their
+    own, since Perfetto drops a span that overlaps another of its line without lying inside it. Processes and threads
+    begin at 1 and no two threads share a number: 0 is the idle process there, and names go by the thread alone.
     """
     trace, events = capture.trace, []
-    lines = (
-        (0, 0, "steps", "user_annotation", trace.windows), (0, 1, "NVTX ranges", "user_annotation", capture.ranges),
-        (0, 2, "torch operations", "cpu_op", capture.ops), (0, 3, "CUDA calls", "cuda_runtime", trace.calls),
-        (1, 0, "kernels", "kernel", trace.kernels), (1, 1, "copies", "gpu_memcpy", trace.copies),
-    )  # fmt: skip
-    for process, name in ((0, "host"), (1, "GPU")):
-        events.append(_named("process_name", process, 0, name))
-    for process, thread, name, category, spans in lines:
+    lines = [
+        (1, "steps", "user_annotation", trace.windows), (1, "NVTX ranges", "user_annotation", capture.ranges),
+        (1, "torch operations", "cpu_op", capture.ops), (1, "CUDA calls", "cuda_runtime", trace.calls),
+        *((2, "kernels", "kernel", spans) for spans in apart(trace.kernels)),
+        *((2, "copies", "gpu_memcpy", spans) for spans in apart(trace.copies)),
+    ]  # fmt: skip
+    for process, name in ((1, "host"), (2, "GPU")):
+        events.append(_named("process_name", process, 100 * process, name))
+    for line, (process, name, category, spans) in enumerate(lines):
+        thread = 100 * process + line
         if spans:
             events.append(_named("thread_name", process, thread, name))
         for span in spans:
@@ -116,6 +120,18 @@ def chrome_trace(capture: Capture) -> dict[str, Any]:
                 "dur": span.end - span.start, **args,
             })  # fmt: skip
     return {"displayTimeUnit": "ns", "otherData": {"tool": capture.tool, "step": WINDOW}, "traceEvents": events}
+
+
+def apart(spans: Iterable[Span]) -> list[list[Span]]:
+    """Spans on as few lines as keep those of a line from overlapping, the first line first."""
+    lines: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        line = next((line for line in lines if line[-1].end <= span.start), None)
+        if line is None:
+            lines.append([span])
+        else:
+            line.append(span)
+    return lines
 
 
 def _named(what: str, process: int, thread: int, name: str) -> dict[str, Any]:

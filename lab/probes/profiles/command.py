@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lab.ending import tell_summary
 from lab.errors import EXIT_PASSED, ExperimentError, LabError, RunFailed
 from lab.options.reader import read_values
 from lab.options.speed import ProfileOptions
@@ -19,6 +20,7 @@ from lab.probes.profiles import tools
 from lab.probes.profiles.capture import Capture, chrome_trace, read_chrome_trace
 from lab.probes.profiles.ncu import NcuKernel, is_raw_page, read_ncu
 from lab.probes.profiles.nsys import RangeSum, is_range_sums, read_range_sums, read_sqlite
+from lab.probes.profiles.questions import QUERIES, copy_questions
 from lab.probes.profiles.ranges import of_counters, of_sums, summed, values_of
 from lab.probes.profiles.rows import FILE, TRACE, Told, lines_of, rows_not_had, rows_of
 from lab.probes.proofs.steps import WARM_STEPS
@@ -55,10 +57,10 @@ def run(options: ProfileOptions) -> int:
     taken = imported(options.imports, options.out) if options.imports else measure(options, options.out)
     rows = write(taken, options.out)
     print("\n".join(lines_of(rows)))
-    print(json.dumps({
+    tell_summary({
         "command": "profile", "tool": taken.tool, "n_rows": len(rows), "missing": taken.missing,
         "not_asked": taken.not_asked, "files": sorted(path.name for path in options.out.iterdir()),
-    }))  # fmt: skip
+    })  # fmt: skip
     return EXIT_PASSED
 
 
@@ -171,6 +173,7 @@ def write(taken: Taken, folder: Path) -> list[Row]:
     if taken.capture is not None:
         profile, on_gpu = summed(taken.capture), taken.capture.has_kernels
         (folder / TRACE).write_text(json.dumps(chrome_trace(taken.capture)), encoding="utf-8")
+        copy_questions(folder / QUERIES)
     else:
         profile, on_gpu = of_sums(taken.sums) if taken.sums else of_counters(taken.counters, NCU_STEPS), True
     values = values_of(profile, watched.declared if watched else {}, taken.counters, on_gpu=on_gpu)

@@ -20,6 +20,7 @@ from lab.rows.store import Row, read_rows
 
 KIND = "profile"
 FILE, TRACE, WATCHED = "profile.jsonl", "trace.json", "watched.json"
+COMMITTED_TRACE = "profile_trace.json.gz"  # what the trace is called beside committed rows
 UNKNOWN = "a machine that the capture does not name"
 WANTED = f"eagle3lab profile --out DIR, then -p rows=DIR/{FILE}"
 NO_ROWS = f"no reports/reference/*/{FILE}; make one: {WANTED}"
@@ -159,11 +160,12 @@ def read_profile(path: Path) -> ProfileRows:
         {str(row.parameters["range"]): row.reason or "" for row in rows if row.status == word}
         for word in ("missing", "not asked")
     )
-    last, trace = measured[-1], path.parent / TRACE
+    last = measured[-1]
+    traces = (path.parent / name for name in (TRACE, COMMITTED_TRACE))
     return ProfileRows(
         f"{path.parent.name}/{path.name}", subjects[0], str(last.values.get("gpu_name") or last.parameters.get("device")
         or UNKNOWN), str(last.parameters["tool"]), int(last.values["n_steps"]),  # type: ignore[arg-type]
-        ranges, missing, not_asked, trace if trace.is_file() else None,
+        ranges, missing, not_asked, next((trace for trace in traces if trace.is_file()), None),
     )  # fmt: skip
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
 
+from lab.ending import tell_summary
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError
 from lab.options.proofs import ProveOptions
 from lab.probes.proofs.check import Check, Finding, TimeLimit, Verdict, run_checks
@@ -24,7 +24,7 @@ def run(options: ProveOptions) -> int:
     plans = Plans(geometry=options.geometry, serving=serving)
     if options.build is not None:
         n_made = build(plans, parts, options.arch, options.build, share=options.share)
-        print(json.dumps({"command": "prove", "built": n_made}))
+        tell_summary({"command": "prove", "built": n_made})
         return EXIT_PASSED
     limit = TimeLimit(options.limit_s)
     if not torch.cuda.is_available():
@@ -90,7 +90,7 @@ def conclude(findings: Sequence[Finding]) -> int:
     for name, one in by_part.items():
         print(f"{name:10s} {one['held']:6d} {one['FAILED']:6d} {one['missing']:7d}")
     failed = [finding.check.label for finding in findings if finding.word == "FAILED"]
-    print(json.dumps({"command": "prove", "parts": by_part, "failed": failed}))
+    tell_summary({"command": "prove", "parts": by_part, "failed": failed})
     if failed:
         return EXIT_GATE_FAILED
     return EXIT_PASSED if counts["held"] and not counts["missing"] else EXIT_COULD_NOT_RUN

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.ending import tell_summary
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.speed import SpeedOptions, stage_depths
 from lab.options.values import DIAL_DEPTH, read_points
@@ -31,7 +31,7 @@ def run(options: SpeedOptions) -> int:
     scenario = scenario_of(options)
     if options.build is not None:
         plans = SpeedPlans(geometry=scenario.geometry, scenario=scenario, draft_weights=scenario.draft_weights)
-        print(json.dumps({"command": "speed", "built": build(plans, ("speed",), options.arch, options.build)}))
+        tell_summary({"command": "speed", "built": build(plans, ("speed",), options.arch, options.build)})
         return EXIT_PASSED
     return conclude(measure(scenario, options.stage_depths, options.out))
 
@@ -111,7 +111,7 @@ def dial(length: float | None, deepest: int) -> float:
 
 
 def conclude(rows: Sequence[Row]) -> int:
-    """Prints the JSON line and gives the exit code."""
+    """Prints the summary and gives the exit code."""
     wrong = [row.name for row in rows if row.status == "measured" and wrong_tokens(row.values)]
     measured = [row for row in rows if row.status == "measured" and row.kind == "bench"]
     over_base = {row.name: row.values["step_over_base"] for row in measured if "step_over_base" in row.values}
@@ -119,7 +119,7 @@ def conclude(rows: Sequence[Row]) -> int:
         "command": "speed", "n_rows": len(rows), "n_missing": sum(row.status == "missing" for row in rows),
         "wrong_tokens": wrong, "step_over_base": over_base,
     }  # fmt: skip
-    print(json.dumps(summary))
+    tell_summary(summary)
     if wrong:
         return EXIT_GATE_FAILED
     return EXIT_PASSED if measured else EXIT_COULD_NOT_RUN

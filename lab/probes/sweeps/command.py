@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 from eagle3core.kernels import cubins, tuned
 from eagle3core.step import write_shapes
+from lab.ending import tell_summary
 from lab.errors import EXIT_GATE_FAILED, EXIT_PASSED, EXIT_UNDECIDED, ExperimentError
 from lab.options.sweeps import FmhaOptions, GemmOptions, ShapesOptions, SweepOptions
 from lab.options.values import read_points
@@ -53,7 +53,7 @@ def log_shapes(options: ShapesOptions) -> int:
             write_shapes(options.out, runner.gemms.counts)
     found = load_shapes(options.out)
     tags = sorted({product.tag for product in found})
-    print(json.dumps({"command": "sweep shapes", "n_shapes": len(found), "tags": tags}))
+    tell_summary({"command": "sweep shapes", "n_shapes": len(found), "tags": tags})
     return EXIT_PASSED
 
 
@@ -127,7 +127,7 @@ def _build(op: Op, options: SweepOptions, out: Path) -> int:
                 wanted |= {one.name: one for one in variants_of(op, options.arch, case, {})}
     which, of = options.share
     made = cubins.build_cubins(list(wanted.values())[which - 1 :: of], options.arch, out, tell=print)
-    print(json.dumps({"command": f"sweep {NAMES[op]}", "wanted": len(wanted), "built": made}))
+    tell_summary({"command": f"sweep {NAMES[op]}", "wanted": len(wanted), "built": made})
     return EXIT_PASSED
 
 
@@ -143,7 +143,7 @@ def _scenario(options: SweepOptions, machine: Machine) -> Scenario:
 
 
 def conclude(op: Op, options: SweepOptions, rows: Path, arch: str, *, is_whole: bool) -> int:
-    """What was chosen, in words and as one JSON line; the tuned file if one is asked for."""
+    """What was chosen, in words and as a summary; the tuned file if one is asked for."""
     sweep = read_sweep(rows)
     choices, missing = choose_all(sweep.cells, op)
     if not choices and not missing:
@@ -160,10 +160,10 @@ def conclude(op: Op, options: SweepOptions, rows: Path, arch: str, *, is_whole: 
         tuned.read_artifact(options.bake)
         print(f"{options.bake.name}: {len(content.get(op, []))} entries of {op}")
     changed = sum(not choice.is_default for choice in choices)
-    print(json.dumps({
+    tell_summary({
         "command": f"sweep {NAMES[op]}", "regimes": len(choices), "changed": changed, "unequal_bits": len(unequal),
         "unlike_reference": len(unlike), "undecided": len(wrong), "is_whole": is_whole,
-    }))  # fmt: skip
+    })  # fmt: skip
     if unequal or unlike:
         return EXIT_GATE_FAILED
     return EXIT_PASSED if is_whole and not wrong else EXIT_UNDECIDED

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 from eagle3core.kernels import cubins, tuned
 from eagle3core.step import variants_of
+from lab.ending import tell_summary
 from lab.errors import EXIT_PASSED, ExperimentError
 from lab.options.sweeps import StepOptions
 from lab.pairs.planted import find_geometry
@@ -67,5 +67,5 @@ def _build(options: StepOptions, regimes: list[Regime], out: Path) -> int:
     wanted = {(one.name, repr(one.constants)): one for one in (*filling, *competing)}
     which, of = options.share
     made = cubins.build_cubins(list(wanted.values())[which - 1 :: of], options.arch, out, tell=print)
-    print(json.dumps({"command": "sweep step", "wanted": len(wanted), "built": made}))
+    tell_summary({"command": "sweep step", "wanted": len(wanted), "built": made})
     return EXIT_PASSED

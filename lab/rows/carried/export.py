@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lab.ending import tell_summary
 from lab.errors import EXIT_PASSED, ExperimentError
 from lab.options.exchange import ExportOptions
 from lab.rows.carried.upgrade import files_of
@@ -63,7 +64,7 @@ def run(options: ExportOptions) -> int:
     finally:
         part.unlink(missing_ok=True)
     summary = {"command": "export", "files": len(files), "rows": n_rows, "lines": n_lines, "out": options.out.name}
-    print(json.dumps(summary))
+    tell_summary(summary)
     return EXIT_PASSED
 
 

@@ -5,13 +5,13 @@ Nothing is written unless --write is given, and nothing at all unless every line
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.ending import tell_summary
 from lab.errors import EXIT_PASSED, ExperimentError
 from lab.options.exchange import UpgradeOptions
 from lab.rows.appending import open_alone
@@ -67,7 +67,7 @@ def run(options: UpgradeOptions) -> int:
                 upgrade.write()
     n_needed = sum(upgrade.is_needed for upgrade in upgrades)
     what = "written" if options.write else "to be written with --write"
-    print(json.dumps({"command": "rows upgrade", "files": len(upgrades), "changed": n_needed, "state": what}))
+    tell_summary({"command": "rows upgrade", "files": len(upgrades), "changed": n_needed, "state": what})
     return EXIT_PASSED
 
 

@@ -172,9 +172,9 @@ def test_rows_that_are_no_time_of_a_card_are_counted_with_their_reason(
         out.write(maker.missing(KERNEL, "gemm", "no GPU"))
     options = {"paths": (tmp_path / "kernels.jsonl",), "form": "flashinfer-bench"}
     assert run(ExportOptions(out=tmp_path / "set", **options)) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0] == "1 definitions, 1 solutions, 1 traces"
-    assert [line.removeprefix("left out: 1 rows: ") for line in sorted(told[1:])] == [
+    *told, last = capsys.readouterr().out.splitlines()
+    assert json.loads(last) == {"command": "export", "definitions": 1, "solutions": 1, "traces": 1, "out": "set"}
+    assert [line.removeprefix("left out: 1 rows: ") for line in sorted(told)] == [
         "card place_rows is no more", "card rms_norm has a further size, width",
         "no time of a kernel alone", "sizes that card rms_norm takes no more",
     ]  # fmt: skip
