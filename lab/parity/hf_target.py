@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 from lab.parity.exact import additive_mask, make_exact, shares_of
 
 
-def _loaded(directory: str | Path, dtype: torch.dtype, attention: str) -> Any:
+def load_model(directory: str | Path, dtype: torch.dtype, attention: str) -> Any:
     """The model of a checkpoint; weights in 4 bits are decoded, and what no fast attention serves is eager."""
     config = AutoConfig.from_pretrained(str(directory))
     how: dict[str, Any] = {"attn_implementation": attention, "experts_implementation": "eager"}
@@ -61,7 +61,7 @@ class TargetReference:
         device: torch.device,
         attention: str = "eager",
     ) -> None:
-        model = _loaded(directory, dtype, attention)
+        model = load_model(directory, dtype, attention)
         self.model = model.to(device=device, dtype=compute_dtype).eval().requires_grad_(False)
         # A cast of the whole model also casts the frequencies; they are fp32 constants, so make them anew.
         self.model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config).to(device)

@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from eagle3core.checkpoint import load_target, preflight, target_shapes
+from eagle3core.checkpoint.settings import Settings
+from eagle3core.checkpoint.target import read_target_geometry
 from eagle3core.errors import CheckpointError
 from eagle3core.geometry import ExpertsGeometry
 from eagle3core.weights import PackedExperts, PackedMlp, pack_checkpoints
@@ -150,6 +152,22 @@ def test_packed_experts_are_the_checkpoints_matrices(pair: tuple[Path, Path]) ->
     held = sum(tensor.numel() for layer in packed.layers for tensor in layer.tensors)
     shapes = [shape for name, shape in target_shapes(packed.geometry) if ".layers." in name]
     assert held == sum(torch.Size(shape).numel() for shape in shapes)
+
+
+def test_the_published_config_of_the_30b_gives_its_sizes(tmp_path: Path) -> None:
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "bos_token_id": 151643,
+        "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 6144, "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [],
+        "model_type": "qwen3_moe", "moe_intermediate_size": 768, "norm_topk_prob": True, "num_attention_heads": 32,
+        "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": None,
+        "tie_word_embeddings": False, "use_sliding_window": False, "vocab_size": 151936,
+    }  # fmt: skip
+    geometry = read_target_geometry(Settings(config, "config.json"), tmp_path)
+    assert geometry.dense_layers == ()
+    n = sum(torch.Size(shape).numel() for _, shape in target_shapes(geometry))
+    assert n / 1e9 == pytest.approx(30.53, abs=0.01)
 
 
 def test_experts_are_read_more_of_by_more_rows() -> None:

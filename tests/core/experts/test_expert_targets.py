@@ -22,12 +22,12 @@ from tiny_engines import (
     tokens_of,
     write_tiny_pair,
 )
-from transformers import AutoModelForCausalLM
 
 from eagle3core import EngineConfig
 from eagle3core.checkpoint import load_target
 from eagle3core.loading import read_models
 from eagle3core.step.kernel_limits import why_plain_torch
+from lab.parity.hf_target import load_model
 
 pytestmark = pytest.mark.reference
 
@@ -50,10 +50,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def reference_tokens(target: Path, prompts: list[list[int]], n: int) -> list[list[int]]:
     """Greedy tokens of transformers in fp32, one prompt after the other, by its own cache."""
-    model = AutoModelForCausalLM.from_pretrained(
-        target, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
-    )
-    found = []
+    model, found = load_model(target, torch.float32, "eager").float(), []  # decoded experts come in bf16 in any case
     for prompt in prompts:
         with torch.no_grad():
             given = torch.tensor([prompt])
@@ -64,12 +61,20 @@ def reference_tokens(target: Path, prompts: list[list[int]], n: int) -> list[lis
     return found
 
 
-@pytest.mark.parametrize("n_prompts", [3, pytest.param(64, marks=pytest.mark.slow)])
-def test_greedy_tokens_are_those_of_transformers(pair: Pair, n_prompts: int) -> None:
-    lengths = [3 + (7 * i) % 23 for i in range(n_prompts)]
-    prompts = random_prompts(lengths, seed=n_prompts)
+def assert_tokens_of_transformers(pair: Pair, n_prompts: int) -> None:
+    prompts = random_prompts([3 + (7 * i) % 23 for i in range(n_prompts)], seed=n_prompts)
     ours = tokens_of(tiny_engine(pair, 3, dtype="float32").generate(prompts, new_tokens(12)))
     assert ours == reference_tokens(pair[0], prompts, 12)
+
+
+def test_greedy_tokens_are_those_of_transformers(pair: Pair) -> None:
+    assert_tokens_of_transformers(pair, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss in MXFP4"])
+def test_greedy_tokens_are_those_of_transformers_after_64_prompts(kind: str, tmp_path: Path) -> None:
+    assert_tokens_of_transformers(write_tiny_pair(tmp_path, **KINDS[kind], seed=8), 64)
 
 
 @pytest.mark.parametrize("kind", slow_from(1, DRAFTS))

@@ -19,7 +19,6 @@ Pair = tuple[Path, Path]
 N_VOCAB = 200
 KINDS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"family": "qwen3_moe"},
-    "gpt_oss": {"family": "gpt_oss", "ffn": 96},
     "gpt_oss in MXFP4": {"family": "gpt_oss", "ffn": 96, "quantization_config": MXFP4},
     "qwen3_moe, other settings": {"family": "qwen3_moe", "norm_topk_prob": False, "mlp_only_layers": [1], "heads": 6},
 }
@@ -34,7 +33,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", slow_from(1, ["float32", "bfloat16", "float64"]))
+@pytest.mark.parametrize("dtype", slow_from(1, ["float32", "bfloat16"]))
 def test_every_stage_holds_and_the_routers_are_among_them(pair: Pair, dtype: str) -> None:
     report = run_stage_parity(*pair, prompts=PROMPTS, dtype=dtype, device="cpu", k=2, steps=2, prefill_chunk=64)
     assert report.passed, report.verdict
