@@ -40,9 +40,12 @@ def colour_css() -> str:
 
 
 def notebook_style() -> str:
-    """The same for JupyterLab, which says in its own way whether its theme is dark, and needs no more of a page."""
+    """What a page has in its style sheet and JupyterLab has not: colours of its dark theme, which it names in its own
+    way, and tables whose words begin at the left."""
     dark = "".join(f"--series-{index}:{pair[1]};" for index, pair in enumerate(SERIES, start=1))
-    return f'<style>body[data-jp-theme-light="false"]{{{dark}}}</style>'
+    cells = ".jp-Notebook table.cards :is(th,td){text-align:left;padding:.2rem .6rem;vertical-align:top}"
+    numbers = ".jp-Notebook table.cards td.num{text-align:right;font-variant-numeric:tabular-nums}"
+    return f'<style>body[data-jp-theme-light="false"]{{{dark}}}{cells}{numbers}</style>'
 
 
 def banner(title: str, text: str) -> str:

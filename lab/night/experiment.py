@@ -70,7 +70,7 @@ def start(given: dict[str, Any], *, notebook: str) -> Experiment:
         run = Path(run_dir).resolve().name
         record = read_environment(Path(run_dir).resolve())
     figures.use_style()
-    # tqdm says so once a kernel; the lab prints lines and needs no widgets.
+    # tqdm says so once a kernel; the lab prints lines and has no bars.
     warnings.filterwarnings("ignore", message="IProgress not found")
     experiment = Experiment(notebook, run, job, out, parameters, record)
     if by_hand:

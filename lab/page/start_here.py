@@ -86,6 +86,6 @@ def _linked(name: str, links: bool) -> str:
 def _table(columns: list[str], rows: list[list[str]]) -> str:
     """A table of cells that are HTML already."""
     head = "".join(f'<th scope="col">{column}</th>' for column in columns)
-    cells = ("".join(f'<td style="text-align:left">{cell}</td>' for cell in row) for row in rows)
+    cells = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return f'<table class="cards"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'

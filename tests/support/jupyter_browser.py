@@ -23,7 +23,7 @@ from typing import Any
 from places import ROOT
 
 NEEDS = ("jupyterlab", "ipywidgets", "playwright")
-START_S, RUN_S, STARTS = 90.0, 240.0, 10
+START_S, RUN_S, STEP_S, STARTS = 180.0, 420.0, 90.0, 10  # generous: a machine of shared cores may be busy
 # All cells stay in the page, those out of sight as well; nothing is asked of the network or of the reader.
 SETTINGS = {
     "notebook-extension/tracker": {"windowingMode": "none"},
@@ -93,6 +93,7 @@ def browser_page(*, dark: bool = False) -> Iterator[Any]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1440, "height": 1100}, color_scheme="dark" if dark else "light")
+        page.set_default_timeout(STEP_S * 1000)
         try:
             yield page
         finally:
@@ -103,22 +104,21 @@ def open_notebook(page: Any, address: str, name: str) -> None:
     """Opens a notebook alone on the page, and waits for its kernel."""
     page.goto(f"{address}/lab/tree/{name}?reset", timeout=START_S * 1000)
     page.wait_for_selector(".jp-Notebook", timeout=START_S * 1000)
-    page.wait_for_function(
-        "() => document.querySelector('.jp-Notebook-ExecutionIndicator')?.dataset.status === 'idle'",
-        timeout=START_S * 1000,
-    )
+    page.wait_for_selector(".jp-StatusBar-TextItem:has-text('| Idle')", timeout=START_S * 1000)
 
 
 def run_all(page: Any) -> None:
     """Runs every cell, as the menu does, and waits until the kernel has done the last.
 
     Raises:
-        RuntimeError: a cell raised; what it said.
+        RuntimeError: a cell raised, or JupyterLab asks something; what it said.
     """
     for _ in range(STARTS):  # what is asked of a kernel that is not yet connected is forgotten without a word
         page.click(".lm-MenuBar-itemLabel:has-text('Run')")
         page.click(".lm-Menu-item:has-text('Run All Cells') >> nth=0")
         page.wait_for_timeout(3000)
+        if page.locator("dialog.jp-Dialog").count():
+            raise RuntimeError(page.locator("dialog.jp-Dialog").first.inner_text())
         if page.locator(".jp-CodeCell .jp-InputPrompt", has_text=re.compile(r"\[[*\d]")).count():
             break
     page.wait_for_function(
