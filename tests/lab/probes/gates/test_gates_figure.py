@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import pytest
 from matplotlib import pyplot as plt
 from places import ROOT
 
-from lab.probes.gates.night import GateRuns, gates_table, room
+from lab.probes.gates.night import GateRuns, gates_table, ratio_ticks, room
 from lab.rows.gates import GateResult, Word, gates_of
 from lab.rows.store import read_rows
 
@@ -56,20 +57,15 @@ def test_a_gate_that_failed_looks_unlike_those_that_hold() -> None:
     plt.close(figure)
 
 
-def test_a_scale_over_many_powers_of_ten_has_few_marks_and_1_is_one_of_them() -> None:
-    far = [
-        GateResult("x spec: far below", "fail", 0.002, "at least 9", "", "j"),
-        GateResult("x spec: far beyond", "pass", 500.0, "at least 1", "", "j"),
-    ]
-    room(gates_table(GateRuns(results=(*stored_results(), *far))))
-    figure = plt.gcf()
-    figure.canvas.draw()
-    labels = [label for label in figure.axes[-1].get_xticklabels() if label.get_text()]
-    boxes = [label.get_window_extent() for label in labels]
-    assert "1" in [label.get_text() for label in labels]
-    assert 3 <= len(labels) <= 8
-    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
-    plt.close(figure)
+@pytest.mark.parametrize("low", [0.9, 0.3, 0.01, 1e-4, 1e-9])
+@pytest.mark.parametrize("high", [1.2, 11.0, 600.0, 1e7])
+def test_a_scale_has_few_marks_far_enough_apart_and_1_is_one_of_them(low: float, high: float) -> None:
+    marks = ratio_ticks(low, high)
+    assert 1 in marks
+    assert all(low <= mark <= high for mark in marks)
+    assert len(marks) <= 9
+    least = math.log(high / low) / 25  # of the scale's length, which a label of three characters takes
+    assert all(math.log(right / left) > least for left, right in pairwise(marks))
 
 
 @pytest.mark.parametrize(
