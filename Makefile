@@ -58,7 +58,7 @@ test-gpu: install
 jupyter: install
 	$(INSTALL) --extras dev,compile,serve,jupyter -- $(PIP_ARGS)
 	$(BIN)/eagle3lab notebooks --copy $(NOTEBOOKS)
-	$(BIN)/jupyter lab $(JUPYTER_ARGS) $(NOTEBOOKS)
+	$(BIN)/jupyter lab $(JUPYTER_ARGS) $(NOTEBOOKS)/00_start_here.ipynb
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

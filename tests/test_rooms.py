@@ -71,6 +71,7 @@ ORDER = (
     "lab.options",
     "lab.rows",
     "lab.figures",
+    "lab.widgets",
     "lab.pairs",
     "lab.night",
     "lab.page",

@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = ("3.11.7", "3.12", "3.13", "3.14")  # soupsieve leaves out the first patches of 3.11
 PLATFORM = "x86_64-manylinux_2_40"  # takes wheels of every older glibc as well
-EXTRAS = ("dev", "compile", "serve", "parquet", "gpu", "jupyter")
+EXTRAS = ("dev", "compile", "serve", "parquet", "gpu", "jupyter", "browser")
 HEAD = """\
 # SHA-256 of the wheels of constraints.txt, written by tools/hashes.py; behind each, what needs it.
 # (lab: the project itself; build: its backend; the others: extras of pyproject.toml)

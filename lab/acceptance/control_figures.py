@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from lab.acceptance.controls import CONTROLS, Comparison, ControlAcceptance
 from lab.acceptance.counts import DepthAcceptance
-from lab.figures import look_of
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from lab.figures import Drawing, look_of
 
 HEAD = "head"
 DRAFTERS = dict(zip((HEAD, *CONTROLS), ("ours", "other", "expected", "plain"), strict=True))  # what each is drawn as
@@ -33,8 +29,8 @@ def controls_table(comparisons: Sequence[Comparison]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def controls(comparisons: Sequence[Comparison]) -> tuple[Figure, pd.DataFrame]:
-    """Acceptance length by depth of the head and of every control: of all steps, and outside loops."""
+def controls(comparisons: Sequence[Comparison], k: int) -> Drawing:
+    """Acceptance length by depth of the head and of every control, of all steps and outside loops; in words, at `k`."""
     from matplotlib import pyplot as plt
 
     table = controls_table(comparisons)
@@ -50,4 +46,11 @@ def controls(comparisons: Sequence[Comparison]) -> tuple[Figure, pd.DataFrame]:
         axes.set_ylim(bottom=0.9)
     sides[0].set_ylabel("tokens a verify step")
     sides[0].legend(fontsize=8.5)
-    return fig, table
+    told = next(each for each in comparisons if each.depth.k == k)
+    alt = f"Acceptance length by depth of the head and of drafts without a model. {told.verdict}"
+    caption = (
+        "What each drafter accepts of the same text. ngram and suffix look up what followed earlier in the request's "
+        "own "
+        "text; bigram takes the token that most often follows in the prompts."
+    )
+    return Drawing(fig, table, alt, caption)

@@ -8,11 +8,10 @@ import pandas as pd
 
 from lab.acceptance.counts import ACCEPTED, DEEP, NEAR, OUTSIDE, REFUSED, DepthAcceptance, Interval
 from lab.acceptance.measure import AcceptanceReport
-from lab.figures import HATCHES, MARKERS, MEANINGS, colour_of, depth_look, look_of
+from lab.figures import HATCHES, MARKERS, MEANINGS, Drawing, colour_of, depth_look, look_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 GREY = "#7a7b7c"
 # A class keeps its colour and hatch whichever other classes a draft shows: charts of two drafts are read side by side.
@@ -40,8 +39,12 @@ def lengths_table(report: AcceptanceReport) -> pd.DataFrame:
     )
 
 
-def lengths(report: AcceptanceReport) -> tuple[Figure, pd.DataFrame]:
-    """Acceptance length by depth, with its interval, outside loops, and what equally easy positions would give."""
+def lengths(report: AcceptanceReport, k: int, turns: str) -> Drawing:
+    """Acceptance length by depth, with its interval, outside loops, and what equally easy positions would give.
+
+    Args:
+        k: the depth that the words tell of. turns: which turns of the prompts were asked, a sentence or nothing.
+    """
     from matplotlib import pyplot as plt
 
     fig, axes = plt.subplots()
@@ -63,10 +66,14 @@ def lengths(report: AcceptanceReport) -> tuple[Figure, pd.DataFrame]:
     axes.set_ylabel("tokens a verify step")
     axes.set_title("Acceptance length by depth")
     axes.legend(fontsize=8.5)
-    return fig, lengths_table(report)
+    caption = (
+        "Tokens committed by a complete verify step, bonus included; bars are 95% bootstrap intervals over prompts. "
+        f"Outside loops leaves out steps with a token in a repeated run of 16.{turns}"
+    )
+    return Drawing(fig, lengths_table(report), f"Acceptance length by depth. {report.at(k).why}", caption)
 
 
-def positions(report: AcceptanceReport) -> tuple[Figure, pd.DataFrame]:
+def positions(report: AcceptanceReport, k: int) -> Drawing:
     """Share of steps that accept each drafted position, and the share among those that reached it."""
     from matplotlib import pyplot as plt
 
@@ -87,10 +94,15 @@ def positions(report: AcceptanceReport) -> tuple[Figure, pd.DataFrame]:
         axes.set_ylim(0, 1)
     left.set_ylabel("accepted, share")
     left.legend(fontsize=8.5)
-    return fig, pd.DataFrame(rows)
+    alt = (
+        "Share of steps that accept each drafted position, of all steps and of those that reached it. "
+        f"At spec-{k}: {', '.join(f'{share:.2f}' for share in report.at(k).by_position)}."
+    )
+    caption = "Left: positions add up to the acceptance length, less one. Right: how hard each position is by itself."
+    return Drawing(fig, pd.DataFrame(rows), alt, caption)
 
 
-def histogram(report: AcceptanceReport) -> tuple[Figure, pd.DataFrame]:
+def histogram(report: AcceptanceReport, k: int) -> Drawing:
     """Share of steps by number of accepted drafts."""
     from matplotlib import pyplot as plt
 
@@ -111,10 +123,16 @@ def histogram(report: AcceptanceReport) -> tuple[Figure, pd.DataFrame]:
     axes.set_ylabel("share of steps")
     axes.set_title("How many drafts a step accepts")
     axes.legend(fontsize=8.5)
-    return fig, pd.DataFrame(rows)
+    told = report.at(k)
+    alt = (
+        f"Share of steps by number of accepted drafts. At spec-{k}, {told.histogram[0]} of {told.n_steps} steps accept "
+        f"none and {told.histogram[-1]} accept all."
+    )
+    caption = "Complete verify steps; those cut short by an end token or the length limit are left out."
+    return Drawing(fig, pd.DataFrame(rows), alt, caption)
 
 
-def ranks(depth: DepthAcceptance) -> tuple[Figure, pd.DataFrame]:
+def ranks(depth: DepthAcceptance) -> Drawing:
     """By position, where in the draft's order the target's token lay, of the steps that reached the position."""
     from matplotlib import pyplot as plt
 
@@ -134,10 +152,12 @@ def ranks(depth: DepthAcceptance) -> tuple[Figure, pd.DataFrame]:
     table = pd.DataFrame({"position": range(1, depth.k + 1), **depth.rank_shares})
     for name, values in depth.loss_by_cause.items():
         table[f"tokens lost: {name}"] = values
-    return fig, table
+    alt = f"Where the target's token lay in the draft's order, by position. {depth.why}"
+    caption = "Of the steps that reached the position. Tokens lost count what a miss there costs a step on average."
+    return Drawing(fig, table, alt, caption)
 
 
-def categories(depth: DepthAcceptance) -> tuple[Figure, pd.DataFrame]:
+def categories(depth: DepthAcceptance) -> Drawing:
     """Acceptance length by category with its interval, and every prompt beside it."""
     from matplotlib import pyplot as plt
 
@@ -167,7 +187,13 @@ def categories(depth: DepthAcceptance) -> tuple[Figure, pd.DataFrame]:
         }
         for c in depth.categories
     ]
-    return fig, pd.DataFrame(rows)
+    table = pd.DataFrame(rows)
+    least, most = min(table["acceptance_length"], default=0), max(table["acceptance_length"], default=0)
+    alt = f"Acceptance length at spec-{depth.k} by category and by prompt, {least:.2f} to {most:.2f}."
+    caption = (
+        "Bars are 95% bootstrap intervals over the prompts of a category; a single prompt has none worth the name."
+    )
+    return Drawing(fig, table, alt, caption)
 
 
 def _whisker(axes: Axes, interval: Interval, y: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from eagle3core.pipeline import load_tokenizer
 from eagle3core.request import Response
 from lab.acceptance.counts import DEEP, NEAR, OUTSIDE, REFUSED, DepthAcceptance, cause_of
 from lab.acceptance.reference import DraftWalk, rank_of
+from lab.figures import tokens_html
 from lab.figures.token_view import (
     MOST_LETTERS,
     MOST_PROMPT_LETTERS,
@@ -30,53 +32,79 @@ from lab.pairs.prompts import Prompt
 from lab.pairs.random_ids import has_tokenizer
 from lab.parity.recording import PairUnderTest
 from lab.parity.replay import Reference
+from lab.widgets import Control, Picker
 
 KIND_OF = {OUTSIDE: "outside", NEAR: "near", DEEP: "deep", REFUSED: "refused"}
 
 
-def view_tokens(
-    target: str | Path,
-    draft: str | Path,
-    prompts: Sequence[Prompt],
-    depth: DepthAcceptance,
-    *,
-    n: int,
-    dtype: str = "float32",
-    device: str = "auto",
-    norm_output: str = "",
-) -> list[TokenView]:
-    """Views of the `n` prompts of shortest acceptance length and the `n` of longest, each prompt once.
+class TokenViewer:
+    """Views of single prompts, each walked when it is asked for.
 
     Args:
         target, draft: checkpoint directories.
         prompts: as they were given to the engine that `depth` was counted of.
         dtype, device: of the reference. norm_output: as of `PairUnderTest`.
     """
-    chosen = extremes(depth.per_prompt, n)
-    if not chosen:
-        return []
-    pair = PairUnderTest(Path(target), Path(draft), dtype, device, norm_output=norm_output)
-    reference = Reference(pair, pair.torch_dtype)
-    pieces = Pieces(load_tokenizer(target) if has_tokenizer(Path(target)) else None)
-    views = []
-    for place, i in chosen:
-        tokens = _tokens(reference, pieces, prompts[i], depth.responses[i], depth.k)
-        length = depth.per_prompt[i]
+
+    def __init__(
+        self,
+        target: str | Path,
+        draft: str | Path,
+        prompts: Sequence[Prompt],
+        depth: DepthAcceptance,
+        *,
+        dtype: str = "float32",
+        device: str = "auto",
+        norm_output: str = "",
+    ) -> None:
+        self._pair = PairUnderTest(Path(target), Path(draft), dtype, device, norm_output=norm_output)
+        self._prompts, self._depth = prompts, depth
+        self._pieces = Pieces(load_tokenizer(target) if has_tokenizer(Path(target)) else None)
+        lengths = [(length, i) for i, length in enumerate(depth.per_prompt) if length is not None]
+        self._named = {f"{at}. {self._label(i)}": i for at, (_, i) in enumerate(sorted(lengths), start=1)}
+
+    @cached_property
+    def _reference(self) -> Reference:
+        return Reference(self._pair, self._pair.torch_dtype)
+
+    def extremes(self, n: int) -> list[TokenView]:
+        """Views of the `n` prompts of shortest acceptance length and the `n` of longest, each prompt once."""
+        return [self._view(place, i) for place, i in extremes(self._depth.per_prompt, n)]
+
+    def controls(self) -> dict[str, Control]:
+        """The prompts that may be seen, the shortest acceptance length first."""
+        names = tuple(self._named)
+        return {"prompt": Picker("prompt", names, names[0])} if names else {}
+
+    def markup(self, *, prompt: str) -> str:
+        """A prompt's tokens as HTML.
+
+        Args:
+            prompt: one of `controls`.
+        """
+        place = prompt.partition(".")[0]
+        view = self._view(f"prompt {place} of {len(self._named)}", self._named[prompt])
+        return tokens_html([view], f"prompt-{place}")
+
+    def _label(self, i: int) -> str:
+        about = " ".join(part for part in (self._prompts[i].category, self._prompts[i].id) if part)
+        return f"{self._depth.per_prompt[i]:.2f} tokens a step{f', {about}' if about else ''}"
+
+    def _view(self, place: str, i: int) -> TokenView:
+        prompt, response, length = self._prompts[i], self._depth.responses[i], self._depth.per_prompt[i]
         assert length is not None, "a prompt without a complete step is neither worst nor best"
-        views.append(
-            TokenView(
-                place=place,
-                prompt=_end_of(prompts[i].text),
-                category=prompts[i].category[:200],
-                prompt_id=prompts[i].id[:200],
-                k=depth.k,
-                tokens_a_step=length,
-                n_steps=sum(not step.cut for step in depth.responses[i].req_metrics.steps),
-                n_left_out=len(depth.responses[i].token_ids) - len(tokens),
-                tokens=tokens,
-            )
+        tokens = _tokens(self._reference, self._pieces, prompt, response, self._depth.k)
+        return TokenView(
+            place=place,
+            prompt=_end_of(prompt.text),
+            category=prompt.category[:200],
+            prompt_id=prompt.id[:200],
+            k=self._depth.k,
+            tokens_a_step=length,
+            n_steps=sum(not step.cut for step in response.req_metrics.steps),
+            n_left_out=len(response.token_ids) - len(tokens),
+            tokens=tokens,
         )
-    return views
 
 
 def _end_of(text: str) -> str:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from lab.acceptance.paths import BestTree, Cell, Path, PathCounts
 from lab.acceptance.tree_counts import ShapeAcceptance
-from lab.acceptance.tree_words import nodes_of
+from lab.acceptance.tree_words import nodes_of, sentences
 from lab.acceptance.trees import TreeReport
-from lab.figures import FAINT, INK, MARKERS, MOST_STEPS, colour_of
+from lab.figures import FAINT, INK, MARKERS, MOST_STEPS, Drawing, colour_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 FEW = 30  # offers below which a share says little: its 95% interval is wider than 0.3
 SMALL = 7.5  # points, where a label stands in every cell
@@ -24,8 +23,12 @@ STEPS = (2, 4, 6, 8, 12, 16, 24, 32, 48)  # budgets that a reader may choose, be
 MEASURED, EXPECTED = colour_of("ours"), colour_of("expected")
 
 
-def cells(counts: PathCounts, few: int = FEW) -> tuple[Figure, pd.DataFrame]:
-    """Share of offered nodes that were accepted, by depth and rank among siblings; hatched where few were offered."""
+def cells(counts: PathCounts, counted: str, few: int = FEW) -> Drawing:
+    """Share of offered nodes that were accepted, by depth and rank among siblings; hatched where few were offered.
+
+    Args:
+        counted: the shape whose steps these are.
+    """
     from matplotlib import pyplot as plt
     from matplotlib.patches import Rectangle
 
@@ -59,7 +62,13 @@ def cells(counts: PathCounts, few: int = FEW) -> tuple[Figure, pd.DataFrame]:
         }
         for cell in found
     ]  # fmt: skip
-    return fig, pd.DataFrame(rows)
+    alt = (
+        f"Share of offered nodes that were accepted, by depth and rank: {max(cell.rate for cell in found):.0%} at "
+        "most, "
+        f"over {counts.n_steps} steps of {counted}."
+    )
+    caption = f"Of each depth and rank, how many offered nodes the target accepted. Hatched: fewer than {few} offers."
+    return Drawing(fig, pd.DataFrame(rows), alt, caption)
 
 
 def _cell_label(cell: Cell) -> str:
@@ -88,7 +97,7 @@ def shapes_table(report: TreeReport) -> pd.DataFrame:
     )
 
 
-def lengths(report: TreeReport) -> tuple[Figure, pd.DataFrame]:
+def lengths(report: TreeReport) -> Drawing:
     """Acceptance length of every shape with its interval, its nodes, and what was expected of the best trees."""
     from matplotlib import pyplot as plt
 
@@ -116,7 +125,12 @@ def lengths(report: TreeReport) -> tuple[Figure, pd.DataFrame]:
     axes.set_title("Acceptance length of every shape")
     axes.grid(visible=False, axis="y")
     fig.legend(fontsize=8.5, loc="outside lower right", ncols=2)
-    return fig, shapes_table(report)
+    caption = (
+        "Tokens committed by a complete verify step, bonus included; lines are 95% bootstrap intervals over prompts. "
+        "Diamonds are what the dynamic tree's steps promised of a best tree."
+    )
+    alt = f"Acceptance length of every shape. {sentences(report)[1]}"
+    return Drawing(fig, shapes_table(report), alt, caption)
 
 
 def _with_nodes(shape: ShapeAcceptance) -> str:
@@ -129,7 +143,7 @@ def _whisker(axes: Axes, shape: ShapeAcceptance, y: float) -> None:
         axes.hlines(y, low, high, linewidth=1.6, color=INK)
 
 
-def budgets(report: TreeReport) -> tuple[Figure, pd.DataFrame]:
+def budgets(report: TreeReport) -> Drawing:
     """Expected acceptance length by nodes, and every measured shape as a point at its own nodes."""
     from matplotlib import pyplot as plt
 
@@ -163,7 +177,11 @@ def budgets(report: TreeReport) -> tuple[Figure, pd.DataFrame]:
     axes.margins(x=0.1)
     axes.set_title("What a budget of nodes buys")
     axes.legend(fontsize=8.5, loc="lower right")
-    return fig, pd.DataFrame(table)
+    alt = "Expected acceptance length by nodes, with every measured shape as a point at its own nodes."
+    caption = (
+        "The line adds up the shares of the best paths; points above or below it were measured, with 95% intervals."
+    )
+    return Drawing(fig, pd.DataFrame(table), alt, caption)
 
 
 def budget_steps(report: TreeReport) -> dict[int, str]:
@@ -176,14 +194,18 @@ def budget_steps(report: TreeReport) -> dict[int, str]:
     return {n: f"{n} nodes: {best.expected_length(n):.2f}" for n in sorted(sizes)[-MOST_STEPS:]}
 
 
-def drawn_tree(best: BestTree, sizes: Sequence[int]) -> tuple[Figure, pd.DataFrame]:
-    """The largest best tree, a column a depth; nodes of each budget of `sizes` lie in a group of their own.
+def drawn_tree(best: BestTree, budgets: Mapping[int, str]) -> Drawing:
+    """The largest best tree, a column a depth; nodes of each of the `budgets` lie in a group of their own.
 
     A node stands in the row of its likeliest child, so that the chain of first children is a straight line. The group
     of a budget is named `step-1-`, `step-2-`, ... in the drawing: what a reader's choice of budget shows and hides.
+
+    Args:
+        budgets: the words of each number of nodes that may be chosen, ascending.
     """
     from matplotlib import pyplot as plt
 
+    sizes = list(budgets)
     shares = dict(zip(best.paths, best.shares, strict=True))
     rows = rows_of(best.paths)
     group_of = {
@@ -211,7 +233,11 @@ def drawn_tree(best: BestTree, sizes: Sequence[int]) -> tuple[Figure, pd.DataFra
         }
         for i, path in enumerate(best.paths, start=2)
     ]
-    return fig, pd.DataFrame(table)
+    caption = "A dot's size is the share of steps that accepted the node. Choose a budget to see the tree it pays for."
+    words = tuple(budgets.values())
+    return Drawing(
+        fig, pd.DataFrame(table), f"The best tree of {len(table) + 1} nodes. {' '.join(words)}.", caption, words
+    )
 
 
 def rows_of(paths: Sequence[Path]) -> dict[Path, int]:

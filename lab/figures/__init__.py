@@ -5,6 +5,7 @@ CSS variables with a light and a dark value, plus its alternative text, its capt
 Series differ by marker and dash as well as by colour, so hue is never the only carrier.
 """
 
+from lab.figures.drawing import Drawing
 from lab.figures.kept import MOST_STEPS, Kept, show
 from lab.figures.looks import (
     DASHES,
@@ -14,10 +15,12 @@ from lab.figures.looks import (
     MARKERS,
     MEANINGS,
     SERIES,
+    banner,
     colour_css,
     colour_of,
     depth_look,
     look_of,
+    notebook_style,
     use_style,
 )
 from lab.figures.svg import standalone, to_svg
@@ -36,12 +39,15 @@ __all__ = [
     "MOST_VIEWS",
     "SERIES",
     "TOKEN_VIEW",
+    "Drawing",
     "Kept",
     "TokenView",
+    "banner",
     "colour_css",
     "colour_of",
     "depth_look",
     "look_of",
+    "notebook_style",
     "show",
     "shown",
     "standalone",

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from lab.errors import ExperimentError
+from lab.figures.drawing import Drawing
 from lab.figures.svg import embedded, n_marks, standalone, to_svg, undrawn
 from lab.figures.tables import Cell, table_cells, table_html
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
+from lab.rows.values import slugged
 
 MOST_STEPS = 16
 
@@ -43,39 +40,36 @@ class Kept(BaseModel):
     svg: str = ""
 
     @classmethod
-    def make(
-        cls,
-        fig: Figure,
-        *,
-        name: str,
-        alt: str,
-        caption: str,
-        table: DataFrame,
-        prefix: str,
-        order: int,
-        steps: Sequence[str] = (),
-    ) -> Kept:
-        """A drawn figure with its words and its table.
+    def of(cls, drawing: Drawing, *, name: str, prefix: str, order: int) -> Kept:
+        """A drawing with its words and its table; its figure is closed.
+
+        Args:
+            name: of its files and its place on a page, in letters that both allow. prefix: begins every id, so that
+                many figures live on one page. order: its place among those of its job.
 
         Raises:
             ExperimentError: the alternative text, caption or table is empty.
         """
-        for label, text in (("alt", alt), ("caption", caption)):
-            if not text.strip():
+        for label in ("alt", "caption"):
+            if not getattr(drawing, label).strip():
                 raise ExperimentError(
                     f"figure {name!r} has no {label}",
                     "a sentence",
                     "say what the figure shows, and how it was measured",
                 )
-        if table.empty:
+        if drawing.table.empty:
             raise ExperimentError(
-                f"figure {name!r} has an empty table", "the numbers it was drawn from", "pass the data frame you drew"
+                f"figure {name!r} has an empty table",
+                "the numbers it was drawn from",
+                "pass the data frame you drew",
             )
-        columns, rows = table_cells(table)
-        svg = to_svg(fig, prefix) if n_marks(fig) > 1 else undrawn(fig)
+        columns, rows = table_cells(drawing.table)
+        name = slugged(name)
+        prefix = f"{prefix}-{name}"
+        svg = to_svg(drawing.fig, prefix) if n_marks(drawing.fig) > 1 else undrawn(drawing.fig)
         return cls(
-            name=name, alt=alt, caption=caption, order=order, columns=columns, rows=rows, steps=list(steps), svg=svg,
-            is_drawn=bool(svg),
+            name=name, alt=drawing.alt, caption=drawing.caption, order=order, columns=columns, rows=rows,
+            steps=list(drawing.steps), svg=svg, is_drawn=bool(svg),
         )  # fmt: skip
 
     def save(self, folder: Path) -> None:

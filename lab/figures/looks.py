@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from typing import Any
 
 # Stand-ins drawn by matplotlib and replaced by CSS colours afterwards; odd values that no figure uses by chance.
@@ -36,6 +37,25 @@ def colour_css() -> str:
     light = "".join(f"--series-{index}:{pair[0]};" for index, pair in enumerate(SERIES, start=1))
     dark = "".join(f"--series-{index}:{pair[1]};" for index, pair in enumerate(SERIES, start=1))
     return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+
+
+def notebook_style() -> str:
+    """What a page has in its style sheet and JupyterLab has not: colours of its dark theme, which it names in its own
+    way, and tables whose words begin at the left."""
+    dark = "".join(f"--series-{index}:{pair[1]};" for index, pair in enumerate(SERIES, start=1))
+    cells = ".jp-Notebook table.cards :is(th,td){text-align:left;padding:.2rem .6rem;vertical-align:top}"
+    numbers = ".jp-Notebook table.cards td.num{text-align:right;font-variant-numeric:tabular-nums}"
+    return f'<style>body[data-jp-theme-light="false"]{{{dark}}}{cells}{numbers}</style>'
+
+
+def banner(title: str, text: str) -> str:
+    """A paragraph that is to be seen before what follows it."""
+    bad = MEANINGS["bad"]
+    edge = f"var(--series-{bad + 1},{SERIES[bad][0]})"
+    return (
+        f'<p class="banner" role="note" style="border-left:5px solid {edge};padding:.4rem .9rem;margin:.4rem 0;'
+        f'max-width:52rem"><strong>{html.escape(title)}</strong> {html.escape(text)}</p>'
+    )
 
 
 def colour_of(meaning: str) -> str:

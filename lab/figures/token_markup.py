@@ -30,7 +30,8 @@ _STYLE = (
     # The step's mark is drawn, and no letter of the text, so that a copied text is the text.
     ".t-text i{display:inline-block;height:1.5em;margin:0 .2em;vertical-align:middle;border-left:2px solid;opacity:.75}"
     ".t-text input:checked+label,.t-text input:focus-visible+label{outline:2px solid currentColor;outline-offset:1px}"
-    ".t-more{position:absolute;right:0;top:0;width:20rem;min-height:12.3rem;padding:.5rem .8rem;white-space:normal;"
+    ".t-more{box-sizing:border-box;position:absolute;right:0;top:0;width:20rem;min-height:12.3rem;"
+    "padding:.5rem .8rem;white-space:normal;"
     f"background:{_PAPER};color:{_INK};border:1px solid {_RULE};border-radius:.35rem;"
     "line-height:1.4;font-family:var(--sans,system-ui,sans-serif);font-size:.85rem}"
     "label+.t-more{display:none}.t-text input:checked+label+.t-more,.t-text input:focus+label+.t-more"
@@ -63,7 +64,7 @@ def tokens_html(views: Sequence[TokenView], prefix: str) -> str:
     parts = "".join(_view(view, f"{stem}-t{i}", is_open=i == 0) for i, view in enumerate(views))
     return (
         f'<div class="tokens" id="{stem}-tokens"><style>{_STYLE}{_colours()}</style>'
-        "<h3>What became of each token: the worst prompts first, then the best</h3>"
+        f"<h3>What became of each token{': the worst prompts first, then the best' if len(views) > 1 else ''}</h3>"
         "<p>An upright mark begins a verify step. Point at a token, tap it, or reach it with Tab and the arrow keys: "
         "what the draft proposed at its place is shown. Probabilities are those of the draft rebuilt from Hugging "
         "Face's modules, led along the same text; ranks count from 1.</p>"

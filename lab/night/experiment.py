@@ -12,26 +12,22 @@ from __future__ import annotations
 import html
 import json
 import os
-import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from lab import figures
-from lab.errors import ExperimentError
+from lab import figures, widgets
 from lab.night.parameters import ParameterSpec, check_parameters, find_notebook, read_parameters
 from lab.rows import environment
 from lab.rows.maker import RowMaker
 from lab.rows.runs import read_environment
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE, Row, RowWriter, Value, utc_now
+from lab.rows.values import plain, plain_values
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
-
     from lab.rows.clock import Timing
 
 # Set by the runner, which may run a notebook that is not among the packaged ones.
@@ -41,11 +37,15 @@ OUT_VARIABLE = "EAGLE3LAB_OUT"
 OUTCOME_FILE = "outcome.json"
 PROGRESS_FILE = "progress.jsonl"
 FIGURES_FOLDER = "figures"
+MEASURE_HERE = "To have rows of this machine, set measure = True in the cell of parameters."
+BY_HAND = "by-hand"  # in place of a job's name
 SENTENCE = "sentence"  # kind of the rows that explain a result in words
 
 
 def start(given: dict[str, Any], *, notebook: str) -> Experiment:
-    """Checks and prints the notebook's parameters and the environment, and opens its result folder.
+    """Checks the notebook's parameters, opens its result folder, and prints both, with the machine.
+
+    By hand the parameters stand in the cell above, and nothing of them is printed again.
 
     Args:
         given: the notebook's `globals()`, or a plain dictionary of parameters.
@@ -61,7 +61,7 @@ def start(given: dict[str, Any], *, notebook: str) -> Experiment:
     run_dir, job = str(parameters.pop("run_dir", "")), str(parameters.pop("job", ""))
     by_hand = not run_dir
     if by_hand:
-        job = "by-hand"
+        job = BY_HAND
         out = _by_hand_folder(notebook)
         run = out.name
         record = environment.collect()
@@ -70,12 +70,14 @@ def start(given: dict[str, Any], *, notebook: str) -> Experiment:
         run = Path(run_dir).resolve().name
         record = read_environment(Path(run_dir).resolve())
     figures.use_style()
-    # tqdm says so once a kernel; the lab prints lines and needs no widgets.
+    # tqdm says so once a kernel; the lab prints lines and has no bars.
     warnings.filterwarnings("ignore", message="IProgress not found")
     experiment = Experiment(notebook, run, job, out, parameters, record)
-    experiment.print_start(specs)
     if by_hand:
         experiment.write_machine()
+        experiment.show_start()
+    else:
+        experiment.print_start(specs)
     return experiment
 
 
@@ -116,7 +118,12 @@ class Experiment:
     @property
     def run_dir(self) -> Path:
         """The folder of the whole run; by hand, the notebook's own."""
-        return self.out if self.job == "by-hand" else self.out.parent.parent
+        return self.out if self.is_by_hand else self.out.parent.parent
+
+    @property
+    def is_by_hand(self) -> bool:
+        """Whether somebody opened the notebook and ran it, and no night did."""
+        return self.job == BY_HAND
 
     def print_start(self, specs: list[ParameterSpec]) -> None:
         """Prints the resolved parameters with their help, then the machine."""
@@ -128,11 +135,29 @@ class Experiment:
         for label, text in self.environment.lines():
             print(f"  {label}: {text}")
 
-    def write_machine(self) -> Row:
+    def show_start(self) -> None:
+        """Says in a line where results go and what runs them, and gives figures the colours of JupyterLab's theme."""
+        machine = dict(self.environment.lines())
+        figures.show(figures.notebook_style())
+        print(f"results: reports/{BY_HAND}/{self.notebook}/{self.out.name}; GPU: {machine['GPU']}; {machine['CPU']}")
+
+    def show_source(self, line: str, machine: str, *, measured: bool, remedy: str = MEASURE_HERE) -> None:
+        """Says where rows come from; in a banner too where they were stored, and of no machine like this one.
+
+        Args:
+            line: the rows' file and what they are of. machine: the name of their GPU, or of their CPU.
+            measured: by this notebook, just now. remedy: what to do to have rows of this machine.
+        """
+        self.say(line)
+        own = [*(gpu.name for gpu in self.environment.gpus), self.environment.cpu]
+        if not measured and machine not in own:
+            here = " and ".join(name for name in own if name)
+            text = f"These rows were measured on {machine}; this is {here}. {remedy}"
+            figures.show(figures.banner("Not of this machine.", text))
+
+    def write_machine(self) -> None:
         """Appends the machine's record as a row, for a folder that has no file of it."""
-        row = self._maker.machine(self.environment)
-        self._writer.write(row)
-        return row
+        self._writer.write(self._maker.machine(self.environment))
 
     def write(
         self,
@@ -145,8 +170,8 @@ class Experiment:
         warmup: int | None = None,
         repeats: int | None = None,
         **parameters: Any,
-    ) -> Row:
-        """Appends one measured row and gives it back.
+    ) -> None:
+        """Appends one measured row.
 
         Args:
             kind: family of the row: "parity", "tokens", "decode", "acceptance", "ceiling", ...
@@ -159,59 +184,67 @@ class Experiment:
             RunFailed: the row could not be written; rows before it are safe.
             ExperimentError: a value is not a number, text, truth value, None or list of these.
         """
-        plain = _plain_all(values)
+        stored = plain_values(values)
         if timing is not None:
             timer, warmup, repeats = timing.timer, timing.warmup, timing.repeats
-            plain = {**timing.values(), **plain}
-        where = _plain_all(parameters)
-        row = self._maker.measured(kind, name, plain, where, timer=timer, warmup=warmup, repeats=repeats)
-        self._writer.write(row)
-        return row
+            stored = {**timing.values(), **stored}
+        where = plain_values(parameters)
+        self._writer.write(self._maker.measured(kind, name, stored, where, timer=timer, warmup=warmup, repeats=repeats))
 
-    def carry(self, row: Row, **more: Any) -> Row:
+    def carry(self, row: Row, **more: Any) -> None:
         """Appends a row that a command of the lab made, as this notebook's; it keeps its machine, timer and moment.
 
         Args:
             more: parameters beside its own.
         """
-        parameters = {**row.parameters, **_plain_all(more)}
+        parameters = {**row.parameters, **plain_values(more)}
         place = {"run": self.run, "job": self.job, "notebook": self.notebook, "parameters": parameters}
-        mine = row.model_copy(update=place)
-        self._writer.write(mine)
-        return mine
+        self._writer.write(row.model_copy(update=place))
 
-    def missing(self, kind: str, name: str, reason: str, **parameters: Any) -> Row:
+    def missing(self, kind: str, name: str, reason: str, **parameters: Any) -> None:
         """Appends a row that says `name` was not measured, and why. Missing never counts as passed."""
-        return self._left_out(self._maker.missing(kind, name, reason, _plain_all(parameters)))
+        self._left_out(self._maker.missing(kind, name, reason, plain_values(parameters)))
 
-    def not_asked(self, kind: str, name: str, reason: str, **parameters: Any) -> Row:
+    def not_asked(self, kind: str, name: str, reason: str, **parameters: Any) -> None:
         """Appends a row that says the parameters left `name` out: nothing is wrong, and nothing was proven either."""
-        return self._left_out(self._maker.not_asked(kind, name, reason, _plain_all(parameters)))
+        self._left_out(self._maker.not_asked(kind, name, reason, plain_values(parameters)))
 
-    def _left_out(self, row: Row) -> Row:
+    def _left_out(self, row: Row) -> None:
         self._writer.write(row)
         print(f"{row.status}: {row.name}: {row.reason}")
-        return row
 
-    def figure(
-        self, fig: Figure, *, name: str, alt: str, caption: str, table: DataFrame, steps: Sequence[str] = ()
-    ) -> None:
-        """Shows `fig` with its alternative text, caption and table, and keeps all four for the report.
+    def figure(self, name: str, drawing: figures.Drawing) -> None:
+        """Shows a drawing with its alternative text, caption and table, and keeps all of it for the report.
 
-        The figure is closed afterwards, so that a notebook's own echo does not draw it again. With `steps` the reader
-        chooses how much of the drawing is shown (see `lab.figures.Kept`).
+        The figure is closed afterwards, so that a notebook's own echo does not draw it again.
 
         Raises:
             ExperimentError: the alternative text, caption or table is empty.
         """
-        slug = slugged(name)
+        figures.show(self._keep(name, drawing).html())
+
+    def explore(self, name: str, draw: Callable[..., figures.Drawing], controls: Mapping[str, widgets.Control]) -> None:
+        """The figure that `draw` gives at the controls' first values; by hand with the controls, to draw others.
+
+        Args:
+            draw: a drawing from a value for each control, by name; pure. controls: as of `lab.widgets.show`.
+
+        Raises:
+            ExperimentError: as `figure`.
+        """
+        order = self._n_figures + 1
+        first = self._keep(name, draw(**widgets.starts(controls))).html()
+
+        def markup(**chosen: Any) -> str:
+            return figures.Kept.of(draw(**chosen), name=name, prefix=self.job, order=order).html()
+
+        widgets.show(markup, controls, live=self.is_by_hand, static=first)
+
+    def _keep(self, name: str, drawing: figures.Drawing) -> figures.Kept:
         self._n_figures += 1
-        kept = figures.Kept.make(
-            fig, name=slug, alt=alt, caption=caption, table=table, prefix=f"{self.job}-{slug}", order=self._n_figures,
-            steps=steps,
-        )  # fmt: skip
+        kept = figures.Kept.of(drawing, name=name, prefix=self.job, order=self._n_figures)
         kept.save(self.out / FIGURES_FOLDER)
-        figures.show(kept.html())
+        return kept
 
     def gate(
         self,
@@ -221,22 +254,23 @@ class Experiment:
         value: Value = None,
         threshold: Value = None,
         detail: str = "",
-    ) -> Row:
+    ) -> None:
         """Records whether a threshold held; `passed=None` says it could not be judged, with `detail` as the reason."""
         verdict = None if passed is None else bool(passed)
         values: dict[str, Value] = {
             "passed": verdict,
-            "value": _plain("value", value),
-            "threshold": _plain("threshold", threshold),
+            "value": plain("value", value),
+            "threshold": plain("threshold", threshold),
             "detail": detail,
         }
         self.gates.append({"name": name, **values})
         if verdict is None:
-            return self.missing("gate", name, detail or "could not be judged")
+            self.missing("gate", name, detail or "could not be judged")
+            return
         print(
             f"gate {name}: {'passed' if verdict else 'FAILED'} (value {value}, threshold {threshold}) {detail}".rstrip()
         )
-        return self.write("gate", name, values)
+        self.write("gate", name, values)
 
     def say(self, text: str) -> None:
         """Prints a milestone and passes it to the progress line of the night."""
@@ -251,8 +285,8 @@ class Experiment:
         self._n_sentences += 1
         figures.show(f"<p>{html.escape(sentence)}</p>")
 
-    def finish(self) -> dict[str, Any]:
-        """Writes the outcome, prints one line and gives the outcome back. A failed gate does not raise."""
+    def finish(self) -> None:
+        """Writes the outcome and prints one line. A failed gate does not raise."""
         failed = [gate["name"] for gate in self.gates if gate["passed"] is False]
         unjudged = [gate["name"] for gate in self.gates if gate["passed"] is None]
         outcome = {"passed": not failed and not unjudged, "gates": self.gates, "n_rows": self._writer.n_rows}
@@ -264,28 +298,3 @@ class Experiment:
             print(f"{self.notebook}: {'; '.join(words)}")
         else:
             print(f"{self.notebook}: {len(self.gates)} gates passed, {outcome['n_rows']} rows written")
-        return outcome
-
-
-def slugged(text: str) -> str:
-    """`text` as a file and id name: lower-case letters, digits, `_`, `.` and `-`."""
-    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-.") or "unnamed"
-
-
-def _plain_all(given: dict[str, Any]) -> dict[str, Value]:
-    return {key: _plain(key, value) for key, value in given.items()}
-
-
-def _plain(key: str, value: Any) -> Value:
-    """`value` as JSON has it; NumPy and torch scalars and arrays are unwrapped."""
-    if hasattr(value, "tolist") and not isinstance(value, (str, bytes)):
-        value = value.tolist()
-    if isinstance(value, (list, tuple)):
-        return [_plain(key, item) for item in value]
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise ExperimentError(
-        f"value {key!r} is a {type(value).__name__}",
-        "a number, text, truth value, None, or a list of these (NumPy and torch values are unwrapped)",
-        "write its parts as separate values, or its text",
-    )

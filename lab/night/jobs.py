@@ -18,7 +18,6 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lab.errors import ExperimentError
-from lab.night.experiment import slugged
 from lab.night.notebook import NotebookOutcome, declared
 from lab.night.parameters import check_parameters, find_notebook, read_parameters
 from lab.options.values import Seconds
@@ -27,7 +26,7 @@ from lab.rows.gates import Threshold
 from lab.rows.store import JOBS_FOLDER
 from lab.rows.stored.files import MOST_LETTERS_OF_A_FOLDER, read_json
 from lab.rows.stored.forms import RecordForm, fault_of
-from lab.rows.values import shortened
+from lab.rows.values import shortened, slugged
 
 JOB_FILE = "job.json"
 MOST_JOBS = 1000  # of a night

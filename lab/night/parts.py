@@ -16,11 +16,11 @@ from typing import Any
 
 from lab.errors import ExperimentError
 from lab.night.archive import Pack, read_pack
-from lab.night.experiment import slugged
 from lab.night.jobs import JOB_FILE, Job
 from lab.rows.runs import RUN_FILE
 from lab.rows.store import JOBS_FOLDER, ROWS_FILE
 from lab.rows.stored.files import decoded
+from lab.rows.values import slugged
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from lab.rows.runs import (
     MAX_SPREAD_NIGHTS,
     RUN_FILE,
     SUMMARY_SCHEMA,
+    committed_runs,
     comparable_runs,
     later_runs,
     left_out_words,
@@ -216,7 +217,8 @@ def absent(exp: Experiment, run_dir: Path, what: str, *notebooks: str) -> None:
 
 
 def latest_run(named: str, here: Path) -> Path:
-    """The run folder to summarise: the one named, else `here` if it is one, else the latest finished run.
+    """The run folder to summarise: the one named, else `here` if it is one, else the latest finished run, of this
+    checkout's own or, where it has none, of those that are committed.
 
     Raises:
         ExperimentError: there is none.
@@ -226,7 +228,7 @@ def latest_run(named: str, here: Path) -> Path:
     if (here / RUN_FILE).exists():
         return here
     # By hand a notebook's folder is reports/by-hand/<notebook>/<time>.
-    runs = runs_under(here.parents[2]).found
+    runs = runs_under(here.parents[2]).found or committed_runs()
     if not runs:
         raise ExperimentError(
             f"no finished run under {here.parents[2].name}/",

@@ -10,7 +10,7 @@ from lab.night.notebook import notebook_parts
 from lab.night.parameters import notebooks_folder
 
 # A figure's name as a notebook's cell gives it, up to what only a run fills in.
-_NAMED = re.compile(r"exp\.figure\(.*?name=f?\"([^\"{]+)", re.DOTALL)
+_NAMED = re.compile(r"exp\.(?:figure|explore)\(\s*f?\"([^\"{]+)")
 _SHOWS_A_TABLE = "figures.show("
 _HEADING = re.compile(r"<h(\d)[^>]*>(.*?)</h\1>", re.DOTALL)
 _ANCHOR = re.compile(r'<a class="anchor-link".*?</a>', re.DOTALL)

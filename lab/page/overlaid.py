@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from lab.figures import Kept, look_of, use_style
+from lab.figures import Drawing, Kept, look_of, use_style
 from lab.page.summary_figures import depth_of
 from lab.rows.store import Row
 
@@ -38,9 +38,8 @@ def overlaid(before: tuple[str, list[Row]], after: tuple[str, list[Row]]) -> lis
             alt = f"{what.capitalize()} by drafts a step, {before[0]} beside {after[0]}, at {', '.join(shared)}."
             caption = _caption(what, before[0], after[0], len(shared))
             drawn = _drawn(sides, shared[:MOST_PANELS], what)
-            kept.append(
-                Kept.make(drawn, name=name, alt=alt, caption=caption, table=table, prefix=f"two-{name}", order=order)
-            )
+            drawing = Drawing(drawn, table, alt, caption)
+            kept.append(Kept.of(drawing, name=name, prefix="two", order=order))
     return kept
 
 

@@ -6,17 +6,15 @@ from typing import Any
 
 import pandas as pd
 from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 
-from lab.figures import INK, MARKERS, SERIES, colour_of, look_of
+from lab.figures import INK, MARKERS, SERIES, Drawing, colour_of, look_of
 from lab.rows.store import Row
 
-Drawn = tuple[Figure, pd.DataFrame]
 RATE = "decode_tokens_per_s"
 SMALL = 8.5  # points, where there are many words
 
 
-def acceptance(rows: list[Row]) -> Drawn | None:
+def acceptance(rows: list[Row]) -> Drawing | None:
     """Acceptance length by depth of speculation, beside the most there could be; None without such rows.
 
     Table: spec_k, acceptance_length, outside_loops, most (spec_k + 1: every draft accepted, bonus included).
@@ -42,10 +40,15 @@ def acceptance(rows: list[Row]) -> Drawn | None:
     axes.set(xlabel="drafts a step", ylabel="tokens a verify step", ylim=(0.9, None), xticks=table["spec_k"])
     axes.set_title("Acceptance length by depth")
     axes.legend()
-    return figure, table
+    caption = (
+        "Tokens committed by a complete verify step, the target's own (bonus) token included. Outside loops leaves out "
+        "steps with a token in a repeated run of 16."
+    )
+    alt = f"Acceptance length by depth: {_sentence(table, 'spec_k', 'acceptance_length')} tokens a step."
+    return Drawing(figure, table, alt, caption)
 
 
-def speeds(rows: list[Row]) -> Drawn | None:
+def speeds(rows: list[Row]) -> Drawing | None:
     """Tokens a second of plain decoding and of each depth, decoding only, and the speed-ups; None without such rows.
 
     Table: mode, tokens_per_s, p10, p90; speedup with its p10 and p90, and with_prefill_speedup, as the rows have them.
@@ -75,7 +78,14 @@ def speeds(rows: list[Row]) -> Drawn | None:
     axes.set_title("Decoding speed by mode")
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    return figure, table
+    caption = (
+        "Medians over rounds with the 10th to 90th percentile, prefill left out. In brackets the speed-up over plain "
+        "decoding: the median over rounds of the ratio within a round, and its percentiles. The table has it with "
+        "prefill "
+        "too."
+    )
+    alt = f"Tokens a second by mode, decoding only: {_sentence(table, 'mode', 'tokens_per_s')}."
+    return Drawing(figure, table, alt, caption)
 
 
 def _gain(mode: dict[Any, Any]) -> str:
@@ -86,7 +96,7 @@ def _gain(mode: dict[Any, Any]) -> str:
     return f"{mode['tokens_per_s']:.0f} ({gain:.2f}×, {low:.2f} to {high:.2f})"
 
 
-def points(rows: list[Row]) -> Drawn | None:
+def points(rows: list[Row]) -> Drawing | None:
     """Speed-up and share of the byte floor at every point of the bench and the gates; None without such rows.
 
     Of several rows of one point and job, such as runs of gates, the last. Table: point, spec_k, job, speedup with its
@@ -131,7 +141,22 @@ def points(rows: list[Row]) -> Drawn | None:
     left.set_title("Speed-up, decoding only", fontsize=10)
     right.set_title("Share of the byte floor", fontsize=10)
     figure.legend(fontsize=SMALL, loc="outside lower center", ncols=3)
-    return figure, table
+    caption = (
+        "Dots are medians over rounds, bars span the 10th to the 90th percentile. A speed-up is the median of the "
+        "ratio "
+        "to plain decoding within a round, prefill left out; the table has it with prefill too. The floor is the time "
+        "that "
+        "the bytes of a step need at the read ceiling."
+    )
+    return Drawing(figure, table, _point_words(table), caption)
+
+
+def _point_words(table: pd.DataFrame) -> str:
+    text = f"Speed-up and share of the byte floor at {table['point'].nunique()} points."
+    if table["speedup"].isna().all():
+        return text
+    best = table.loc[table["speedup"].idxmax()]
+    return f"{text} The highest speed-up is {best['speedup']:.2f}, at {best['point']} with spec-{best['spec_k']}."
 
 
 def _measured(rows: list[Row], kind: str, value: str) -> list[Row]:
@@ -144,7 +169,7 @@ def depth_of(row: Row) -> int | None:
     return int(digits) if stem == "spec" and digits.isdigit() else None
 
 
-def sentence(table: pd.DataFrame, label: str, value: str) -> str:
+def _sentence(table: pd.DataFrame, label: str, value: str) -> str:
     """The numbers of a table as words, for an alternative text: `spec-1 1.80, spec-2 2.31`."""
     parts: list[Any] = [f"{row[label]} {row[value]:.2f}" for row in table.to_dict("records")]
     return ", ".join(parts)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
-from lab.figures import colour_of, depth_look, look_of
+from lab.figures import Drawing, colour_of, depth_look, look_of
 from lab.parity.stages import StageReport
 from lab.parity.tokens import TokenReport
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 # Cells of a heat map keep their colours on light and dark pages, so their words need fixed inks as well.
 DARK_INK, LIGHT_INK, FAILED, MISSING = "#10151a", "#fdfdfd", "#a23a00", "#8a8f96"
@@ -56,8 +53,8 @@ def _kind_place(kind: str) -> tuple[int, str]:
     return known.get(kind, 4), kind  # chained passes stand between
 
 
-def heat_map(report: StageReport) -> tuple[Figure, pd.DataFrame]:
-    """Error over tolerance of every stage in every kind of pass, and the table it shows."""
+def heat_map(report: StageReport) -> Drawing:
+    """Error over tolerance of every stage in every kind of pass."""
     from matplotlib import pyplot as plt
     from matplotlib.patches import Rectangle
 
@@ -84,7 +81,9 @@ def heat_map(report: StageReport) -> tuple[Figure, pd.DataFrame]:
     for spine in axes.spines.values():
         spine.set_visible(False)
     axes.set_title(f"Largest error as a share of the tolerance, {report.dtype}", pad=24)
-    return fig, stage_table(report)
+    alt = f"Heat map of largest error over tolerance by stage and pass. {report.verdict}"
+    caption = "Share of the tolerance used by each stage; 1 is the limit. 'exact' means no difference at all."
+    return Drawing(fig, stage_table(report), alt, caption)
 
 
 def _cell_look(status: str, ratio: float, shades: Any) -> tuple[Any, str, str]:
@@ -108,8 +107,8 @@ def has_room(report: StageReport) -> bool:
     return any(cell.tolerance for cell in report.cells)
 
 
-def room(report: StageReport) -> tuple[Figure, pd.DataFrame]:
-    """By stage, the tolerance that would just have passed beside the one allowed; and its table.
+def room(report: StageReport) -> Drawing:
+    """By stage, the tolerance that would just have passed beside the one allowed.
 
     Only of a report that `has_room`. The layers of the target are drawn as one row a part; the row shows its layer and
     pass with the least room.
@@ -139,11 +138,17 @@ def room(report: StageReport) -> tuple[Figure, pd.DataFrame]:
     axes.set_xlabel("largest absolute error")
     axes.set_title(f"Room under the tolerance, {report.dtype}", pad=26)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8.5, borderaxespad=0.2)
-    return fig, worst.rename(columns={"max_abs": "would_pass"}).reset_index(drop=True)
+    tightest = worst.loc[worst["ratio"].idxmax()]
+    alt = (
+        f"Largest error, error of plain torch and tolerance by stage. Least room: {tightest['stage']} in "
+        f"{tightest['kind']}, at {tightest['ratio']:.2f} of its tolerance."
+    )
+    caption = "The tolerance that would just have passed beside the one allowed; target layers as one row a part."
+    return Drawing(fig, worst.rename(columns={"max_abs": "would_pass"}).reset_index(drop=True), alt, caption)
 
 
-def token_classes(report: TokenReport) -> tuple[Figure, pd.DataFrame]:
-    """By depth, the share of positions that are not equal, near-ties and bugs apart; and its table."""
+def token_classes(report: TokenReport) -> Drawing:
+    """By depth, the share of positions that are not equal, near-ties and bugs apart."""
     from matplotlib import pyplot as plt
 
     table = report.by_depth()
@@ -162,11 +167,13 @@ def token_classes(report: TokenReport) -> tuple[Figure, pd.DataFrame]:
     axes.set_xlabel("positions that differ from the reference, %")
     axes.set_title(f"Generated tokens against Hugging Face, {report.dtype}", pad=26)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=8.5, borderaxespad=0.2)
-    return fig, table
+    alt = f"Bars of the share of positions that differ from the reference, by depth. {report.verdict}"
+    caption = f"Near-ties and bugs among the generated tokens; the near-tie gap is {report.near_tie_gap:.3g}."
+    return Drawing(fig, table, alt, caption)
 
 
-def divergences(report: TokenReport) -> tuple[Figure, pd.DataFrame]:
-    """By prompt and depth, the first position where speculation differs from plain decoding; and its table."""
+def divergences(report: TokenReport) -> Drawing:
+    """By prompt and depth, the first position where speculation differs from plain decoding."""
     from matplotlib import pyplot as plt
 
     table = report.table()
@@ -190,4 +197,6 @@ def divergences(report: TokenReport) -> tuple[Figure, pd.DataFrame]:
     axes.set_ylabel("first differing token")
     axes.set_title("Where speculation leaves plain decoding")
     axes.legend(ncols=4, loc="lower left", fontsize=8.5)
-    return fig, table.reset_index(drop=True)
+    alt = f"First differing token by prompt and depth; {report.n_equal_outputs} of {len(table)} never differ."
+    caption = "Each difference from plain decoding is classed like any other position."
+    return Drawing(fig, table.reset_index(drop=True), alt, caption)

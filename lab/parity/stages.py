@@ -7,9 +7,10 @@ Source: docs/requirements.md R-138..R-140; `lab.parity.tolerance` for the 2x rul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -24,6 +25,13 @@ from lab.parity.repro import Evidence, RunAgain, evidence_of
 from lab.parity.tolerance import FACTOR, PlainErrors, plain_errors
 
 
+class Sides(NamedTuple):
+    """One prompt's stages, by recorded name."""
+
+    ours: Mapping[str, Tensor]
+    expected: Mapping[str, Tensor]
+
+
 @dataclass(frozen=True)
 class StageReport:
     """Every cell of a run, prompt by prompt in execution order.
@@ -31,6 +39,7 @@ class StageReport:
     Attributes:
         cells, dtype, reference: what was compared, in what, and with whom.
         evidence: tensors of the stages that failed first. again: how to run them, where this module ran the engine.
+        sides: what every prompt's stages gave, and what they were compared with, by recorded name.
     """
 
     cells: list[StageCell]
@@ -38,6 +47,7 @@ class StageReport:
     reference: str
     evidence: tuple[Evidence, ...] = field(default=(), repr=False)
     again: RunAgain | None = field(default=None, repr=False)
+    sides: tuple[Sides, ...] = field(default=(), repr=False)
 
     @property
     def passed(self) -> bool:
@@ -176,7 +186,8 @@ def report_of(
     name = "the recorded reference" if recorded else "Hugging Face"
     expected = recorded or [one.tensors for one in truth]
     evidence = evidence_of(compared, [one.tensors for one in ours], expected)
-    return StageReport(compared, pair.dtype, name, evidence)
+    sides = tuple(Sides(one.tensors, wanted) for one, wanted in zip(ours, expected, strict=True))
+    return StageReport(compared, pair.dtype, name, evidence, sides=sides)
 
 
 def replay_all(

@@ -6,13 +6,14 @@ ceiling of the memory itself begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
 import torch
 
+from lab.figures import Drawing
 from lab.rows.clock import Timing, measure
 
 Way = Literal["copy", "read"]
@@ -58,6 +59,11 @@ class Ceiling:
         """The same for each sample."""
         return [self.moved_bytes / sample / 1e3 for sample in self.timing.samples_us]
 
+    def row_values(self) -> dict[str, float | int | list[float]]:
+        """The values of its row."""
+        samples = self.samples_gb_per_s
+        return {"gb_per_s": self.gb_per_s, "gb_per_s_samples": samples, "moved_bytes": self.moved_bytes}
+
 
 def memory_ceilings(device: str, sizes: list[int], *, repeats: int = 15) -> list[Ceiling]:
     """Copy and read bandwidth of `device` ("cpu" or "cuda") for each buffer size in bytes, ascending.
@@ -77,3 +83,36 @@ def _ceiling(
     device: str, way: Way, n_bytes: int, moved_bytes: int, call: Callable[[], object], repeats: int
 ) -> Ceiling:
     return Ceiling(device, way, n_bytes, moved_bytes, measure(call, warmup=3, repeats=repeats, device=device))
+
+
+def bandwidth(moved: Sequence[Ceiling]) -> Drawing:
+    """Bandwidth over the size of the buffer, a line a device and way."""
+    import pandas as pd
+    from matplotlib import pyplot as plt
+
+    columns = {
+        "device": [one.device for one in moved], "way": [one.way for one in moved],
+        "buffer_mib": [one.n_bytes / 2**20 for one in moved], "gb_per_s": [one.gb_per_s for one in moved],
+    }  # fmt: skip
+    table = pd.DataFrame(columns)
+    fig, axes = plt.subplots()
+    for (device, way), part in table.groupby(["device", "way"], sort=False):
+        axes.plot(part["buffer_mib"], part["gb_per_s"], label=f"{device} {way}")
+    sizes = sorted(set(table["buffer_mib"]))
+    axes.set(xscale="log", xlabel="buffer, MiB", ylabel="GB/s, median", ylim=(0, None))
+    axes.set_title("Memory bandwidth by buffer size")
+    axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
+    axes.minorticks_off()
+    axes.legend()
+    widest = max(moved, key=lambda one: one.gb_per_s)
+    last = [one for one in moved if one.n_bytes == moved[-1].n_bytes]
+    alt = (
+        f"Lines of memory bandwidth against buffer size. Highest: {widest.gb_per_s:.0f} GB/s ({widest.device} "
+        f"{widest.way}, "
+        f"{widest.n_bytes / 2**20:g} MiB). At the largest buffer: "
+        + ", ".join(f"{one.device} {one.way} {one.gb_per_s:.0f} GB/s" for one in last)
+        + "."
+    )
+    timing = moved[0].timing
+    caption = f"Median of {timing.repeats} samples a point, {timing.timer}; 1 GB is 10^9 bytes."
+    return Drawing(fig, table, alt, caption)

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lab.errors import ExperimentError, LabError
-from lab.rows.environment import Environment
+from lab.rows.environment import Environment, checkout
 from lab.rows.store import Row, read_run
 from lab.rows.stored.files import read_json
 from lab.rows.stored.forms import Form, IdentityForm, PlanForm, SummaryForm, fault_of
@@ -121,6 +121,13 @@ def runs_under(reports: Path) -> Runs:
         except LabError as error:
             left_out[path.parent] = error.what
     return Runs(sorted(found, key=lambda pair: (moment_of(pair[1]["started_at"]), pair[0].name)), left_out)
+
+
+def committed_runs() -> list[tuple[Path, dict[str, Any]]]:
+    """Finished runs among the reference files of the checkout, oldest first."""
+    folders = ((checkout() or Path.cwd()) / "reports" / "reference").glob("*/")
+    found = [run for folder in folders for run in runs_under(folder).found]
+    return sorted(found, key=lambda pair: (moment_of(pair[1]["started_at"]), pair[0].name))
 
 
 def read_nights(runs: Iterable[Path]) -> tuple[list[tuple[Path, list[Row]]], dict[Path, str]]:

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from places import ROOT
 
-from lab.figures import INK, MEANINGS, SERIES, Kept, depth_look, shown, table_cells, table_html, to_svg
+from lab.figures import INK, MEANINGS, SERIES, Drawing, Kept, depth_look, shown, table_cells, table_html, to_svg
 from lab.figures.svg import n_marks, part_ticks
 
 pytestmark = [pytest.mark.reference, pytest.mark.usefixtures("page_style")]
@@ -65,7 +65,7 @@ def test_a_figure_of_nothing_or_of_a_single_point_is_a_line_of_words_with_its_ta
     axes.axhline(1.0)  # a threshold is no point
     axes.axvline(2.0)
     table = pd.DataFrame({"x": [*xs, 7.0]})
-    made = Kept.make(figure, name="few", alt="One point, 1.", caption="c", table=table, prefix="p", order=1)
+    made = Kept.of(Drawing(figure, table, "One point, 1.", "c"), name="few", prefix="p", order=1)
     made.save(tmp_path)
     loaded = Kept.load(tmp_path / "few.json")
     assert (loaded.alt, loaded.is_drawn, bool(loaded.svg)) == (made.alt, is_drawn, is_drawn)

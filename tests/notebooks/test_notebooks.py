@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from lab.night.plan import packaged_config
 
 pytestmark = pytest.mark.reference
 
+# What gives nothing back.
+QUIET = r"exp\.\w+|(figures\.|widgets\.)?show|print|(records|view|night)\.write\w*"
 NOTEBOOKS = sorted(notebooks_folder().glob("*.ipynb"))
 
 
@@ -76,14 +80,26 @@ def test_parameters_cells_explain_every_parameter_and_take_their_place_from_the_
     assert not wrong, "\n".join(wrong)
 
 
-def test_every_figure_of_a_notebook_is_given_words_and_a_table() -> None:
+def test_words_and_tables_come_with_figures_and_no_notebook_draws_by_itself() -> None:
     wrong = [
-        f"{path.name} cell {index}: a figure has no {word}"
+        f"{path.name} cell {index}: {word}"
         for path in NOTEBOOKS
         for index, cell in enumerate(cells_of(path))
-        for word in ("alt=", "caption=", "table=")
-        if source_of(cell).count(word) < source_of(cell).count("exp.figure(")
+        for word in ("alt=", "caption=", "pyplot", "matplotlib")
+        if source_of(cell).count(word) and cell["cell_type"] == "code"
     ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_cell_ends_with_a_value_that_would_be_echoed() -> None:
+    wrong = []
+    for path in NOTEBOOKS:
+        for index, cell in enumerate(cells_of(path)):
+            last = ast.parse(source_of(cell)).body[-1] if cell["cell_type"] == "code" else None
+            is_call = isinstance(last, ast.Expr) and isinstance(last.value, ast.Call)
+            called = ast.unparse(last.value.func) if is_call else ""  # type: ignore[union-attr, attr-defined]
+            if isinstance(last, ast.Expr) and not re.fullmatch(QUIET, called):
+                wrong.append(f"{path.name} cell {index}: {ast.unparse(last)}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.reference
 # `make lab` runs the jobs of the packaged night; this is the rest.
 REST = """\
 [[job]]
+notebook = "00_start_here"
+[[job]]
 notebook = "20_fmha_sweep"
 [[job]]
 notebook = "21_gemm_sweep"

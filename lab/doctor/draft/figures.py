@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
 from lab.doctor.draft.examine import Diagnosis, base_table
-from lab.figures import FAINT
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from lab.figures import FAINT, Drawing
 
 MOST_BARS = 6
 
@@ -28,7 +23,7 @@ def lamps_table(diagnosis: Diagnosis) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def lamps(diagnosis: Diagnosis) -> tuple[Figure, pd.DataFrame]:
+def lamps(diagnosis: Diagnosis) -> Drawing:
     """Of every red lamp a bar to the acceptance length that mending it gives, beside the length as it is."""
     from matplotlib import pyplot as plt
 
@@ -47,10 +42,14 @@ def lamps(diagnosis: Diagnosis) -> tuple[Figure, pd.DataFrame]:
     axes.set_xlim(0, max([*measured["if fixed"], diagnosis.length or 1.0]) * 1.3)
     axes.set_xlabel("tokens a verify step")
     fig.legend(loc="outside upper right", ncols=2, fontsize=8.5)
-    return fig, table
+    alt = f"Acceptance length as it is, and with each red lamp mended. {diagnosis.verdict}"
+    caption = (
+        "Tokens committed by a verify step, bonus included. The table has every lamp with its change and its reason."
+    )
+    return Drawing(fig, table, alt, caption)
 
 
-def base(diagnosis: Diagnosis) -> tuple[Figure, pd.DataFrame]:
+def base(diagnosis: Diagnosis) -> Drawing:
     """Conditional acceptance by level, fed its own drafts and with the truth; beside it lengths without a model."""
     from matplotlib import pyplot as plt
 
@@ -69,4 +68,11 @@ def base(diagnosis: Diagnosis) -> tuple[Figure, pd.DataFrame]:
         lengths |= {control.name: control.length.mean or 0.0 for control in diagnosis.comparison.controls}
     right.bar(list(lengths), list(lengths.values()), width=0.6)
     right.set_ylabel("tokens a verify step")
-    return fig, table
+    alt = (
+        "Conditional acceptance by level of the chain, self-fed and with the truth; and the length of drafts without a "
+        "model."
+    )
+    caption = (
+        "Left: over every place of the texts. Right: the engine's acceptance length beside drafts without a model."
+    )
+    return Drawing(fig, table, alt, caption)

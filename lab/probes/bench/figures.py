@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.figures import HATCHES, MEANINGS, colour_of
+from lab.figures import HATCHES, MEANINGS, Drawing, colour_of
 from lab.probes.bench.clocks import SPANS
 from lab.probes.bench.decode import DecodeReport, ModeResult
 from lab.probes.bench.rounds import Spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 GREY = "#7a7b7c"
 
@@ -40,8 +39,8 @@ def speed_table(report: DecodeReport) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def speeds(report: DecodeReport) -> tuple[Figure, pd.DataFrame]:
-    """Tokens a second and speed-up of every mode, every round shown."""
+def speeds(report: DecodeReport, k: int) -> Drawing:
+    """Tokens a second and speed-up of every mode, every round shown; in words, at `k`."""
     from matplotlib import pyplot as plt
 
     fig, (left, right) = plt.subplots(1, 2, figsize=(7.2, 1.6 + 0.4 * len(report.modes)), width_ratios=(3, 2))
@@ -61,7 +60,13 @@ def speeds(report: DecodeReport) -> tuple[Figure, pd.DataFrame]:
     right.set_xlabel("times plain decoding, in each round")
     left.set_title(f"Decoding speed, {report.dtype}, batch {report.batch}")
     right.set_title("Speed-up, decoding only")
-    return fig, speed_table(report)
+    caption = (
+        "Dots are medians over rounds, bars span the 10th to the 90th percentile, ticks are single rounds. A speed-up "
+        "is "
+        "the median over rounds of the ratio within a round, prefill left out; the table has it with prefill too."
+    )
+    alt = f"Tokens a second and speed-up by mode. {report.verdict(k)}"
+    return Drawing(fig, speed_table(report), alt, caption)
 
 
 def _meaning(mode: ModeResult) -> str:
@@ -74,7 +79,7 @@ def _rounds(axes: Axes, spread: Spread, y: int, meaning: str) -> None:
     axes.plot([spread.median], [y], marker="o", color=colour_of(meaning))
 
 
-def waterfall(report: DecodeReport, k: int) -> tuple[Figure, pd.DataFrame]:
+def waterfall(report: DecodeReport, k: int) -> Drawing:
     """Time of one decode step by span, in the order of execution: plain decoding above, spec-k below."""
     from matplotlib import pyplot as plt
 
@@ -94,7 +99,9 @@ def waterfall(report: DecodeReport, k: int) -> tuple[Figure, pd.DataFrame]:
             for span in SPANS
         ]
     )
-    return fig, table
+    words = waterfall_words(report, k)
+    alt = f"Waterfall of one decode step by span, plain and spec-{k}. {words}"
+    return Drawing(fig, table, alt, f"Own time of each span in the order of execution. {words}")
 
 
 def waterfall_words(report: DecodeReport, k: int) -> str:

@@ -13,10 +13,9 @@ from typing import Any
 
 import pandas as pd
 from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 
 from lab.errors import ExperimentError, NotComparable
-from lab.figures import HATCHES, INK, MEANINGS, SERIES
+from lab.figures import HATCHES, INK, MEANINGS, SERIES, Drawing
 from lab.night.experiment import Experiment
 from lab.options.values import Point, read_points
 from lab.pairs.planted import share_for_length
@@ -33,6 +32,7 @@ NO_ROWS = f"no reports/reference/*/{FILE}; make one: eagle3lab bench --at 512x1 
 EARLIER = Path(__file__).with_name("earlier.toml")
 POINT = ("geometry", "context", "batch")
 RATE = "decode_tokens_per_s"
+OTHER_MACHINE = "another GPU"  # how the name in `EARLIER` begins
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,12 @@ def who_of(row: Row) -> str:
     return str(row.parameters["who"]) + (f", {rule}" if rule else "")
 
 
-def rates(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
-    """Bars of tokens a second, a group a point and depth, a bar an implementation."""
+def rates(table: pd.DataFrame, source: str) -> Drawing:
+    """Bars of tokens a second, a group a point and depth, a bar an implementation.
+
+    Args:
+        source: where the rows come from, for the caption.
+    """
     keys = list(zip(*(table[name] for name in (*POINT, "spec_k")), strict=True))
     groups, n_geometries = list(dict.fromkeys(keys)), table["geometry"].nunique()
     names = list(dict.fromkeys(table["who"]))
@@ -174,7 +178,13 @@ def rates(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     axes.legend()
-    return figure, table
+    best = table.loc[table["tokens_per_s"].idxmax()]
+    alt = (
+        f"Bars of tokens a second for {len(table)} rows. Highest: {best['who']} at {best['context']} x "
+        f"{best['batch']}, "
+        f"{best['spec_k']} drafts, {best['tokens_per_s']:.0f}."
+    )
+    return Drawing(figure, table, alt, f"Decoding only, every slot in use; {source}.")
 
 
 def earlier_table(ours: pd.DataFrame, machine: str) -> pd.DataFrame:
@@ -199,16 +209,25 @@ def earlier_table(ours: pd.DataFrame, machine: str) -> pd.DataFrame:
     return pd.DataFrame(lines).astype({"acceptance_length": float, "against_plain": float})
 
 
-def beside_earlier(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+def beside_earlier(table: pd.DataFrame, source: str) -> Drawing:
     """Speed against plain decoding over depth, one line a machine and point: ratios, as the machines are unlike."""
     figure, axes = plt.subplots()
     for (machine, geometry, context, batch), own in table.groupby(["machine", *POINT], sort=False):
         own = own[own["against_plain"].notna()].sort_values("spec_k")
-        is_other = str(machine).startswith("another GPU")
+        is_other = str(machine).startswith(OTHER_MACHINE)
         label = f"{'another GPU' if is_other else f'{machine}, {geometry}'}: {context} × {batch}"
         axes.plot(own["spec_k"], own["against_plain"], label=label, linestyle="--" if is_other else "-")
     axes.axhline(1.0, color=INK, linewidth=1, linestyle=":")
     axes.set(xlabel="drafts a step, 0 is plain decoding", ylabel="tokens a second over plain decoding", ylim=(0, None))
     axes.set_title("Beside another project's numbers, on another GPU")
     axes.legend(fontsize="small", loc="upper left")
-    return figure, table
+    is_other = table["machine"].str.startswith(OTHER_MACHINE)
+    alt = (
+        "Lines of speed over plain decoding by depth, the other project's dashed. Ours reaches "
+        f"{table[~is_other]['against_plain'].max():.2f}, theirs {table[is_other]['against_plain'].max():.2f}."
+    )
+    caption = (
+        "Dashed: another project, on an sm_120 workstation card; ratios of its published rates. Ours are medians over "
+        f"rounds of the ratio within a round, decoding only: {source}."
+    )
+    return Drawing(figure, table, alt, caption)

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 from matplotlib import pyplot as plt
-from matplotlib.figure import Figure
 
 from lab.errors import RunFailed
-from lab.figures import INK, look_of
+from lab.figures import INK, Drawing, look_of
 from lab.night.experiment import Experiment
 from lab.probes.gates.config import GatesConfig, RunKind, load_gates, packaged_gates
 from lab.probes.gates.history import append, entry_of, green_row, key_of, read, require_green
@@ -142,11 +141,14 @@ def _nearest_bound(value: float | None, threshold: str) -> float | None:
     return min(rooms, default=None)
 
 
-def room(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
+def room(table: pd.DataFrame, source: str) -> Drawing:
     """How far each gate's value is from its threshold, as a ratio on a logarithmic scale: beyond 1 it holds.
 
     A panel a mode, all on one scale. A mark ends each bar, so that room of a tenth of a per cent is seen too; value and
     threshold stand where the bar ends.
+
+    Args:
+        source: what was run, for the caption.
     """
     shown = table[table["room"].notna()]
     panels = {mode: own.to_dict("records") for mode, own in shown.groupby(shown["gate"].map(_mode), sort=False)}
@@ -166,7 +168,12 @@ def room(table: pd.DataFrame) -> tuple[Figure, pd.DataFrame]:
     for each in sides[:, 0]:
         each.minorticks_off()
     axes.set_xlabel("times the threshold; left of 1 a gate fails", fontsize=SMALL)
-    return figure, table
+    tightest = table.loc[table["room"].idxmin()]
+    alt = (
+        f"Bars of {len(table)} gates by their room over the threshold. Tightest: {tightest['gate']}, "
+        f"{tightest['room']:.3f}."
+    )
+    return Drawing(figure, table, alt, f"{source}. Counts that must be 0 are in the table only.")
 
 
 def _mode(gate: str) -> str:

@@ -55,7 +55,6 @@ def _draw(bench: Bench | None, path: Path) -> int:
 
     mpl.use("agg")
     figures.use_style()
-    fig, _ = pictures.roofline(bench)
-    path.write_text(figures.standalone(figures.to_svg(fig, "roofline")), encoding="utf-8")
+    path.write_text(figures.standalone(figures.to_svg(pictures.roofline(bench).fig, "roofline")), encoding="utf-8")
     print(f"{path.name}: {bench.line()}")
     return EXIT_PASSED

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from lab.figures import MARKERS, SERIES, colour_of
+from lab.figures import MARKERS, SERIES, Drawing, colour_of
 from lab.probes.kernels.on_cpu import CompiledVariant
 from lab.probes.kernels.roofline import (
     PASS_US,
@@ -23,7 +23,6 @@ from lab.probes.kernels.rows import Bench
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 GREY = "#7a7b7c"
 _FEW_ROWS = 8  # rows of x up to which a GEMM is all weights
@@ -58,7 +57,7 @@ def over_floor(cell: Cell, gb_per_s: float | None) -> float | None:
     return None if gb_per_s is None else cell.us * SLACK / allowed_us(cell.bytes, cell.dependent_passes, gb_per_s)
 
 
-def roofline(bench: Bench) -> tuple[Figure, pd.DataFrame]:
+def roofline(bench: Bench) -> Drawing:
     """Bytes a second of every timed shape against its bytes, and every card's time over its bytes and passes."""
     from matplotlib import pyplot as plt
 
@@ -66,7 +65,14 @@ def roofline(bench: Bench) -> tuple[Figure, pd.DataFrame]:
     fig, (left, right) = plt.subplots(1, 2, figsize=(9.6, max(3.8, 1.5 + 0.22 * len(ops))), width_ratios=(3, 2))
     _rates(left, bench, ops)
     _over(right, bench, ops)
-    return fig, cells_table(bench)
+    table = cells_table(bench)
+    worst = table.loc[table["over_bytes_and_passes"].idxmax()]
+    alt = (
+        f"Roofline of {table['op'].nunique()} op cards on {bench.gpu}. Highest rate {table['gb_per_s'].max():.0f} "
+        "GB/s. "
+        f"Furthest from its floor: {worst['op']} ({worst['shape']}), {worst['over_bytes_and_passes']:.2f} times."
+    )
+    return Drawing(fig, table, alt, f"Medians of CUDA-graph replays over rotated buffers. {bench.line()}.")
 
 
 def _rates(axes: Axes, bench: Bench, ops: Sequence[str]) -> None:
@@ -133,7 +139,7 @@ def _group(cell: Cell) -> str:
     return case_text({name: shape[name] for name in names}) if names else case_text(shape)
 
 
-def peers(bench: Bench, op: str) -> tuple[Figure, pd.DataFrame]:
+def peers(bench: Bench, op: str) -> Drawing:
     """Bars of our time over the best library's, by shape; below 1 is faster than every library."""
     from matplotlib import pyplot as plt
 
@@ -153,7 +159,11 @@ def peers(bench: Bench, op: str) -> tuple[Figure, pd.DataFrame]:
     axes.set_ylim(len(table) - 0.4, -0.6)
     axes.set_xlabel("time over the best library's in the same run")
     axes.set_title(f"{op} beside libraries, {bench.gpu}")
-    return fig, table
+    known = table["time_over_library"].dropna()
+    spans = f"{known.min():.2f} to {known.max():.2f}" if len(known) else "nothing complete"
+    alt = f"Bars of the time of {op} over the best library's by shape: {spans}; below 1 is faster."
+    caption = f"{len(table) - len(known)} of {len(table)} bars are missing. {bench.line()}."
+    return Drawing(fig, table, alt, caption)
 
 
 def compiled_table(found: Sequence[CompiledVariant]) -> pd.DataFrame:
@@ -175,7 +185,7 @@ def compiled_table(found: Sequence[CompiledVariant]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def registers(found: Sequence[CompiledVariant]) -> tuple[Figure, pd.DataFrame]:
+def registers(found: Sequence[CompiledVariant]) -> Drawing:
     """Registers and occupancy by architecture, for each card's variant with the most registers there."""
     from matplotlib import pyplot as plt
 
@@ -196,4 +206,10 @@ def registers(found: Sequence[CompiledVariant]) -> tuple[Figure, pd.DataFrame]:
     left.set(xlabel="registers a thread", xlim=(0, 256), title="Registers")
     right.set(xlabel="resident warps over most possible", xlim=(0, 1.05), title="Occupancy")
     fig.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=len(arches), fontsize=8.5)
-    return fig, compiled_table(found)
+    table = compiled_table(found)
+    alt = (
+        f"Registers and occupancy by card and architecture. Most registers: {table['registers'].max():.0f}; lowest "
+        f"occupancy: {table['occupancy'].min():.0%}."
+    )
+    caption = "Compiled here for every architecture, no GPU needed; of each card the variant with the most registers."
+    return Drawing(fig, table, alt, caption)

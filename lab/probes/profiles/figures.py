@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pandas as pd
 
-from lab.figures import colour_of
+from lab.figures import Drawing, colour_of
 from lab.probes.profiles.ranges import OUTSIDE, STEP
 from lab.probes.profiles.rows import ProfileRows
 from lab.probes.proofs.gpu_trace import StepCounts
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MOST_KERNELS = 12  # of a range's table of kernels
 
@@ -31,7 +26,7 @@ def time_table(rows: ProfileRows) -> pd.DataFrame:
     return pd.DataFrame(made)
 
 
-def time_per_range(rows: ProfileRows) -> tuple[Figure, pd.DataFrame]:
+def time_per_range(rows: ProfileRows) -> Drawing:
     """Bars of a step's time by public range, and beside them by stage; number at a bar: its kernels."""
     from matplotlib import pyplot as plt
 
@@ -50,7 +45,9 @@ def time_per_range(rows: ProfileRows) -> tuple[Figure, pd.DataFrame]:
         one.margins(x=0.12)
         one.set_xlabel("us a step")
         one.set_title("public ranges" if level == "range" else "stages")
-    return fig, time_table(rows)
+    words = time_words(rows)
+    alt = f"Bars of the time a step spends in each range. {words}"
+    return Drawing(fig, time_table(rows), alt, f"{words} {rows.line()}.")
 
 
 def time_words(rows: ProfileRows) -> str:
@@ -67,7 +64,7 @@ def time_words(rows: ProfileRows) -> str:
     return f"{name} takes {share:.0%} of a step of {step_us:.0f} us ({what}){rest}. A number at a bar counts {counted}."
 
 
-def rates(rows: ProfileRows) -> tuple[Figure, pd.DataFrame] | None:
+def rates(rows: ProfileRows) -> Drawing | None:
     """Bars of bandwidth by stage, declared bytes over time and as Nsight Compute counted it; occupancy beside them.
 
     None where no stage has a rate.
@@ -96,7 +93,8 @@ def rates(rows: ProfileRows) -> tuple[Figure, pd.DataFrame] | None:
     left.set_xlabel("GB/s")
     left.set_title("Bandwidth")
     left.legend(fontsize=8)
-    return fig, time_table(rows).query("level == 'stage'").reset_index(drop=True)
+    table, words = time_table(rows).query("level == 'stage'").reset_index(drop=True), rate_words(rows)
+    return Drawing(fig, table, f"Bars of bandwidth by stage. {words}", f"{words} {rows.line()}.")
 
 
 def rate_words(rows: ProfileRows) -> str:

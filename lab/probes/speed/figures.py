@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.figures import DASHES, FAINT, MARKERS, SERIES, colour_of
+from lab.figures import DASHES, FAINT, MARKERS, SERIES, Drawing, colour_of
+from lab.pairs.planted.tokens import expected_length
 from lab.probes.speed.curves import best_at, break_even_length, break_even_share, envelope, speedup_line
 from lab.probes.speed.recommend import Choice
 from lab.probes.speed.rows import Depth, PointSpeed
+from lab.widgets import Control, Picker, Slider
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 GRID = 101  # shares drawn
+SOME_SHARE = 0.7  # accepted by a trained head, about, where the rows do not say
 FEW_BATCHES = 3  # of a context; where there are more, it is a sweep, which the recommendation shows
 
 
@@ -53,13 +55,31 @@ def curve_table(point: PointSpeed) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def speed_curve(point: PointSpeed, k: int) -> tuple[Figure, pd.DataFrame]:
-    """Speed-up over acceptance length for every depth, depth `k` set apart with its byte bound."""
+def curve_controls(point: PointSpeed, k: int) -> dict[str, Control]:
+    """What may be chosen of `speed_curve`: the depth set apart, and the share of drafts that are accepted."""
+    depths = tuple(sorted({depth for depth in (*point.depths, k) if depth}))
+    share = Slider("share of drafts accepted", 0.0, 1.0, round(start_share(point), 2), 0.01)
+    return {"k": Picker("drafts a step", depths, k, is_ordered=True), "share": share}
+
+
+def start_share(point: PointSpeed) -> float:
+    """The share that the rows were planted with, where they say it."""
+    return SOME_SHARE if point.share is None else point.share
+
+
+def speed_curve(point: PointSpeed, *, k: int, share: float, source: str) -> Drawing:
+    """Speed-up over acceptance length for every depth, depth `k` set apart with its byte bound.
+
+    Args:
+        share: of drafted tokens accepted, given those before them; a ring marks it on every line.
+        source: where the rows come from, for the caption.
+    """
     from matplotlib import pyplot as plt
 
     fig, axes = plt.subplots(figsize=(7.2, 4.6))
     for depth in (d for d in point.depths.values() if d.k):
         _line(axes, depth, is_shown=depth.k == k)
+        _ring(axes, depth, share, is_shown=depth.k == k)
     deepest = max(point.depths)
     axes.axhline(1.0, color=FAINT, linestyle=":")
     axes.annotate(
@@ -71,7 +91,35 @@ def speed_curve(point: PointSpeed, k: int) -> tuple[Figure, pd.DataFrame]:
     axes.set_title(f"Speed-up over acceptance, {point.name}")
     if k in point.depths:
         axes.legend(fontsize=8.5, loc="upper left")
-    return fig, curve_table(point)
+    words = f"{curve_words(point, k)} {share_words(point, k, share)}"
+    alt = f"Lines of speed-up over tokens a step, one a depth. {words}"
+    return Drawing(fig, curve_table(point), alt, f"{words} {source}.")
+
+
+def _ring(axes: Axes, depth: Depth, share: float, *, is_shown: bool) -> None:
+    """The place on a depth's line at a share of accepted drafts; at the depth shown its speed-up beside it."""
+    length = expected_length(share, depth.k)
+    speed = length / depth.over_base.median
+    colour = colour_of("expected" if is_shown else "other")
+    label = f"{share:.0%} of drafts accepted" if is_shown else None
+    axes.plot(
+        [length], [speed], marker="o", markersize=9 if is_shown else 5, color=colour, fillstyle="none",
+        linestyle="none", label=label,
+    )  # fmt: skip
+    if is_shown:
+        axes.annotate(f"{speed:.2f} times", (length, speed), xytext=(12, -20), textcoords="offset points", fontsize=10)
+
+
+def share_words(point: PointSpeed, k: int, share: float) -> str:
+    """What a share of accepted drafts gives at depth `k`, and at the depth that is best there."""
+    best = best_at(point.over_base, share)
+    best_words = f"the best depth there is {best.k}, {best.speedup:.2f} times as fast" if best.k else (
+        "the best there is plain decoding")  # fmt: skip
+    text = f"With {share:.0%} of drafts accepted, {best_words}"
+    if k not in point.depths or k == best.k:
+        return f"{text}."
+    length = expected_length(share, k)
+    return f"{text}; spec-{k} commits {length:.2f} tokens a step, {length / point.over_base[k]:.2f} times as fast."
 
 
 def _line(axes: Axes, depth: Depth, *, is_shown: bool) -> None:
@@ -124,8 +172,12 @@ def depth_table(points: Sequence[PointSpeed]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def best_depth(points: Sequence[PointSpeed]) -> tuple[Figure, pd.DataFrame]:
-    """Over the share of accepted drafts: the best speed-up there is, and the depth that has it."""
+def best_depth(points: Sequence[PointSpeed], source: str) -> Drawing:
+    """Over the share of accepted drafts: the best speed-up there is, and the depth that has it.
+
+    Args:
+        source: where the rows come from, for the caption.
+    """
     from matplotlib import pyplot as plt
 
     fig, (upper, lower) = plt.subplots(
@@ -146,7 +198,18 @@ def best_depth(points: Sequence[PointSpeed]) -> tuple[Figure, pd.DataFrame]:
     lower.set_xlim(0, 1)
     lower.grid(visible=False)
     lower.set_xlabel("share of drafted tokens accepted (number: drafts a step of the best depth)")
-    return fig, depth_table(points)
+    table = depth_table(points)
+    widest = table.loc[(table["to_share"] - table["from_share"]).idxmax()]
+    alt = (
+        f"Best speed-up over the share of accepted drafts, {len(points)} points, and strips of the depth that has it. "
+        "The "
+        f"widest span is {widest['point']}: k = {widest['k']} from {widest['from_share']:.2f} to "
+        f"{widest['to_share']:.2f}."
+    )
+    caption = (
+        f"Every drafted token is accepted with that chance given those before it; k = 0 is plain decoding. {source}."
+    )
+    return Drawing(fig, table, alt, caption)
 
 
 def _strip(axes: Axes, point: PointSpeed, y: int, colour: str) -> None:
@@ -173,8 +236,12 @@ def choice_table(found: Mapping[str, Sequence[Choice]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def recommendation(found: Mapping[str, Sequence[Choice]]) -> tuple[Figure, pd.DataFrame]:
-    """The best expected speed-up at every batch, a line an acceptance and context, with the depth that has it."""
+def recommendation(found: Mapping[str, Sequence[Choice]], source: str) -> Drawing:
+    """The best expected speed-up at every batch, a line an acceptance and context, with the depth that has it.
+
+    Args:
+        source: how far the formula was off, and where the rows come from, for the caption.
+    """
     from matplotlib import pyplot as plt
 
     fig, axes = plt.subplots(figsize=(7.2, 4.4))
@@ -198,7 +265,13 @@ def recommendation(found: Mapping[str, Sequence[Choice]]) -> tuple[Figure, pd.Da
     axes.set_ylabel("times plain decoding, expected")
     axes.set_title("What to choose at which batch")
     fig.legend(fontsize=8.5, loc="outside lower center", ncols=2)
-    return fig, choice_table(found)
+    table = choice_table(found)
+    best = table.loc[table["speedup"].idxmax()]
+    alt = (
+        f"Best expected speed-up by batch. Highest: {best['speedup']:.2f} with k = {best['best_k']} at batch "
+        f"{best['batch']}."
+    )
+    return Drawing(fig, table, alt, f"{source}.")
 
 
 def _lines(found: Mapping[str, Sequence[Choice]]) -> dict[str, list[Choice]]:

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.figures import HATCHES, MEANINGS, colour_of
+from lab.figures import HATCHES, MEANINGS, Drawing, colour_of
 from lab.probes.speed.rows import PointSpeed, StageCost, Stages
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 PARTS = ("floor of its bytes", "kernels above it", "no kernel running")
 WHOLE = "own time, not split"
@@ -85,9 +84,13 @@ def has_steps(point: PointSpeed, k: int) -> bool:
     return bool(_shown(point, k))
 
 
-def waterfall(point: PointSpeed, k: int) -> tuple[Figure, pd.DataFrame]:
+def waterfall(point: PointSpeed, k: int, source: str) -> Drawing:
     """A step of plain decoding above, one of `k` drafts below, stage after stage on one scale; of a point that
-    `has_steps`."""
+    `has_steps`.
+
+    Args:
+        source: where the rows come from, for the caption.
+    """
     from matplotlib import pyplot as plt
 
     shown = _shown(point, k)
@@ -102,7 +105,9 @@ def waterfall(point: PointSpeed, k: int) -> tuple[Figure, pd.DataFrame]:
     panels[-1, 0].set_xlabel(f"{'milliseconds' if is_long else 'microseconds'} into a step at {point.name}")
     if any(stages.is_split for _, stages in shown):
         panels[0, 0].legend(fontsize=8.5, loc="upper right")
-    return fig, table_of(point, k)
+    words = why(point, k)
+    alt = f"Waterfall of a step by stage, plain and spec-{k}. {words}"
+    return Drawing(fig, table_of(point, k), alt, f"{words} Checks: {checks(point, k)}. {source}.")
 
 
 def _falling(axes: Axes, depth: int, stages: Stages) -> None:

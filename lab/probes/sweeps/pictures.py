@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import geometric_mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
 from eagle3core.kernels.gemm import Tiling
-from lab.figures import colour_of
+from lab.figures import Drawing, colour_of
 from lab.probes.sweeps.choose import Choice, over_default
 from lab.probes.sweeps.confirm import BEST, ranked
 from lab.probes.sweeps.joint import joint_orders
 from lab.probes.sweeps.rows import MICRO, SCREEN, TILES, Cell, SweepFile
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _FULL = 0.25  # of a move against the default, at which a cell has its full colour
 _LETTER = 0.068  # inches of a label's letter, on average
@@ -74,20 +71,22 @@ def _share(rows: Sequence[Cell]) -> float | None:
     return geometric_mean(shares) if shares else None
 
 
-def heat_map(title: str, table: pd.DataFrame) -> tuple[Figure, pd.DataFrame, list[str]]:
-    """Time over the default's by regime and setting, and the cells that were not measured, in words."""
+def heat_map(title: str, table: pd.DataFrame, source: str) -> Drawing:
+    """Time over the default's by regime and setting; the cells that were not measured are in the caption.
+
+    Args:
+        table: of `cells`. source: where the rows come from, for the caption.
+    """
     from matplotlib import pyplot as plt
 
     regimes, settings = list(dict.fromkeys(table["regime"])), sorted(set(table["setting"]))
     known = {(row["regime"], row["setting"]): row for row in table.to_dict("records")}
     labels = max(map(len, regimes)) * _LETTER
     fig, axes = plt.subplots(figsize=(1 + labels + 0.62 * max(len(settings), 6), 1.9 + 0.42 * len(regimes)))
-    missing = []
     for y, regime in enumerate(regimes):
         for x, name in enumerate(settings):
             cell = known.get((regime, name))
             if cell is None:
-                missing.append(f"{regime}: {name}")
                 axes.annotate("-", (x + 0.5, y + 0.5), ha="center", va="center", fontsize=7.5)
                 continue
             _draw(axes, x, y, cell)
@@ -95,7 +94,20 @@ def heat_map(title: str, table: pd.DataFrame) -> tuple[Figure, pd.DataFrame, lis
     axes.set_xticks([x + 0.5 for x in range(len(settings))], settings, rotation=60, ha="right", fontsize=7.5)
     axes.set_yticks([y + 0.5 for y in range(len(regimes))], regimes, fontsize=7.5)
     axes.grid(visible=False)
-    return fig, table, missing
+    best = table.loc[table["over_default"].idxmin()]
+    alt = (
+        f"Heat map of {len(settings)} settings in {len(regimes)} regimes, {title}. Fastest against its default: "
+        f"{best['setting']} in {best['regime']}, {best['over_default']:.3f}."
+    )
+    left_out = unmeasured(missing_cells(table), table)
+    return Drawing(fig, table, alt, f"Medians over alternating graph replays. {left_out} {source}.")
+
+
+def missing_cells(table: pd.DataFrame) -> list[str]:
+    """Regimes and settings of a table of `cells` that were not measured together."""
+    known = set(zip(table["regime"], table["setting"], strict=True))
+    regimes, settings = dict.fromkeys(table["regime"]), sorted(set(table["setting"]))
+    return [f"{regime}: {name}" for regime in regimes for name in settings if (regime, name) not in known]
 
 
 def unmeasured(missing: Sequence[str], table: pd.DataFrame) -> str:

@@ -24,7 +24,7 @@ def _moment(text: str) -> str:
 
 
 def _folder(name: str) -> str:
-    """A name of a folder inside another: `lab.night.experiment.slugged` makes no other."""
+    """A name of a folder inside another: `lab.rows.values.slugged` makes no other."""
     if name in ("", ".", "..") or any(letter in "/\\" or not letter.isprintable() for letter in name):
         raise ValueError(f"{name!r} is no name of a folder")
     return name

@@ -89,7 +89,7 @@ def test_a_class_of_ranks_keeps_its_colour_whichever_others_are_there() -> None:
     none = count_acceptance(2, prompts, [refused], lambda tokens: 0)
     colours: list[dict[str, Any]] = []
     for depth in (hand_counted(), none):
-        figure, _ = figures.ranks(depth)
+        figure, *_ = figures.ranks(depth)
         handles, labels = figure.axes[0].get_legend_handles_labels()
         colours.append({label: bars[0].get_facecolor() for label, bars in zip(labels, handles, strict=True)})
     assert ACCEPTED in colours[0]

@@ -184,7 +184,7 @@ def test_the_picture_holds_the_head_and_every_control_at_every_depth(pair: Pair)
     mpl.use("agg")
     prompts = random_prompts([3, 9])
     compared = [head_report(pair, k, prompts, 16) for k in (1, 2)]
-    figure, table = control_figures.controls(compared)
+    figure, table, *_ = control_figures.controls(compared, 2)
     assert list(table["drafts"]) == ["head", *CONTROLS] * 2
     assert [line.get_label() for line in figure.axes[0].lines] == ["head", *CONTROLS]
     drawn = {line.get_label(): list(line.get_ydata()) for line in figure.axes[0].lines}

@@ -50,7 +50,7 @@ def report() -> TreeReport:
 def test_cells_give_share_and_counts_and_say_which_were_offered_seldom() -> None:
     counts = report().counts
     assert counts is not None
-    figure, table = tree_figures.cells(counts, few=3)
+    figure, table, *_ = tree_figures.cells(counts, "dynamic", few=3)
     rows = table.to_dict("records")
     assert [(r["depth"], r["rank"], r["offered"], r["accepted"]) for r in rows] == [
         (1, 1, 3, 2), (1, 2, 3, 1), (2, 1, 3, 2), (2, 2, 2, 0)
@@ -62,7 +62,7 @@ def test_cells_give_share_and_counts_and_say_which_were_offered_seldom() -> None
 
 
 def test_every_shape_has_a_bar_and_the_best_ones_what_was_expected() -> None:
-    figure, table = tree_figures.lengths(report())
+    figure, table, *_ = tree_figures.lengths(report())
     assert list(table["shape"]) == ["plain", "dynamic-6/1/2", "best-4"]
     assert list(table["nodes"]) == [1, 6, 4]
     assert [bar.get_width() for bar in figure.axes[0].patches] == pytest.approx([1.0, 8 / 3, 2.0])
@@ -74,7 +74,7 @@ def test_every_shape_has_a_bar_and_the_best_ones_what_was_expected() -> None:
 
 
 def test_the_expected_line_grows_by_the_share_of_each_node() -> None:
-    figure, table = tree_figures.budgets(report())
+    figure, table, *_ = tree_figures.budgets(report())
     expected = table[table["what"] == "expected"]
     assert list(expected["nodes"]) == [1, 2, 3, 4]
     assert list(expected["acceptance_length"]) == pytest.approx([1, 5 / 3, 2, 7 / 3])
@@ -99,10 +99,9 @@ def test_a_node_stands_in_the_row_of_its_likeliest_child_and_no_two_leaves_share
 
 def test_a_budget_shows_its_own_nodes_and_hides_the_rest() -> None:
     best = BestTree(((0,), (0, 0), (1,), (0, 1)), (0.6, 0.4, 0.2, 0.1))
-    figure, table = tree_figures.drawn_tree(best, [2, 4, 5])
-    assert list(table["path"]) == ["1", "1.1", "2", "1.2"]
-    words = {"name": "tree", "alt": "a tree", "caption": "of four", "order": 1, "prefix": "job-tree"}
-    kept = Kept.make(figure, table=table, steps=["2 nodes", "4 <nodes>", "5 nodes"], **words)
+    drawing = tree_figures.drawn_tree(best, {2: "2 nodes", 4: "4 <nodes>", 5: "5 nodes"})
+    assert list(drawing.table["path"]) == ["1", "1.1", "2", "1.2"]
+    kept = Kept.of(drawing, name="tree", prefix="job", order=1)
     groups = set(re.findall(r'id="job-tree-step-(\d)-node-([\d-]+)-dot"', kept.svg))
     assert groups == {("1", "0"), ("2", "0-0"), ("2", "1"), ("3", "0-1")}
     markup = kept.html()
@@ -119,9 +118,9 @@ def test_a_browser_hides_the_nodes_that_the_chosen_budget_leaves_out(tmp_path: P
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no Chromium on this machine")
-    figure, table = tree_figures.drawn_tree(BestTree(((0,), (0, 0), (1,)), (0.6, 0.4, 0.2)), [2, 3, 4])
-    words = {"name": "tree", "alt": "a tree", "caption": "of three", "order": 1, "prefix": "32_trees-tree"}
-    markup = Kept.make(figure, table=table, steps=["2 nodes", "3 nodes", "4 nodes"], **words).html()
+    best = BestTree(((0,), (0, 0), (1,)), (0.6, 0.4, 0.2))
+    drawing = tree_figures.drawn_tree(best, {2: "2 nodes", 3: "3 nodes", 4: "4 nodes"})
+    markup = Kept.of(drawing, name="tree", prefix="32_trees", order=1).html()
     # A page of our own without the report's content policy, so that a script can read what style makes of it.
     asking = """
     const dots = [...document.querySelectorAll('[id$="-dot"]')], told = [];
@@ -140,9 +139,8 @@ def test_a_browser_hides_the_nodes_that_the_chosen_budget_leaves_out(tmp_path: P
 
 def test_a_figure_with_a_choice_is_stored_and_read_again(tmp_path: Path) -> None:
     best = BestTree(((0,), (1,)), (0.6, 0.2))
-    figure, table = tree_figures.drawn_tree(best, [2, 3])
-    words = {"name": "tree", "alt": "a tree", "caption": "of two", "order": 1, "prefix": "job-tree"}
-    kept = Kept.make(figure, table=table, steps=["2 nodes", "3 nodes"], **words)
+    drawing = tree_figures.drawn_tree(best, {2: "2 nodes", 3: "3 nodes"})
+    kept = Kept.of(drawing, name="tree", prefix="job", order=1)
     kept.save(tmp_path)
     loaded = Kept.load(tmp_path / "tree.json")
     assert loaded.html() == kept.html()

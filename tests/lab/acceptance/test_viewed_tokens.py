@@ -11,7 +11,7 @@ from random_pairs import write_random_pair
 from eagle3core.pipeline import load_tokenizer
 from lab.acceptance.counts import DepthAcceptance
 from lab.acceptance.measure import measure_acceptance
-from lab.acceptance.token_views import Pieces, bytes_of, extremes, view_tokens
+from lab.acceptance.token_views import Pieces, TokenViewer, bytes_of, extremes
 from lab.figures import TokenView
 from lab.figures.token_view import MOST_TOKENS
 from lab.pairs.prompts import Prompt, prompts_from_ids
@@ -30,7 +30,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Prompt], De
     random = torch.Generator().manual_seed(1)
     prompts = prompts_from_ids([torch.randint(0, 4, (9 + i,), generator=random).tolist() for i in range(3)], "random")
     depth = measure_acceptance(*pair, prompts, (K,), max_new_tokens=N_TOKENS, ignore_eos=True).at(K)
-    return prompts, depth, view_tokens(*pair, prompts, depth, n=3)
+    return prompts, depth, TokenViewer(*pair, prompts, depth).extremes(3)
 
 
 def test_each_prompt_is_viewed_once_the_worst_first_and_the_best_behind(
@@ -88,7 +88,7 @@ def test_a_long_continuation_is_cut_between_two_steps_and_says_how_much_is_left(
     pair = write_random_pair(tmp_path, vocab=6, draft_vocab=4)
     prompts = prompts_from_ids([[1, 2, 3, 4]], "random")
     depth = measure_acceptance(*pair, prompts, (K,), max_new_tokens=MOST_TOKENS + 20, ignore_eos=True).at(K)
-    (view,) = view_tokens(*pair, prompts, depth, n=1)
+    (view,) = TokenViewer(*pair, prompts, depth).extremes(1)
     assert MOST_TOKENS - K <= len(view.tokens) <= MOST_TOKENS
     assert view.n_left_out == MOST_TOKENS + 20 - len(view.tokens)
     starts = {record.start for record in depth.responses[0].req_metrics.steps}

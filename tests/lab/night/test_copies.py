@@ -40,7 +40,7 @@ def test_make_jupyter_opens_a_folder_that_git_ignores_and_hands_arguments_on() -
         ["make", "-n", "-o", "install", "jupyter", "JUPYTER_ARGS=--allow-root"], cwd=ROOT, capture_output=True,
         text=True, check=True,
     )  # fmt: skip
-    [opened] = re.findall(r"jupyter lab --allow-root (\S+)", made.stdout)
+    [opened] = re.findall(r"jupyter lab --allow-root (\S+)/00_start_here\.ipynb", made.stdout)
     assert f"notebooks --copy {opened}" in made.stdout
     ignored = subprocess.run(["git", "check-ignore", "-q", f"{opened}/40_speed.ipynb"], cwd=ROOT, check=False)
     assert ignored.returncode == 0, f"{opened} is tracked"

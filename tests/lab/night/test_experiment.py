@@ -14,6 +14,7 @@ from rich.console import Console
 from small_notebooks import write_notebook
 
 from lab.errors import ExperimentError
+from lab.figures import Drawing
 from lab.night import experiment
 from lab.night.experiment import Experiment
 from lab.night.parameters import ParameterSpec, check_parameters, parse_value, read_parameters
@@ -171,8 +172,9 @@ def test_a_value_json_has_no_word_for_is_refused_by_name(exp: Experiment) -> Non
 
 def test_the_outcome_holds_every_gate_and_missing_is_not_passed(exp: Experiment) -> None:
     exp.gate("holds", True, value=2.0, threshold=1.0)
-    assert exp.finish()["passed"]
+    exp.finish()
     outcome = json.loads((exp.out / "outcome.json").read_text())
+    assert outcome["passed"]
     assert [gate["name"] for gate in outcome["gates"]] == ["holds"]
 
 
@@ -180,22 +182,23 @@ def test_the_outcome_holds_every_gate_and_missing_is_not_passed(exp: Experiment)
 def test_a_failed_or_unjudged_gate_keeps_the_outcome_from_passing(exp: Experiment, verdict: bool | None) -> None:
     exp.gate("holds", True)
     exp.gate("does not", verdict, detail="why")
-    assert not exp.finish()["passed"]
+    exp.finish()
+    assert not json.loads((exp.out / "outcome.json").read_text())["passed"]
 
 
 def test_a_figure_needs_words_and_a_table_and_is_kept_with_both(exp: Experiment) -> None:
     from matplotlib import pyplot as plt
 
     table = pd.DataFrame({"k": [1, 2], "length": [1.5, 2.0]})
-    for words in ({"alt": " ", "caption": "c"}, {"alt": "a", "caption": ""}):
+    for words in ((" ", "c"), ("a", "")):
         with pytest.raises(ExperimentError, match="has no"):
-            exp.figure(plt.figure(), name="f", table=table, **words)
+            exp.figure("f", Drawing(plt.figure(), table, *words))
     with pytest.raises(ExperimentError, match="empty table"):
-        exp.figure(plt.figure(), name="f", alt="a", caption="c", table=table.iloc[:0])
+        exp.figure("f", Drawing(plt.figure(), table.iloc[:0], "a", "c"))
     plt.close("all")
     figure, axes = plt.subplots()
     axes.plot(table["k"], table["length"])
-    exp.figure(figure, name="A figure!", alt="a", caption="c", table=table)
+    exp.figure("A figure!", Drawing(figure, table, "a", "c"))
     kept = json.loads((exp.out / "figures" / "a-figure.json").read_text())
     assert kept["alt"] == "a"
     assert kept["rows"] == [[1, 1.5], [2, 2.0]]

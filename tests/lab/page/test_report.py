@@ -29,11 +29,12 @@ pytestmark = pytest.mark.reference
 
 DRAW = """\
 import pandas as pd
+from lab.figures import Drawing
 from matplotlib import pyplot as plt
 table = pd.DataFrame({"k": [1, 2, 3], "length": [1.5, 2.0, 2.25]})
 fig, ax = plt.subplots()
 ax.plot(table["k"], table["length"])
-exp.figure(fig, name="lengths", alt="Length grows with k.", caption="Made up <here>.", table=table)
+exp.figure("lengths", Drawing(fig, table, "Length grows with k.", "Made up <here>."))
 exp.write("decode", "spec-3", {"tokens_per_s": 10.0, "tokens_per_s_samples": [9.0, 10.0, 11.0]}, dtype="float32")
 exp.missing("decode", "spec-4", "no such depth")
 """

@@ -145,7 +145,7 @@ def test_a_speed_up_in_the_summary_is_that_of_the_rows_and_not_a_ratio_of_median
     )
     drawn = summary_figures.speeds([plain, spec])
     assert drawn is not None
-    figure, table = drawn
+    figure, table, *_ = drawn
     assert list(table["tokens_per_s"]) == [40.0, 50.0], "decoding only"
     assert table["speedup"][1] == 1.69
     assert table["with_prefill_speedup"][1] == 1.2
@@ -156,7 +156,7 @@ def test_a_speed_up_in_the_summary_is_that_of_the_rows_and_not_a_ratio_of_median
 def test_the_summary_of_the_8b_night_has_a_picture() -> None:
     drawn = summary_figures.points(read_run(NIGHT_8B))
     assert drawn is not None
-    _, table = drawn
+    _, table, *_ = drawn
     assert set(table["job"]) == {"41_bench", "42_perf_gates-micro", "42_perf_gates-full"}
     assert table[table["spec_k"] == 3]["speedup"].notna().all()
     assert summary_figures.points([]) is None

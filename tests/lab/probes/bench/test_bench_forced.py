@@ -50,7 +50,7 @@ def test_a_forced_length_names_itself_in_rows_records_lines_and_pictures() -> No
     assert label in line_of(forced.name, forced.values)
     table = view.rates_table(view.BenchRows("here", tuple(rows)))
     assert set(table["who"]) == {"engine", f"engine, {label}"}
-    figure, _ = view.rates(table)
+    figure, *_ = view.rates(table, "stored")
     [axes] = figure.axes
     assert label in {text.get_text().removeprefix("engine, ") for text in axes.get_legend().get_texts()}
     # Beside another project's numbers stand those of the engine's own acceptance alone.

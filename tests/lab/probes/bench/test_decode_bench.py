@@ -131,7 +131,7 @@ def test_the_words_of_the_waterfall_are_those_of_its_bars() -> None:
     )
     report = DecodeReport("float32", "cpu", 1, modes, {2: 0})
     assert "a step takes 3.00 times as long" in report.verdict(2)
-    figure, table = decode_figures.waterfall(report, 2)
+    figure, table, *_ = decode_figures.waterfall(report, 2)
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert titles == ["baseline: 40 ms a step", "spec-2: 60 ms a step"]
     assert table.groupby("mode")["ms_a_step"].sum().to_dict() == {"baseline": 40.0, "spec-2": 60.0}
@@ -244,20 +244,20 @@ def test_every_picture_is_drawn_from_the_table_beside_it(
 ) -> None:
     from matplotlib import pyplot as plt
 
-    _, speeds = decode_figures.speeds(report)
+    _, speeds, *_ = decode_figures.speeds(report, 3)
     assert list(speeds["mode"]) == ["baseline", "spec-1", "spec-3"]
-    _, spans = decode_figures.waterfall(report, 3)
+    _, spans, *_ = decode_figures.waterfall(report, 3)
     assert spans.groupby("mode")["share"].sum().tolist() == pytest.approx([1.0, 1.0])
     accepted = measure_acceptance(*pair, prompts, (1, 3), max_new_tokens=N_TOKENS, ignore_eos=True)
-    _, lengths = acceptance_figures.lengths(accepted)
+    _, lengths, *_ = acceptance_figures.lengths(accepted, 3, "")
     assert list(lengths["acceptance_length"]) == [depth.length.mean for depth in accepted.depths]
-    _, positions = acceptance_figures.positions(accepted)
+    _, positions, *_ = acceptance_figures.positions(accepted, 3)
     assert list(positions["position"]) == [1, 1, 2, 3]
-    _, counts = acceptance_figures.histogram(accepted)
+    _, counts, *_ = acceptance_figures.histogram(accepted, 3)
     assert counts.groupby("mode")["share"].sum().tolist() == pytest.approx([1.0, 1.0])
-    _, ranks = acceptance_figures.ranks(accepted.at(3))
+    _, ranks, *_ = acceptance_figures.ranks(accepted.at(3))
     assert ranks["rank 1, accepted"][0] == accepted.at(3).by_position[0]
-    _, categories = acceptance_figures.categories(accepted.at(3))
+    _, categories, *_ = acceptance_figures.categories(accepted.at(3))
     assert categories["prompts"].sum() == N_PROMPTS
     plt.close("all")
 

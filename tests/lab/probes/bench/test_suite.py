@@ -132,7 +132,7 @@ def test_the_committed_rows_of_the_gpu_are_drawn_beside_the_numbers_of_r131_unde
     assert other[(other["context"] == 32768) & (other["spec_k"] == 3)]["tokens_per_s"].item() == 111.6
     ours = beside[beside["machine"] == bench.machine]
     assert ours[ours["spec_k"] == 0]["against_plain"].eq(1.0).all()
-    figure, _ = view.beside_earlier(beside)
+    figure, *_ = view.beside_earlier(beside, "stored")
     labels = [line.get_label() for line in figure.axes[0].get_lines()]
     assert any(str(label).startswith("another GPU") for label in labels)
     assert any(bench.machine in str(label) for label in labels)
@@ -148,7 +148,7 @@ def test_speed_beside_others_is_that_of_the_rows_and_an_implementation_keeps_its
     assert ours["against_plain"].notna().any()
     colours = []
     for shown in (table, table[table["who"] != "plain-torch"]):
-        handles, labels = view.rates(shown)[0].axes[0].get_legend_handles_labels()
+        handles, labels = view.rates(shown, "stored").fig.axes[0].get_legend_handles_labels()
         colours.append({label: bars[0].get_facecolor() for label, bars in zip(labels, handles, strict=True)})
     assert len(colours[0]) > len(colours[1]) > 0
     assert all(colours[0][who] == colour for who, colour in colours[1].items())

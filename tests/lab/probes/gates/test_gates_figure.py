@@ -23,7 +23,7 @@ def stored_results() -> tuple[GateResult, ...]:
 
 
 def test_no_text_of_the_figure_lies_over_another_or_beyond_its_edge() -> None:
-    figure, table = room(gates_table(GateRuns(results=stored_results())))
+    figure, table, *_ = room(gates_table(GateRuns(results=stored_results())), "stored")
     figure.canvas.draw()
     whole, last = figure.bbox, figure.axes[-1]
     assert len(figure.axes) == 3, "a panel a mode, and one for what is of no mode"
@@ -46,7 +46,7 @@ def test_no_text_of_the_figure_lies_over_another_or_beyond_its_edge() -> None:
 
 
 def test_a_gate_that_failed_looks_unlike_those_that_hold() -> None:
-    figure, _ = room(gates_table(GateRuns(results=stored_results())))
+    figure, *_ = room(gates_table(GateRuns(results=stored_results())), "stored")
     marks = [line for axes in figure.axes for line in axes.lines if line.get_marker() in ("o", "s")]
     assert [line.get_marker() for line in marks].count("s") == 1
     [failed] = [axes for axes in figure.axes if any(line.get_marker() == "s" for line in axes.lines)]

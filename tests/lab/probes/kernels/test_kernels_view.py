@@ -228,21 +228,21 @@ def test_attention_without_a_second_left_is_missing_and_the_rows_before_it_are_k
 
 def test_pictures_come_with_tables_of_every_shape_and_a_missing_bar_has_no_ratio(stored: Path) -> None:
     bench = read_bench(stored)
-    fig, table = pictures.roofline(bench)
+    fig, table, *_ = pictures.roofline(bench)
     assert len(fig.axes) == 2
     assert len(table) == len(bench.of("gemm")) + 1
-    _, bars = pictures.peers(bench, "gemm")
+    _, bars, *_ = pictures.peers(bench, "gemm")
     assert len(bars) == 26
     assert bars["time_over_library"].tolist() == pytest.approx([1 / 1.1] * 26)
     lost = read_bench(stored)
     lost.cells = [cell for cell in lost.cells if cell.op == "rms_norm"]
-    _, bars = pictures.peers(lost, "rms_norm")
+    _, bars, *_ = pictures.peers(lost, "rms_norm")
     assert bars["time_over_library"].isna().all()
     there, lost_one = (
         CompiledVariant("a", "v", "sm_80", 40, threads=128),
         CompiledVariant("b", "w", "sm_80", missing="no"),
     )
-    fig, found = pictures.registers([there, lost_one])
+    fig, found, *_ = pictures.registers([there, lost_one])
     assert found["registers"].isna().tolist() == [False, True]
     assert found["state"].tolist() == ["no faults", "no"]
 

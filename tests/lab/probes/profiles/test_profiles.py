@@ -204,7 +204,7 @@ def test_pictures_and_words_of_a_profile_come_from_its_rows(tmp_path: Path) -> N
     write_raw_page(tmp_path / "ncu.csv")
     main(["--import", str(tmp_path / "nsys.sqlite"), str(tmp_path / "ncu.csv"), "--out", str(tmp_path / "out")])
     rows = read_profile(tmp_path / "out" / FILE)
-    fig, table = figures.time_per_range(rows)
+    fig, table, *_ = figures.time_per_range(rows)
     assert [axes.get_title(loc="left") for axes in fig.axes] == ["public ranges", "stages"]
     assert list(table["range"]) == list(rows.ranges)
     assert "BASE_DECODE_STEP takes 86% of a step of 140 us (the GPU's time)" in figures.time_words(rows)

@@ -250,7 +250,9 @@ def outcome_of(folder: Path, points: list[rows.PointSpeed], least: float, most: 
     """Gates at three drafts, judged."""
     exp = experiment.Experiment("40_speed", "run", "job", folder, {}, environment.collect())
     records.write_gates(exp, points, 3, least, most)
-    return exp.finish()
+    exp.finish()
+    outcome: dict[str, Any] = json.loads((folder / "outcome.json").read_text())
+    return outcome
 
 
 def test_thresholds_hold_fail_or_are_missing_and_none_is_judged_unless_set(measured: Path, tmp_path: Path) -> None:

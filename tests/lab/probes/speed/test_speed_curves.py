@@ -245,7 +245,7 @@ def test_the_sentence_of_a_waterfall_is_computed_from_its_bars() -> None:
     # In the first stage more time is a gap than is above its floor: kernels beat the read ceiling, from a cache.
     costs = StageCost("target.attn", 50.0, 45.0, -10.0, 15.0, 3), StageCost("target.mlp", 100.0, 90.0, 10.0, 0.0, 2)
     made.stages[0] = Stages(costs, 160.0, 150 / 160, 1.0, "profile")
-    figure, table = waterfall.waterfall(made, 0)
+    figure, table, *_ = waterfall.waterfall(made, 0, "stored")
     bars = figure.axes[0].patches
     ends = [bar.get_x() + bar.get_width() for bar in bars]
     above = sum(bar.get_width() for bar in bars if bar.get_facecolor() != bars[0].get_facecolor())
@@ -281,18 +281,18 @@ def test_pictures_are_drawn_from_their_tables() -> None:
     single = point(1, over, context=512)
     assert figures.curve_points([single, *sweep]) == [single]
     assert figures.curve_points(sweep) == sweep[:1]
-    fig, table = figures.speed_curve(single, 3)
+    fig, table, *_ = figures.speed_curve(single, k=3, share=0.7, source="stored")
     assert list(table["break_even_tokens"]) == [1.1, 1.2, "never"]
     assert "breaks even at 1.20" in figures.curve_words(single, 3)
     assert "never breaks even" in figures.curve_words(single, 7)
     assert "was not measured" in figures.curve_words(single, 5)
-    fig, table = figures.best_depth([single])
+    fig, table, *_ = figures.best_depth([single], "stored")
     assert list(table["from_share"])[1:] == list(table["to_share"])[:-1]
     found: dict[str, Any] = {"share 0.80": choices([single, *sweep], Acceptance.of_share(0.8, 7))}
-    fig, table = figures.recommendation(found)
+    fig, table, *_ = figures.recommendation(found, "stored")
     assert len(table) == 5
     assert np.shape(fig.axes[0].lines[0].get_xdata()) == (4,), "the sweep is a line, the single point is not"
     single.stages[0] = stages(StageCost("target.mlp", 100.0, 90.0, None, None, None))
-    fig, table = waterfall.waterfall(single, 3)
+    fig, table, *_ = waterfall.waterfall(single, 3, "stored")
     assert json.loads(table.to_json(orient="records"))[0]["gap_us"] is None
     plt.close("all")

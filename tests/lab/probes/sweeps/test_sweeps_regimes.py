@@ -17,7 +17,7 @@ from lab.options.sweeps import read_orders
 from lab.probes.sweeps.confirm import contenders, named_file
 from lab.probes.sweeps.joint import joint_orders
 from lab.probes.sweeps.machines import variants_of
-from lab.probes.sweeps.pictures import best_table, cells, families, heat_map, unmeasured
+from lab.probes.sweeps.pictures import best_table, cells, families, heat_map, missing_cells, unmeasured
 from lab.probes.sweeps.regimes import (
     HEADS,
     AttentionGrid,
@@ -87,7 +87,8 @@ def test_a_heat_map_names_the_cells_that_were_not_measured() -> None:
     other = HOT.key._replace(weight_rows=64)
     more = screen(DEFAULT, 10.0) | {"regime": other.text, "key": other._asdict()}
     [(name, rows)] = families("gemm", [*stored(), more]).items()
-    fig, table, missing = heat_map(name, cells("gemm", rows))
+    fig, table, *_ = heat_map(name, cells("gemm", rows), "stored")
+    missing = missing_cells(table)
     assert name == "up to 8 rows"
     assert len(table) == 4
     assert sorted(missing) == [f"{other.text}: ring_1x1_u1_p12", f"{other.text}: ring_1x1_u1_p8"]
