@@ -172,6 +172,7 @@ REMEDIES = (
         KERNELS,
     ),
     # The machine.
+    Remedy("every notebook is led to", "Name it beside a symptom: `SYMPTOMS` in lab/page/start_here.py.", NOT_DONE),
     Remedy("the lab can run here", "`eagle3lab doctor` names the part that is missing and what to install.", MACHINE),
 )
 # A gate that somebody's own configuration or notebook set: only who set it knows more.

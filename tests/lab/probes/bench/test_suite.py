@@ -148,7 +148,7 @@ def test_speed_beside_others_is_that_of_the_rows_and_an_implementation_keeps_its
     assert ours["against_plain"].notna().any()
     colours = []
     for shown in (table, table[table["who"] != "plain-torch"]):
-        handles, labels = view.rates(shown)[0].axes[0].get_legend_handles_labels()
+        handles, labels = view.rates(shown, "stored").fig.axes[0].get_legend_handles_labels()
         colours.append({label: bars[0].get_facecolor() for label, bars in zip(labels, handles, strict=True)})
     assert len(colours[0]) > len(colours[1]) > 0
     assert all(colours[0][who] == colour for who, colour in colours[1].items())
