@@ -49,7 +49,7 @@ def run(options: DraftDoctorOptions) -> int:
         write(diagnosis, options)
     if diagnosis.of("red"):
         return EXIT_GATE_FAILED
-    return EXIT_COULD_NOT_RUN if diagnosis.failed else EXIT_PASSED
+    return EXIT_COULD_NOT_RUN if diagnosis.failed or diagnosis.reason else EXIT_PASSED
 
 
 def teller() -> Callable[[Judged], None]:
@@ -73,6 +73,7 @@ def lines(diagnosis: Diagnosis, source: str, seconds: float) -> list[str]:
     told += [f"{n_failed} lamp{'s' * (n_failed > 1)} failed: report it with these lines"] if n_failed else []
     green = [each.lamp.name for each in diagnosis.of("green")]
     told += [f"green        {', '.join(green)}"] if green else []
+    told += [f"no figures: {diagnosis.reason}"] if diagnosis.reason else []
     base = diagnosis.base
     if base is not None:
         told += [

@@ -41,6 +41,7 @@ class Diagnosis:
         length: mean acceptance length of the engine; None in the fast part.
         comparison: the engine's acceptance beside drafts without a model; None where the engine did not run.
         fast_seconds: what the lamps that run nothing took.
+        reason: why there are no figures where there should be; else empty.
     """
 
     judged: tuple[Judged, ...]
@@ -48,6 +49,7 @@ class Diagnosis:
     length: float | None
     comparison: Comparison | None
     fast_seconds: float
+    reason: str = ""
 
     def of(self, colour: str) -> list[Judged]:
         """The lamps of one colour."""
@@ -77,6 +79,8 @@ class Diagnosis:
                 "self_fed": [_share(a) for a in self.base.self_fed],
                 "teacher_forced": [_share(a) for a in self.base.forced],
             }, ""  # fmt: skip
+        if self.reason:
+            yield BASE_KIND, "figures", {}, self.reason
         for control in self.comparison.controls if self.comparison else ():
             yield CONTROL_KIND, control.name, control.row_values(), ""
 
@@ -144,21 +148,23 @@ def looked(lamp: Lamp, case: Case) -> Judged:
     try:
         finding = lamp.look(case)
     except Exception as error:  # one lamp's bug, or what its machine lacks, is not to cost what the others found
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        what = str(error).strip().partition("\n")[0]
-        said = f"it failed: {type(error).__name__}: {what} ({Path(frame.filename).name}, line {frame.lineno})"
-        finding = Finding(lamp.name, "unknown", said, failed=True)
+        finding = Finding(lamp.name, "unknown", f"it failed: {_told(error)}", failed=True)
     return Judged(lamp, finding, time.perf_counter() - start)
 
 
+def _told(error: Exception) -> str:
+    """An error in a line, with its place."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    what = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {what} ({Path(frame.filename).name}, line {frame.lineno})"
+
+
 def _measured(case: Case, judged: tuple[Judged, ...]) -> Diagnosis:
-    """The lamps with the figures that they rest on; without these where the lamps could not take them either."""
-    if any(each.finding.failed for each in judged):
-        try:
-            return Diagnosis(judged, case.base, case.before, _compared(case), 0.0)
-        except Exception:  # told already: a lamp that reads the same figures failed of it, and says so
-            return Diagnosis(judged, None, None, None, 0.0)
-    return Diagnosis(judged, case.base, case.before, _compared(case), 0.0)
+    """The lamps with the figures that they rest on, or why there are none."""
+    try:
+        return Diagnosis(judged, case.base, case.before, _compared(case), 0.0)
+    except Exception as error:  # as of a lamp: what was found is kept
+        return Diagnosis(judged, None, None, None, 0.0, _told(error))
 
 
 def _compared(case: Case) -> Comparison | None:

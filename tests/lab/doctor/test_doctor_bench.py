@@ -69,7 +69,8 @@ def test_a_planted_cause_is_first_or_second_of_all_lamps(
         "doctor_plant", lamp, diagnosis, place=names.index(lamp) + 1 if lamp in names else None,
         foretold=repair and repair.after, measured=measured, change=repair and repair.change,
     )  # fmt: skip
-    assert diagnosis.failed == []
+    assert not diagnosis.failed
+    assert not diagnosis.reason
     assert lamp in names[:2], [each.finding.said for each in diagnosis.judged if each.lamp.name in (*names, lamp)]
     assert repair is not None
     assert repair.change
@@ -87,6 +88,7 @@ def test_no_lamp_at_all_is_red_of_a_healthy_pair(tmp_path: Path, name: str) -> N
     case = Case(pair.target, pair.draft, tuple(prompts), max_new_tokens=NEW_TOKENS, device="cpu")
     diagnosis = examine(case)
     kept("doctor_healthy", name, diagnosis)
-    assert diagnosis.failed == []
+    assert not diagnosis.failed
+    assert not diagnosis.reason
     red = {each.lamp.name: each.finding.said for each in diagnosis.of("red")}
     assert not (red.keys() - OF_RANDOM_WEIGHTS if name in ("random", "qwen3") else red), red

@@ -103,6 +103,19 @@ def test_a_lamp_that_fails_cannot_tell_and_the_others_tell_all_the_same(
     assert "1 lamp failed" in capsys.readouterr().out
 
 
+def test_figures_that_cannot_be_taken_cost_no_lamp_its_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*given: object) -> None:
+        raise RuntimeError("the device is gone")
+
+    quick = tuple(lamp for lamp in LAMPS if lamp.name in ("method", "sliding_window"))
+    monkeypatch.setattr(examining, "LAMPS", quick)
+    monkeypatch.setattr(examining, "compare_with_controls", lost)
+    diagnosis = examining.examine(broken_engine("", n_prompts=1, max_new_tokens=6))
+    assert len(diagnosis.of("green")) == len(quick)
+    assert "the device is gone" in diagnosis.reason
+    assert ("draft_acceptance", "figures", {}, diagnosis.reason) in list(diagnosis.records())
+
+
 def test_lamps_that_a_limit_of_time_leaves_out_cannot_tell_and_say_so() -> None:
     case, _ = case_of(fast=True, device="cpu")
     diagnosis = examining.examine(case, fast=True, limit_s=0.0)
