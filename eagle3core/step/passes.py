@@ -19,7 +19,7 @@ from eagle3core.kernels.choice.argmax import ARGMAX_OF_PARTIALS
 from eagle3core.kernels.experts.feed import EXPERT_DOWN, EXPERT_GATE_UP, EXPERT_SUM
 from eagle3core.kernels.experts.route import ROUTE
 from eagle3core.kernels.gemm.meaning import GEMM
-from eagle3core.kernels.gemm.pack import OrderedRows
+from eagle3core.kernels.gemm.order.pack import OrderedRows
 from eagle3core.kernels.gemm.scratch import ordered_input
 from eagle3core.kernels.layer.embedding import EMBEDDING
 from eagle3core.kernels.layer.rope import ROPE

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from eagle3core.geometry import Activation, BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
-from eagle3core.kernels.gemm.weight_order import pack_weight
+from eagle3core.kernels.gemm.order.weight import pack_weight
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 from eagle3core.speculative import WeightFormat
 from eagle3core.weights.experts import PackedExperts, pack_experts

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.attention.layout import FLOOR, LOG2_E, Shape, make_token_of
-from eagle3core.kernels.gemm.pack import make_store_ordered
+from eagle3core.kernels.gemm.order.pack import make_store_ordered
 
 COMBINE_THREADS = 128
 

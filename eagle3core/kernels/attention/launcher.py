@@ -28,7 +28,7 @@ from eagle3core.kernels.attention.layout import BLOCK_SHIFT, EARLIER_BITS, LOG2_
 from eagle3core.kernels.attention.paths import PLACES
 from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
 from eagle3core.kernels.card import DTYPES, PLAIN_TORCH, Launch, Op
-from eagle3core.kernels.gemm.pack import OrderedRows
+from eagle3core.kernels.gemm.order.pack import OrderedRows
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 from eagle3core.kernels.tree.mask_words import unpack_words
 

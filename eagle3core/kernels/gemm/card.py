@@ -13,7 +13,8 @@ from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant
 from eagle3core.kernels.gemm.candidates import fp8_candidates, gemm_candidates
 from eagle3core.kernels.gemm.fp8.tiling import choose_fp8_tiling
 from eagle3core.kernels.gemm.launcher import gemm, gemm_cost, gemm_variant
-from eagle3core.kernels.gemm.pack import pack_variant
+from eagle3core.kernels.gemm.order.pack import pack_variant
+from eagle3core.kernels.gemm.order.weight import pack_weight
 from eagle3core.kernels.gemm.reference import (
     epilogue_of,
     gemm_alone,
@@ -27,7 +28,6 @@ from eagle3core.kernels.gemm.reference import (
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.scratch import scratch_words
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling, fitted
-from eagle3core.kernels.gemm.weight_order import pack_weight
 
 
 def gemm_launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **setting: Any) -> Sequence[Launch]:

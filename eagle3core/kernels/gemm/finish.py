@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.gemm.epilogue import PARTIALS_STEP, Epilogue
-from eagle3core.kernels.gemm.order import make_store_pair
+from eagle3core.kernels.gemm.order.place import make_store_pair
 from eagle3core.kernels.isa.powers import LOG2_E, make_offset
 
 

@@ -33,7 +33,7 @@ from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
 from eagle3core.kernels.gemm.fp8.operands import E4M3
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_tiling
 from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
-from eagle3core.kernels.gemm.pack import OrderedRows, pack_rows
+from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
 from eagle3core.kernels.gemm.reference import EPS, n_columns, n_weight_rows
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT, make_gemm_ring
 from eagle3core.kernels.gemm.scratch import check_apart, check_scratch, scratch_words

@@ -12,9 +12,9 @@ from torch import Tensor
 from eagle3core.kernels.card import DTYPES, Op
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.launcher import gemm
-from eagle3core.kernels.gemm.pack import OrderedRows
+from eagle3core.kernels.gemm.order.pack import OrderedRows
+from eagle3core.kernels.gemm.order.weight import unpack_weight
 from eagle3core.kernels.gemm.reference import EPS
-from eagle3core.kernels.gemm.weight_order import unpack_weight
 from eagle3core.kernels.isa.powers import pieces_of
 from eagle3core.kernels.layer.embedding import PARTIAL, partial_squares_reference
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from quantised_heads import write_fp8
 from random_pairs import rewrite_config, write_random_pair
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -120,6 +121,15 @@ def test_what_cannot_be_meant_is_refused_by_its_key(
     for part in shown:
         assert part in str(caught.value)
     assert preflight(directory, pair[1]).errors
+
+
+@pytest.mark.parametrize("method", ["modelopt", "fp8"])
+def test_experts_in_fp8_are_read_as_the_values_they_mean(pair: tuple[Path, Path], tmp_path: Path, method: str) -> None:
+    quantised = write_fp8(pair[0], tmp_path / "target", method)
+    read, twin = (load_target(path, dtype=torch.float32) for path in (quantised, tmp_path / "target_twin"))
+    assert read.geometry == twin.geometry
+    assert any(".experts." in name for name in twin.weights)
+    assert all(torch.equal(read.weights[name], twin.weights[name]) for name in twin.weights)
 
 
 def test_shards_give_the_weights_of_one_file(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagle3core import Engine, EngineConfig
 from eagle3core.checkpoint import load_draft, load_target
-from eagle3core.kernels.gemm.weight_order import unpack_weight
+from eagle3core.kernels.gemm.order.weight import unpack_weight
 from eagle3core.step.replay import EagerReplayer, compute
 from eagle3core.step.sizes import DeviceSizes, StateShape
 from eagle3core.step.state import new_device_state, state_bytes

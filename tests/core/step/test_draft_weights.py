@@ -153,7 +153,7 @@ def test_what_a_draft_shares_with_its_target_stays_the_targets(tmp_path: Path) -
     assert draft.head is target.head
     assert draft.embedding is target.embedding
     assert (target.weights, draft.weights) == ("as_stored", "fp8")
-    maps = (draft.fc, draft.layer.qkv, draft.layer.o, draft.layer.gate_up, draft.layer.down)
+    maps = (draft.fc, draft.layer.qkv, draft.layer.o, draft.layer.mlp.gate_up, draft.layer.mlp.down)
     assert all(m.weight.dtype == torch.float8_e4m3fn and m.scales is not None for m in maps)
     gains = (draft.final_gain, draft.layer.attn_gain, draft.layer.mlp_gain)
     assert all(gain.dtype == checkpoint.dtype for gain in gains)

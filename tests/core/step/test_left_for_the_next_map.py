@@ -11,11 +11,11 @@ from eagle3core.kernels import proof
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.gemm import launcher, pack_weight, scratch
 from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
-from eagle3core.kernels.gemm.pack import OrderedRows, pack_rows
+from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
 from eagle3core.kernels.gemm.tiling import Tiling
 from eagle3core.step.buffers import Activations, Sizes, new_activations
 from eagle3core.step.passes import Emitter, Rows
-from eagle3core.weights.packed import PackedLayer, PackedLinear
+from eagle3core.weights.packed import PackedLayer, PackedLinear, PackedMlp
 
 CPU, ROWS, WIDTH, BF16 = torch.device("cpu"), 17, 128, torch.bfloat16
 BLOCK = BlockGeometry(WIDTH, WIDTH, 2, 1, 64, 1e-5, RopeGeometry())
@@ -38,7 +38,7 @@ def packed_layer(generator: torch.Generator) -> PackedLayer:
     gains = [(1 + torch.randn(WIDTH, generator=generator) / 8).to(BF16) for _ in range(2)]
     return PackedLayer(
         *gains, linear(Epilogue("qkv", normed, head_dim=64, block=64), 256), linear(Epilogue("residual"), WIDTH),
-        linear(Epilogue("swiglu", normed), 2 * WIDTH), linear(Epilogue("residual"), WIDTH),
+        PackedMlp(linear(Epilogue("swiglu", normed), 2 * WIDTH), linear(Epilogue("residual"), WIDTH)),
     )  # fmt: skip
 
 

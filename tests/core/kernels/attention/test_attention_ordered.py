@@ -16,7 +16,7 @@ from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.gemm.card import CARD as GEMM
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.launcher import gemm
-from eagle3core.kernels.gemm.pack import OrderedRows, is_whole, pack_rows_reference, packed_words
+from eagle3core.kernels.gemm.order.pack import OrderedRows, is_whole, pack_rows_reference, packed_words
 from eagle3core.kernels.gemm.scratch import ordered_input, workspace
 from eagle3core.kernels.gemm.tiling import Tiling
 from eagle3core.step import launches_of, step_program

@@ -13,11 +13,11 @@ from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.gemm.card import CARD, gemm_launches
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.launcher import gemm
+from eagle3core.kernels.gemm.order.weight import pack_weight
 from eagle3core.kernels.gemm.reference import partial_squares
 from eagle3core.kernels.gemm.scratch import COUNTERS, WORKSPACE_BYTES, scratch_words, workspace, workspace_bytes
 from eagle3core.kernels.gemm.tile import totals_in_shared
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
-from eagle3core.kernels.gemm.weight_order import pack_weight
 
 # ---- layout
 

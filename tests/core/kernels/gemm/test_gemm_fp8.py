@@ -23,8 +23,8 @@ from eagle3core.kernels.gemm.card import CARD, gemm_variants_of
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, choose_fp8_tiling
 from eagle3core.kernels.gemm.launcher import gemm
+from eagle3core.kernels.gemm.order.weight import pack_weight
 from eagle3core.kernels.gemm.tiling import Tiling
-from eagle3core.kernels.gemm.weight_order import pack_weight
 from eagle3core.kernels.isa import ptx
 from eagle3core.step.gemm_audit import products_of
 from lab.probes.sweeps.machines import variants_of

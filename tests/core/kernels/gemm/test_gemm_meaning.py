@@ -8,8 +8,8 @@ from eagle3core.kernels.card import case_id
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.gemm.card import CARD
 from eagle3core.kernels.gemm.meaning import GEMM
+from eagle3core.kernels.gemm.order.weight import pack_weight
 from eagle3core.kernels.gemm.reference import epilogue_of, n_weight_rows
-from eagle3core.kernels.gemm.weight_order import pack_weight
 
 pytestmark = pytest.mark.reference
 CPU = torch.device("cpu")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from eagle3core.kernels.emulator import instructions as emulator
-from eagle3core.kernels.gemm.pack import pack_rows, pack_rows_reference, packed_words
+from eagle3core.kernels.gemm.order.pack import pack_rows, pack_rows_reference, packed_words
 
 SIZES = [(3, 80, 1, 1), (11, 528, 2, 2), (17, 272, 1, 2), (9, 544, 1, 4), (33, 48, 2, 1)]
 

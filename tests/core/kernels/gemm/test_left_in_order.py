@@ -14,11 +14,11 @@ from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.gemm.card import CARD
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.launcher import gemm
-from eagle3core.kernels.gemm.pack import OrderedRows, pack_rows_reference, packed_words
+from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows_reference, packed_words
+from eagle3core.kernels.gemm.order.weight import pack_weight
 from eagle3core.kernels.gemm.reference import epilogue_of, gemm_outputs, n_weight_rows
 from eagle3core.kernels.gemm.scratch import ordered_input, workspace
 from eagle3core.kernels.gemm.tiling import Tiling
-from eagle3core.kernels.gemm.weight_order import pack_weight
 from eagle3core.step import launches_of, step_program
 from lab.pairs.planted import find_geometry
 from lab.probes.proofs.plans import shapes_of

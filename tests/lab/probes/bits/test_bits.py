@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -70,11 +71,11 @@ def test_rows_of_drafts_are_filed_under_the_positions_that_they_were_accepted_at
         assert ((plain - drafted).abs()[held] <= 4).all()
 
 
-@pytest.mark.parametrize(("layer", "part", "stage"), [(0, "o", "target.0.attn"), (1, "down", "target.1.mlp")])
+@pytest.mark.parametrize(("layer", "part", "stage"), [(0, "o", "target.0.attn"), (1, "mlp.down", "target.1.mlp")])
 def test_a_changed_weight_is_named_by_its_stage(pair: Pair, layer: int, part: str, stage: str) -> None:
     one = recorded(tiny_engine(pair, None))
     changed = tiny_engine(pair, None)
-    weight = getattr(changed.target.layers[layer], part).weight
+    weight = attrgetter(part)(changed.target.layers[layer]).weight
     weight.view(-1)[0] += 1e-3
     strips = strips_of(one, recorded(changed))
     assert {strip.first for strip in strips} == {(0, stage)}

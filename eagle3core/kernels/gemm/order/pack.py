@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.kernels.card import Launch, Variant, overlaps, parameters
-from eagle3core.kernels.gemm.order import HALF_BYTES, make_place
+from eagle3core.kernels.gemm.order.place import HALF_BYTES, make_place
 from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
 
 _WARPS = 8

@@ -1,0 +1,1 @@
+"""Orders in memory in which kernels fetch x and W: `place` of an element of x, `pack` x, `weight` W."""
