@@ -41,8 +41,8 @@ from eagle3core.kernels.attention.totals import make_totals, totals_bytes
 
 FETCHING_WARPS = 4  # of a block: a warpgroup, which can give registers to the others
 MULTIPLYING_WARPS = 8  # at most; with those that fetch a processor has 168 registers for each lane
-# Of a lane, which together are those of the launch: what is fetched ahead takes 32, or 64, beside addresses; sums, queries, scores and weights of
-# the others 144.
+# Of a lane, which together are those of the launch: what is fetched ahead takes 32, or 64, beside addresses; sums,
+# queries, scores and weights of the others 144.
 _FETCHING_REGISTERS, _MULTIPLYING_REGISTERS = 104, 200
 
 
