@@ -40,8 +40,9 @@ from eagle3core.kernels.attention.tile import make_steps
 from eagle3core.kernels.attention.totals import make_totals, totals_bytes
 
 FETCHING_WARPS = 4  # of a block: a warpgroup, which can give registers to the others
-# Of a lane, of 168 each: what is fetched ahead takes 32, or 64, beside addresses; sums, queries, scores and weights of
-# the others 144.
+MULTIPLYING_WARPS = 8  # at most; with those that fetch a processor has 168 registers for each lane
+# Of a lane. Fetching takes 32 for keys on their way, or 64, beside addresses; multiplying 144 for sums, queries, scores
+# and weights. Together they are those of the launch, else the wait for more would never end.
 _FETCHING_REGISTERS, _MULTIPLYING_REGISTERS = 104, 200
 
 
@@ -68,6 +69,7 @@ def make_attention_group(
     first_of, _ = make_walk(isa, shape)
     paths, fetchers, pieces = tail > 0, FETCHING_WARPS // groups, shape.pieces
     n_warps, wait_all = row_warps * groups, isa.COPY_WAIT[0]
+    moves_registers = n_warps == MULTIPLYING_WARPS  # fewer warps have enough
     span = make_span(isa, earlier=words > 0, paths=paths, windowed=windowed)
     load_tile = make_load_tile(isa, shape, held=pieces)
     owns_tail, load_tail, add_paths = make_paths(isa, shape, threads=32 * n_warps, held=pieces, tail=tail, tiles=1)
@@ -149,7 +151,8 @@ def make_attention_group(
             isa.let_next_start()
 
         if warp >= n_warps:
-            fewer_registers()
+            if moves_registers:
+                fewer_registers()
             fetcher = i32(warp - n_warps)
             own_group = i32(fetcher >> group_shift)
             first = i32(first_of(i32(first_stream + own_group), first_unit) - step)
@@ -163,7 +166,8 @@ def make_attention_group(
             if overlap:
                 isa.wait_previous()
         else:
-            more_registers()
+            if moves_registers:
+                more_registers()
             row_warp, own_group = i32(warp & (row_warps - 1)), i32(warp >> row_shift)
             row0 = i32(((cuda.blockIdx.x - part * row_blocks) * row_warps + row_warp) * TILE_ROWS)
             ring = i32(base + own_group * ring_bytes)
