@@ -61,7 +61,7 @@ def make_attention_group(
     Args:
         row_warps: warps that multiply what a ring holds, 16 rows each: 4 or 8.
         groups: streams walked side by side, each with a ring: 1 or 2; all warps that multiply are 8 at most.
-        units: units of a set, 2 or 4, at least the group's fetching warps.
+        units: units of a set, 4, or 2 with two groups: each fetching warp of a group has one at least.
         stages: sets in a ring, at least 2.
         joined, counting, overlap, words, windowed, tail: as in `attention_rows`.
     """

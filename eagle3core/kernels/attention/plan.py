@@ -33,6 +33,7 @@ COMBINE_PARAMETERS = parameters(
 PROCESSORS = {"sm_80": 108, "sm_90a": 132, "sm_100": 148, "sm_120": 188}
 WARPS = 8  # of a block of `attention_rows`: with 255 registers a lane they fill a processor
 GROUP_ROWS = 64  # of a warpgroup
+GROUP_UNITS = 4  # of its sets: one for each warp that fetches, and 64 keys a product
 GROUP_KEYS = 4096  # from where on a tree's rows are left to warpgroups: a stream is then four units
 
 
@@ -172,8 +173,7 @@ def group_plan(arch: str, shape: Shape, rows: int, tail: int) -> Plan:
     groups = WARPS // row_warps
     others = group_shared_bytes(shape, row_warps, groups, 0, 0, tail)
     room = (SHARED_BYTES[arch] - others) // (groups * shape.unit_bytes)
-    units = 4 if room >= 8 else 2
-    return Plan(row_warps, min(room // units, 6), 1, groups, units, tiles=1, grouped=True)
+    return Plan(row_warps, min(room // GROUP_UNITS, 6), 1, groups, GROUP_UNITS, tiles=1, grouped=True)
 
 
 def held_pieces(arch: str, shape: Shape, tiles: int) -> int:
@@ -232,7 +232,9 @@ def attention_variant(
     layout["held"] = held
     if plan.tiles < TILES:
         order, layout["tiles"] = f"{order}_t{plan.tiles}", plan.tiles
-        if arch == "sm_90a" and paths and shape.group <= 4:  # a tile's nodes all at once; elsewhere not tried
+        # A tile's nodes all at once, but where two streams side by side, of two units a set, leave no registers for it;
+        # elsewhere not tried.
+        if arch == "sm_90a" and paths and shape.group <= 4 and (plan.groups == 1 or plan.units == 1):
             order, layout["abreast"] = f"{order}_a4", 4
     return Variant(
         name=f"attention_rows_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}{_joined(joined)}",
