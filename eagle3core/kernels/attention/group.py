@@ -35,14 +35,14 @@ from eagle3core.kernels.attention.layout import (
 from eagle3core.kernels.attention.paths import make_paths, tail_bytes
 from eagle3core.kernels.attention.ring import make_load_tile, make_ring
 from eagle3core.kernels.attention.rows import TILE_ROWS, rows_shared_bytes
-from eagle3core.kernels.attention.stages import make_fetch_sets, make_products
+from eagle3core.kernels.attention.stages import full_arrivals, make_fetch_sets, make_products
 from eagle3core.kernels.attention.tile import make_steps
 from eagle3core.kernels.attention.totals import make_totals, totals_bytes
 
 FETCHING_WARPS = 4  # of a block: a warpgroup, which can give registers to the others
 MULTIPLYING_WARPS = 8  # at most; with those that fetch a processor has 168 registers for each lane
-# Of a lane, which together are those of the launch: what is fetched ahead takes 32, or 64, beside addresses; sums,
-# queries, scores and weights of the others 144.
+# Of a lane. Fetching takes 64 for keys on their way beside addresses; multiplying 144 for sums, queries, scores
+# and weights. Together they are those of the launch, else the wait for more would never end.
 _FETCHING_REGISTERS, _MULTIPLYING_REGISTERS = 104, 200
 
 
@@ -61,22 +61,21 @@ def make_attention_group(
     Args:
         row_warps: warps that multiply what a ring holds, 16 rows each: 4 or 8.
         groups: streams walked side by side, each with a ring: 1 or 2; all warps that multiply are 8 at most.
-        units: units of a set, 2 or 4, at least the group's fetching warps.
+        units: of a set, one for each fetching warp of a group: 4, or 2 with two groups.
         stages: sets in a ring, at least 2.
         joined, counting, overlap, words, windowed, tail: as in `attention_rows`.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     first_of, _ = make_walk(isa, shape)
-    paths, fetchers, pieces = tail > 0, FETCHING_WARPS // groups, shape.pieces
+    assert units == FETCHING_WARPS // groups, "a fetching warp brings one unit of every set"
+    paths, pieces = tail > 0, shape.pieces
     n_warps, wait_all = row_warps * groups, isa.COPY_WAIT[0]
     moves_registers = n_warps == MULTIPLYING_WARPS  # fewer warps have enough
     span = make_span(isa, earlier=words > 0, paths=paths, windowed=windowed)
     load_tile = make_load_tile(isa, shape, held=pieces)
     owns_tail, load_tail, add_paths = make_paths(isa, shape, threads=32 * n_warps, held=pieces, tail=tail, tiles=1)
     follow, _, _ = make_ring(isa, shape, row_warps=units, groups=groups, units=units)
-    fetch_sets = make_fetch_sets(
-        isa, shape, groups=groups, units=units, stages=stages, fetchers=fetchers, overlap=overlap
-    )
+    fetch_sets = make_fetch_sets(isa, shape, groups=groups, units=units, stages=stages, overlap=overlap)
     steps = make_steps(isa, shape, tiles=1, half=False, held=pieces, units=units, words=words, windowed=windowed)
     hide, start_tops, grows, raise_tops, weigh = (
         steps.hide, steps.start_tops, steps.grows, steps.raise_tops, steps.weigh,
@@ -100,13 +99,20 @@ def make_attention_group(
     empty_offset = full_offset + 8 * groups * stages
     row_shift, split_mask = row_warps.bit_length() - 1, streams - 1
     stream_shift = streams.bit_length() - 1
-    group_shift = fetchers.bit_length() - 1
+    group_shift = units.bit_length() - 1
     n_queries, n_accumulators, n_scores, n_weights = 8 * pieces, dim // 2, 8 * units, 4 * units
+    n_full = full_arrivals(isa, units)
     uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
 
     def pinned(value: Any) -> Any:
         # `value` through a shuffle: what depends on it is not computed ahead of the loop and held in registers there.
         return isa.shuffle_xor_i32(value, i32(0))
+
+    def await_set(full: Any, parity: Any) -> None:
+        # What others brought, the tensor cores see after a fence of those who multiply.
+        isa.mbarrier_wait(full, parity)
+        isa.fence_async_shared()
+        isa.group_fence()
 
     def take_unit(u: Any, scores: Any, one: Any) -> None:
         for i in range(8):
@@ -123,7 +129,7 @@ def make_attention_group(
                 weights[4 * u + i] = own[i]
 
     pinned, take_unit = isa.inlined(pinned), isa.inlined(take_unit)
-    weigh_set = isa.inlined(weigh_set)
+    weigh_set, await_set = isa.inlined(weigh_set), isa.inlined(await_set)
 
     def attention_group(
         q: Any, k: Any, v: Any, tables: Any, prefix: Any, masks: Any, all_positions: Any, partial: Any, tops_sums: Any,
@@ -137,7 +143,7 @@ def make_attention_group(
         part = uniform(cuda.blockIdx.x // row_blocks)
         base = isa.shared_address(cuda.shared.array(0, f32, alignment=128))
         if tid < groups * stages:
-            isa.mbarrier_init(i32(base + full_offset + tid * 8), i32(fetchers * isa.ARRIVING_LANES))
+            isa.mbarrier_init(i32(base + full_offset + tid * 8), i32(n_full))
             isa.mbarrier_init(i32(base + empty_offset + tid * 8), i32(row_warps * isa.ARRIVING_LANES))
         if tid < groups * row_warps:
             isa.mbarrier_init(i32(base + turns_offset + tid * 8), i32(isa.ARRIVING_LANES))
@@ -159,7 +165,7 @@ def make_attention_group(
             first = follow(first, last_stream, first_unit, n_units)
             fetch_sets(
                 i32(base + own_group * ring_bytes), i32(base + full_offset + own_group * (8 * stages)),
-                i32(base + empty_offset + own_group * (8 * stages)), i32(fetcher & (fetchers - 1)), k, v, table, first,
+                i32(base + empty_offset + own_group * (8 * stages)), i32(fetcher & (units - 1)), k, v, table, first,
                 last_stream, ctx, end, first_unit, n_units, kv_head, n_kv, lane,
             )  # fmt: skip
             # A block that never waited would end before the kernel before, and let the next one start too early.
@@ -200,8 +206,7 @@ def make_attention_group(
             stream = i32(first_stream + own_group)
             following = follow(i32(first_of(stream, first_unit) - step), last_stream, first_unit, n_units)
             if following >= 0:
-                isa.mbarrier_wait(full, parity)
-                isa.group_fence()
+                await_set(full, parity)
                 score(scores, queries, ring)
                 isa.group_commit()
                 settle_scores(scores)
@@ -230,12 +235,9 @@ def make_attention_group(
                         careful = isa.group_any(i32(2 + (warp >> 2)), grows(scores, tops, scale))
                     if careful == 0:
                         weigh_set(scores, one, weights, own_weights, tops, sums, scale)
-                        isa.group_fence()
+                        await_set(i32(full + next_slot * 8), next_parity)
                         for u in range(units):
                             add(u, weights, accumulators, reading)
-                        isa.group_commit()
-                        isa.mbarrier_wait(i32(full + next_slot * 8), next_parity)
-                        isa.group_fence()
                         score(scores, queries, later)
                         isa.group_commit()
                         settle_scores(scores)
@@ -274,8 +276,7 @@ def make_attention_group(
                                 mask_empty = i32(mask_empty + 1 - sees)
                             values = i32(values + half_bytes)
                             u = i32(u + 1)
-                        isa.mbarrier_wait(i32(full + next_slot * 8), next_parity)
-                        isa.group_fence()
+                        await_set(i32(full + next_slot * 8), next_parity)
                         score(scores, queries, later)
                         isa.group_commit()
                         settle_scores(scores)

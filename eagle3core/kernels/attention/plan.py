@@ -33,7 +33,8 @@ COMBINE_PARAMETERS = parameters(
 PROCESSORS = {"sm_80": 108, "sm_90a": 132, "sm_100": 148, "sm_120": 188}
 WARPS = 8  # of a block of `attention_rows`: with 255 registers a lane they fill a processor
 GROUP_ROWS = 64  # of a warpgroup
-GROUP_KEYS = 4096  # from where on a tree's rows are left to warpgroups: a stream is then four units
+GROUP_TREE = 128  # rows of a tree from which on two warpgroups share a ring, and it is theirs
+GROUP_KEYS = 4096  # from where on: a stream is then four units
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ def is_grouped(arch: str, shape: Shape, tokens: int, keys: int, *, paths: bool) 
     """Whether warpgroups multiply: where they can, for a tree's rows over many keys, or as a variable says."""
     if arch != "sm_90a" or tokens * shape.group < GROUP_ROWS:
         return False
-    wanted = warpgroups_wanted()
-    return (paths and shape.dim == 128 and keys >= GROUP_KEYS) if wanted is None else wanted
+    wanted, many = warpgroups_wanted(), tokens * shape.group >= GROUP_TREE and keys >= GROUP_KEYS
+    return (paths and shape.dim == 128 and many) if wanted is None else wanted
 
 
 def plan_key(shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int) -> tuned.AttentionKey:
@@ -170,10 +171,10 @@ def group_plan(arch: str, shape: Shape, rows: int, tail: int) -> Plan:
     """Two warpgroups over one ring, or, where one has all rows, over two streams side by side."""
     row_warps = 4 if rows <= GROUP_ROWS else 8
     groups = WARPS // row_warps
+    units = FETCHING_WARPS // groups
     others = group_shared_bytes(shape, row_warps, groups, 0, 0, tail)
-    room = (SHARED_BYTES[arch] - others) // (groups * shape.unit_bytes)
-    units = 4 if room >= 8 else 2
-    return Plan(row_warps, min(room // units, 6), 1, groups, units, tiles=1, grouped=True)
+    a_stage = group_shared_bytes(shape, row_warps, groups, units, 1, tail) - others
+    return Plan(row_warps, min((SHARED_BYTES[arch] - others) // a_stage, 6), 1, groups, units, tiles=1, grouped=True)
 
 
 def held_pieces(arch: str, shape: Shape, tiles: int) -> int:
@@ -232,7 +233,9 @@ def attention_variant(
     layout["held"] = held
     if plan.tiles < TILES:
         order, layout["tiles"] = f"{order}_t{plan.tiles}", plan.tiles
-        if arch == "sm_90a" and paths and shape.group <= 4:  # a tile's nodes all at once; elsewhere not tried
+        # A tile's nodes all at once, but where two streams side by side, of two units a set, leave no registers for it;
+        # elsewhere not tried.
+        if arch == "sm_90a" and paths and shape.group <= 4 and (plan.groups == 1 or plan.units == 1):
             order, layout["abreast"] = f"{order}_a4", 4
     return Variant(
         name=f"attention_rows_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}{_joined(joined)}",

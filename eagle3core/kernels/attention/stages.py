@@ -5,9 +5,10 @@ Keys [half of 8][product][k half of a product][key][16 bytes], where product c o
 8t + 4c .. + 3 of every lane t of the other kernels, in their order: equal bits. Values [half of 8][8 columns][key][16
 bytes], read transposed.
 
-A fetching warp brings the same units of every set. Keys wait in its registers, since no copy could put them in that
-order: those of the next set are asked for before those of this one are handed over. A fence before others may multiply
-waits for copies under way (docs/log.md), so values are asked for when their stage is free, and waited for.
+A fetching warp brings the same unit of every set. Keys wait in its registers, since copies could put them in that order
+only four bytes at a time: those of the next two sets are asked for before those of this one are handed over. Values
+are copied when their stage is free, and arrive at its barrier by themselves. A fence for the tensor cores waits for all
+that its thread has under way (docs/log.md), so it stands with those who multiply, after the barrier.
 
 Source: derived here; matrix descriptors from the PTX ISA, the order of their fields with a transposed operand from
 github.com/NVIDIA/cutlass, include/cute/atom/mma_traits_sm90_gmma.hpp.
@@ -72,149 +73,147 @@ def make_products(isa: Any, shape: Shape, *, units: int) -> Products:
     return Products(isa.inlined(score), isa.inlined(add), isa.inlined(add_alone))
 
 
-def make_fetch_sets(
-    isa: Any, shape: Shape, *, groups: int, units: int, stages: int, fetchers: int, overlap: bool
-) -> Any:
-    """`fetch_sets(ring, full, empty, part, own_group, ...)`: one fetching warp's units of all sets of its group's walk.
+def full_arrivals(isa: Any, units: int) -> int:
+    """How often fetching warps, one a unit, arrive at a stage's barrier before it is full."""
+    return int(units * (32 + isa.ARRIVING_LANES))
 
-    Barriers `full` and `empty` of the group, 8 bytes a stage: a stage is full when all fetching warps have arrived, and
-    empty when the multiplying ones have.
+
+def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: int, overlap: bool) -> Any:
+    """`fetch_sets(ring, full, empty, part, k, ...)`: unit `part` of all sets of a group's walk, by one fetching warp.
+
+    Barriers `full` and `empty` of the group, 8 bytes a stage. In a stage's round every lane of the `units` fetching
+    warps arrives at `full` when its copies are there, and `ARRIVING_LANES` of each warp for its stores; at `empty` the
+    warps that multiply do. `full_arrivals` counts the former.
 
     Args:
-        fetchers: warps that fetch for a group, each `units / fetchers` units of a set.
         groups, units, stages, overlap: as in `attention_group`.
     """
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
     pieces, half_bytes, row_bytes = shape.pieces, shape.half_bytes, 2 * shape.dim
     head_bytes, interleave = row_bytes << BLOCK_SHIFT, shape.splits * shape.streams
-    set_bytes, step, own = units * shape.unit_bytes, units * interleave, units // fetchers
-    n_held = own * 8 * pieces  # registers of keys: of 16 keys a lane holds four pieces of 16 bytes or eight
+    set_bytes, step = units * shape.unit_bytes, units * interleave
+    n_held = 8 * pieces  # registers of keys: of 16 keys a lane holds four pieces of 16 bytes or eight
     follow, _, _ = make_ring(isa, shape, row_warps=units, groups=groups, units=units)  # a warp of it copies one unit
     wait_all = isa.COPY_WAIT[0]
 
-    def look_up(table: Any, unit: Any, n_units: Any, part: Any, lane: Any, blocks: Any) -> None:
-        """Cache blocks of the warp's units of the set at `unit`; 0 where the stream has ended before."""
-        for u in range(own):
-            mine = i32(unit + (part * own + u) * interleave)
-            blocks[u] = i32(0)
-            if unit >= 0 and mine < n_units:
-                # The popcount adds zero; were the address visibly uniform, the entry would be waited for at once.
-                blocks[u] = isa.load_u32(table + i32((mine >> 2) + (isa.popcount(lane) >> 6)) * 4)
+    def after(unit: Any, last_stream: Any, first_unit: Any, n_units: Any) -> Any:
+        # The set after `unit`'s; none after none.
+        if unit >= 0:
+            unit = follow(unit, last_stream, first_unit, n_units)
+        return unit
+
+    def look_up(table: Any, unit: Any, n_units: Any, part: Any, lane: Any) -> Any:
+        # The cache block of the warp's unit of the set at `unit`; 0 where the stream has ended before.
+        own, block = i32(unit + part * interleave), i32(0)
+        if unit >= 0 and own < n_units:
+            # The popcount adds zero; were the address visibly uniform, the entry would be waited for at once.
+            block = isa.load_u32(table + i32((own >> 2) + (isa.popcount(lane) >> 6)) * 4)
+        return block
 
     def ask_keys(
-        k: Any, unit: Any, blocks: Any, held: Any, end: Any, kv_head: Any, n_kv: Any, part: Any, lane: Any
+        k: Any, unit: Any, block: Any, held: Any, ctx: Any, end: Any, kv_head: Any, n_kv: Any, part: Any, lane: Any
     ) -> None:
-        for u in range(own):
-            first = i32((unit + (part * own + u) * interleave) * UNIT)
-            head = i64(i32(blocks[u] * n_kv + kv_head)) * head_bytes
-            for h in range(2):
-                key = i32(h * 8 + (lane >> 2))
-                source = k + head + i32(((first & 63) + key) * row_bytes + (lane & 3) * 16)
-                for j in range(pieces):
-                    o = ((u * 2 + h) * pieces + j) * 4
+        if overlap and (unit + (step - interleave)) * UNIT + UNIT > ctx:
+            isa.wait_previous()  # keys of this step; older ones were there before
+        first = i32((unit + part * interleave) * UNIT)
+        head = i64(i32(block * n_kv + kv_head)) * head_bytes
+        for h in range(2):
+            key = i32(h * 8 + (lane >> 2))
+            source = k + head + i32(((first & 63) + key) * row_bytes + (lane & 3) * 16)
+            for j in range(pieces):
+                o = (h * pieces + j) * 4
+                for w in range(4):
+                    held[o + w] = i32(0)  # keys past the end: nobody reads their scores, but a set is scored whole
+                if i32(first + key) < end:
+                    x = isa.load_u32x4_l2(source + j * 64)
                     for w in range(4):
-                        held[o + w] = i32(0)  # keys past the end: nobody reads their scores, but a set is scored whole
-                    if i32(first + key) < end:
-                        x = isa.load_u32x4_l2(source + j * 64)
-                        for w in range(4):
-                            held[o + w] = x[w]
+                        held[o + w] = x[w]
 
     def put_keys(at: Any, held: Any, part: Any, lane: Any) -> None:
-        place = i32(at + (lane >> 2) * 16 + (lane & 3) * 4)
-        for u in range(own):
-            for h in range(2):
-                start = i32(place + (part * own + u) * half_bytes + h * (half_bytes >> 1))
-                for j in range(pieces):
-                    # Two products, two k halves each; a lane's four words go to the same place of each piece.
-                    for w in range(4):
-                        value = held[((u * 2 + h) * pieces + j) * 4 + w]
-                        isa.shared_store_u32(i32(start + (j * 4 + w) * _PIECE), value)
+        place = i32(at + part * half_bytes + (lane >> 2) * 16 + (lane & 3) * 4)
+        for h in range(2):
+            for j in range(pieces):
+                # Two products, two k halves each; a lane's four words go to the same place of each piece.
+                for w in range(4):
+                    value = held[(h * pieces + j) * 4 + w]
+                    isa.shared_store_u32(i32(place + (h * (half_bytes >> 1) + (j * 4 + w) * _PIECE)), value)
 
     def copy_values(
-        at: Any, v: Any, unit: Any, blocks: Any, end: Any, kv_head: Any, n_kv: Any, part: Any, lane: Any
+        at: Any, v: Any, unit: Any, block: Any, end: Any, kv_head: Any, n_kv: Any, part: Any, lane: Any
     ) -> None:
         # Eight lanes copy the same column of eight keys: 128 bytes without bank conflicts.
         key, column = i32(lane & 7), i32(lane >> 3)
-        for u in range(own):
-            first = i32((unit + (part * own + u) * interleave) * UNIT)
-            head = i64(i32(blocks[u] * n_kv + kv_head)) * head_bytes
-            for h in range(2):
-                size = i32(0)  # values past the end become zeros: 0 * NaN would spoil the sums
-                if i32(first + (h * 8 + key)) < end:
-                    size = i32(16)
-                source = v + head + i32(((first & 63) + (h * 8 + key)) * row_bytes + column * 16)
-                target = i32(at + (units + part * own + u) * half_bytes + h * (half_bytes >> 1))
-                target = i32(target + column * _PIECE + key * 16)
-                for j in range(pieces):
-                    isa.copy16_fill(i32(target + j * (4 * _PIECE)), source + j * 64, size)
+        first = i32((unit + part * interleave) * UNIT)
+        head = i64(i32(block * n_kv + kv_head)) * head_bytes
+        for h in range(2):
+            size = i32(0)  # values past the end become zeros: 0 * NaN would spoil the sums
+            if i32(first + (h * 8 + key)) < end:
+                size = i32(16)
+            source = v + head + i32(((first & 63) + (h * 8 + key)) * row_bytes + column * 16)
+            target = i32(at + (units + part) * half_bytes + h * (half_bytes >> 1) + column * _PIECE + key * 16)
+            for j in range(pieces):
+                isa.copy16_fill(i32(target + j * (4 * _PIECE)), source + j * 64, size)
 
-    def prefetch(k: Any, v: Any, unit: Any, blocks: Any, n_units: Any, kv_head: Any, n_kv: Any, part: Any) -> None:
-        for u in range(own):
-            mine = i32(unit + (part * own + u) * interleave)
-            if unit >= 0 and mine < n_units:
-                start = i64(i32(blocks[u] * n_kv + kv_head)) * head_bytes + i32((i32(mine * UNIT) & 63) * row_bytes)
-                isa.bulk_prefetch(k + start, i32(half_bytes))
-                isa.bulk_prefetch(v + start, i32(half_bytes))
-
-    prefetch = isa.inlined(prefetch)
-    look_up, ask_keys = isa.inlined(look_up), isa.inlined(ask_keys)
+    after, look_up, ask_keys = isa.inlined(after), isa.inlined(look_up), isa.inlined(ask_keys)
     put_keys, copy_values = isa.inlined(put_keys), isa.inlined(copy_values)
 
-    def await_keys(unit: Any, ctx: Any) -> None:
-        if overlap and (unit + (step - interleave)) * UNIT + UNIT > ctx:
-            isa.wait_previous()  # keys of this step; older ones were there before
+    def hand_over(
+        ring: Any, full: Any, empty: Any, slot: Any, parity: Any, held: Any, v: Any, unit: Any, block: Any, end: Any,
+        kv_head: Any, n_kv: Any, part: Any, lane: Any,
+    ) -> Any:  # fmt: skip
+        at = i32(ring + slot * set_bytes)
+        isa.mbarrier_wait(i32(empty + slot * 8), parity)
+        copy_values(at, v, unit, block, end, kv_head, n_kv, part, lane)
+        isa.copies_arrive(i32(full + slot * 8))
+        put_keys(at, held, part, lane)
+        cuda.syncwarp()  # then some arrive for the stores of all
+        if lane < isa.ARRIVING_LANES:
+            isa.mbarrier_arrive(i32(full + slot * 8))
+        slot = i32(slot + 1)
+        if slot == stages:
+            slot, parity = i32(0), i32(parity ^ 1)
+        return slot, parity
 
-    await_keys = isa.inlined(await_keys)
+    hand_over = isa.inlined(hand_over)
 
     def fetch_sets(
         ring: Any, full: Any, empty: Any, part: Any, k: Any, v: Any, table: Any, unit: Any, last_stream: Any, ctx: Any,
         end: Any, first_unit: Any, n_units: Any, kv_head: Any, n_kv: Any, lane: Any,
     ) -> None:  # fmt: skip
-        held = cuda.local.array(n_held, i32)
-        # Of this set, the next one, whose keys are asked for, and the one after, which the L2 cache is told of.
-        blocks, later_blocks, last_blocks = (
-            cuda.local.array(own, i32), cuda.local.array(own, i32), cuda.local.array(own, i32),
-        )  # fmt: skip
-        later, last, slot, parity = (
-            i32(-1),
-            i32(-1),
-            i32(0),
-            i32(1),
-        )  # the first round through the ring waits for nobody
-        look_up(table, unit, n_units, part, lane, blocks)
+        # Keys of two sets are on their way to registers, each waiting for its turn; of two more the blocks are.
+        # Every set of four has variables of its own: to move what a load has not brought yet waits for all loads.
+        held, later_held = cuda.local.array(n_held, i32), cuda.local.array(n_held, i32)
+        slot, parity = i32(0), i32(1)  # the first round through the ring waits for nobody
+        later = after(unit, last_stream, first_unit, n_units)
+        third = after(later, last_stream, first_unit, n_units)
+        fourth = after(third, last_stream, first_unit, n_units)
+        block, later_block = look_up(table, unit, n_units, part, lane), look_up(table, later, n_units, part, lane)
+        third_block = look_up(table, third, n_units, part, lane)
+        fourth_block = look_up(table, fourth, n_units, part, lane)
         if unit >= 0:
-            later = follow(unit, last_stream, first_unit, n_units)
-            look_up(table, later, n_units, part, lane, later_blocks)
-            await_keys(unit, ctx)
-            ask_keys(k, unit, blocks, held, end, kv_head, n_kv, part, lane)
+            ask_keys(k, unit, block, held, ctx, end, kv_head, n_kv, part, lane)
         if later >= 0:
-            last = follow(later, last_stream, first_unit, n_units)
-        look_up(table, last, n_units, part, lane, last_blocks)
+            ask_keys(k, later, later_block, later_held, ctx, end, kv_head, n_kv, part, lane)
         while unit >= 0:
-            if lane == 0:
-                prefetch(k, v, last, last_blocks, n_units, kv_head, n_kv, part)
-            at = i32(ring + slot * set_bytes)
-            isa.mbarrier_wait(i32(empty + slot * 8), parity)
-            copy_values(at, v, unit, blocks, end, kv_head, n_kv, part, lane)
-            isa.copy_commit()
-            put_keys(at, held, part, lane)
-            unit, later = later, last
-            for u in range(own):
-                blocks[u], later_blocks[u] = later_blocks[u], last_blocks[u]
+            slot, parity = hand_over(
+                ring, full, empty, slot, parity, held, v, unit, block, end, kv_head, n_kv, part, lane
+            )
+            unit, block = third, third_block
             if unit >= 0:
-                await_keys(unit, ctx)
-                ask_keys(k, unit, blocks, held, end, kv_head, n_kv, part, lane)
+                ask_keys(k, unit, block, held, ctx, end, kv_head, n_kv, part, lane)
+            third = after(fourth, last_stream, first_unit, n_units)
+            third_block = look_up(table, third, n_units, part, lane)
             if later >= 0:
-                last = follow(later, last_stream, first_unit, n_units)
-            look_up(table, last, n_units, part, lane, last_blocks)
-            wait_all()
-            # Every lane's own stores and copies, for the tensor cores; then one arrives for all.
-            isa.fence_async_shared()
-            cuda.syncwarp()
-            if lane < isa.ARRIVING_LANES:
-                isa.mbarrier_arrive(i32(full + slot * 8))
-            slot = i32(slot + 1)
-            if slot == stages:
-                slot, parity = i32(0), i32(parity ^ 1)
+                slot, parity = hand_over(
+                    ring, full, empty, slot, parity, later_held, v, later, later_block, end, kv_head, n_kv, part, lane
+                )
+                later, later_block = fourth, fourth_block
+                if later >= 0:
+                    ask_keys(k, later, later_block, later_held, ctx, end, kv_head, n_kv, part, lane)
+                fourth = after(third, last_stream, first_unit, n_units)
+                fourth_block = look_up(table, fourth, n_units, part, lane)
+        # Nobody leaves while its copies are under way.
+        isa.copy_commit()
+        wait_all()
 
     return isa.inlined(fetch_sets)

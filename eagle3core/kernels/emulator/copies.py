@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eagle3core.kernels.emulator.machine import Arrivals, EmulationError
+from eagle3core.kernels.emulator.machine import Arrivals, EmulationError, Lane
 from eagle3core.kernels.emulator.machine_memory import IN_FLIGHT
 from eagle3core.kernels.emulator.now import Warp, collective, now
 from eagle3core.kernels.emulator.now import lane as current
@@ -38,11 +38,17 @@ def copy_commit() -> None:
     lane.open_group = []
 
 
+def _land(lane: Lane, copies: list[tuple[int, int, int]]) -> None:
+    for target, source, n_bytes in copies:
+        lane.block.shared.land(lane, target, now().load(source, 16) if n_bytes else bytes(16))
+
+
 def _copy_wait(n: int) -> None:
     lane = current()
     while len(lane.groups) > n:
-        for target, source, n_bytes in lane.groups.pop(0):
-            lane.block.shared.land(lane, target, now().load(source, 16) if n_bytes else bytes(16))
+        _land(lane, lane.groups.pop(0))
+    for barrier in lane.block.mbarriers.values():
+        _complete(barrier, of=lane)
 
 
 COPY_WAIT = tuple((lambda n=n: _copy_wait(n)) for n in range(16))
@@ -71,7 +77,10 @@ def mbarrier_expect(address: int, n_bytes: int) -> None:
 
 
 def mbarrier_arrive(address: int) -> None:
-    lane, barrier = current(), _mbarrier(address)
+    _arrive(current(), _mbarrier(address))
+
+
+def _arrive(lane: Lane, barrier: Arrivals) -> None:
     lane.block.clock += 1
     published = list(lane.seen)
     published[lane.index] = lane.block.clock
@@ -80,10 +89,32 @@ def mbarrier_arrive(address: int) -> None:
     barrier.settle()
 
 
+def copies_arrive(address: int) -> None:
+    """The arrival comes with the copies: as late as they can, when somebody waits for it or for them."""
+    lane = current()
+    copies = [copy for group in (*lane.groups, lane.open_group) for copy in group]
+    lane.groups, lane.open_group = [[] for _ in lane.groups], []
+    _mbarrier(address).with_copies.append((lane, copies))
+
+
+def _complete(barrier: Arrivals, of: Lane | None = None) -> None:
+    """Copies that the barrier counts are there: all of them, or one lane's."""
+    due = [(lane, copies) for lane, copies in barrier.with_copies if of is None or lane is of]
+    barrier.with_copies = [(lane, copies) for lane, copies in barrier.with_copies if not (of is None or lane is of)]
+    for lane, copies in due:
+        _land(lane, copies)
+        _arrive(lane, barrier)
+
+
 def mbarrier_wait(address: int, parity: int) -> None:
     lane, barrier = current(), _mbarrier(address)
-    if barrier.phase == parity:
-        lane.wait("until", address, lambda: barrier.phase != parity)
+
+    def is_over() -> bool:
+        _complete(barrier)
+        return barrier.phase != parity
+
+    if not is_over():
+        lane.wait("until", address, is_over)
     lane.seen = [max(pair) for pair in zip(barrier.seen, lane.seen, strict=True)]
 
 
@@ -104,13 +135,6 @@ def bulk_copy(target: int, source: int, n_bytes: int, address: int) -> None:
     barrier.settle()
 
 
-def bulk_prefetch(source: int, n_bytes: int) -> None:
-    if n_bytes % 16:
-        raise EmulationError(f"bulk prefetch of {n_bytes} bytes: not a multiple of 16")
-    for i in range(0, n_bytes, 16):
-        now().region(source + i, 16, writes=False)
-
-
 def _one_bulk_copy(operands: Sequence[Any], warp: Warp) -> list[None]:
     if len(set(operands)) > 1:
         raise EmulationError("the lanes of a warp ask for different bulk copies")
@@ -127,4 +151,4 @@ def mbarrier_fence_init() -> None: ...
 def fence_async_shared() -> None:
     lane = current()
     lane.block.clock += 1
-    lane.fenced_at = lane.block.clock
+    lane.fenced_at, lane.fenced_seen = lane.block.clock, list(lane.seen)

@@ -123,11 +123,15 @@ def any_flag(operands: Sequence[Any], lanes: Sequence[Lane]) -> list[int]:
 
 
 def _check_fenced(lane: Lane, at: int) -> None:
-    """Copies complete for everyone; what a lane stores, the tensor cores see after its fence only."""
+    """Bulk copies complete for everyone; what a lane stores or copies, the tensor cores see after a fence only.
+
+    It is that lane's own, or one of the lane that multiplies, after it came to see the store."""
     for word in range(at >> 2, (at >> 2) + 4):
         stamp = lane.block.shared.written[word]
         writers = lane.block.lanes
-        if stamp is not None and stamp.lane < len(writers) and stamp.time >= writers[stamp.lane].fenced_at:
+        if stamp is None or stamp.lane >= len(writers) or stamp.time < writers[stamp.lane].fenced_at:
+            continue
+        if not lane.fenced_seen or stamp.time >= lane.fenced_seen[stamp.lane]:
             raise EmulationError(f"a product reads shared byte {word * 4} without fence_async_shared after its store")
 
 

@@ -21,7 +21,7 @@ from eagle3core.kernels.emulator.copies import (  # noqa: F401  part of the inst
     ARRIVING_LANES,
     COPY_WAIT,
     bulk_copy,
-    bulk_prefetch,
+    copies_arrive,
     copy16,
     copy16_cached,
     copy16_cached_fill,

@@ -54,6 +54,7 @@ class Lane:
     open_group: list[tuple[int, int, int]] = field(default_factory=list)
     is_fenced: bool = False
     fenced_at: int = 0  # its writes before this time may be read by the tensor cores
+    fenced_seen: list[int] = field(default_factory=list)  # `seen` at its last fence: its own products may read that
     products: list[list[tuple[int, Stamp]]] = field(default_factory=list)  # shared words that batches under way read
     open_products: list[tuple[int, Stamp]] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)  # per lane: its writes before this time are visible to us
@@ -77,6 +78,7 @@ class Arrivals:
     pending_bytes: int = 0
     phase: int = 0
     seen: list[int] = field(default_factory=list)
+    with_copies: list[tuple[Lane, list[tuple[int, int, int]]]] = field(default_factory=list)  # they arrive with these
 
     def settle(self) -> None:
         if self.missing == 0 and self.pending_bytes == 0:
@@ -126,10 +128,11 @@ class Block:
                     return False
                 waiting = {(lane.index, lane.request[:2]) for lane in self.lanes if not lane.is_done}
                 raise EmulationError(f"deadlock in block {self.index}: {sorted(waiting, key=str)[:8]} ...")
+        late = {lane.index for barrier in self.mbarriers.values() for lane, _ in barrier.with_copies}
         for lane in self.lanes:
             if self.machine.is_dependent and not lane.has_waited:
                 raise EmulationError(f"lane {lane.index} ends without wait_previous")
-            if any(lane.groups) or lane.open_group:
+            if any(lane.groups) or lane.open_group or lane.index in late:
                 raise EmulationError(f"lane {lane.index} ends with asynchronous copies under way")
             if any(lane.products) or lane.open_products:
                 raise EmulationError(f"lane {lane.index} ends with products of its warpgroup under way")

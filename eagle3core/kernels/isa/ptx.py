@@ -97,6 +97,11 @@ copy_commit = instruction("copy_commit", "cp.async.commit_group;", memory=True)
 # COPY_WAIT[n]() waits until at most n of this lane's newest committed groups are still under way.
 COPY_WAIT = tuple(instruction(f"copy_wait_{n}", f"cp.async.wait_group {n};", memory=True) for n in range(16))
 
+# This lane arrives at an mbarrier, whose count includes it, when all copies it has asked for so far are there.
+copies_arrive = instruction(
+    "copies_arrive", "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", takes=[i32], memory=True
+)
+
 # ---- bulk copies and their barriers (sm_90 and later)
 mbarrier_init = instruction("mbarrier_init", "mbarrier.init.shared::cta.b64 [$0], $1;", takes=[i32, i32], memory=True)
 mbarrier_expect = instruction(
@@ -135,10 +140,6 @@ warp_bulk_copy = instruction(
     takes=[i32, i64, i32, i32],
     memory=True,
     convergent=True,
-)
-# Bytes on their way to the L2 cache; nobody waits for them.
-bulk_prefetch = instruction(
-    "bulk_prefetch", "cp.async.bulk.prefetch.L2.global [$0], $1;", takes=[i64, i32], memory=True
 )
 fence_async_shared = instruction("fence_async_shared", "fence.proxy.async.shared::cta;", memory=True)
 
