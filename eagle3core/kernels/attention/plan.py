@@ -33,8 +33,6 @@ COMBINE_PARAMETERS = parameters(
 PROCESSORS = {"sm_80": 108, "sm_90a": 132, "sm_100": 148, "sm_120": 188}
 WARPS = 8  # of a block of `attention_rows`: with 255 registers a lane they fill a processor
 GROUP_ROWS = 64  # of a warpgroup
-GROUP_TREE = 128  # rows of a tree from which on two warpgroups share a ring, and it is theirs
-GROUP_KEYS = 4096  # from where on: a stream is then four units
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def choose_plan(
     """
     key = plan_key(shape, tokens, batch, n_kv_heads, keys)
     setting = None if paths else tuned.find(arch, "attention", key)
-    grouped = is_grouped(arch, shape, tokens, keys, paths=paths)
+    grouped = is_grouped(arch, shape, tokens)
     if setting and not grouped:
         plan = Plan(**setting)
     else:
@@ -98,12 +96,9 @@ def choose_plan(
     return replace(plan, **overrides(shape, plan.row_warps, grouped=plan.grouped))
 
 
-def is_grouped(arch: str, shape: Shape, tokens: int, keys: int, *, paths: bool) -> bool:
-    """Whether warpgroups multiply: where they can, for a tree's rows over many keys, or as a variable says."""
-    if arch != "sm_90a" or tokens * shape.group < GROUP_ROWS:
-        return False
-    wanted, many = warpgroups_wanted(), tokens * shape.group >= GROUP_TREE and keys >= GROUP_KEYS
-    return (paths and shape.dim == 128 and many) if wanted is None else wanted
+def is_grouped(arch: str, shape: Shape, tokens: int) -> bool:
+    """Whether warpgroups multiply: where they can, if a variable asks for it; no rule does before it is timed."""
+    return arch == "sm_90a" and tokens * shape.group >= GROUP_ROWS and warpgroups_wanted()
 
 
 def plan_key(shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int) -> tuned.AttentionKey:
