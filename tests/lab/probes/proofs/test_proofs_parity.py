@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -54,8 +55,10 @@ def scaled(subject: Subject, name: str) -> Subject:
         return dataclasses.replace(subject, draft=dataclasses.replace(draft, fc=fc))
     if name == "final_gain":
         return dataclasses.replace(subject, draft=dataclasses.replace(draft, final_gain=draft.final_gain * 1.2))
-    map_ = getattr(draft.layer, name)
-    layer = dataclasses.replace(draft.layer, **{name: dataclasses.replace(map_, weight=map_.weight * 1.1)})
+    holder = draft.layer.mlp if name == "down" else draft.layer
+    map_ = getattr(holder, name)
+    changed: Any = dataclasses.replace(holder, **{name: dataclasses.replace(map_, weight=map_.weight * 1.1)})
+    layer = changed if holder is draft.layer else dataclasses.replace(draft.layer, mlp=changed)
     return dataclasses.replace(subject, draft=dataclasses.replace(draft, layer=layer))
 
 
