@@ -157,9 +157,9 @@ def test_the_pages_example_runs_and_a_signal_ends_the_server_in_order(capsys: py
             assert shown == pipe("def main():", GenerationConfig(max_new_tokens=24)).text + "\n"
         long = {"prompt": "import", "max_tokens": 1900, "ignore_eos": True, "stream": True}
         with post(port, long) as stream:
-            assert stream.readline().startswith(b"data: ")
+            assert [stream.readline()[:6], stream.readline()] == [b"data: ", b"\n"]
             process.send_signal(signal.SIGTERM)
-            *_, last, done = [line for line in stream.read().split(b"\n\n") if line]
+            *_, last, done = [event for event in stream.read().split(b"\n\n") if event]
         assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "closing"
         assert done == b"data: [DONE]"
         assert process.wait(60) == 0
