@@ -48,9 +48,9 @@ def test_the_fast_part_names_a_map_of_absolute_ids_and_stores_every_lamp(
 def test_the_fast_part_of_a_healthy_head_is_quick_and_has_no_red_lamp() -> None:
     pair = shipped_pair()
     case, _ = case_of(str(pair.target), str(pair.draft), fast=True, device="cpu")
-    start = time.perf_counter()
+    start = time.process_time()
     assert examine(case, fast=True).of("red") == []
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_a_head_that_cannot_be_read_gives_the_findings_of_the_preflight(
