@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from lab.ending import tell_summary
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, ExperimentError, LabError, RunFailed
 from lab.night import jobs
 from lab.night.archive import write_pack
@@ -226,9 +227,9 @@ def conclude_part(plan: Plan) -> int:
     unfinished = [job.id for job in plan.due if jobs.finished_outcome(job, plan.run_dir) is None]
     failed, not_judged = ([job for job, own in words.items() if word in own] for word in ("fail", "missing"))
     code = EXIT_GATE_FAILED if failed else EXIT_COULD_NOT_RUN if unfinished or not_judged else EXIT_PASSED
-    brief = {"run": plan.run_dir.name, "part": str(plan.part), "exit_code": code, "n_jobs": len(plan.due)}
-    told = {**brief, "unfinished": unfinished, "failed": failed, "not_judged": not_judged}
-    print(json.dumps(told), flush=True)
+    counted = {"part": str(plan.part), "exit_code": code, "n_jobs": len(plan.due)}
+    left = {"unfinished": unfinished, "failed": failed, "not_judged": not_judged}
+    tell_summary({"command": "nightly", "run": plan.run_dir.name, **counted, **left})
     return code
 
 
