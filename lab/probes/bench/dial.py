@@ -59,7 +59,7 @@ def scenario_of(options: PlantedOptions) -> Scenario:
     length = options.acceptance_length
     if length is None:
         length = min(DEFAULT_LENGTH, options.spec + 1.0)  # one draft commits at most two tokens
-    geometry = options.geometry or "nano"
+    geometry = options.shapes()
     device = chosen_device(options.device, geometry)
     return Scenario(
         geometry=geometry,
@@ -71,13 +71,14 @@ def scenario_of(options: PlantedOptions) -> Scenario:
         device=device,
         peers=(),
         seed=options.seed,
+        repeated=options.repeated,
     )
 
 
 def _pair(scenario: Scenario) -> PlantedPair:
     return PlantedPair(
-        scenario.geometry, share=scenario.share, seed=scenario.seed, dtype=getattr(torch, scenario.dtype),
-        device=scenario.device,
+        scenario.geometry, share=scenario.share, repeated=scenario.repeated, seed=scenario.seed,
+        dtype=getattr(torch, scenario.dtype), device=scenario.device,
     )  # fmt: skip
 
 
