@@ -41,7 +41,7 @@ def binding(gate: Gate, row: Row, plain: Row | None) -> str:
     try:
         if name.startswith("speedup") or name == "step_over_base":
             return _of_speed(gate, row, plain)
-        if name == "share_of_floor":
+        if name in ("share_of_floor", "decode_tokens_per_s"):
             return _of_step(row)
         if name.startswith(OVER):
             return _of_peer(name.removeprefix(OVER), row)

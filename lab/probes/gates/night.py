@@ -56,7 +56,7 @@ class GateRuns:
 
 def configuration(path: str, geometry: str) -> GatesConfig:
     """The configuration named, or the packaged one, for its own geometry or another."""
-    return load_gates(Path(path) if path else packaged_gates(), geometry or None)
+    return load_gates(Path(path) if path else packaged_gates(geometry), geometry or None)
 
 
 def run_gates(exp: Experiment, config: GatesConfig, kind: str, repeat: int, state: str, tell: Tell) -> GateRuns:

@@ -41,6 +41,7 @@ class Depth:
     dial_length: float | None = None
     speedup: Range | None = None
     by_position: tuple[float, ...] = ()
+    experts_read: float | None = None
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,8 @@ def _take(point: PointSpeed, row: Row) -> None:
 
 def depth_of(k: int, values: Mapping[str, Any]) -> Depth:
     """A depth from the values of its row."""
-    plain = Depth(k, values["step_ms_median"], values["decode_tokens_per_s"], Range(1.0, 1.0, 1.0))
+    read = values.get("experts_read")
+    plain = Depth(k, values["step_ms_median"], values["decode_tokens_per_s"], Range(1.0, 1.0, 1.0), experts_read=read)
     if k == 0:
         return plain
     over = _range(values, "step_over_base")
@@ -195,7 +197,7 @@ def depth_of(k: int, values: Mapping[str, Any]) -> Depth:
     return Depth(
         k, plain.step_ms, plain.tokens_per_s, over, values["step_over_base_bound"], values["acceptance_length"],
         None if at_dial is None else at_dial * over.median, _range(values, "speedup"),
-        tuple(values.get("eagle_speculation.acceptance_by_position") or ()),
+        tuple(values.get("eagle_speculation.acceptance_by_position") or ()), read,
     )  # fmt: skip
 
 
