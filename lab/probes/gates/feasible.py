@@ -19,6 +19,7 @@ from lab.probes.gates.config import Gate, Mode
 
 ITEMSIZE = 2  # of values that have no format of their own, in weights and cache: bf16
 LENGTH_STEP = 0.5  # between acceptance lengths that are told
+BOUNDS, GATE = "feasible_bounds", "feasible_gate"  # kinds of rows
 Word = Literal["allowed", "beyond", "not of bytes"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,23 +13,22 @@ from lab.probes.bench.floors import UNIFORM, Routing
 from lab.probes.bench.scenario import Point
 from lab.probes.ceilings import read_rate
 from lab.probes.gates.config import Gate, GatesConfig, Mode, load_gates, packaged_gates
-from lab.probes.gates.feasible import Possible, Steps, judged
+from lab.probes.gates.feasible import BOUNDS, GATE, Possible, Steps, judged
+from lab.probes.gates.feasible_figure import beyond_all
 from lab.probes.speed.rows import PointSpeed, read_speed
 from lab.rows.environment import collect
 from lab.rows.maker import RowMaker
 from lab.rows.store import Row, RowWriter
 
 NAME = "gates feasible"
-BOUNDS, GATE = "feasible_bounds", "feasible_gate"
 Measured = Mapping[tuple[int, int], PointSpeed]  # by context and batch
 
 
 def run(options: GatesFeasibleOptions) -> int:
     """Tells and writes; 0, or 1 if a gate is beyond the bytes under every routing asked for."""
     config = load_gates(options.config or packaged_gates(options.geometry), options.geometry)
-    geometry = find_geometry(config.geometry)
-    steps, gates = found(options, config, geometry)
-    print(f"{geometry.name} on {read_rate(options.gpu)}")
+    steps, gates = found(options, config)
+    print(f"{config.geometry} on {read_rate(options.gpu)}")
     for one in steps:
         print("\n".join(one.lines()))
         own = [gate for gate in gates if gate.steps is one]
@@ -42,14 +40,13 @@ def run(options: GatesFeasibleOptions) -> int:
             for row in rows_of(steps, gates, options.out.stem):
                 writer.write(row)
     beyond = beyond_all(gates)
-    tell_summary({"command": NAME, "geometry": geometry.name, "gpu": options.gpu, "beyond": beyond})
+    tell_summary({"command": NAME, "geometry": config.geometry, "gpu": options.gpu, "beyond": beyond})
     return EXIT_GATE_FAILED if beyond else EXIT_PASSED
 
 
-def found(
-    options: GatesFeasibleOptions, config: GatesConfig, geometry: PlantedGeometry
-) -> tuple[list[Steps], list[Possible]]:
+def found(options: GatesFeasibleOptions, config: GatesConfig) -> tuple[list[Steps], list[Possible]]:
     """The least steps of every point and routing, and the gates of the configuration's points against them."""
+    geometry = find_geometry(config.geometry)
     rate, measured = read_rate(options.gpu), measured_points(options.measured, geometry)
     steps: list[Steps] = []
     gates: list[Possible] = []
@@ -116,11 +113,3 @@ def rows_of(steps: list[Steps], gates: list[Possible], run: str) -> list[Row]:
     maker = RowMaker(run, NAME, collect().fingerprint)
     rows = [maker.measured(BOUNDS, one.point.name(one.k), one.values(), one.parameters) for one in steps]
     return rows + [maker.measured(GATE, one.name, one.values(), one.steps.parameters) for one in gates]
-
-
-def beyond_all(gates: list[Possible]) -> list[str]:
-    """Names of gates that no routing allows."""
-    words = defaultdict(set)
-    for gate in gates:
-        words[gate.name].add(gate.word)
-    return [name for name, own in words.items() if own == {"beyond"}]

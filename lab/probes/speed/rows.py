@@ -30,6 +30,7 @@ class Depth:
         length: tokens a step that were measured; dial_length: those the pair was planted for.
         speedup: over plain decoding, as measured.
         by_position: share of steps that accept each drafted position.
+        experts_read: distinct experts a layer and step, where the target has any.
     """
 
     k: int
