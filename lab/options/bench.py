@@ -177,6 +177,7 @@ class PlantedOptions(PairOptions):
     spec: int = option(3, "drafts a step", ge=1, le=MOST_DRAFTS, metavar="K")
     steps: int = option(5000, "verify steps to count, 0 for none", ge=0)
     no_margin: bool = option(False, "leave out the top-2 gap against the logit error")
+    load: bool = option(False, "how much memory loading takes beyond the models; with --write, from disk")
     write: Path | None = option(None, "write target, draft and card.json (small shapes)", metavar="DIR")
 
     @property

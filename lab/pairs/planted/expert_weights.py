@@ -60,5 +60,5 @@ def random_scales(shape: tuple[int, ...], spread: float, random: torch.Generator
     wanted = spread * spread / E2M1_MEAN_SQUARE  # mean of the scales' squares
     lower = math.floor(math.log2(wanted) / 2)
     upper_share = (wanted / 4.0**lower - 1) / 3
-    upper = torch.rand(shape, generator=random, device=random.device) < upper_share
-    return (lower + BIAS + upper).to(torch.uint8)
+    drawn = random_blocks(shape, random)  # bytes, since what takes 2 GB may take as much again while it is made
+    return (drawn < round(256 * upper_share)).to(torch.uint8).add_(lower + BIAS)
