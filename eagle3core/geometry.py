@@ -65,9 +65,15 @@ class ExpertsGeometry:
     gate: ExpertGate = "silu"
     is_mxfp4: bool = False
 
-    def n_read(self, rows: int) -> float:
-        """Distinct experts that `rows` rows choose on average, each any experts alike: what a pass has to read."""
-        return self.n * (1.0 - (1.0 - self.n_chosen / self.n) ** rows)
+    def n_read(self, rows: int, *, batch: int = 1, repeated: float = 0.0) -> float:
+        """Distinct experts that `rows` rows of each of `batch` sequences choose on average: what a pass has to read.
+
+        `repeated`: chance that a row takes the experts of the row before it in its sequence; else, and at first, any
+        experts are alike likely.
+        """
+        share = self.n_chosen / self.n
+        missed = (1.0 - share) * (1.0 - share * (1.0 - repeated)) ** (rows - 1)
+        return self.n * (1.0 - missed**batch)
 
 
 @dataclass(frozen=True)

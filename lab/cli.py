@@ -41,7 +41,7 @@ from lab.options.night import (
     ReportOptions,
     RunOptions,
 )
-from lab.options.proofs import GatesCheckOptions, GatesRunOptions, ProveOptions
+from lab.options.proofs import GatesCheckOptions, GatesFeasibleOptions, GatesRunOptions, ProveOptions
 from lab.options.reader import EXIT_CODES, Parser, add_options, described, read_values
 from lab.options.serve import ServeOptions
 from lab.options.speed import AbOptions, ProfileOptions, SpeedOptions
@@ -96,6 +96,7 @@ COMMANDS = (
     Command("gates micro", "short runs, which count", GatesRunOptions, "probes.gates.command:run_micro"),
     Command("gates full", "long runs, after enough green micro runs", GatesRunOptions, "probes.gates.command:run_full"),
     Command("gates check", "judge stored records", GatesCheckOptions, "probes.gates.command:check"),
+    Command("gates feasible", "say what bytes allow", GatesFeasibleOptions, "probes.gates.feasible_command:run"),
     Command("fuzz", "hand damaged inputs to the public doors", FuzzOptions, "probes.fuzz.command:run"),
     Command("profile", "profile a step by range, or a stored capture", ProfileOptions, "probes.profiles.command:run"),
     Command("planted", "check a planted pair, or write it to disk", PlantedOptions, "probes.bench.dial:run"),

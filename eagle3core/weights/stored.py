@@ -7,15 +7,18 @@ from math import prod
 from eagle3core.checkpoint.experts.names import PACKED_BYTES
 from eagle3core.speculative import WeightFormat
 
+SINKS = ".sinks"  # how names of attention's end
+
 
 def stored_bytes(name: str, shape: tuple[int, ...], itemsize: int, weights: WeightFormat = "as_stored") -> int:
     """Bytes of a weight of a checkpoint on the device, by its name there, of `itemsize` a value.
 
-    What a file holds in 4 bits is kept so; maps in FP8 take a byte a value and a scale a row.
+    What a file holds in 4 bits is kept so; maps in FP8 take a byte a value and a scale a row; sinks, which attention
+    sums with, are fp32 where values have 16 bits.
     """
     if name.endswith(PACKED_BYTES):
         return prod(shape)
     is_map = len(shape) == 2 and "embed_tokens" not in name
     if weights == "fp8" and is_map:
         return prod(shape) + 4 * shape[0]
-    return itemsize * prod(shape)
+    return (max(itemsize, 4) if name.endswith(SINKS) else itemsize) * prod(shape)

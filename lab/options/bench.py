@@ -13,6 +13,7 @@ from lab.options.fields import Options, option
 from lab.options.values import (
     DIAL_DEPTH,
     MOST_DRAFTS,
+    MOST_REPEATED,
     Depths,
     DeviceName,
     DtypeName,
@@ -22,6 +23,7 @@ from lab.options.values import (
     Peers,
     Points,
     WeightsName,
+    cut_name,
     of_text,
     read_counts,
     refused,
@@ -45,10 +47,19 @@ class PairOptions(Options, ABC):
         None, "the dial as tokens a step, in place of --share (default 3.0)",
         allowed=f"a number of 1 to {MOST_DRAFTS + 1}",
     )  # fmt: skip
+    layers: int | None = option(None, "of the geometry, the first ones alone (default all)", ge=2, metavar="N")
+    repeated: Annotated[float, Field(ge=0, le=MOST_REPEATED)] = option(
+        0.0, "with experts: share of tokens that take their predecessor's (0: any alike likely)",
+        allowed=f"a number of 0 to {MOST_REPEATED}",
+    )  # fmt: skip
     dtype: DtypeName | None = option(None, "default bfloat16 on a GPU, float32 on a CPU")
     device: DeviceName = option("auto", "where it runs")
     seed: int = option(0, "of weights and prompts", ge=0)
     out: Path | None = option(None, "append rows to this file", metavar="NAME.jsonl")
+
+    def shapes(self, default: GeometryName = "nano") -> str:
+        """The name of the geometry, or of the default, cut or whole."""
+        return cut_name(self.geometry or default, self.layers)
 
     @property
     @abstractmethod
@@ -166,6 +177,7 @@ class PlantedOptions(PairOptions):
     spec: int = option(3, "drafts a step", ge=1, le=MOST_DRAFTS, metavar="K")
     steps: int = option(5000, "verify steps to count, 0 for none", ge=0)
     no_margin: bool = option(False, "leave out the top-2 gap against the logit error")
+    load: bool = option(False, "how much memory loading takes beyond the models; with --write, from disk")
     write: Path | None = option(None, "write target, draft and card.json (small shapes)", metavar="DIR")
 
     @property

@@ -34,6 +34,7 @@ EXAMPLES = {
     "gates micro": "gates micro --repeat 3 --out rows.jsonl --records records.json",
     "gates full": "gates full --out rows.jsonl",
     "gates check": "gates check BASELINE.json SPEC.json --mode single32k",
+    "gates feasible": "gates feasible --geometry gpt-oss-120b --gpu H200",
     "fuzz": "fuzz --cases 1000 --seed 1",
     "profile": "profile --pair shipped --spec 3 --tool torch --out profile",
     "planted": "planted --geometry nano --acceptance-length 2.2 --steps 2000",

@@ -5,10 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from lab.options.bench import POINTS
 from lab.options.fields import Options, option
-from lab.options.values import ArchName, ExistingFile, GeometryName, PlantedGeometryName, Seconds, ShareSlice
+from lab.options.values import (
+    MOST_DRAFTS,
+    MOST_REPEATED,
+    ArchName,
+    ExistingFile,
+    GeometryName,
+    PlantedGeometryName,
+    Points,
+    Seconds,
+    ShareSlice,
+    WeightsName,
+    of_text,
+    refused,
+)
 
 PartName = Literal[
     "identity", "parity", "quiet", "slots", "long", "memory", "trees", "waiting", "adaptive", "serving"
@@ -35,7 +49,7 @@ class ProveOptions(Options):
 class _GatesOptions(Options):
     """Which thresholds are judged."""
 
-    config: Path | None = option(None, "default: the packaged gates.toml", metavar="FILE.toml")
+    config: Path | None = option(None, "default: the packaged gates.toml, or the geometry's own", metavar="FILE.toml")
     geometry: GeometryName | None = option(None, "default: the configuration's")
 
 
@@ -58,3 +72,38 @@ class GatesCheckOptions(_GatesOptions):
     spec: ExistingFile = option(..., "records with drafts", flag="", metavar="SPEC.json")
     mode: str = option(..., "a mode of the configuration, such as single32k", metavar="NAME")
     as_kind: Literal["micro", "full"] = option("micro", "whose thresholds", flag="--as")
+
+
+def read_repeated(text: str) -> tuple[float, ...]:
+    """Shares written as `0,0.5`."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError as error:
+        raise refused(text, _REPEATED) from error
+
+
+def _check_repeated(shares: tuple[float, ...]) -> tuple[float, ...]:
+    if not shares or not all(0 <= share <= MOST_REPEATED for share in shares):
+        raise refused(",".join(map(str, shares)), _REPEATED)
+    return shares
+
+
+_REPEATED = f"numbers of 0 to {MOST_REPEATED}, separated by commas"
+
+
+class GatesFeasibleOptions(_GatesOptions):
+    """Say what bytes allow: the most speed-up at each acceptance length, and whether each gate can hold on a GPU.
+
+    Nothing is run. Exit codes: 0 every gate is within reach, 1 one is beyond it under every routing asked for.
+    """
+
+    gpu: str = option("H200", "whose memory reads, e.g. H200, H100 SXM, B200", metavar="NAME")
+    repeated: Annotated[tuple[float, ...], AfterValidator(_check_repeated), of_text(read_repeated)] = option(
+        "0,0.5,0.8", "with experts: shares of rows that take those of the row before (0: any alike likely)",
+        metavar="SHARE,...", allowed=_REPEATED,
+    )  # fmt: skip
+    draft_weights: WeightsName = option("as_stored", "of the draft's maps")
+    at: Points | None = option(None, "points in place of the configuration's, without gates", metavar=POINTS)
+    spec: int = option(3, "drafts a step, of --at", ge=1, le=MOST_DRAFTS, metavar="K")
+    measured: ExistingFile | None = option(None, "rows of eagle3lab speed that stand beside", metavar="FILE.jsonl")
+    out: Path | None = option(None, "append rows to this file", metavar="NAME.jsonl")

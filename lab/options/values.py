@@ -19,14 +19,17 @@ from lab.errors import ExperimentError
 
 MOST_DRAFTS = 7
 MIN_ROUNDS = 11  # of each side, from which `lab.rows.verdict` says anything certain
+MOST_REPEATED = 0.99  # beyond, tokens far apart take the same experts too, and a wrong draft repeats as well
 DIAL_DEPTH = 3  # the depth at which a dial's acceptance length is meant, so that all depths share one dial
 
 GeometryName = Literal[
-    "llama-3.1-8b", "llama-3.1-70b", "llama-3.2-1b", "llama-3.2-3b", "qwen3-8b", "qwen3-4b", "shipped", "nano"
-]
+    "llama-3.1-8b", "llama-3.1-70b", "llama-3.2-1b", "llama-3.2-3b", "qwen3-8b", "qwen3-4b", "gpt-oss-20b",
+    "gpt-oss-120b", "gpt-oss-20b-thin", "gpt-oss-120b-thin", "qwen3-30b-a3b", "shipped", "nano", "nano-experts",
+]  # fmt: skip
 PlantedGeometryName = Literal[
-    "llama-3.1-8b", "llama-3.1-70b", "llama-3.2-1b", "llama-3.2-3b", "qwen3-8b", "qwen3-4b", "nano"
-]
+    "llama-3.1-8b", "llama-3.1-70b", "llama-3.2-1b", "llama-3.2-3b", "qwen3-8b", "qwen3-4b", "gpt-oss-20b",
+    "gpt-oss-120b", "gpt-oss-20b-thin", "gpt-oss-120b-thin", "qwen3-30b-a3b", "nano", "nano-experts",
+]  # fmt: skip
 PairName = Literal["planted", "shipped"]
 PeerName = Literal["plain-torch", "hf-static"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -37,6 +40,17 @@ MOST_SECONDS = 1e8  # three years: what a timer of the operating system takes
 Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)]
 
 Made = TypeVar("Made")
+
+
+def cut_name(name: str, layers: int | None) -> str:
+    """The name that records give to a geometry's first `layers` layers; None: to all of them."""
+    return name if layers is None else f"{name}, {layers} layers"
+
+
+def read_cut_name(name: str) -> tuple[str, int | None]:
+    """The same the other way around."""
+    found = re.fullmatch(r"(.+), (\d+) layers", name)
+    return (found[1], int(found[2])) if found else (name, None)
 
 
 @dataclass(frozen=True)

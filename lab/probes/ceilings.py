@@ -13,6 +13,7 @@ from typing import Literal
 
 import torch
 
+from lab.errors import ExperimentError
 from lab.figures import Drawing
 from lab.rows.clock import Timing, measure
 
@@ -21,6 +22,42 @@ Way = Literal["copy", "read"]
 # The best read rate that any run saw, 10^9 bytes a second, by a word of the GPU's name. H200: a read-only reduction
 # over 4 GiB; source: docs/log.md.
 _KNOWN_GB_PER_S = {"H200": 4578.0}
+
+# 10^9 bytes a second that the vendor states, of a GPU of each architecture that kernels are compiled for. Read rates
+# that are reached are lower: of the H200's 4800 they are 4578. Source: NVIDIA's data sheets of these products.
+STATED_GB_PER_S = {
+    "A100 SXM 80 GB": 2039.0,
+    "H100 SXM": 3350.0,
+    "H200": 4800.0,
+    "B200": 8000.0,
+    "RTX PRO 6000 Blackwell": 1792.0,
+}
+
+
+@dataclass(frozen=True)
+class ReadRate:
+    """How fast a GPU reads its memory: the best that any run saw, or, of one that was not measured, what is stated."""
+
+    gpu: str
+    gb_per_s: float
+    is_measured: bool
+
+    def __str__(self) -> str:
+        return f"{self.gpu}: {self.gb_per_s:.0f} GB/s, {'measured' if self.is_measured else 'as stated'}"
+
+
+def read_rate(gpu: str) -> ReadRate:
+    """The rate of a GPU of this name.
+
+    Raises:
+        ExperimentError: none is known of it.
+    """
+    measured = known_gb_per_s(gpu)
+    if measured is not None:
+        return ReadRate(gpu, measured, True)
+    if gpu in STATED_GB_PER_S:
+        return ReadRate(gpu, STATED_GB_PER_S[gpu], False)
+    raise ExperimentError(f"no read rate is known of a GPU {gpu!r}", ", ".join(STATED_GB_PER_S), "name one of these")
 
 
 def known_gb_per_s(gpu: str | None) -> float | None:

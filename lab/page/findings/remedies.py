@@ -142,6 +142,7 @@ REMEDIES = (
         SLOW,
     ),
     Remedy("*tokens a second over *", "Compare step with step: acceptance or the step's own time has changed.", SLOW),
+    Remedy("*: tokens a second", "See whether bytes allow it (`eagle3lab gates feasible`), then its stages.", SLOW),
     Remedy("*share of its byte floor", "Find the stage furthest above its bytes; the gate's line names it.", SLOW),
     Remedy("*time of *'s step", "Compare stage by stage with the peer; the gate's line names the stage.", SLOW),
     Remedy("*time of *'s spec-? step", "Compare stage by stage with the peer; the gate's line names the stage.", SLOW),

@@ -4,8 +4,9 @@ Nothing in the engine knows of them: weights are ordinary tensors, drafting and 
 Records of such a pair always call it planted.
 """
 
-from lab.pairs.planted.geometries import GEOMETRIES, PlantedGeometry, find_geometry
+from lab.pairs.planted.geometries import PlantedGeometry
 from lab.pairs.planted.pair import PlantedPair
+from lab.pairs.planted.published import GEOMETRIES, find_geometry
 from lab.pairs.planted.tokens import TokenMap, share_for_length
 
 __all__ = ["GEOMETRIES", "PlantedGeometry", "PlantedPair", "TokenMap", "find_geometry", "share_for_length"]

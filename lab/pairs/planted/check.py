@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from eagle3core import Engine
 from eagle3core.config import GenerationConfig
-from eagle3core.geometry import TargetGeometry
-from eagle3core.kernels.layer import rms_norm_reference, rope_reference, rope_tables
 from eagle3core.request import Response, own_tokens, without_errors
-from eagle3core.weights import rope_frequencies
 from lab.errors import ExperimentError
 from lab.pairs.planted.pair import PlantedPair
+from lab.pairs.planted.plain_logits import causal_logits
 from lab.pairs.planted.tokens import expected_length
 from lab.rows.verdict import wilson_interval
 
@@ -60,42 +56,13 @@ def measure_margin(pair: PlantedPair, *, n_tokens: int = 64, seed: int = 1) -> M
     (tokens,) = pair.prompts(1, n_tokens, seed=seed)
     checkpoint = pair.target_checkpoint()
     ids = torch.tensor(tokens, device=pair.device)
-    ours = _logits(checkpoint.weights, checkpoint.geometry, ids).float()
-    wide = {name: tensor.float() for name, tensor in checkpoint.weights.items()}
-    truth = _logits(wide, checkpoint.geometry, ids)
+    ours = causal_logits(checkpoint.weights, checkpoint.geometry, ids).float()
+    wide = {name: t.float() if t.is_floating_point() else t for name, t in checkpoint.weights.items()}
+    truth = causal_logits(wide, checkpoint.geometry, ids)
     best = truth.topk(2, dim=-1).values
     wanted = pair.tokens.successor.to(pair.device)[ids]
     follows = bool((truth.argmax(-1) == wanted).all() and (ours.argmax(-1) == wanted).all())
     return Margin(float((best[:, 0] - best[:, 1]).min()), float((ours - truth).abs().max()), follows, n_tokens)
-
-
-def _logits(weights: Mapping[str, Tensor], geometry: TargetGeometry, tokens: Tensor) -> Tensor:
-    """Logits `[T, V]` of one causal pass over `tokens: [T]`, in the dtype of the weights, with no cache."""
-    block, positions = geometry.block, torch.arange(len(tokens), device=tokens.device)
-    frequencies, scale = rope_frequencies(block.rope, block.head_dim)
-    h = weights["model.embed_tokens.weight"][tokens]  # [T, E]
-    cos, sin = rope_tables(frequencies.to(tokens.device), scale, positions[None], h.dtype)
-
-    def project(name: str, x: Tensor) -> Tensor:
-        return F.linear(x, weights[f"{name}.weight"], weights.get(f"{name}.bias"))
-
-    def heads(name: str, x: Tensor) -> Tensor:
-        return project(name, x).view(1, len(tokens), -1, block.head_dim)
-
-    for layer in (f"model.layers.{i}." for i in range(geometry.n_layers)):
-        x = rms_norm_reference(h, weights[f"{layer}input_layernorm.weight"], block.rms_norm_eps)
-        q, k, v = (heads(f"{layer}self_attn.{name}_proj", x) for name in "qkv")
-        if block.has_qk_norm:
-            gains = (weights[f"{layer}self_attn.{name}_norm.weight"] for name in "qk")
-            q, k = (rms_norm_reference(t, gain, block.rms_norm_eps) for t, gain in zip((q, k), gains, strict=True))
-        q, k, v = (t.transpose(1, 2) for t in (rope_reference(q, cos, sin), rope_reference(k, cos, sin), v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        h = h + project(f"{layer}self_attn.o_proj", mixed.transpose(1, 2).flatten(2)[0])
-        x = rms_norm_reference(h, weights[f"{layer}post_attention_layernorm.weight"], block.rms_norm_eps)
-        gated = F.silu(project(f"{layer}mlp.gate_proj", x)) * project(f"{layer}mlp.up_proj", x)
-        h = h + project(f"{layer}mlp.down_proj", gated)
-    normed = rms_norm_reference(h, weights["model.norm.weight"], block.rms_norm_eps)
-    return project("lm_head", normed)
 
 
 @dataclass(frozen=True)

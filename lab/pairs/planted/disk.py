@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from eagle3core.geometry import BlockGeometry, RopeGeometry
+from eagle3core.geometry import BlockGeometry, ExpertsGeometry, RopeGeometry, TargetGeometry
+from eagle3core.weights import stored_bytes
 from lab.errors import ExperimentError
 from lab.pairs.layout import write_draft, write_target
 from lab.pairs.on_disk import Pair, pair_on_disk
@@ -29,7 +30,7 @@ def write_pair(directory: str | Path, pair: PlantedPair) -> Pair:
             f"{root.name} is not empty", "a new or empty directory", "name another, or empty this one"
         )
     for side in (pair.target_weights, pair.draft_weights):
-        n_bytes = sum(torch.Size(shape).numel() for shape in side.shapes.values()) * pair.dtype.itemsize
+        n_bytes = sum(stored_bytes(*named, pair.dtype.itemsize) for named in side.shapes.items())
         if n_bytes > MOST_BYTES:
             raise ExperimentError(
                 f"geometry {pair.geometry.name} has a half of {n_bytes / 2**30:.1f} GiB",
@@ -57,6 +58,7 @@ def target_config(pair: PlantedPair) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLM"],
         **_block_config(target.block, pair),
         **({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]} if target.block.has_qk_norm else {}),
+        **(_experts_config(target, target.block.experts) if target.block.experts is not None else {}),
         "vocab_size": target.vocab_size,
         "num_hidden_layers": target.n_layers,
         "max_position_embeddings": target.max_position_embeddings,
@@ -65,6 +67,23 @@ def target_config(pair: PlantedPair) -> dict[str, Any]:
         "bos_token_id": target.bos_token_id,
         "eos_token_id": list(target.eos_token_ids) or None,
     }
+
+
+def _experts_config(target: TargetGeometry, experts: ExpertsGeometry) -> dict[str, Any]:
+    """What the families with experts say of them; gpt-oss also of its windows."""
+    if experts.gate == "clamped":
+        in_4_bits = {"quantization_config": {"quant_method": "mxfp4"}} if experts.is_mxfp4 else {}
+        kinds = ["sliding_attention" if window else "full_attention" for window in target.windows]
+        return {
+            "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": experts.n,
+            "num_experts_per_tok": experts.n_chosen, "intermediate_size": experts.intermediate_size,
+            "layer_types": kinds, "sliding_window": max(target.windows), "swiglu_limit": 7.0, **in_4_bits,
+        }  # fmt: skip
+    return {
+        "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": experts.n,
+        "num_experts_per_tok": experts.n_chosen, "moe_intermediate_size": experts.intermediate_size,
+        "norm_topk_prob": experts.is_normalised, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    }  # fmt: skip
 
 
 def draft_config(pair: PlantedPair) -> dict[str, Any]:

@@ -1,16 +1,12 @@
-"""Shapes a pair can be planted in, and what a shape must have room for.
-
-Source: the published config.json files of the models named; the limits are derived here.
-"""
+"""What shapes a pair can be planted in must have room for; the limits are derived here."""
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import dataclass
-from typing import Any
 
-from eagle3core.geometry import BlockGeometry, DraftGeometry, RopeGeometry, TargetGeometry
+from eagle3core.checkpoint import target_shapes
+from eagle3core.geometry import DraftGeometry, TargetGeometry
 from lab.errors import ExperimentError
 
 # Of the newest token's vote: what the best of all wrong rows may reach before a wrong row wins now and then.
@@ -62,11 +58,9 @@ class PlantedGeometry:
 
     @property
     def n_weights(self) -> int:
-        """Weights of the target's matrices: its layers, its table and its head."""
-        target, block = self.target, self.target.block
-        heads = (2 * block.n_heads + 2 * block.n_kv_heads) * block.head_dim  # rows of q, k, v, and columns of o
-        layer = block.hidden_size * (heads + 3 * block.intermediate_size)
-        return target.n_layers * layer + 2 * target.vocab_size * block.hidden_size
+        """Weights of the target's matrices: its layers, its table and its head; of those in 4 bits two a byte."""
+        matrices = [(name, math.prod(shape)) for name, shape in target_shapes(self.target) if len(shape) > 1]
+        return sum(2 * n if name.endswith("_blocks") else n for name, n in matrices if not name.endswith("_scales"))
 
     @property
     def n_preimages(self) -> int:
@@ -109,88 +103,3 @@ class PlantedGeometry:
 
     def _refused(self, what: str, allowed: str, remedy: str) -> ExperimentError:
         return ExperimentError(f"planted geometry {self.name!r} has {what}", allowed, remedy)
-
-
-def _geometry(
-    name: str,
-    *,
-    hidden: int,
-    layers: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    ffn: int,
-    vocab: int,
-    draft_vocab: int,
-    taps: tuple[int, ...],
-    draft_ffn: int | None = None,
-    max_position: int = 131072,
-    rope: RopeGeometry | None = None,
-    eps: float = 1e-5,
-    qk_norm: bool = False,
-) -> PlantedGeometry:
-    """A target and a head of one layer as wide as the target's."""
-    rope = rope or RopeGeometry()
-    block = BlockGeometry(hidden, ffn, heads, kv_heads, head_dim, eps, rope, qk_norm)
-    own = BlockGeometry(hidden, draft_ffn or ffn, heads, kv_heads, head_dim, eps, RopeGeometry(rope.theta))
-    target = TargetGeometry(block, layers, vocab, max_position)
-    return PlantedGeometry(name, target, DraftGeometry(own, hidden, vocab, draft_vocab, taps, False, True))
-
-
-_LLAMA_31 = RopeGeometry(500000.0, "llama3", 8.0, 1.0, 4.0, 8192)
-_LLAMA_32 = RopeGeometry(500000.0, "llama3", 32.0, 1.0, 4.0, 8192)
-_QWEN3: dict[str, Any] = {
-    "kv_heads": 8, "head_dim": 128, "vocab": 151936, "draft_vocab": 32000, "max_position": 40960, "eps": 1e-6,
-    "rope": RopeGeometry(1e6), "qk_norm": True,
-}  # fmt: skip
-
-GEOMETRIES = {
-    geometry.name: geometry
-    for geometry in (
-        _geometry(
-            "llama-3.1-8b", hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, ffn=14336, vocab=128256,
-            draft_vocab=32000, taps=(2, 16, 29), rope=_LLAMA_31,
-        ),
-        _geometry(
-            "llama-3.1-70b", hidden=8192, layers=80, heads=64, kv_heads=8, head_dim=128, ffn=28672, vocab=128256,
-            draft_vocab=32000, taps=(2, 40, 77), rope=_LLAMA_31,
-        ),
-        # But for their tied tables, as below: a step reads as many bytes either way.
-        _geometry(
-            "llama-3.2-1b", hidden=2048, layers=16, heads=32, kv_heads=8, head_dim=64, ffn=8192, vocab=128256,
-            draft_vocab=32000, taps=(2, 8, 13), rope=_LLAMA_32,
-        ),
-        _geometry(
-            "llama-3.2-3b", hidden=3072, layers=28, heads=24, kv_heads=8, head_dim=128, ffn=8192, vocab=128256,
-            draft_vocab=32000, taps=(2, 14, 25), rope=_LLAMA_32,
-        ),
-        _geometry("qwen3-8b", hidden=4096, layers=36, heads=32, ffn=12288, taps=(2, 18, 33), **_QWEN3),
-        _geometry("qwen3-4b", hidden=2560, layers=36, heads=32, ffn=9728, taps=(2, 18, 33), **_QWEN3),
-        # The shapes of the pair in lab/pairs/shipped, but for its tied table: a tied one has no room for a map.
-        _geometry(
-            "shipped", hidden=256, layers=8, heads=4, kv_heads=2, head_dim=64, ffn=640, draft_ffn=768, vocab=4096,
-            draft_vocab=1024, taps=(2, 4, 5), max_position=2048,
-        ),
-        # For a CPU: a cycle long enough to count acceptance on, layers few enough for thousands of steps.
-        _geometry(
-            "nano", hidden=256, layers=3, heads=4, kv_heads=2, head_dim=64, ffn=320, vocab=6144, draft_vocab=4096,
-            taps=(0, 1, 2), max_position=16384,
-        ),
-    )
-}  # fmt: skip
-
-
-def find_geometry(name: str) -> PlantedGeometry:
-    """The geometry of that name.
-
-    Raises:
-        ExperimentError: there is none.
-    """
-    if name in GEOMETRIES:
-        return GEOMETRIES[name]
-    close = difflib.get_close_matches(name, GEOMETRIES, 1)
-    raise ExperimentError(
-        f"no geometry {name!r}" + (f" (did you mean {close[0]!r}?)" if close else ""),
-        ", ".join(GEOMETRIES),
-        "name one of these",
-    )

@@ -11,7 +11,9 @@ from eagle3core.config import EngineConfig
 from eagle3core.loading import packs_for
 from eagle3core.speculative import SpeculativeConfig, WeightFormat
 from eagle3core.weights import PackedDraft, PackedTarget, pack_draft, pack_target
-from lab.pairs.planted.geometries import PlantedGeometry, find_geometry
+from lab.errors import ExperimentError
+from lab.pairs.planted.geometries import PlantedGeometry
+from lab.pairs.planted.published import find_geometry
 from lab.pairs.planted.tokens import plan_tokens
 from lab.pairs.planted.weights import PlantedWeights
 
@@ -22,11 +24,12 @@ class PlantedPair:
     Args:
         geometry: shapes, or the name of known ones.
         share: the dial: probability that a drafted token is accepted, given that those before it were.
+        repeated: the dial of routing, where the target has experts: probability that a token takes its predecessor's.
         seed: of everything random in it.
         dtype, device: of the weights.
 
     Raises:
-        ExperimentError: an unknown geometry, or a share outside 0..1.
+        ExperimentError: an unknown geometry, or a share outside 0..1, or a dial of routing without experts.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class PlantedPair:
         geometry: PlantedGeometry | str,
         *,
         share: float,
+        repeated: float = 0.0,
         seed: int = 0,
         dtype: torch.dtype = torch.bfloat16,
         device: torch.device | str = "cpu",
@@ -42,7 +46,12 @@ class PlantedPair:
         self.seed, self.dtype, self.device = seed, dtype, torch.device(device)
         self.dial = share
         target = self.geometry.target
-        self.tokens = plan_tokens(target.vocab_size, self.geometry.draft.draft_vocab_size, share, seed)
+        if repeated and target.block.experts is None:
+            raise ExperimentError(
+                f"{repeated:g} of tokens repeat their experts in {self.geometry.name}, which has none",
+                "0, or a geometry with experts", "leave the share out, or name another geometry",
+            )  # fmt: skip
+        self.tokens = plan_tokens(target.vocab_size, self.geometry.draft.draft_vocab_size, share, seed, repeated)
         made: dict[str, Any] = {"seed": seed, "dtype": dtype, "device": self.device}
         self.target_weights = PlantedWeights(self.geometry, self.tokens, **made, side="target")
         self.draft_weights = PlantedWeights(self.geometry, self.tokens, **made, side="draft")
@@ -94,4 +103,5 @@ class PlantedPair:
             "share": self.tokens.share,
             "dtype": str(self.dtype).removeprefix("torch."),
             "made_on": self.device.type,
+            **({} if self.geometry.target.block.experts is None else {"repeated_experts": self.tokens.repeated}),
         }

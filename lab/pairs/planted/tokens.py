@@ -2,6 +2,9 @@
 
 The draft's vocabulary is one long cycle; every token outside it leads into it. The draft is right after a chosen share
 of the cycle's tokens, drawn at random, so a drafted token is right with that probability whatever came before it.
+
+Of a target with experts a token takes the experts of its code (`expert_weights`): its predecessor's on the cycle with a
+chosen probability, else one of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lab.errors import ExperimentError
+from lab.options.values import MOST_REPEATED
 
 
 @dataclass(frozen=True)
@@ -24,6 +28,8 @@ class TokenMap:
         proposed: `[Vd]` int64 row of the draft's head that wins after each token of the draft vocabulary.
         right: `[Vd]` bool where that row is the successor's.
         predecessors: `[Vd, P]` int64 the tokens that lead to each token of the draft vocabulary, -1 padded.
+        code_holder: `[V]` int64 the token whose code each token has.
+        repeated: share of the cycle's tokens that have their predecessor's, drawn at random.
     """
 
     draft_to_target: Tensor
@@ -31,6 +37,8 @@ class TokenMap:
     proposed: Tensor
     right: Tensor
     predecessors: Tensor
+    code_holder: Tensor
+    repeated: float = 0.0
 
     @property
     def share(self) -> float:
@@ -46,14 +54,20 @@ class TokenMap:
         return tokens
 
 
-def plan_tokens(vocab: int, draft_vocab: int, share: float, seed: int) -> TokenMap:
+def plan_tokens(vocab: int, draft_vocab: int, share: float, seed: int, repeated: float = 0.0) -> TokenMap:
     """The map of a vocabulary with `draft_vocab` draft tokens, right after `share` of them; the same on any machine.
+
+    `repeated`: chance that a token of the cycle takes its predecessor's experts.
 
     Raises:
         ExperimentError: a share outside 0..1.
     """
     if not 0.0 <= share <= 1.0:
         raise ExperimentError(f"acceptance share is {share}", "0 to 1", "give the share of positions to be accepted")
+    if not 0.0 <= repeated <= MOST_REPEATED:
+        raise ExperimentError(
+            f"share of repeated experts is {repeated}", f"0 to {MOST_REPEATED}", "give the share of tokens that repeat"
+        )
     random = torch.Generator().manual_seed(seed)
     ids = torch.randperm(vocab, generator=random)[:draft_vocab].sort().values
     cycle = torch.randperm(draft_vocab, generator=random)
@@ -70,7 +84,22 @@ def plan_tokens(vocab: int, draft_vocab: int, share: float, seed: int) -> TokenM
     wrong = wrong[torch.randperm(len(wrong), generator=random)]
     proposed = follows.clone()
     proposed[wrong] = follows[wrong.roll(1)]  # each wrong token proposes another wrong one's successor
-    return TokenMap(ids, successor, proposed, right, _predecessors(ids, follows, outside, entered, draft_vocab))
+    before = _predecessors(ids, follows, outside, entered, draft_vocab)
+    holder = _code_holders(vocab, ids[cycle], repeated, seed)
+    return TokenMap(ids, successor, proposed, right, before, holder, repeated)
+
+
+def _code_holders(vocab: int, cycle: Tensor, repeated: float, seed: int) -> Tensor:
+    """`[V]` the token whose code each has: `cycle` is walked, and a code kept with probability `repeated`.
+
+    Drawn apart from all else, so that a pair has the same tokens at any share of repeated experts.
+    """
+    drawn = torch.rand(len(cycle), generator=torch.Generator().manual_seed(seed)) >= repeated
+    drawn[0] = True
+    places = torch.arange(len(cycle))
+    holder = torch.arange(vocab)
+    holder[cycle] = cycle[torch.where(drawn, places, 0).cummax(0).values]
+    return holder
 
 
 def share_for_length(length: float, k: int) -> float:

@@ -1,7 +1,8 @@
 """The tensors of a planted pair, made one by one, by name.
 
 Target: `lm_head` row f(t) holds the embeddings of the tokens t that lead to it; the layers are random and add up to
-less than half the embedding's norm, so logit f(t) stands far above all others whatever the context.
+less than half the embedding's norm, so logit f(t) stands far above all others whatever the context. Of a target with
+experts, `expert_weights` says what is planted beside that.
 
 Draft: its attention looks at itself, since every query head is its key head's scaled copy, so the attention's output is
 r(t) = U V norm(e[t]) + a term that takes the component in U of the hidden state away again. What was said about earlier
@@ -25,6 +26,14 @@ from eagle3core.checkpoint import draft_shapes, target_shapes
 from eagle3core.geometry import BlockGeometry
 from eagle3core.kernels.layer import rms_norm_reference
 from lab.errors import ExperimentError
+from lab.pairs.planted.expert_weights import (
+    code_width,
+    random_blocks,
+    random_scales,
+    router_rows,
+    spare_codes,
+    with_codes,
+)
 from lab.pairs.planted.geometries import PlantedGeometry
 from lab.pairs.planted.tokens import TokenMap
 
@@ -40,6 +49,7 @@ CHUNK_ROWS = 4096  # rows of a table made at once: bounds the temporaries of a w
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _DRAFT = "draft."
+_ADDS_TO_STREAM = ("o_proj", "down_proj")
 
 
 class PlantedWeights(Mapping[str, Tensor]):
@@ -104,6 +114,9 @@ class PlantedWeights(Mapping[str, Tensor]):
         if held is None:
             shape = (self.geometry.target.vocab_size, self.geometry.target.block.hidden_size)
             held = self._normal(_EMBEDDING, shape, 1.0)
+            if self.geometry.target.block.experts is not None:
+                codes = self._normal("codes", (shape[0], code_width(shape[1])), 1.0)
+                with_codes(held, codes, self.tokens.code_holder.to(self.device))
             self._table = weakref.ref(held)
         return held
 
@@ -114,20 +127,47 @@ class PlantedWeights(Mapping[str, Tensor]):
     # -- target
 
     def _of_target(self, name: str) -> Tensor:
-        shape, target = self.shapes[name], self.geometry.target
+        shape = self.shapes[name]
         if name == _EMBEDDING:
             return self.table()
         if name == _HEAD:
             return self._target_head()
         if name.endswith("norm.weight"):
             return self._gain(name, shape)
-        if name.endswith(".bias"):
-            return self._normal(name, shape, 0.1 * LAYER_SHARE)
-        # GPT-2's rule: what enters the stream shrinks with the root of how many add to it (two a layer).
-        depth = (
-            LAYER_SHARE / math.sqrt(2 * target.n_layers) if name.endswith(("o_proj.weight", "down_proj.weight")) else 1
-        )
-        return self._normal(name, shape, depth / math.sqrt(shape[1]))
+        made = self._of_experts(name, shape)
+        if made is not None:
+            return made
+        if name.endswith(("router.weight", "mlp.gate.weight")):
+            return router_rows(self._normal(name, shape, 1.0))
+        spread = self._depth(name) / math.sqrt(shape[1])
+        return self._sparing(name, self._normal(name, shape, spread))
+
+    def _depth(self, name: str) -> float:
+        """GPT-2's rule: what enters the stream shrinks with the root of how many add to it (two a layer)."""
+        adds = any(part in name for part in _ADDS_TO_STREAM)
+        return LAYER_SHARE / math.sqrt(2 * self.geometry.target.n_layers) if adds else 1.0
+
+    def _of_experts(self, name: str, shape: tuple[int, ...]) -> Tensor | None:
+        """Biases, sinks and what has 4 bits; None of other tensors."""
+        if name.endswith("router.bias"):  # what is added to logits would make them depend on the context's length
+            return torch.zeros(shape, dtype=self.dtype, device=self.device)
+        if name.endswith("sinks"):
+            return self._normal(name, shape, 1.0)
+        if name.endswith("bias"):
+            return self._sparing(name, self._normal(name, shape, 0.1 * LAYER_SHARE * self._depth(name)))
+        if name.endswith("_blocks"):
+            return self._sparing(name, random_blocks(shape, self._random(name)))
+        if name.endswith("_scales"):
+            reads = 32 * shape[-1]
+            return random_scales(shape, self._depth(name) / math.sqrt(reads), self._random(name))
+        return None
+
+    def _sparing(self, name: str, tensor: Tensor) -> Tensor:
+        """The tensor, without what it would add to codes."""
+        block = self.geometry.target.block
+        if block.experts is None or not any(part in name for part in _ADDS_TO_STREAM):
+            return tensor
+        return spare_codes(tensor, 1 if "experts.down_proj" in name else 0, code_width(block.hidden_size))
 
     def _target_head(self) -> Tensor:
         """Rows of tokens with predecessors hold their embeddings; the others are random, equally long."""

@@ -104,13 +104,13 @@ def slowed_engine(scenario: Scenario, k: int, kernel: str, rows: Rows) -> Plante
 
 def scenario_of(options: AbOptions) -> Scenario:
     """One point and the depth asked for, with the baseline that a scenario has beside it."""
-    geometry = options.geometry or "nano"
+    geometry = options.shapes()
     device = chosen_device(options.device, geometry)
     return Scenario(
         geometry=geometry, pair="planted", points=(options.at,), ks=tuple(sorted({0, options.spec})),
         share=options.share if options.share is not None else dial(options.acceptance_length, options.spec),
         tokens=options.tokens, rounds=options.rounds, warmup=0, dtype=chosen_dtype(options.dtype, device),
-        device=device, peers=(), seed=options.seed,
+        device=device, peers=(), seed=options.seed, repeated=options.repeated,
     )  # fmt: skip
 
 

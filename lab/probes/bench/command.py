@@ -58,7 +58,7 @@ def scenario_of(options: BenchOptions) -> Scenario:
     share = options.share if options.share is not None else 1.0
     if options.share is None and deepest:
         share = share_for_length(options.acceptance_length or min(DEFAULT_LENGTH, deepest + 1.0), deepest)
-    geometry = options.geometry or ("shipped" if options.pair == "shipped" else "nano")
+    geometry = options.shapes("shipped" if options.pair == "shipped" else "nano")
     device = chosen_device(options.device, geometry)
     return Scenario(
         geometry=geometry,
@@ -73,6 +73,7 @@ def scenario_of(options: BenchOptions) -> Scenario:
         device=device,
         peers=options.peers if options.forced is None else (),  # what a peer commits cannot be forced
         seed=options.seed,
+        repeated=options.repeated,
         draft_weights=options.draft_weights,
         forced=options.forced,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +12,13 @@ import torch
 from lab.ending import tell_summary
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.bench import PlantedOptions
+from lab.pairs.on_disk import Pair
 from lab.pairs.planted import PlantedPair, share_for_length
 from lab.pairs.planted.check import DialCheck, Margin, check_dial, measure_margin, tokens_for
 from lab.pairs.planted.disk import write_pair
 from lab.pairs.planted.tokens import expected_length
-from lab.probes.bench.command import chosen_device, chosen_dtype
+from lab.probes.bench.command import chosen_device, chosen_dtype, resolved_device
+from lab.probes.bench.load import read_models, watched_load
 from lab.probes.bench.record import Rows
 from lab.probes.bench.scenario import Scenario
 from lab.probes.bench.source import open_pair
@@ -30,10 +33,13 @@ def run(options: PlantedOptions) -> int:
     scenario = scenario_of(options)
     rows = Rows(options.out.stem if options.out else "planted", collect(), [])
     judged: list[bool] = []
+    written = None
     if options.write is not None:
         pair = _pair(scenario)
-        write_pair(options.write, pair)
+        written = write_pair(options.write, pair)
         print(f"{options.write.name}: {pair.card()}")
+    if options.load:
+        judged.append(_check_load(scenario, written, rows))
     if not options.no_margin and (holds := _check_margin(scenario, rows)) is not None:
         judged.append(holds)
     if options.steps:
@@ -59,8 +65,10 @@ def scenario_of(options: PlantedOptions) -> Scenario:
     length = options.acceptance_length
     if length is None:
         length = min(DEFAULT_LENGTH, options.spec + 1.0)  # one draft commits at most two tokens
-    geometry = options.geometry or "nano"
-    device = chosen_device(options.device, geometry)
+    geometry = options.shapes()
+    # What is only made, written or loaded takes a CPU seconds a layer; decoding it would take hours.
+    is_only_made = options.steps == 0 and options.no_margin
+    device = resolved_device(options.device) if is_only_made else chosen_device(options.device, geometry)
     return Scenario(
         geometry=geometry,
         pair="planted",
@@ -71,14 +79,30 @@ def scenario_of(options: PlantedOptions) -> Scenario:
         device=device,
         peers=(),
         seed=options.seed,
+        repeated=options.repeated,
     )
 
 
 def _pair(scenario: Scenario) -> PlantedPair:
     return PlantedPair(
-        scenario.geometry, share=scenario.share, seed=scenario.seed, dtype=getattr(torch, scenario.dtype),
-        device=scenario.device,
+        scenario.geometry, share=scenario.share, repeated=scenario.repeated, seed=scenario.seed,
+        dtype=getattr(torch, scenario.dtype), device=scenario.device,
     )  # fmt: skip
+
+
+def _check_load(scenario: Scenario, written: Pair | None, rows: Rows) -> bool:
+    """Whether making the models, or reading them from disk, takes little more memory than they do."""
+    device, dtype = torch.device(scenario.device), getattr(torch, scenario.dtype)
+    make = _pair(scenario).models if written is None else partial(read_models, written, dtype, device)
+    with torch.no_grad():
+        _, load = watched_load(make, device)
+    how = "made" if written is None else "read"
+    parameters = {"geometry": scenario.geometry, "dtype": scenario.dtype, "device": scenario.device, "how": how}
+    rows.measured("load", load.values(), parameters, scenario)
+    kept, peak, beyond = (f"{n / 1e9:.2f} GB" for n in (load.kept, load.peak, load.beyond))
+    print(f"load: {how}, models {kept}, at most {peak} at once, {beyond} beyond them; holds {load.holds}", flush=True)
+    gc.collect()
+    return load.holds
 
 
 def _check_margin(scenario: Scenario, rows: Rows) -> bool | None:

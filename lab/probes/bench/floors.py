@@ -2,18 +2,19 @@
 
 A step reads every weight but the token table once, and the whole cache; a draft pass reads the head's layer, its output
 head and its cache, the first one fc as well. Each byte belongs to the stage that reads it, so the parts sum to all.
-Of experts those count that the rows of a pass choose, each distinct one once, as many as where any are alike likely: a
-verify pass, of more rows, reads more of them than a plain step. Of a layer with a window its last positions count.
+Of experts those count that the rows of a pass choose, each distinct one once, as many as a run had or as are expected
+of a share of rows that repeat: a verify pass, of more rows, reads more of them than a plain step. Of a layer with a
+window its last positions count.
 Activations and logits (megabytes) are left out. Derived here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from eagle3core.checkpoint import draft_shapes, target_shapes
-from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
+from eagle3core.geometry import BlockGeometry, DraftGeometry, ExpertsGeometry, TargetGeometry
 from eagle3core.speculative import WeightFormat
 from eagle3core.weights import stored_bytes
 
@@ -59,16 +60,37 @@ class Floor:
         return length / self.step_over_base
 
 
+@dataclass(frozen=True)
+class Routing:
+    """How many distinct experts of a layer the rows of a pass choose.
+
+    Attributes:
+        repeated: chance that a row takes the experts of the row before it in its sequence; else any are alike likely.
+        measured: distinct experts a layer and pass that a run had, by rows of a sequence in a pass.
+    """
+
+    repeated: float = 0.0
+    measured: Mapping[int, float] = field(default_factory=dict)
+
+    def n_read(self, experts: ExpertsGeometry, rows: int, batch: int) -> float:
+        """Of `rows` rows of each of `batch` sequences: measured, or expected where no run had such passes."""
+        known = self.measured.get(rows)
+        return experts.n_read(rows, batch=batch, repeated=self.repeated) if known is None else known
+
+
+UNIFORM = Routing()
+
+
 def step_floor(
     target: TargetGeometry, draft: DraftGeometry | None, *, k: int, batch: int, cached: float, itemsize: int,
-    draft_weights: WeightFormat = "as_stored",
+    draft_weights: WeightFormat = "as_stored", routing: Routing = UNIFORM,
 ) -> Floor:  # fmt: skip
     """The floor of a step with `k` draft passes (0: plain) and `cached` tokens a sequence in the cache.
 
     `itemsize`: bytes of a value in weights and cache, but for the draft's own maps in `draft_weights`.
     """
     sequences = batch * cached
-    unread, unread_by_plain = (_unread_experts(target, batch * n, itemsize) for n in (k + 1, 1))
+    unread, unread_by_plain = (_unread_experts(target, n, batch, routing, itemsize) for n in (k + 1, 1))
     weights = _by_stage(target_shapes(target), _TARGET_STAGES, itemsize)
     weights["mlp"] -= unread
     hidden = target.block.hidden_size * itemsize
@@ -85,13 +107,13 @@ def step_floor(
     return Floor(stages, unread_by_plain - unread)
 
 
-def _unread_experts(target: TargetGeometry, rows: int, itemsize: int) -> int:
-    """Bytes of the experts that a pass of `rows` rows has no use for."""
+def _unread_experts(target: TargetGeometry, rows: int, batch: int, routing: Routing, itemsize: int) -> int:
+    """Bytes of the experts that a pass of `rows` rows of each of `batch` sequences has no use for."""
     experts = target.block.experts
     if experts is None:
         return 0
     n_bytes = sum(stored_bytes(name, shape, itemsize) for name, shape in target_shapes(target) if ".experts." in name)
-    return round(n_bytes * (1 - experts.n_read(rows) / experts.n))
+    return round(n_bytes * (1 - routing.n_read(experts, rows, batch) / experts.n))
 
 
 def _cached_tokens(target: TargetGeometry, cached: float) -> float:

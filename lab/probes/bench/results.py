@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,11 +11,12 @@ import torch
 from lab.errors import RunFailed
 from lab.pairs.planted.tokens import expected_length
 from lab.probes.bench.clocks import SPANS, SpanClock
-from lab.probes.bench.floors import Floor, step_floor
+from lab.probes.bench.floors import UNIFORM, Floor, Routing, step_floor
 from lab.probes.bench.peers import Peer, PeerRound
 from lab.probes.bench.peers.plain_torch import KNOWN_GPU, KNOWN_MS
 from lab.probes.bench.record import scenario_block, speculation_block, spread_block
 from lab.probes.bench.rounds import FullWindow, Round, Spread, Work, acceptance_length, within_rounds
+from lab.probes.bench.routed import count_experts, routing_values
 from lab.probes.bench.scenario import Point, Scenario
 from lab.probes.bench.source import PairSource
 from lab.probes.ceilings import gpu_name
@@ -59,6 +60,7 @@ class PointResult:
     peers: dict[Key, PeerResult]
     gb_per_s: float
     spans: Collection[int] | None = None
+    _counted: dict[int, float | None] = field(default_factory=dict, repr=False)  # distinct experts, by depth
 
     def full(self, k: int) -> list[FullWindow]:
         """The full part of every round at depth `k`.
@@ -79,8 +81,21 @@ class PointResult:
         return step_floor(
             self.source.target_geometry, self.source.draft_geometry, k=k, batch=self.point.batch,
             cached=self.point.context + self.scenario.tokens / 2, itemsize=itemsize,
-            draft_weights=self.source.draft.weights,
+            draft_weights=self.source.draft.weights, routing=self.routing(k),
         )  # fmt: skip
+
+    def routing(self, k: int) -> Routing:
+        """What a step of `k` drafts and a plain one chose, counted once where the target has experts."""
+        if self.source.target_geometry.block.experts is None:
+            return UNIFORM
+        for depth in {0, k} & set(self.works) - set(self._counted):
+            self._counted[depth] = count_experts(self.works[depth], depth)
+        counted = {depth + 1: n for depth in (0, k) if (n := self._counted.get(depth)) is not None}
+        return replace(self.source.routing, measured=counted)
+
+    def _routing_values(self, k: int) -> dict[str, Any]:
+        experts = self.source.target_geometry.block.experts
+        return {} if experts is None else routing_values(experts, self.routing(k), k, self.point.batch)
 
     def engine_values(self, k: int) -> dict[str, Any]:
         """Row values of the engine at depth `k`."""
@@ -112,6 +127,7 @@ class PointResult:
             **spread_block("latency_ms_per_token", [1e3 * self.point.batch / one.tokens_per_s for one in windows]),
             **spread_block("throughput_tokens_per_sec", speed.samples),
             **speculation_block(work.responses, k),
+            **self._routing_values(k),
             **({f"stage_ms.{name}": ms for name, ms in stage_ms(work).items()} if is_spanned else {}),
         }
 

@@ -166,11 +166,12 @@ class Bench:
         rule = scenario.rule(k)
         forced = {} if rule is None else {"acceptance": rule.label}
         stored = {} if k == 0 or scenario.draft_weights == "as_stored" else {"draft_weights": scenario.draft_weights}
+        repeated = {"repeated_experts": scenario.repeated} if scenario.repeated else {}
         return {
             "who": who, "geometry": scenario.geometry, "pair": scenario.pair, "context": point.context,
             "batch": point.batch, "spec_k": k, "dtype": scenario.dtype, "device": scenario.device,
             "share": scenario.share if scenario.pair == "planted" and rule is None else None,
-            "tokens": scenario.tokens, **cache, **forced, **stored,
+            "tokens": scenario.tokens, **cache, **forced, **stored, **repeated,
         }  # fmt: skip
 
     # -- what runs

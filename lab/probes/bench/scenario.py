@@ -37,6 +37,7 @@ class Scenario:
         seed: of a planted pair's weights and of prompts.
         cache_share: of the free memory, for both KV caches.
         draft_weights: format of the draft's maps.
+        repeated: of a planted pair with experts, share of tokens that take their predecessor's.
         forced: tokens that every step of drafts is forced to commit, bonus included; None: what the target agrees with.
     """
 
@@ -55,6 +56,7 @@ class Scenario:
     cache_share: float = CACHE_SHARE
     forced: float | None = None
     draft_weights: WeightsName = "as_stored"
+    repeated: float = 0.0
 
     def __post_init__(self) -> None:
         if self.pair not in PAIRS:

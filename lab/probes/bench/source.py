@@ -23,6 +23,7 @@ from lab.errors import ExperimentError
 from lab.pairs import shipped_pair
 from lab.pairs.planted import PlantedPair
 from lab.pairs.prompts import joined_prompts
+from lab.probes.bench.floors import UNIFORM, Routing
 from lab.probes.bench.peers.fused import FusedDraft, FusedTarget, fuse_draft, fuse_target
 from lab.probes.bench.rounds import without_taps
 from lab.probes.bench.scenario import CACHE_SHARE, Scenario
@@ -64,6 +65,13 @@ class PairSource:
         """Shapes of the draft."""
         return self.draft.geometry
 
+    @property
+    def routing(self) -> Routing:
+        """The experts that rows are expected to choose: a draft that is wrong chooses its own."""
+        if self.planted is None:
+            return UNIFORM
+        return Routing(self.planted.tokens.repeated * self.planted.tokens.share)
+
     def prompts(self, n_prompts: int, context: int, seed: int) -> list[list[int]]:
         """`n_prompts` prompts of `context` tokens; a trained pair's are real text (docs/requirements.md 1.X-10)."""
         if self.planted is None:
@@ -85,7 +93,9 @@ class PairSource:
         """The planted pair at another dial: the same target, and copies of it, with a draft of its own."""
         assert self.planted is not None, "a trained pair has no dial"
         was = self.planted
-        pair = PlantedPair(was.geometry, share=share, seed=was.seed, dtype=was.dtype, device=was.device)
+        pair = PlantedPair(
+            was.geometry, share=share, repeated=was.tokens.repeated, seed=was.seed, dtype=was.dtype, device=was.device
+        )
         mapping = pair.tokens.draft_to_target.to(pair.device)
         pair.draft_weights.share_table(self.target.embedding)
         block, named = EngineConfig().block_size, pair.draft_weights.tensor
@@ -144,8 +154,9 @@ def open_pair(scenario: Scenario) -> PairSource:
     dtype: torch.dtype = getattr(torch, scenario.dtype)
     if scenario.pair == "planted":
         pair = PlantedPair(
-            scenario.geometry, share=scenario.share, seed=scenario.seed, dtype=dtype, device=scenario.device
-        )
+            scenario.geometry, share=scenario.share, repeated=scenario.repeated, seed=scenario.seed, dtype=dtype,
+            device=scenario.device,
+        )  # fmt: skip
         target, draft = pair.models(draft_weights=scenario.draft_weights)
         mapping = pair.tokens.draft_to_target.to(pair.device)
         return PairSource(target, draft, pair.target_weights, pair.draft_weights, mapping, pair, pair.card())

@@ -178,7 +178,7 @@ def _guarded(measure: Callable[[], None], bench: Bench, point: Point) -> None:
 
 def scenario_of(options: ScenariosOptions) -> Scenario:
     """What all suites have in common."""
-    geometry = options.geometry or "nano"
+    geometry = options.shapes()
     device = chosen_device(options.device, geometry)
     length = options.acceptance_length or DIAL_LENGTH
     return Scenario(
@@ -186,6 +186,7 @@ def scenario_of(options: ScenariosOptions) -> Scenario:
         share=options.share if options.share is not None else share_for_length(length, DIAL_DEPTH),
         tokens=options.tokens, rounds=options.rounds, warmup=options.warmup,
         dtype=chosen_dtype(options.dtype, device), device=device, peers=options.peers, seed=options.seed,
+        repeated=options.repeated,
     )  # fmt: skip
 
 

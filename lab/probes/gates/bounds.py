@@ -13,8 +13,9 @@ import torch
 
 from eagle3core.geometry import DraftGeometry, TargetGeometry
 from eagle3core.speculative import WeightFormat
-from lab.pairs.planted import GEOMETRIES
-from lab.probes.bench.floors import Floor, step_floor
+from lab.options.values import read_cut_name
+from lab.pairs.planted import GEOMETRIES, PlantedGeometry, find_geometry
+from lab.probes.bench.floors import Floor, Routing, step_floor
 from lab.probes.bench.invariants import INVARIANTS
 from lab.probes.bench.scenario import DTYPES, PEERS
 from lab.probes.gates.config import Gate
@@ -40,7 +41,7 @@ def binding(gate: Gate, row: Row, plain: Row | None) -> str:
     try:
         if name.startswith("speedup") or name == "step_over_base":
             return _of_speed(gate, row, plain)
-        if name == "share_of_floor":
+        if name in ("share_of_floor", "decode_tokens_per_s"):
             return _of_step(row)
         if name.startswith(OVER):
             return _of_peer(name.removeprefix(OVER), row)
@@ -157,9 +158,10 @@ def stage_excess_us(row: Row) -> dict[str, tuple[float, float]]:
 
 def floor_of(row: Row) -> Floor | None:
     """The floor of a row's step, if its geometry is a known one and it says where it stands."""
-    at, geometry = row.parameters, GEOMETRIES.get(str(row.parameters.get("geometry")))
+    at, geometry = row.parameters, _geometry(str(row.parameters.get("geometry")))
     wanted = [number_of(at.get(name)) for name in ("spec_k", "batch", "context", "tokens")]
     known = [value for value in wanted if value is not None and 0 <= value < _MOST_PLACE]
+    repeated, share = (number_of(at.get(name)) or 0.0 for name in ("repeated_experts", "share"))
     if geometry is None or len(known) < len(wanted) or at.get("dtype") not in DTYPES:
         return None
     k, batch, context, tokens = known
@@ -167,7 +169,16 @@ def floor_of(row: Row) -> Floor | None:
     itemsize: int = getattr(torch, str(at["dtype"])).itemsize
     stored: WeightFormat = "fp8" if at.get("draft_weights") == "fp8" else "as_stored"
     cached = context + tokens / 2
-    return step_floor(*shapes, k=int(k), batch=int(batch), cached=cached, itemsize=itemsize, draft_weights=stored)
+    read = row.number("experts_read")
+    routing = Routing(repeated * share, {} if read is None else {int(k) + 1: read})
+    return step_floor(
+        *shapes, k=int(k), batch=int(batch), cached=cached, itemsize=itemsize, draft_weights=stored, routing=routing
+    )
+
+
+def _geometry(name: str) -> PlantedGeometry | None:
+    """The geometry of that name, cut or whole; None of an unknown one."""
+    return find_geometry(name) if read_cut_name(name)[0] in GEOMETRIES else None
 
 
 def peer_of(name: str) -> str | None:

@@ -33,7 +33,7 @@ def run_full(options: GatesRunOptions) -> int:
 
 def check(options: GatesCheckOptions) -> int:
     """Judges stored records."""
-    config = load_gates(options.config or packaged_gates(), options.geometry)
+    config = load_gates(options.config or packaged_gates(options.geometry), options.geometry)
     mode = config.find(options.mode)
     results = judge_mode(config, mode, options.as_kind, rows_of(options.baseline, options.spec, mode))
     print(listing(results))
@@ -44,7 +44,7 @@ def check(options: GatesCheckOptions) -> int:
 
 
 def _runs(kind: RunKind, options: GatesRunOptions) -> int:
-    config = load_gates(options.config or packaged_gates(), options.geometry)
+    config = load_gates(options.config or packaged_gates(options.geometry), options.geometry)
     if options.build is not None:
         made = build_kernels(config, kind, options.arch, options.build, options.share)
         tell_summary({"command": f"gates {kind}", "built": made})

@@ -166,9 +166,10 @@ def _always(invariants: tuple[str, ...]) -> list[Gate]:
     return always + [Gate(name=name, of="baseline", value=value, at_most=0) for value, name in values.items()]
 
 
-def packaged_gates() -> Path:
-    """The configuration that is used when none is named."""
-    return packaged(CONFIG)
+def packaged_gates(geometry: str | None = None) -> Path:
+    """The configuration that is used when none is named: a geometry's own, where it has one."""
+    own = packaged(f"gates-{geometry}.toml")
+    return own if geometry is not None and own.is_file() else packaged(CONFIG)
 
 
 def load_gates(path: Path, geometry: str | None = None) -> GatesConfig:

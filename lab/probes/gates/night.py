@@ -18,7 +18,10 @@ from matplotlib import pyplot as plt
 from lab.errors import RunFailed
 from lab.figures import INK, Drawing, look_of
 from lab.night.experiment import Experiment
+from lab.options.proofs import GatesFeasibleOptions
 from lab.probes.gates.config import GatesConfig, RunKind, load_gates, packaged_gates
+from lab.probes.gates.feasible import Possible, Steps
+from lab.probes.gates.feasible_command import found as found_feasible
 from lab.probes.gates.history import append, entry_of, green_row, key_of, read, require_green
 from lab.probes.gates.judging import judge_run, listing, outcome
 from lab.probes.gates.measure import Runs, Tell, check_device
@@ -56,7 +59,7 @@ class GateRuns:
 
 def configuration(path: str, geometry: str) -> GatesConfig:
     """The configuration named, or the packaged one, for its own geometry or another."""
-    return load_gates(Path(path) if path else packaged_gates(), geometry or None)
+    return load_gates(Path(path) if path else packaged_gates(geometry), geometry or None)
 
 
 def run_gates(exp: Experiment, config: GatesConfig, kind: str, repeat: int, state: str, tell: Tell) -> GateRuns:
@@ -99,6 +102,11 @@ def stored_gates(path: Path, kind: str) -> GateRuns:
     gates = list({row.name: row for row in rows if row.kind == "gate"}.values())
     reason = "" if gates else f"{path.name} has no gates of {kind} runs"
     return GateRuns(tuple(row for row in rows if row.kind == "bench"), tuple(gates_of(gates)), reason=reason)
+
+
+def feasible(config: GatesConfig, gpu: str) -> tuple[list[Steps], list[Possible]]:
+    """What bytes allow on a GPU of that name, whatever was run."""
+    return found_feasible(GatesFeasibleOptions(gpu=gpu), config)
 
 
 def write(exp: Experiment, found: GateRuns, config: GatesConfig, kind: str, repeat: int) -> None:

@@ -8,20 +8,12 @@ from collections.abc import Sequence
 import pandas as pd
 
 from lab.figures import Drawing, colour_of
+from lab.probes.ceilings import STATED_GB_PER_S
 from lab.probes.kernels.pictures import ops_of, roofline
 from lab.probes.kernels.roofline import PASS_US, case_text, floor_us
 from lab.probes.kernels.rows import Bench, read_bench, reference_files
 from lab.widgets import Control, Picker
 
-# 10^9 bytes a second that the vendor states, of a GPU of each architecture that kernels are compiled for. Read rates
-# that are reached are lower: of the H200's 4800 they are 4578. Source: NVIDIA's data sheets of these products.
-STATED_GB_PER_S = {
-    "A100 SXM 80 GB": 2039.0,
-    "H100 SXM": 3350.0,
-    "H200": 4800.0,
-    "B200": 8000.0,
-    "RTX PRO 6000 Blackwell": 1792.0,
-}
 MEASURED, STATED = "measured", "not measured"
 
 

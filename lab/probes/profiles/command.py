@@ -12,7 +12,7 @@ from lab.ending import tell_summary
 from lab.errors import EXIT_PASSED, ExperimentError, LabError, RunFailed
 from lab.options.reader import read_values
 from lab.options.speed import ProfileOptions
-from lab.options.values import Point
+from lab.options.values import Point, read_cut_name
 from lab.probes.bench.command import chosen_device, chosen_dtype
 from lab.probes.bench.run import Tell
 from lab.probes.bench.scenario import Scenario
@@ -195,12 +195,13 @@ def subject_of(options: ProfileOptions) -> tuple[Scenario, Point, int]:
         ExperimentError: they name what is not there.
     """
     k = options.spec
-    geometry = options.geometry or ("shipped" if options.pair == "shipped" else "nano")
+    geometry = options.shapes("shipped" if options.pair == "shipped" else "nano")
     device = chosen_device(options.device, geometry)
     scenario = Scenario(
         geometry=geometry, pair=options.pair, points=(options.at,), ks=(0, k) if k else (0,),
         share=options.share if options.share is not None else dial(options.acceptance_length, k), warmup=WARM_STEPS,
         rounds=options.steps, dtype=chosen_dtype(options.dtype, device), device=device, peers=(), seed=options.seed,
+        repeated=options.repeated,
     )  # fmt: skip
     return scenario, options.at, k
 
@@ -213,7 +214,10 @@ def _told(scenario: Scenario, point: Point, k: int, n_steps: int) -> Told:
 
 def _options(options: ProfileOptions, scenario: Scenario) -> list[str]:
     """The options that say what is profiled, for a child."""
-    pair = ["--pair", options.pair, *(["--geometry", scenario.geometry] if options.pair == "planted" else [])]
+    name, layers = read_cut_name(scenario.geometry)
+    cut = [] if layers is None else ["--layers", str(layers)]
+    planted = ["--geometry", name, *cut, "--repeated", str(scenario.repeated)]
+    pair = ["--pair", options.pair, *(planted if options.pair == "planted" else [])]
     return [
         *pair, "--at", str(options.at), "--spec", str(options.spec), "--share", str(scenario.share),
         "--dtype", scenario.dtype, "--device", scenario.device, "--seed", str(scenario.seed),

@@ -85,7 +85,7 @@ def scenario_of(options: SpeedOptions) -> Scenario:
     Raises:
         ExperimentError: they name what is not there.
     """
-    geometry = options.geometry or "nano"
+    geometry = options.shapes()
     device = "cuda" if options.build is not None else chosen_device(options.device, geometry)
     return Scenario(
         geometry=geometry,
@@ -100,6 +100,7 @@ def scenario_of(options: SpeedOptions) -> Scenario:
         device=device,
         peers=options.peers,
         seed=options.seed,
+        repeated=options.repeated,
         draft_weights=options.draft_weights,
     )
 

@@ -7,7 +7,7 @@ timed rounds, so that no timed step follows a profiler.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -132,31 +132,36 @@ class Speed:
         timed = self._timed(point, k)
         timed_us = 1e3 * float(timed["step_ms_median"])
         if source.target.is_packed:
-            return self._profiled(source, point, k, gb_per_s, timed_us)
+            return self._profiled(source, point, k, gb_per_s, timed)
         spans_ms = {
             name.removeprefix("stage_ms."): float(timed[name]) for name in timed if name.startswith("stage_ms.")
         }
-        return spanned_values(spans_ms, self._floor(source, point, k, self.scenario.tokens / 2), gb_per_s, timed_us)
+        floor = self._floor(source, point, k, self.scenario.tokens / 2, timed)
+        return spanned_values(spans_ms, floor, gb_per_s, timed_us)
 
     def _profiled(
-        self, source: PairSource, point: Point, k: int, gb_per_s: float, timed_us: float
+        self, source: PairSource, point: Point, k: int, gb_per_s: float, timed: Mapping[str, Any]
     ) -> dict[str, dict[str, Any]]:
         """Values by stage; the rows of its kernels are written here."""
         session = point.context + tokens_for(self.n_steps, k) + HEADROOM
         engine = source.engine(k, batch=point.batch, session_len=session)
         profile = profile_steps(engine, source.prompts(point.batch, point.context, self.scenario.seed), self.n_steps)
-        floor = self._floor(source, point, k, profile.cached - point.context)
+        floor = self._floor(source, point, k, profile.cached - point.context, timed)
         parameters = self._bench(point, self.scenario.ks).parameters(point, k, "engine")
         for kernel, values in kernel_values(profile).items():
             where = {**parameters, "kernel": kernel}
             name = f"{point.name(k)}/{kernel}"
             self.rows.measured(name, values, where, self.scenario, kind=KERNEL, timer="cupti")
-        return profiled_values(profile, floor, gb_per_s, timed_us)
+        return profiled_values(profile, floor, gb_per_s, 1e3 * float(timed["step_ms_median"]))
 
-    def _floor(self, source: PairSource, point: Point, k: int, generated: float) -> Floor:
+    def _floor(self, source: PairSource, point: Point, k: int, generated: float, timed: Mapping[str, Any]) -> Floor:
+        """`timed`: the row of these steps, which says how many experts they chose."""
+        read = timed.get("experts_read")
+        routing = source.routing if read is None else replace(source.routing, measured={k + 1: float(read)})
         return step_floor(
             source.target_geometry, source.draft_geometry, k=k, batch=point.batch, cached=point.context + generated,
             itemsize=getattr(torch, self.scenario.dtype).itemsize, draft_weights=source.draft.weights,
+            routing=routing,
         )  # fmt: skip
 
     def _timed(self, point: Point, k: int) -> dict[str, Any]:

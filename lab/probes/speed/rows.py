@@ -30,6 +30,7 @@ class Depth:
         length: tokens a step that were measured; dial_length: those the pair was planted for.
         speedup: over plain decoding, as measured.
         by_position: share of steps that accept each drafted position.
+        experts_read: distinct experts a layer and step, where the target has any.
     """
 
     k: int
@@ -41,6 +42,7 @@ class Depth:
     dial_length: float | None = None
     speedup: Range | None = None
     by_position: tuple[float, ...] = ()
+    experts_read: float | None = None
 
 
 @dataclass(frozen=True)
@@ -187,7 +189,8 @@ def _take(point: PointSpeed, row: Row) -> None:
 
 def depth_of(k: int, values: Mapping[str, Any]) -> Depth:
     """A depth from the values of its row."""
-    plain = Depth(k, values["step_ms_median"], values["decode_tokens_per_s"], Range(1.0, 1.0, 1.0))
+    read = values.get("experts_read")
+    plain = Depth(k, values["step_ms_median"], values["decode_tokens_per_s"], Range(1.0, 1.0, 1.0), experts_read=read)
     if k == 0:
         return plain
     over = _range(values, "step_over_base")
@@ -195,7 +198,7 @@ def depth_of(k: int, values: Mapping[str, Any]) -> Depth:
     return Depth(
         k, plain.step_ms, plain.tokens_per_s, over, values["step_over_base_bound"], values["acceptance_length"],
         None if at_dial is None else at_dial * over.median, _range(values, "speedup"),
-        tuple(values.get("eagle_speculation.acceptance_by_position") or ()),
+        tuple(values.get("eagle_speculation.acceptance_by_position") or ()), read,
     )  # fmt: skip
 
 

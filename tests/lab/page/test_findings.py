@@ -32,9 +32,10 @@ STORED = (NIGHT_8B, NIGHT_8B.parent / "night")
 
 def gates_of_the_project() -> list[str]:
     """Names of gates: of gates.toml, of stored nights, and those that source and notebooks write down."""
-    config = load_gates(packaged_gates())
+    configs = [load_gates(packaged_gates(geometry)) for geometry in (None, "gpt-oss-120b")]
     names = [
         f"{kind}: {threshold.name}"
+        for config in configs
         for mode in config.mode
         for kind in ("micro", "full")
         for _, threshold in mode.thresholds(kind, config.invariants)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lab.pairs.planted.geometries import find_geometry
+from lab.pairs.planted import find_geometry
 from lab.rows.store import Row, nested
 
 BOUND = "attention_bound"
