@@ -33,7 +33,7 @@ class Backend:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
             return int(torch.cuda.mem_get_info(self.device)[0])
-        return _available_host_bytes()
+        return available_host_bytes()
 
 
 def choose_backend(config: EngineConfig) -> Backend:
@@ -54,7 +54,7 @@ def choose_backend(config: EngineConfig) -> Backend:
     return Backend(torch.device("cpu"), why_not)
 
 
-def _available_host_bytes() -> int:
+def available_host_bytes() -> int:
     """Host memory that a program may still take, bytes: what Linux calls available, which counts reclaimable cache."""
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():

@@ -87,7 +87,7 @@ class Engine(Closing):
         self.speculation = speculation or speculation_from(config, draft)
         check_fit(target, draft, config)
         self.memory_plan = memory_plan or plan_loaded(target, draft, config, self.backend)
-        self.runner = runner or new_runner(target, draft, config, self.memory_plan.n_blocks)
+        self.runner = runner or new_runner(target, draft, config, self.memory_plan.n_blocks, self.trace)
         self.promises = performance_mode.Watch(config, self.backend, self.runner, self.speculation)
         self.book = Book(self.runner, self.promises, config)
         self.is_closed = False
@@ -120,11 +120,16 @@ class Engine(Closing):
 
     @classmethod
     def _from_reading(cls, reading: Reading, config: EngineConfig, **others: Any) -> Engine:
-        plan = plan_reading(reading, config)
-        target, draft = reading.build()
+        plan, trace = plan_reading(reading, config), others.pop("trace", None) or Trace()
+        with reading.compiling() as under_way:  # beside the weights, which take other parts of the machine
+            with trace.span("start.weights"):
+                target, draft = reading.build()
+            with trace.span("start.compile"):
+                under_way.wait()
         return cls(
-            target, draft, config, backend=reading.backend, speculation=reading.speculation, memory_plan=plan, **others
-        )
+            target, draft, config, trace=trace, backend=reading.backend, speculation=reading.speculation,
+            memory_plan=plan, **others,
+        )  # fmt: skip
 
     def generate(
         self, prompts: Sequence[Sequence[int]], generation: GenerationConfig | Sequence[GenerationConfig]

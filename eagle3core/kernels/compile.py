@@ -172,8 +172,20 @@ def _ptx(variant: Variant, arch: str) -> str:
         kernel = variant.make(isa, **variant.constants)
         public: Any = isa.cuda
         text, _ = public.compile_ptx(kernel, _signature(variant), cc=capability, launch_bounds=_bounds(variant))
-        return str(text)
-    return str(_library(_Typed(variant)).get_asm_strs(cc=capability)[0])
+        return _numbered_within(str(text))
+    return _numbered_within(str(_library(_Typed(variant)).get_asm_strs(cc=capability)[0]))
+
+
+def _numbered_within(ptx: str) -> str:
+    """The text with functions numbered from 1: Numba counts those of the process, and names them by it, so that a
+    kernel's bytes would tell what was compiled before it."""
+    numbers: dict[str, int] = {}
+
+    def own(found: re.Match[str]) -> str:
+        tag = f"v{numbers.setdefault(found[0], len(numbers) + 1)}"
+        return f"B{len(tag)}{tag}"
+
+    return re.sub(r"B\d+v\d+", own, ptx)
 
 
 class _Typed:

@@ -90,6 +90,19 @@ def operands_device(launches: Sequence[Launch]) -> torch.device | None:
     return next(iter(devices), None)
 
 
+def load(variants: Sequence[Variant], device: torch.device) -> None:
+    """Load kernels onto a GPU, so that `bind` finds them there.
+
+    Raises:
+        BackendUnavailable, KernelLimit: as `bind`.
+    """
+    arch = device_arch(device)
+    with torch.cuda.device(device):
+        index = torch.cuda.current_device()
+        for variant in variants:
+            _kernel(variant, arch, index)
+
+
 def execute(launches: Sequence[Launch]) -> None:
     """Enqueue `launches` once: `emulator.execute`'s twin on the GPU."""
     bind(launches)()

@@ -14,7 +14,9 @@ from dataclasses import replace
 import torch
 
 from eagle3core.cache import BlockTables
+from eagle3core.kernels.cubins import compile_missing
 from eagle3core.kernels.gemm.scratch import workspace, workspace_bytes
+from eagle3core.kernels.launch import load
 from eagle3core.kernels.slots.slot_state import GOES_ON, N_RESULT, NO_CHOICE_LEFT, NOT_FINITE, RUNNING
 from eagle3core.step.admission import Reading, SlotRequest, parts_of_pass
 from eagle3core.step.depths import KEEPS, StepKind, Unread, kinds_of
@@ -25,7 +27,7 @@ from eagle3core.step.gemm_audit import audit
 from eagle3core.step.outcome import Outcome, RowOutcome
 from eagle3core.step.passes import Emitter
 from eagle3core.step.prefill import chunk_program, finish_program
-from eagle3core.step.program import Program
+from eagle3core.step.program import Program, variants_of
 from eagle3core.step.replay import Enqueue, Replayer, Staged
 from eagle3core.step.results import GivenDrafts, GivenPrompts, ResultQueue, Sent
 from eagle3core.step.sizes import DeviceSizes, StateShape, buckets, chunk_shapes
@@ -105,10 +107,19 @@ class DeviceRunner:
         """Results of admissions and steps that have not been collected."""
         return len(self._results)
 
-    def prepare(self) -> None:
-        """Capture every program now, so that no step has to."""
-        for program in self.all_programs:
-            self._enqueue_of(program)
+    def prepare(self, trace: Trace | None = None) -> None:
+        """Capture every program now, so that no step has to; its kernels are compiled before, where they are missing,
+        and loaded. Each of these is a span of the trace, `start.compile`, `start.load` and `start.capture`."""
+        trace = trace or Trace()
+        if self.emit.arch is not None and self.target.device.type == "cuda":
+            kernels = variants_of(self.all_programs)
+            with trace.span("start.compile"):
+                compile_missing(kernels, self.emit.arch)
+            with trace.span("start.load"):
+                load(kernels, self.target.device)
+        with trace.span("start.capture"):
+            for program in self.all_programs:
+                self._enqueue_of(program)
 
     def replay_by(self, replayer: Replayer) -> None:
         """Run programs by `replayer` from now on; what was captured before is dropped."""

@@ -10,9 +10,10 @@ import torch
 from device_engines import BY_MEANING, device_runner, write_nano_pair
 from tiny_engines import Pair, engine_config, new_tokens, tiny_engine
 
-from eagle3core import ConfigError, Engine, EngineConfig, SpeculativeConfig, backend, engine, loading, memory
+from eagle3core import ConfigError, Engine, EngineConfig, SpeculativeConfig, backend, engine, memory
 from eagle3core.backend import Backend, choose_backend
 from eagle3core.geometry import BlockGeometry, DraftGeometry, RopeGeometry, TargetGeometry
+from eagle3core.loading import runners
 from eagle3core.memory import GRAPH_BYTES, MemoryPlan, plan_memory
 from eagle3core.step.sizes import SPAN
 
@@ -152,9 +153,9 @@ def test_an_engine_over_packed_weights_plans_for_the_kernels_that_will_run_them(
         runner.target, None, dataclasses.replace(runner.sizes, span=SPAN), arch="sm_90a", replayer=BY_MEANING
     )
     config = EngineConfig(session_len=128, max_batch_size=2, dtype="bfloat16", device="cpu", prefill_chunk=64)
-    for module in (loading, memory):
+    for module in (runners, memory):
         monkeypatch.setattr(module, "device_arch", lambda device: "sm_90a")
-    monkeypatch.setattr(engine, "new_runner", lambda target, draft, config, n_blocks: runner)
+    monkeypatch.setattr(engine, "new_runner", lambda target, draft, config, n_blocks, trace: runner)
     made = Engine(runner.target, None, config)
     assert (made.backend.path, made.backend.path_reason) == ("kernels", "kernels for sm_90a")
     assert made.memory_plan.graph_bytes == GRAPH_BYTES
@@ -169,7 +170,7 @@ def test_an_engine_over_packed_weights_plans_for_the_kernels_that_will_run_them(
 def test_weights_read_into_a_cpus_memory_are_counted_once(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """Free memory shrinks with every look, as it does while weights are read."""
     left = iter(range(2**30, 0, -(2**20)))
-    monkeypatch.setattr(backend, "_available_host_bytes", lambda: next(left))
+    monkeypatch.setattr(backend, "available_host_bytes", lambda: next(left))
     made = tiny_engine(pair, 4).memory_plan
     assert made.allowed_kv_bytes == int((2**30 - made.weight_bytes - made.scratch_bytes) * 0.75)
 

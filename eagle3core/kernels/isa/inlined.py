@@ -11,7 +11,7 @@ from types import FunctionType
 from typing import Any
 
 import numpy as np
-from numba import cuda
+from numba import cuda, types
 from numba.cuda.compiler import compile_cuda
 from numba.cuda.dispatcher import CUDADispatcher
 
@@ -36,6 +36,9 @@ class _DeviceFunction(CUDADispatcher):
     """
 
     def compile_device(self, args: Any, return_type: Any = None) -> Any:
+        # For a number's type, not for the number: Numba would compile the function again for each one it is called
+        # with, where LLVM puts the number in once the function is merged, to the same instructions (docs/log.md).
+        args = tuple(types.unliteral(each) for each in args)  # type: ignore[no-untyped-call]
         if args not in self.overloads:
             # Read now and not when the function was made: a factory may put device functions into its names later.
             key = (_identity(self), args)

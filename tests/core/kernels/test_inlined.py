@@ -52,6 +52,26 @@ def make_by_name(isa: Any, *, n: int) -> Any:
     return kernel
 
 
+def make_chosen(isa: Any, *, calls: tuple[int, ...]) -> Any:
+    """y[i] = 2 x[i] for the odd numbers of `calls`, 3 x[i] for the others, by a function that is told the number."""
+
+    def chosen(i, x, y):
+        factor = i32(3)
+        if i % 2 == 1:
+            factor = i32(2)
+        isa.store_u32(y + i * 4, isa.load_u32(x + i * 4) * factor)
+
+    i32, chosen = isa.i32, isa.inlined(chosen)
+    a, b, c = calls
+
+    def kernel(x, y):
+        chosen(a, x, y)
+        chosen(b, x, y)
+        chosen(c, x, y)
+
+    return kernel
+
+
 def compiled(make: Any, **constants: Any) -> tuple[str, int]:
     """The text of a kernel, without names that a process counts, and how many device functions were compiled for it.
 
@@ -100,3 +120,23 @@ def test_a_name_of_a_module_that_holds_something_else_is_compiled_for_itself(mon
     text, n_compiled = compiled(make_by_name, n=1)
     assert n_compiled == 1
     assert 5 in factors(text)
+
+
+def test_a_function_that_is_called_with_several_numbers_is_compiled_once_and_each_call_is_made_for_its_own() -> None:
+    text, n_compiled = compiled(make_chosen, calls=(1, 6, 11))
+    assert n_compiled == 1
+    assert factors(text) - {4} <= {2, 3}
+    places = {int(n) for n in re.findall(r"\[\$?\S*\+(\d+)\]|add\.s64\s[^;]*, (\d+);", text) for n in n if n}
+    assert {4, 24, 44} <= places, "addresses are constants"
+    assert "setp" not in text, "no number is looked at when the kernel runs"
+
+
+def test_the_bytes_of_a_kernel_do_not_tell_what_was_compiled_before_it() -> None:
+    variant = Variant("kernel", make_scaled, {"factor": 11, "n": 2}, parameters("x:in y:out"), 32)
+    first = compile_variant(variant, "sm_90a")
+    compiled(make_scaled, factor=17, n=2)
+    compile_module._library.cache_clear()
+    inlined_module._COMPILED.clear()
+    again = compile_variant(variant, "sm_90a")
+    assert again.ptx == first.ptx
+    assert again.cubin == first.cubin

@@ -15,6 +15,8 @@ import pytest
 from eagle3core.kernels import card as card_module
 from eagle3core.kernels import cubins, registry
 from eagle3core.kernels.card import Variant, parameters
+from eagle3core.kernels.compile import compiler_versions
+from eagle3core.kernels.cubins import lookup, many, names
 from eagle3core.kernels.emulator import instructions as emulator
 
 KERNELS = Path(card_module.__file__).parent
@@ -56,9 +58,10 @@ def other_compilers(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Pretends that another version of one compiler is installed."""
 
     def install(name: str) -> None:
-        versions = {**cubins.compiler_versions(), name: "another"}
-        monkeypatch.setattr(cubins, "compiler_versions", lambda: versions)
-        monkeypatch.setattr(cubins, "_compilers_digest", cubins._compilers_digest.__wrapped__)
+        versions = {**compiler_versions(), name: "another"}
+        for module in (names, lookup, many):
+            monkeypatch.setattr(module, "compiler_versions", lambda: versions)
+        monkeypatch.setattr(names, "_compilers_digest", names._compilers_digest.__wrapped__)
 
     return install
 
@@ -72,7 +75,7 @@ def test_a_cubin_is_compiled_once_and_then_found(folders: tuple[Path, Path], mon
     assert about["arch"] == ARCH
     assert len(list(cache.iterdir())) == 2
     assert cubins.is_stored(DOUBLE, ARCH)
-    monkeypatch.setattr(cubins, "compile_variant", lambda *a: pytest.fail("compiled again"))
+    monkeypatch.setattr(lookup, "compile_variant", lambda *a: pytest.fail("compiled again"))
     assert cubins.cubin(DOUBLE, ARCH) == (code, about)
 
 
@@ -83,8 +86,8 @@ def test_cubins_built_ahead_are_used_and_not_built_twice(
     cache, ahead = folders
     told: list[str] = []
     assert cubins.build_cubins([DOUBLE], "sm_120", ahead, tell=told.append) == 1
-    assert "registers" in told[0]
-    monkeypatch.setattr(cubins, "compile_variant", lambda *a: pytest.fail("compiled again"))
+    assert told[0].startswith("double.sm_120.")
+    monkeypatch.setattr(lookup, "compile_variant", lambda *a: pytest.fail("compiled again"))
     assert cubins.build_cubins([DOUBLE], "sm_120", ahead) == 0
     assert cubins.cubin(DOUBLE, "sm_120")[1]["variant"] == "double"
     assert not cache.exists()
@@ -109,7 +112,7 @@ def test_another_version_of_a_compiler_compiles_anew(
 @pytest.mark.compiled
 def test_a_half_written_cubin_is_never_taken(folders: tuple[Path, Path]) -> None:
     cache, _ = folders
-    name = cubins._cache_name(DOUBLE, ARCH)
+    name = names.cache_name(DOUBLE, ARCH)
     cache.mkdir()
     (cache / f"{name}.cubin").write_bytes(b"torn")  # the description, written last, is missing
     code, _ = cubins.cubin(DOUBLE, ARCH)
@@ -148,14 +151,15 @@ def files_run_by(kernel: Any, seen: set[int]) -> set[Path]:
 
 @pytest.mark.reference
 def test_every_file_whose_functions_a_kernel_runs_is_among_its_sources() -> None:
-    absent = []
+    absent, on_the_host = [], set((KERNELS / "cubins").glob("*.py"))
     for card in registry().values():
         for variant in [*card.variants(ARCH), *card.slow_variants(ARCH)]:
             run = files_run_by(variant.make(emulator, **variant.constants), set())
             ours = {file for file in run if KERNELS in file.parents and file.parent.name != "emulator"}
             assert ours
-            sources = cubins.source_files(Path(variant.make.__code__.co_filename))
+            sources = names.source_files(Path(variant.make.__code__.co_filename))
             absent += [(variant.name, file.name) for file in ours - set(sources)]
+            assert not on_the_host & set(sources), "a change of how kernels are kept is none of a kernel"
     assert absent == []
 
 
@@ -163,7 +167,7 @@ def test_every_file_whose_functions_a_kernel_runs_is_among_its_sources() -> None
 def test_of_the_files_at_the_door_only_the_compilers_options_are_sources_of_a_kernel() -> None:
     for card in registry().values():
         for variant in card.variants(ARCH):
-            sources = cubins.source_files(Path(variant.make.__code__.co_filename))
+            sources = names.source_files(Path(variant.make.__code__.co_filename))
             assert [file.name for file in sources if file.parent == KERNELS] == ["compile.py"]
             assert {KERNELS / "isa" / name for name in ("ptx.py", "instruction.py", "inlined.py")} <= set(sources)
 
@@ -172,7 +176,8 @@ def test_of_the_files_at_the_door_only_the_compilers_options_are_sources_of_a_ke
 def test_rooms_of_kernels_take_nothing_of_the_core_but_errors_and_one_another() -> None:
     """What they took from elsewhere could be a constant of a kernel, and no digest would see it change."""
     taken = set()
-    for path in KERNELS.glob("*/*.py"):
+    on_the_host = KERNELS / "cubins"
+    for path in set(KERNELS.glob("*/*.py")) - set(on_the_host.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -203,7 +208,7 @@ def test_imports_of_every_kind_are_followed_wherever_they_stand(tmp_path: Path) 
     toy.mkdir()
     for name, text in FILES.items():
         (toy / f"{name}.py").write_text(text)
-    sources = {file.stem for file in cubins.source_files(toy / "kernel.py") if file.parent == toy}
+    sources = {file.stem for file in names.source_files(toy / "kernel.py") if file.parent == toy}
     assert sources == set(FILES) - {"unused"}
 
 
@@ -212,9 +217,9 @@ def test_a_digest_follows_the_bytes_of_each_source(tmp_path: Path, monkeypatch: 
     from eagle3core.kernels.gemm import ring
 
     def digest() -> str:
-        return cubins.source_digest.__wrapped__(ring)
+        return names.source_digest.__wrapped__(ring)
 
-    sources, before, original = cubins.source_files(Path(ring.__file__)), digest(), Path.read_bytes
+    sources, before, original = names.source_files(Path(ring.__file__)), digest(), Path.read_bytes
     for changed in (*sources, KERNELS / "card.py", KERNELS / "launch.py", KERNELS / "gemm" / "launcher.py"):
         edited = {changed: original(changed) + b"# edited\n"}
         monkeypatch.setattr(Path, "read_bytes", lambda self, edited=edited: edited.get(self) or original(self))

@@ -1,37 +1,28 @@
-"""From a configuration to models: what to read, where to put it, and what will compute with it.
-
-Reading comes first and the device second, so that memory can be planned in between: a model that does not fit is
-refused before the device holds any of it.
-"""
+"""From a configuration and models to what runs them: sizes of the state, the device's way to compute, a runner."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 
 import torch
 
-from eagle3core.arguments import check_path, check_type
-from eagle3core.backend import Backend, choose_backend
-from eagle3core.checkpoint.draft import DraftCheckpoint, load_draft
-from eagle3core.checkpoint.plan import draft_shapes
-from eagle3core.checkpoint.target import TargetCheckpoint, load_target, target_shapes
+from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig
-from eagle3core.errors import CheckpointError, ConfigError, KernelLimit
+from eagle3core.errors import ConfigError, KernelLimit
 from eagle3core.geometry import DrafterGeometry, TargetGeometry
-from eagle3core.kernels.card import DTYPES
+from eagle3core.kernels.card import DTYPES, Variant
 from eagle3core.kernels.launch import device_arch
-from eagle3core.speculative import DRAFT_TARGET, SpeculativeConfig, WeightFormat
+from eagle3core.speculative import DRAFT_TARGET, SpeculativeConfig
 from eagle3core.step.kernel_limits import why_plain_torch
+from eagle3core.step.program import variants_of
 from eagle3core.step.replay import EagerReplayer, GraphReplayer
 from eagle3core.step.run import DeviceRunner
 from eagle3core.step.sizes import SPAN, STEPS_KEPT, DeviceSizes
 from eagle3core.step.tree import FlatTree, GrownTree, chain_tree
+from eagle3core.trace import Trace
 from eagle3core.trees import beam_scores
-from eagle3core.weights import Drafter, PackedDraft, PackedEagle, PackedTarget, pack_checkpoints, stored_bytes
+from eagle3core.weights import Drafter, PackedDraft, PackedEagle, PackedTarget
 
 log = logging.getLogger("eagle3core")
 
@@ -44,37 +35,6 @@ class SpeculationState:
 
     enabled: bool
     reason: str
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Models that are known but not on the device yet.
-
-    Attributes:
-        target, draft: their geometries. dtype: of the weights. backend: where they will go, and by what they will run.
-        build: puts them there. speculation: why there is no draft, if one was asked for.
-        free_bytes: memory that was free before anything was read, where reading takes some of the device's own (a CPU).
-        draft_weights: the format of the draft's maps.
-    """
-
-    target: TargetGeometry
-    draft: DrafterGeometry | None
-    dtype: torch.dtype
-    backend: Backend
-    build: Callable[[], Models]
-    speculation: SpeculationState | None = None
-    free_bytes: int | None = None
-    draft_weights: WeightFormat = "as_stored"
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all weights on the device."""
-        size, draft = self.dtype.itemsize, self.draft
-        total = sum(stored_bytes(*named, size, "as_stored") for named in target_shapes(self.target))
-        if draft is not None:
-            shapes = target_shapes(draft) if isinstance(draft, TargetGeometry) else draft_shapes(draft)
-            total += sum(stored_bytes(*named, size, self.draft_weights) for named in shapes)
-        return total
 
 
 def steps_draft(config: EngineConfig, draft: object | None) -> bool:
@@ -115,10 +75,11 @@ def tree_of(spec: SpeculativeConfig) -> FlatTree | GrownTree:
 
 
 def new_runner(
-    target: PackedTarget, draft: Drafter | None, config: EngineConfig, n_blocks: int | None = None
-) -> DeviceRunner:
+    target: PackedTarget, draft: Drafter | None, config: EngineConfig, n_blocks: int | None = None,
+    trace: Trace | None = None,
+) -> DeviceRunner:  # fmt: skip
     """The runner of models on their device, with `n_blocks` as in `device_sizes`: captured graphs of kernels for packed
-    ones, plain torch for others."""
+    ones, plain torch for others; what that takes are spans of the trace."""
     sizes = device_sizes(config, drafts=steps_draft(config, draft), n_blocks=n_blocks)
     spec = config.speculative_config
     n_behind = 0 if spec is not None and spec.is_lookup else None  # what is looked up begins with the newest tokens
@@ -126,8 +87,15 @@ def new_runner(
         return DeviceRunner(target, draft, sizes, arch=None, replayer=EagerReplayer(), n_behind=n_behind)
     arch, replayer = device_arch(target.device), GraphReplayer(target.device)
     runner = DeviceRunner(target, draft, sizes, arch=arch, replayer=replayer, n_behind=n_behind)
-    runner.prepare()
+    runner.prepare(trace)
     return runner
+
+
+def launched_kernels(target: PackedTarget, draft: Drafter | None, config: EngineConfig, arch: str) -> list[Variant]:
+    """The kernels that an engine over packed models launches; they may lie on the meta device."""
+    sizes = device_sizes(config, drafts=steps_draft(config, draft))
+    runner = DeviceRunner(target, draft, sizes, arch=arch, replayer=EagerReplayer(lambda calls: None))
+    return variants_of(runner.all_programs)
 
 
 def choose_path(
@@ -164,64 +132,6 @@ def backend_of(target: PackedTarget, runner: DeviceRunner | None = None) -> Back
 def packs_for(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether weights on a device are packed for kernels there: on a GPU, in a dtype that kernels compute in."""
     return device.type == "cuda" and dtype in DTYPES
-
-
-def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
-    """The models that a configuration names, read and checked on the host.
-
-    Raises:
-        ConfigError: no path, or no configuration.
-        CheckpointError: the target, or with on_draft_failure="raise" the draft, cannot be loaded.
-        BackendUnavailable: the configured device is not there.
-    """
-    check_path("the target", target_dir)
-    check_type("config", config, EngineConfig)
-    backend = choose_backend(config)
-    free = backend.free_bytes if backend.device.type == "cpu" else None
-    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-    target = load_target(target_dir, dtype=dtype, casts=False)
-    draft, speculation = _read_draft(target, config)
-    geometry = draft.geometry if draft else None
-    backend = choose_path(backend, target.geometry, geometry, config, target.dtype)
-
-    spec = config.speculative_config
-    draft_weights = spec.draft_weights if spec is not None else "as_stored"
-
-    def build() -> Models:
-        packs = backend.path == "kernels"
-        pack = partial(pack_checkpoints, device=backend.device, block=config.block_size, packs=packs)
-        if isinstance(draft, TargetCheckpoint):
-            return pack(target, None)[0], pack(draft, None, weights=draft_weights)[0]
-        return pack(target, draft, draft_weights=draft_weights)
-
-    return Reading(target.geometry, geometry, target.dtype, backend, build, speculation, free, draft_weights)
-
-
-def _read_draft(
-    target: TargetCheckpoint, config: EngineConfig
-) -> tuple[DraftCheckpoint | TargetCheckpoint | None, SpeculationState | None]:
-    """The draft that the configuration names; when it cannot be loaded and the baseline may take over, the reason."""
-    spec = config.speculative_config
-    if spec is None or spec.is_lookup:
-        return None, None
-    try:
-        if spec.method == DRAFT_TARGET:
-            return load_target(str(spec.model), dtype=target.dtype, casts=False), None
-        checkpoint = load_draft(
-            str(spec.model),
-            target.geometry,
-            capture_layers=spec.capture_layers,
-            capture_convention=spec.capture_convention,
-            norm_output=spec.norm_output,
-            dtype=target.dtype,
-            method=spec.method,
-        )
-    except CheckpointError as error:
-        if config.on_draft_failure == "raise":
-            raise
-        log.warning("[EAGLE] decoding without the draft, which could not be loaded: %s", error)
-        return None, SpeculationState(False, f"the draft could not be loaded: {error.what}")
-    return checkpoint, None
 
 
 def speculation_from(config: EngineConfig, draft: Drafter | None) -> SpeculationState:
