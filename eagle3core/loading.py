@@ -103,6 +103,8 @@ def device_sizes(config: EngineConfig, *, drafts: bool, n_blocks: int | None = N
         acceptance=spec.acceptance if spec else None,
         n_kept=STEPS_KEPT if spec is not None and config.varies_depth else 0,
         draft_window=(spec.draft_window or 0) if spec else 0,
+        cache_dtype=config.cache_dtype,
+        draft_cache_dtype=spec.draft_cache_dtype if spec else "as_computed",
     )
 
 
@@ -179,7 +181,7 @@ def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
     backend = choose_backend(config)
     free = backend.free_bytes if backend.device.type == "cpu" else None
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-    target = load_target(target_dir, dtype=dtype, casts=False)
+    target = load_target(target_dir, dtype=dtype, casts=False, cache_dtype=config.cache_dtype)
     draft, speculation = _read_draft(target, config)
     geometry = draft.geometry if draft else None
     backend = choose_path(backend, target.geometry, geometry, config, target.dtype)
@@ -206,7 +208,8 @@ def _read_draft(
         return None, None
     try:
         if spec.method == DRAFT_TARGET:
-            return load_target(str(spec.model), dtype=target.dtype, casts=False), None
+            cache = spec.draft_cache_dtype
+            return load_target(str(spec.model), dtype=target.dtype, casts=False, cache_dtype=cache), None
         checkpoint = load_draft(
             str(spec.model),
             target.geometry,

@@ -20,6 +20,7 @@ from torch import Tensor
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import (
     DTYPES,
+    E4M3,
     PLAIN_TORCH,
     SHARED_BYTES_SM,
     Case,
@@ -30,7 +31,6 @@ from eagle3core.kernels.card import (
 )
 from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
-from eagle3core.kernels.gemm.fp8.operands import E4M3
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_tiling
 from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows

@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3core.kernels.card import Case, Tensors, poison
+from eagle3core.kernels.card import E4M3, Case, Tensors, poison
 from eagle3core.kernels.gemm.epilogue import PARTIALS_STEP, Epilogue, quads_of
-from eagle3core.kernels.gemm.fp8.operands import E4M3
 from eagle3core.kernels.isa.powers import pieces_of
 
 EPS = 1e-5
