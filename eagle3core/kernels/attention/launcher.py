@@ -24,10 +24,10 @@ from torch import Tensor
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.attention.combine import combine_rows
-from eagle3core.kernels.attention.layout import BLOCK_SHIFT, EARLIER_BITS, LOG2_E, UNIT, Shape
+from eagle3core.kernels.attention.layout import BLOCK_SHIFT, EARLIER_BITS, LOG2_E, UNIT, Fp8Shape, Shape
 from eagle3core.kernels.attention.paths import PLACES
 from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
-from eagle3core.kernels.card import DTYPES, PLAIN_TORCH, Launch, Op
+from eagle3core.kernels.card import DTYPES, E4M3, PLAIN_TORCH, Launch, Op
 from eagle3core.kernels.gemm.order.pack import OrderedRows
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 from eagle3core.kernels.tree.mask_words import unpack_words
@@ -193,13 +193,15 @@ def attention(
     assert words >= least, f"{words} mask words for {earlier} + {tokens} keys, which take {least}"
     has_more = earlier > 0 or words > least  # than the T new keys, for which the mask of a pass has just the words
     splits, streams = order or order_of(arch, n_kv_heads, dim)
-    shape = Shape(DTYPES[q.dtype], dim, n_heads // n_kv_heads, splits, streams)
+    cached = Fp8Shape if k_blocks.dtype == E4M3 else Shape
+    shape = cached(DTYPES[q.dtype], dim, n_heads // n_kv_heads, splits, streams)
     room = block_tables.shape[1] * k_blocks.shape[2]
     room = min(room, window + earlier + tokens) if window else room  # keys that are read at all
     plan = plan or choose_plan(arch, shape, tokens, batch, n_kv_heads, room, paths=path_len > 0)
     plan = replace(plan, counting=counters is not None)
     partial, tops_sums = scratch
-    scale = dim**-0.5 * LOG2_E
+    scale = dim**-0.5 * LOG2_E * scales[0]
+    of_values = {"v_scale": scales[1]} if shape.is_fp8 else {}
     many = {"earlier": earlier | window << EARLIER_BITS}
     behind = {"path_len": path_len} if path_len else many if has_more else {"window": window}
     variant = attention_variant(
@@ -215,6 +217,7 @@ def attention(
         (-(-tokens * shape.group // combine_rows(dim)), n_kv_heads, batch),
         partial=partial, tops_sums=tops_sums, sinks=sinks, out=out, words=ordered.words if ordered else None,
         tokens=tokens, x_tiles=ordered.x_tiles if ordered else 1, scale=scale,
+        **of_values,
     )  # fmt: skip
     return [first, second]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Op, Tensors, poison
+from eagle3core.kernels.card import DTYPES, E4M3, Card, Case, Cost, Launch, Op, Tensors, poison
 from eagle3core.kernels.isa.by_row import alone, count
 from eagle3core.kernels.layer.cache_write import write_cache_rows
 from eagle3core.kernels.layer.rms_norm import EPS, accumulation_dtype, rms_norm_reference
@@ -77,11 +77,13 @@ def rope(
     assert (q_gain is None) == (k_gain is None), "q and k are normed together"
     rows, q_heads, head_dim = q.shape
     kv_heads, block = k_blocks.shape[1:3]
-    items = (q_heads + 2 * kv_heads) * (head_dim // 16)
+    items, e4m3_cache = (q_heads + 2 * kv_heads) * (head_dim // 16), k_blocks.dtype == E4M3
+    of_bytes = {"factors": factors} if e4m3_cache else {}
     return [
-        rope_variant(arch, DTYPES[q.dtype], head_dim, block, q_gain is not None).launch(
+        rope_variant(arch, DTYPES[q.dtype], head_dim, block, q_gain is not None, e4m3_cache=e4m3_cache).launch(
             (-(-items // THREADS), rows), qkv=qkv, positions=positions, slots=slots, table=table, q_gain=q_gain,
             k_gain=k_gain, q=q, k_blocks=k_blocks, v_blocks=v_blocks, q_heads=q_heads, kv_heads=kv_heads, eps=eps,
+            **of_bytes,
         )
     ]  # fmt: skip
 
