@@ -246,5 +246,6 @@ def gemm_cost(case: Case) -> Cost:
     if case["kind"] == "head":
         moved += 8 * m * (n // 16)
     if case["kind"] == "qkv":
-        moved += 2 * m * 2 * case["kv_heads"] * case["head_dim"] + m * (4 * case["head_dim"] + 8)
+        itemsize = 1 if case.get("e4m3_cache") else 2
+        moved += 2 * m * itemsize * case["kv_heads"] * case["head_dim"] + m * (4 * case["head_dim"] + 8)
     return Cost(bytes=moved, flops=2 * m * n_w * k)

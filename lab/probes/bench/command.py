@@ -74,6 +74,8 @@ def scenario_of(options: BenchOptions) -> Scenario:
         peers=options.peers if options.forced is None else (),  # what a peer commits cannot be forced
         seed=options.seed,
         draft_weights=options.draft_weights,
+        cache_dtype=options.cache_dtype,
+        draft_cache_dtype=options.draft_cache_dtype,
         forced=options.forced,
     )
 

@@ -12,7 +12,7 @@ import math
 import torch
 
 from eagle3core.geometry import DraftGeometry, TargetGeometry
-from eagle3core.speculative import WeightFormat
+from eagle3core.speculative import CacheDtype, WeightFormat
 from lab.pairs.planted import GEOMETRIES
 from lab.probes.bench.floors import Floor, step_floor
 from lab.probes.bench.invariants import INVARIANTS
@@ -166,8 +166,15 @@ def floor_of(row: Row) -> Floor | None:
     shapes: tuple[TargetGeometry, DraftGeometry] = geometry.target, geometry.draft
     itemsize: int = getattr(torch, str(at["dtype"])).itemsize
     stored: WeightFormat = "fp8" if at.get("draft_weights") == "fp8" else "as_stored"
-    cached = context + tokens / 2
-    return step_floor(*shapes, k=int(k), batch=int(batch), cached=cached, itemsize=itemsize, draft_weights=stored)
+    of_target, of_draft = (_cache(at.get(name)) for name in ("cache_dtype", "draft_cache_dtype"))
+    return step_floor(
+        *shapes, k=int(k), batch=int(batch), cached=context + tokens / 2, itemsize=itemsize, draft_weights=stored,
+        cache_dtype=of_target, draft_cache_dtype=of_draft,
+    )  # fmt: skip
+
+
+def _cache(said: object) -> CacheDtype:
+    return "fp8" if said == "fp8" else "as_computed"
 
 
 def peer_of(name: str) -> str | None:

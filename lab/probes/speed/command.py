@@ -101,6 +101,8 @@ def scenario_of(options: SpeedOptions) -> Scenario:
         peers=options.peers,
         seed=options.seed,
         draft_weights=options.draft_weights,
+        cache_dtype=options.cache_dtype,
+        draft_cache_dtype=options.draft_cache_dtype,
     )
 
 
