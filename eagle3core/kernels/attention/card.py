@@ -171,6 +171,8 @@ def attention_slow_variants(arch: str) -> list[Variant]:
         made += _variants(arch, [("bf16", 128, 10), ("bf16", 64, 3)], batches=(1,), earlier=30)
         made += _variants(arch, [("bf16", 128, 10)], batches=(1,), earlier=30, window=512)
         made += _variants(arch, [("bf16", 128, 8), ("bf16", 64, 16)], batches=(1,), paths=True)
+        made += _variants(arch, [("bf16", 128, 8), ("bf16", 64, 64)], batches=(4,), fp8=True)
+        made += _variants(arch, [("bf16", 128, 8)], batches=(1,), paths=True, fp8=True)
     else:
         made = _variants(arch, [("bf16", dim, t) for dim, _ in _KINDS for t in (1, 4, 8, 16, 64)], batches=(4,))
         made += _variants(arch, [("bf16", 128, 64)], batches=(1,))  # whose splits are all left apart
@@ -180,6 +182,10 @@ def attention_slow_variants(arch: str) -> list[Variant]:
         made += _variants(arch, [("bf16", 128, t) for t in (3, 10)], batches=(1,), earlier=30, window=512)
         made += _variants(arch, [("bf16", 128, t) for t in (8, 32, 60)] + [("bf16", 64, 60)], batches=(1,), paths=True)
         made += _variants(arch, [("bf16", 128, t) for t in (60, 16)], batches=(1,), paths=True, kv=32768)
+        made += _variants(arch, [("bf16", dim, t) for dim, _ in _KINDS for t in (1, 8, 64)], batches=(4,), fp8=True)
+        made += _variants(arch, [("bf16", 128, t) for t in (8, 60)], batches=(1,), paths=True, fp8=True)
+        made += _variants(arch, [("bf16", 128, 10)], batches=(1,), earlier=30, fp8=True)
+        made += _variants(arch, [("f16", 128, 8)], batches=(4,), fp8=True)
     fast = {v.name for v in attention_variants(arch)}
     return list({v.name: v for v in made if v.name not in fast}.values())
 

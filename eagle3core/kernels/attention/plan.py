@@ -17,6 +17,7 @@ from eagle3core.kernels.attention.paths import tail_units
 from eagle3core.kernels.attention.rows import TILE_ROWS, TILES, make_attention_rows, rows_shared_bytes
 from eagle3core.kernels.attention.streams import make_attention_streams, streams_shared_bytes
 from eagle3core.kernels.card import SHARED_BYTES, Variant, overlaps, parameters
+from eagle3core.kernels.gemm.fp8.tiling import fp8_key
 
 PARAMETERS = parameters(
     "q:in k:const v:const tables:const prefix:const masks:in positions:in partial:out tops_sums:out counters:inout "
@@ -105,7 +106,7 @@ def is_grouped(arch: str, shape: Shape, tokens: int) -> bool:
 def plan_key(shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int) -> tuned.AttentionKey:
     """What a plan is tuned for."""
     return tuned.AttentionKey(
-        f"{shape.dtype}_e4m3" if shape.is_fp8 else shape.dtype, shape.dim, shape.group, shape.splits, shape.streams,
+        fp8_key(shape.dtype) if shape.is_fp8 else shape.dtype, shape.dim, shape.group, shape.splits, shape.streams,
         tuned.attention_rows_regime(tokens * shape.group), batch, n_kv_heads, tuned.keys_regime(keys),
     )  # fmt: skip
 

@@ -32,6 +32,7 @@ def epilogue_of(case: Case) -> Epilogue:
         head_dim=case.get("head_dim", 0),
         block=case.get("block", 0),
         has_powers=bool(case.get("powers")),
+        e4m3_cache=bool(case.get("e4m3_cache")),
     )
 
 

@@ -224,7 +224,7 @@ CARD = Card(
             ("bf16", 128, 64, False), ("bf16", 64, 64, False), ("bf16", 128, 16, False), ("f16", 128, 64, False),
             ("bf16", 64, 64, True), ("f16", 128, 64, True),
         )
-    ],
+    ] + [rope_variant(arch, "bf16", 128, 64, True, e4m3_cache=True)],
     cases=(
         {"rows": 5, "q_heads": 6, "kv_heads": 2, "head_dim": 32, "block": 16, "blocks": 3, "dtype": _BF16},
         {"rows": 5, "q_heads": 3, "kv_heads": 2, "head_dim": 128, "block": 16, "blocks": 3, "dtype": _BF16,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from block_accounts import assert_all_blocks_are_back, watched
 from lettered import MOST_NEW, lettered_engine, lettered_pair, lettered_prompts
 from rings import slow_but
@@ -29,6 +30,8 @@ from eagle3core import CheckpointError, ConfigError, Engine, EngineConfig, Specu
 from eagle3core.checkpoint import load_target
 from eagle3core.geometry import CacheScales
 from eagle3core.weights import PackedTarget
+from lab.pairs import shipped_pair
+from lab.pairs.prompts import prompts_for
 
 pytestmark = pytest.mark.reference
 
@@ -58,10 +61,14 @@ def with_scales(target: Path, folder: Path, writer: str = "modelopt", **changed:
 
 
 class RoundedCache(DynamicCache):
-    """Transformers' own cache, of keys and values that e4m3 leaves of them."""
+    """Transformers' own cache, of keys and values that e4m3 leaves of them; `scales` of its layers."""
+
+    def __init__(self, scales: tuple[CacheScales, ...] = SCALES) -> None:
+        super().__init__()
+        self.scales = scales
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        own = torch.tensor(SCALES[layer_idx])  # fp32, as files have them
+        own = torch.tensor(self.scales[layer_idx])  # fp32, as files have them
         rounded = []
         for states, scale in zip((key_states, value_states), own, strict=True):
             stored = (states / scale.double()).clamp(-448, 448).to(torch.float8_e4m3fn)
@@ -97,6 +104,24 @@ def test_a_prompt_gives_what_transformers_gives_over_the_same_rounded_cache(
         assert torch.allclose(ours.double(), theirs.double(), rtol=0, atol=1e-6)
         others = torch.tensor([place.logprob for place in as_computed.logprobs])
         assert (ours - others).abs().max() > 1e-3, "FP8 changes nothing, or nothing was tested"
+
+
+@pytest.mark.slow
+def test_the_shipped_pairs_loss_over_a_cache_in_fp8_stays_within_two_thousandths() -> None:
+    """Held-out text; docs/engine.md has the figures of more of it."""
+    target = shipped_pair().target
+    model = LlamaForCausalLM.from_pretrained(target, dtype=torch.float32, attn_implementation="eager").eval()
+    text = prompts_for(target, limit=64, max_tokens=256)[0]
+    losses, same, n = torch.zeros(2, dtype=torch.float64), 0, 0
+    for prompt in text:
+        ids, stored = torch.tensor([prompt.ids]), RoundedCache((CacheScales(),) * 8)
+        with torch.no_grad():
+            both = [model(ids, past_key_values=cache, use_cache=True).logits[0, :-1] for cache in (None, stored)]
+        losses += torch.stack([F.cross_entropy(each.double(), ids[0, 1:], reduction="sum") for each in both])
+        same, n = same + int((both[0].argmax(-1) == both[1].argmax(-1)).sum()), n + len(both[0])
+    assert n > 3000
+    assert abs(losses[1] / losses[0] - 1) < 2e-3
+    assert same / n > 0.95
 
 
 @pytest.mark.parametrize(
