@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Literal
+from typing import Literal, get_args
 
 from eagle3core.checks import is_count, require_choice, require_count, require_flag, require_ids
 from eagle3core.errors import ConfigError, shown
 from eagle3core.sampling import Sampling, check_sampling, sampling_of
-from eagle3core.speculative import HEADS, SpeculativeConfig
+from eagle3core.speculative import HEADS, CacheDtype, SpeculativeConfig
 
 MOST_LOGPROBS = 20  # likeliest tokens of a place that may be asked for, as OpenAI has it
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
@@ -39,7 +39,9 @@ class EngineConfig:
         prefix_cache: keep full blocks whose request has ended for as long as nobody needs the room, and read no token
             again whose block lies there. Changes no answer. Off by default: a measurement that asks the same prompt
             again would find it read.
-        dtype: compute and cache dtype; "auto" takes the checkpoint's.
+        dtype: compute dtype; "auto" takes the checkpoint's.
+        cache_dtype: of the target's keys and values: "as_computed", or "fp8" (e4m3, by the checkpoint's scales), which
+            takes a byte a value and changes answers a little (docs/engine.md).
         device: "auto", "cpu" or "cuda".
         speculative_config: None runs plain greedy decoding.
         on_draft_failure: "raise", or "baseline" to decode without the draft and say why in `Engine.speculation`.
@@ -61,6 +63,7 @@ class EngineConfig:
     cache_blocks: int | None = None
     prefix_cache: bool = False
     dtype: str = "auto"
+    cache_dtype: CacheDtype = "as_computed"
     device: str = "auto"
     speculative_config: SpeculativeConfig | None = None
     on_draft_failure: Literal["raise", "baseline"] = "raise"
@@ -181,6 +184,7 @@ def validate_engine_config(config: EngineConfig) -> None:
     _require_share("cache_max_entry_count", config.cache_max_entry_count, 0.75)
     _require_share("prefill_share", config.prefill_share, 0.5)
     require_choice("dtype", config.dtype, DTYPES)
+    require_choice("cache_dtype", config.cache_dtype, get_args(CacheDtype))
     require_choice("device", config.device, ("auto", "cpu", "cuda"))
     for name in ("enable_metrics", "collect_draft_ranks", "prefix_cache"):
         require_flag(name, getattr(config, name))

@@ -6,7 +6,7 @@ Filled by `eagle3core.checkpoint`; nothing here touches the disk.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "longrope", "yarn"]
 FusionNorm = Literal["none", "all", "each"]
@@ -241,4 +241,12 @@ class EagleGeometry(DraftGeometry):
     qkv_bias: bool = False
 
 
+class CacheScales(NamedTuple):
+    """What a layer's keys and values are divided by in a cache of FP8."""
+
+    k: float = 1.0
+    v: float = 1.0
+
+
+UNSCALED = CacheScales()  # of checkpoints that bring none
 DrafterGeometry = DraftGeometry | TargetGeometry  # of a head, or of a small model that drafts

@@ -17,7 +17,7 @@ from eagle3core.geometry import BlockGeometry, DrafterGeometry, TargetGeometry
 from eagle3core.kernels.gemm.scratch import workspace_bytes
 from eagle3core.kernels.launch import device_arch
 from eagle3core.loading import Reading, device_sizes, steps_draft
-from eagle3core.step.sizes import StateShape, blocks_for
+from eagle3core.step.sizes import StateShape, blocks_for, stored_dtype
 from eagle3core.step.state import state_bytes
 from eagle3core.weights.packed import Drafter, PackedTarget
 
@@ -144,9 +144,11 @@ def plan_memory(
     allowed = int(left * config.cache_max_entry_count)
     spec = config.speculative_config if steps_draft(config, draft) else None
     a_sequence = blocks_for(config.session_len + (spec.tokens_in_flight if spec else 1), config.block_size)
-    target_block = _block_bytes(target.block, target.n_layers, config.block_size, dtype)
+    stored = stored_dtype(config.cache_dtype, dtype)
+    target_block = _block_bytes(target.block, target.n_layers, config.block_size, stored)
     n_drafting = draft.n_layers if isinstance(draft, TargetGeometry) else 1
-    draft_block = _block_bytes(draft.block, n_drafting, config.block_size, dtype) if draft else 0
+    stored = stored_dtype(spec.draft_cache_dtype if spec else "as_computed", dtype)
+    draft_block = _block_bytes(draft.block, n_drafting, config.block_size, stored) if draft else 0
     n_blocks = _pool_size(config, a_sequence, target_block + draft_block, allowed)
     return MemoryPlan(
         weight_bytes, n_blocks * target_block, n_blocks * draft_block, a_sequence, allowed, scratch_bytes, graphs,

@@ -37,6 +37,7 @@ MAX_SPECULATIVE_TOKENS = MAX_DEPTH
 DYNAMIC_NODES = 60  # as the official code's default, where the levels score as many
 TreeKind = Literal["chain", "static", "dynamic"]
 WeightFormat = Literal["as_stored", "fp8"]
+CacheDtype = Literal["as_computed", "fp8"]
 
 
 class _LeftOut(int):
@@ -75,6 +76,7 @@ class SpeculativeConfig:
         acceptance: a rule of `eagle3core.acceptance`; None accepts the drafts that are the target's own choice.
         draft_window: positions back that a head drafts with, its own included; None: all, or as its config says.
         draft_weights: "as_stored", or "fp8": the draft's own maps quantised at load (docs/engine.md).
+        draft_cache_dtype: of the draft's keys and values, as `EngineConfig.cache_dtype` of the target's.
         adaptive: each step's depth, or of a tree whether it is drafted, is chosen anew (docs/engine.md); the tree or
             num_speculative_tokens is then the most.
     """
@@ -97,13 +99,13 @@ class SpeculativeConfig:
     adaptive: bool = False
     draft_window: int | None = None
     draft_weights: WeightFormat = "as_stored"
+    draft_cache_dtype: CacheDtype = "as_computed"
 
     def __post_init__(self) -> None:
         if isinstance(self.capture_layers, Sequence):  # a list, as JSON and TOML give it, is welcome
             object.__setattr__(self, "capture_layers", tuple(self.capture_layers))
         if isinstance(self.choices, list | tuple):
-            paths = tuple(tuple(path) if isinstance(path, list) else path for path in self.choices)
-            object.__setattr__(self, "choices", paths)
+            object.__setattr__(self, "choices", tuple(tuple(p) if isinstance(p, list) else p for p in self.choices))
         _check_tree_settings(self)
         for name, value in _derived(self).items():
             object.__setattr__(self, name, value)
@@ -198,9 +200,7 @@ def _derived(spec: SpeculativeConfig) -> dict[str, int]:
     if path is None:
         path = values["max_path_len"] = max(5, depth + 1) if spec.tree_kind == "chain" else depth + 1
     if nodes is None and is_count(path):
-        nodes = max(2 * depth, int(path))
-        if tree is not None:
-            nodes = max(nodes, tree.n_nodes)
+        nodes = max(2 * depth, int(path), 0 if tree is None else tree.n_nodes)
         if spec.use_dynamic_tree:
             nodes = min(DYNAMIC_NODES, most_dynamic_nodes(spec.top_k, depth))
         values["max_decoding_tokens"] = nodes
@@ -227,6 +227,7 @@ def validate_speculative_config(spec: SpeculativeConfig) -> None:
     check_taps(spec.capture_layers, spec.capture_convention, spec.method)
     check_feedback(spec.norm_output, spec.method)
     require_choice("draft_weights", spec.draft_weights, get_args(WeightFormat))
+    require_choice("draft_cache_dtype", spec.draft_cache_dtype, get_args(CacheDtype))
     its = (spec.is_lookup, spec.method, spec.tree_kind, spec.depth)
     check_acceptance(spec.acceptance, *its, is_adaptive=spec.adaptive)
 
@@ -252,8 +253,8 @@ def _check_method(spec: SpeculativeConfig) -> None:
 def _check_chain_alone(spec: SpeculativeConfig) -> None:
     names = ("model", *OF_A_HEAD) if spec.is_lookup else OF_A_HEAD
     given = [f"{name} {shown(getattr(spec, name))}" for name in names if is_given(getattr(spec, name))]
-    if spec.is_lookup and spec.draft_weights != "as_stored":
-        given.append(f"draft_weights {shown(spec.draft_weights)}")
+    of_a_draft = {"draft_weights": "as_stored", "draft_cache_dtype": "as_computed"} if spec.is_lookup else {}
+    given += [f"{name} {shown(value)}" for name, usual in of_a_draft.items() if (value := getattr(spec, name)) != usual]
     if given:
         raise ConfigError(
             f"method is {spec.method!r} with {' and '.join(given)}",

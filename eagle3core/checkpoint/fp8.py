@@ -1,8 +1,9 @@
 """Checkpoints whose maps are stored in FP8 (e4m3): recognised by their configs, read as the values they mean.
 
 W[r, c] = stored[r, c] * scale, with one scale a tensor, a row, or a block of 128 x 128; a map is dequantised when it is
-read. Scales of activations and of a cache are left out: both stay in the compute dtype here, which is only closer to
-the model before it was quantised. Every other way of quantising is left to whoever refuses it by name.
+read. Scales of activations are left out: they stay in the compute dtype here, which is only closer to the model before
+it was quantised. Those of a cache are read where the engine keeps it in FP8 (`read_cache_scales`). Every other way of
+quantising is left to whoever refuses it by name.
 
 Source: ModelOpt's exporter (hf_quant_config.json), compressed-tensors (config_groups), and the block format of
 DeepSeek-V3's release (`weight_scale_inv`, which multiplies despite its name), as transformers 5.17 reads them.
@@ -19,12 +20,18 @@ from torch import Tensor
 
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.tensors import NamedTensors
-from eagle3core.errors import CheckpointError
+from eagle3core.errors import CheckpointError, shown
+from eagle3core.geometry import CacheScales
 
 KEYS = ("quantization_config", "compression_config")
 BESIDE = "hf_quant_config.json"  # as ModelOpt writes it
 _SCALES = (".weight_scale", ".weight_scale_inv")
-_OF_OTHERS = (".input_scale", ".k_scale", ".v_scale")  # of activations and of a cache
+# Where a layer's attention has the scale of its keys ("k") or values ("v"): as compressed-tensors and ModelOpt name it,
+# then older writers' names.
+_CACHE_SCALES = ("self_attn.{0}_scale", "self_attn.{0}_proj.{0}_scale", "self_attn.{0}_proj.output_scale",
+                 "self_attn.attn.{0}_scale", "self_attn.kv_scale")  # fmt: skip
+OF_A_CACHE = tuple({f".{name.format(side)}": side for name in _CACHE_SCALES for side in "kv"})  # how such names end
+_OF_OTHERS = (".input_scale", ".k_scale", ".v_scale", *OF_A_CACHE)  # of activations and of a cache
 _USUAL_BLOCK = (128, 128)
 _MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
 _AGAIN = "export the checkpoint again, or use the bf16 weights of the same model"
@@ -72,6 +79,31 @@ def dequantised(files: NamedTensors, scheme: Fp8Scheme | None) -> NamedTensors:
 def without_fp8(config: Settings) -> Settings:
     """A config as of the model before it was quantised."""
     return Settings({key: value for key, value in config.values.items() if key not in KEYS}, config.source)
+
+
+def read_cache_scales(files: NamedTensors, n_layers: int) -> tuple[CacheScales, ...]:
+    """What each layer's keys and values are divided by in a cache of FP8: 1 where the files as stored bring no scale.
+
+    Raises:
+        CheckpointError: a scale that is no single number above 0.
+    """
+    names = set(files.names)
+
+    def read(layer: int, side: str) -> float:
+        forms = (f"model.layers.{layer}.{form.format(side)}" for form in _CACHE_SCALES)
+        name = next((name for name in forms if name in names), None)
+        if name is None:
+            return 1.0
+        scale = files.read(name).double()
+        if scale.numel() != 1 or not 0.0 < (value := float(scale)) < float("inf"):
+            found = (
+                f"{files.where(name)} has shape {list(scale.shape)}, values from {shown(scale.flatten()[:3].tolist())}"
+            )
+            allowed = "one number above 0 for all keys, or values, of a layer"
+            raise CheckpointError(found, allowed, f"leave cache_dtype out, or {_AGAIN}")
+        return value
+
+    return tuple(CacheScales(read(i, "k"), read(i, "v")) for i in range(n_layers))
 
 
 class Fp8Files(NamedTensors):

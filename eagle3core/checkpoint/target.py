@@ -15,12 +15,13 @@ from eagle3core.checkpoint.experts.choice import is_mxfp4
 from eagle3core.checkpoint.experts.names import PACKED_BYTES, expert_shapes
 from eagle3core.checkpoint.experts.packed_bytes import read_packed_bytes
 from eagle3core.checkpoint.families import completed, read_family, read_windows, refuse_quantised
-from eagle3core.checkpoint.fp8 import dequantised, find_fp8
+from eagle3core.checkpoint.fp8 import OF_A_CACHE, dequantised, find_fp8, read_cache_scales
 from eagle3core.checkpoint.rope import check_pairs, read_rope
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.tensors import TensorFiles, require_names
 from eagle3core.errors import CheckpointError
-from eagle3core.geometry import BlockGeometry, TargetGeometry
+from eagle3core.geometry import BlockGeometry, CacheScales, TargetGeometry
+from eagle3core.speculative import CacheDtype
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -33,11 +34,13 @@ class TargetCheckpoint:
         geometry: its shapes.
         weights: by Hugging Face name; `lm_head.weight` is the embedding itself when they are tied.
         dtype: of every weight; where they were left as stored, the one to cast them to.
+        cache_scales: of each layer, where they were asked for; else none.
     """
 
     geometry: TargetGeometry
     weights: dict[str, Tensor]
     dtype: torch.dtype
+    cache_scales: tuple[CacheScales, ...] = ()
 
 
 def load_target(
@@ -46,6 +49,7 @@ def load_target(
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
     casts: bool = True,
+    cache_dtype: CacheDtype = "as_computed",
 ) -> TargetCheckpoint:
     """Read, check and cast a target.
 
@@ -55,6 +59,7 @@ def load_target(
         device: where the weights go.
         casts: False leaves the weights as they are stored, mapped from their files, and takes no memory for them:
             whoever packs them casts each in turn.
+        cache_dtype: "fp8" also reads the scales of such a cache.
 
     Raises:
         ConfigError, BackendUnavailable: a path, dtype or device that cannot be used; nothing was read.
@@ -64,12 +69,13 @@ def load_target(
     directory = require_directory(path, "target")
     config = Settings.read(directory / "config.json")
     geometry = read_target_geometry(config, directory)
-    files = dequantised(TensorFiles(directory), find_fp8(config, directory))
+    stored = TensorFiles(directory)
+    files = dequantised(stored, find_fp8(config, directory))
     if geometry.n_layers > len(files.names):  # before a name is made for each of perhaps a billion layers
         most = f"no more than the {len(files.names)} tensors there are"
         raise config.bad("num_hidden_layers", geometry.n_layers, most)
     shapes = dict(target_shapes(geometry))
-    given = {name: name for name in files.names if not name.endswith("rotary_emb.inv_freq")}
+    given = {name: name for name in files.names if not name.endswith(("rotary_emb.inv_freq", *OF_A_CACHE))}
     require_names(files, shapes, given, [HEAD] if geometry.tie_word_embeddings else [])
     weights: dict[str, Tensor] = {}
     for name, shape in shapes.items():
@@ -86,7 +92,8 @@ def load_target(
                 f"correct tie_word_embeddings in {directory / 'config.json'}",
             )
         weights[HEAD] = weights[EMBEDDING]
-    return TargetCheckpoint(geometry, weights, dtype or weights[EMBEDDING].dtype)
+    scales = read_cache_scales(stored, geometry.n_layers) if cache_dtype == "fp8" else ()
+    return TargetCheckpoint(geometry, weights, dtype or weights[EMBEDDING].dtype, scales)
 
 
 def require_directory(path: str | Path, role: str) -> Path:

@@ -25,6 +25,7 @@ SHARED_BYTES = {"sm_80": 163 * 1024, "sm_90a": 227 * 1024, "sm_100": 227 * 1024,
 # Shared memory of one multiprocessor, bytes; each resident block also takes 1 KB.
 SHARED_BYTES_SM = {"sm_80": 164 * 1024, "sm_90a": 228 * 1024, "sm_100": 228 * 1024, "sm_120": 100 * 1024}
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
+E4M3 = torch.float8_e4m3fn  # of weights, or of a cache: a byte a value, and a scale that lies elsewhere
 # Compile targets by the major number of a compute capability: those the kernels were written and checked for.
 ARCH_BY_MAJOR = {8: "sm_80", 9: "sm_90a", 10: "sm_100", 12: "sm_120"}
 PLAIN_TORCH = "run in plain torch: device='cpu', or weights that are not packed"  # the remedy where kernels end

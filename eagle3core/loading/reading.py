@@ -90,7 +90,7 @@ def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
     backend = choose_backend(config)
     free = backend.free_bytes if backend.device.type == "cpu" else None
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-    target = load_target(target_dir, dtype=dtype, casts=False)
+    target = load_target(target_dir, dtype=dtype, casts=False, cache_dtype=config.cache_dtype)
     draft, speculation = _read_draft(target, config)
     geometry = draft.geometry if draft else None
     backend = choose_path(backend, target.geometry, geometry, config, target.dtype)
@@ -114,9 +114,8 @@ def needed_kernels(target_dir: str | Path, config: EngineConfig, arch: str) -> l
     """
     check_path("the target", target_dir)
     check_type("config", config, EngineConfig)
-    target = load_target(
-        target_dir, dtype=None if config.dtype == "auto" else getattr(torch, config.dtype), casts=False
-    )
+    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
+    target = load_target(target_dir, dtype=dtype, casts=False, cache_dtype=config.cache_dtype)
     draft, _ = _read_draft(target, config)
     reason = why_plain_torch(target.geometry, draft.geometry if draft else None, config, target.dtype)
     if reason is not None:
@@ -159,7 +158,8 @@ def _read_draft(
         return None, None
     try:
         if spec.method == DRAFT_TARGET:
-            return load_target(str(spec.model), dtype=target.dtype, casts=False), None
+            cache = spec.draft_cache_dtype
+            return load_target(str(spec.model), dtype=target.dtype, casts=False, cache_dtype=cache), None
         checkpoint = load_draft(
             str(spec.model),
             target.geometry,

@@ -63,6 +63,8 @@ def device_sizes(config: EngineConfig, *, drafts: bool, n_blocks: int | None = N
         acceptance=spec.acceptance if spec else None,
         n_kept=STEPS_KEPT if spec is not None and config.varies_depth else 0,
         draft_window=(spec.draft_window or 0) if spec else 0,
+        cache_dtype=config.cache_dtype,
+        draft_cache_dtype=spec.draft_cache_dtype if spec else "as_computed",
     )
 
 

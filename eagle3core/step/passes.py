@@ -8,13 +8,15 @@ the draft will read it. Source: docs/requirements.md R-93, R-104..R-109; fusions
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from eagle3core.geometry import BlockGeometry
+from eagle3core.geometry import BlockGeometry, CacheScales
 from eagle3core.kernels.attention.launcher import ATTENTION
-from eagle3core.kernels.card import Call
+from eagle3core.kernels.card import E4M3, Call
 from eagle3core.kernels.choice.argmax import ARGMAX_OF_PARTIALS
 from eagle3core.kernels.experts.feed import EXPERT_DOWN, EXPERT_GATE_UP, EXPERT_SUM
 from eagle3core.kernels.experts.route import ROUTE
@@ -72,6 +74,12 @@ class Rows:
         return self.batch * self.tokens
 
 
+@cache
+def factors_of(scales: CacheScales, device: torch.device) -> Tensor:
+    """`[2]` fp32 what keys and values are multiplied by as they are stored in e4m3; one tensor for all equal scales."""
+    return torch.tensor([1.0 / scales.k, 1.0 / scales.v], dtype=torch.float32, device=device)
+
+
 @dataclass(frozen=True)
 class Emitter:
     """Makes calls for one architecture.
@@ -123,16 +131,17 @@ class Emitter:
         `ordered`: where the layer before has left `x`.
         """
         q = rows_of(act.q, len(x), act.q.shape[1])
+        factors = factors_of(layer.cache_scales, x.device) if pages[0].dtype == E4M3 else None
         if layer.q_gain is not None:
             heads = rows_of(act.heads, len(x), act.heads.shape[1])
             turned = ROPE.call(
                 self.arch, heads, rows.positions, rows.slots, act.rope, q.view(len(x), block.n_heads, block.head_dim),
-                *pages, q_gain=layer.q_gain, k_gain=layer.k_gain, eps=block.rms_norm_eps,
+                *pages, q_gain=layer.q_gain, k_gain=layer.k_gain, factors=factors, eps=block.rms_norm_eps,
             )  # fmt: skip
             return [*self.linear(layer.qkv, x, heads, block, ordered, sums=sums), turned]
         return self.linear(
             layer.qkv, x, q, block, ordered, sums=sums, positions=rows.positions, slots=rows.slots, table=act.rope,
-            second=pages[0], third=pages[1],
+            second=pages[0], third=pages[1], factors=factors,
         )  # fmt: skip
 
     def attend(
@@ -145,6 +154,8 @@ class Emitter:
             near = {"window": rows.window, "positions": rows.positions.view(rows.batch, rows.tokens)}
         if layer.sinks is not None:
             near["sinks"] = layer.sinks
+        if pages[0].dtype == E4M3:
+            near["scales"] = layer.cache_scales
         call = ATTENTION.call(
             self.arch, q=rows_of(act.q, *shape), k_blocks=pages[0], v_blocks=pages[1], block_tables=rows.tables,
             prefix_lens=rows.prefix, masks=rows.masks, out=rows_of(act.mixed, *shape),

@@ -10,6 +10,8 @@ import torch
 
 from eagle3core.acceptance import AcceptanceRule, RejectionAcceptance
 from eagle3core.geometry import DrafterGeometry, DraftGeometry, TargetGeometry
+from eagle3core.kernels.card import E4M3
+from eagle3core.speculative import CacheDtype
 from eagle3core.step.tree import FlatTree, GrownTree
 
 _SMALL_BATCH = 4
@@ -36,6 +38,11 @@ class ChunkShape(NamedTuple):
         return sum(blocks_for(n, self.tokens) for n in counts) <= self.spans
 
 
+def stored_dtype(cache: CacheDtype, computed: torch.dtype) -> torch.dtype:
+    """In which keys and values lie in a cache, of a model that computes in `computed`."""
+    return E4M3 if cache == "fp8" else computed
+
+
 def blocks_for(n_tokens: int, block_size: int) -> int:
     """Cache blocks that hold `n_tokens`."""
     return -(-n_tokens // block_size)
@@ -57,6 +64,7 @@ class DeviceSizes:
         acceptance: the rule by which drafts are accepted; None: where they are the target's own choice.
         n_kept: places of a slot for states of steps without drafts, a power of two, so that such steps may be mixed
             with others of any depth; 0: every step is of the tree.
+        cache_dtype, draft_cache_dtype: of the target's keys and values, and of the draft's.
         draft_window: positions back that a head drafts with, its own included; 0: all, or the head's own window.
     """
 
@@ -72,6 +80,8 @@ class DeviceSizes:
     acceptance: AcceptanceRule | None = None
     n_kept: int = 0
     draft_window: int = 0
+    cache_dtype: CacheDtype = "as_computed"
+    draft_cache_dtype: CacheDtype = "as_computed"
 
     @property
     def entries(self) -> int:

@@ -20,7 +20,7 @@ from eagle3core.kernels.tree.mask_words import pack_words
 from eagle3core.step.buffers import Activations, HeadRows, Sizes, new_activations, new_head_rows, rows_of
 from eagle3core.step.draw import DrawSettings, new_draw_settings
 from eagle3core.step.results import given_numbers
-from eagle3core.step.sizes import DeviceSizes, StateShape
+from eagle3core.step.sizes import DeviceSizes, StateShape, stored_dtype
 from eagle3core.step.tree import FlatTree
 from eagle3core.step.tree_tensors import TreeTensors, new_tree_tensors
 from eagle3core.weights.packed import HEAD_STEP
@@ -174,7 +174,7 @@ def new_device_state(
     def rows(n: int, width: int) -> Tensor:
         return torch.zeros(n, width, dtype=dtype, device=device)
 
-    k, v = (_pages(target.block, target.n_layers, sizes.n_blocks, sizes.block, dtype, device) for _ in "kv")
+    k, v = (_pages(target.block, target.n_layers, sizes, stored_dtype(sizes.cache_dtype, dtype), device) for _ in "kv")
     state = integers(N_FIELDS, slots)
     state[LIMIT] = sizes.entries * sizes.block
     return DeviceState(
@@ -217,11 +217,10 @@ def _result_blocks(arch: str | None, shape: tuple[int, ...], device: torch.devic
     return torch.zeros(shape, dtype=torch.int32, device=device)
 
 
-def _pages(
-    block: BlockGeometry, n_layers: int, n_blocks: int, size: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def _pages(block: BlockGeometry, n_layers: int, sizes: DeviceSizes, dtype: torch.dtype, device: torch.device) -> Tensor:
     # Zeros: rows never written get weight 0 in attention, and 0 times whatever lay there must be 0.
-    return torch.zeros(n_layers, n_blocks, block.n_kv_heads, size, block.head_dim, dtype=dtype, device=device)
+    shape = (n_layers, sizes.n_blocks, block.n_kv_heads, sizes.block, block.head_dim)
+    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def _step_tensors(sizes: DeviceSizes, pending: int, make: Callable[..., Tensor]) -> StepTensors:
@@ -261,7 +260,7 @@ def _draft_tensors(
 
     vocabulary, levels = _padded(draft.draft_vocab_size), sizes.path_len - 1
     fused = shape.n_taps * draft.target_hidden_size
-    k, v = (_pages(block, 1, sizes.n_blocks, sizes.block, dtype, device)[0] for _ in "kv")
+    k, v = (_pages(block, 1, sizes, stored_dtype(sizes.draft_cache_dtype, dtype), device)[0] for _ in "kv")
     return DraftTensors(
         act=act, head=new_head_rows(slots * sizes.beam, vocabulary, dtype, device), k=k, v=v,
         taps=rows(n, fused), hidden=rows(n, width),
@@ -281,7 +280,7 @@ def _small_tensors(
     n = max(slots * sizes.pending, sizes.chunk)
     sides = Sizes(n, ((sizes.n_spans, sizes.span), (slots, sizes.pending)), sizes.positions, sizes.session_len)
     act = new_activations(arch, block, sides, dtype, device, order)
-    k, v = (_pages(block, model.n_layers, sizes.n_blocks, sizes.block, dtype, device) for _ in "kv")
+    k, v = (_pages(block, model.n_layers, sizes, stored_dtype(sizes.draft_cache_dtype, dtype), device) for _ in "kv")
     return SmallTensors(
         act=act, head=new_head_rows(slots, _padded(model.vocab_size), dtype, device), k=k, v=v,
         ids=torch.zeros(n, dtype=torch.int32, device=device),

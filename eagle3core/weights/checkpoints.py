@@ -30,6 +30,7 @@ def pack_checkpoints(
         taps=draft.geometry.taps if draft else (),
         packs=packs,
         weights=weights,
+        cache_scales=target.cache_scales,
     )
     if draft is None:
         return packed, None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.gemm.fp8.operands import E4M3
+from eagle3core.kernels.card import E4M3
 
 LARGEST = torch.finfo(E4M3).max  # 448
 _LEAST_SCALE = torch.finfo(torch.float32).tiny  # smaller ones would be subnormal, and lose bits of their own

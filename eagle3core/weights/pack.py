@@ -5,12 +5,15 @@ A tensor is asked for once, so that a source may drop what it has given. Source:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3core.checkpoint.target import EMBEDDING, HEAD, biased_maps
-from eagle3core.geometry import DraftGeometry, TargetGeometry
+from eagle3core.geometry import CacheScales, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.speculative import WeightFormat
 from eagle3core.weights.packed import PackedDraft, PackedTarget, Packer, Source
@@ -26,8 +29,12 @@ def pack_target(
     taps: tuple[int, ...] = (),
     packs: bool = True,
     weights: WeightFormat = "as_stored",
+    cache_scales: Sequence[CacheScales] = (),
 ) -> PackedTarget:
-    """A target from named tensors, merged and, if `packs`, packed layer by layer on `device`; `weights`: its maps."""
+    """A target from named tensors, merged and, if `packs`, packed layer by layer on `device`.
+
+    `weights`: the format of its maps. `cache_scales`: of each layer; none: 1.
+    """
     packer = Packer(source, dtype, device, block, packs=packs, weights=weights)
     embedding = packer.get(EMBEDDING)
     bias = biased_maps(geometry)
@@ -35,6 +42,8 @@ def pack_target(
         packer.layer(f"model.layers.{i}.", geometry.block_of(i), normed=True, bias=bias)
         for i in range(geometry.n_layers)
     )
+    if cache_scales:
+        layers = tuple(replace(one, cache_scales=own) for one, own in zip(layers, cache_scales, strict=True))
     if geometry.tie_word_embeddings:
         head = packer.head(embedding, may_share=True)
     else:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3core.geometry import Activation, BlockGeometry, DraftGeometry, TargetGeometry
+from eagle3core.geometry import UNSCALED, Activation, BlockGeometry, CacheScales, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
 from eagle3core.kernels.gemm.order.weight import pack_weight
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
@@ -73,6 +73,7 @@ class PackedLayer:
         q_gain, k_gain: `[D]`, of the norms of every head of q and k, which have to come before that; None: no norm.
         mlp: the feed-forward, or experts in its place.
         sinks: `[H]` logits beside those of attention's keys, fp32 (fp64 for fp64); None: there are none.
+        cache_scales: for a cache of FP8.
     """
 
     attn_gain: Tensor
@@ -83,6 +84,7 @@ class PackedLayer:
     q_gain: Tensor | None = None
     k_gain: Tensor | None = None
     sinks: Tensor | None = None
+    cache_scales: CacheScales = UNSCALED
 
     @property
     def weights(self) -> WeightFormat:

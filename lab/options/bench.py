@@ -14,6 +14,7 @@ from lab.options.values import (
     DIAL_DEPTH,
     MOST_DRAFTS,
     MOST_REPEATED,
+    CacheName,
     Depths,
     DeviceName,
     DtypeName,
@@ -95,6 +96,8 @@ class BenchOptions(PairOptions):
         allowed=f"{', '.join(get_args(PeerName))}, separated by commas, or none",
     )  # fmt: skip
     draft_weights: WeightsName = option("as_stored", "of the draft's maps; fp8 drafts faster, and a little otherwise")
+    cache_dtype: CacheName = option("as_computed", "of the target's keys and values; fp8 takes half the bytes")
+    draft_cache_dtype: CacheName = option("as_computed", "of the draft's keys and values")
     records: Path | None = option(None, "write nested records to this file too", metavar="NAME.json")
     forced_length: Annotated[float, Field(ge=1, le=MOST_DRAFTS + 1)] | None = option(
         None, "tokens a step, bonus included, whatever the target holds: speed alone, text that means nothing",

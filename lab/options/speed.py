@@ -15,6 +15,7 @@ from lab.options.values import (
     MIN_ROUNDS,
     MOST_DRAFTS,
     ArchName,
+    CacheName,
     Counts,
     Depths,
     ExistingFile,
@@ -44,6 +45,8 @@ class SpeedOptions(PairOptions):
     warmup: int = option(0, "rounds before them; a window warms up by itself", ge=0)
     peers: Peers = option("none", "what is timed beside the engine, or none", metavar="NAME,...")
     draft_weights: WeightsName = option("as_stored", "of the draft's maps; fp8 drafts faster, and a little otherwise")
+    cache_dtype: CacheName = option("as_computed", "of the target's keys and values; fp8 takes half the bytes")
+    draft_cache_dtype: CacheName = option("as_computed", "of the draft's keys and values")
     build: Path | None = option(None, "compile the kernels needed into DIR instead", metavar="DIR")
     arch: ArchName = option("sm_90a", "to compile for")
 

@@ -96,7 +96,7 @@ def engine_config(options: ServeOptions, speculative: SpeculativeConfig | None) 
     from eagle3core import EngineConfig
 
     names = ("session_len", "max_batch_size", "block_size", "prefill_chunk", "prefill_share",
-             "cache_max_entry_count", "cache_blocks", "prefix_cache", "dtype", "device")  # fmt: skip
+             "cache_max_entry_count", "cache_blocks", "prefix_cache", "dtype", "cache_dtype", "device")  # fmt: skip
     return EngineConfig(speculative_config=speculative, **{name: getattr(options, name) for name in names})
 
 
@@ -117,7 +117,7 @@ def speculative_config(options: ServeOptions, draft: Path | None) -> Speculative
         size = options.dynamic
         how = {"use_dynamic_tree": True, "num_speculative_tokens": size.levels, "dynamic_tree_max_top_k": size.top_k,
                "max_decoding_tokens": size.nodes}  # fmt: skip
-    how["draft_weights"] = options.draft_weights
+    how |= {"draft_weights": options.draft_weights, "draft_cache_dtype": options.draft_cache_dtype}
     return SpeculativeConfig(method=options.method, model=str(draft), **how)
 
 

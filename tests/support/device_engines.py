@@ -12,7 +12,7 @@ from tiny_engines import Pair
 from eagle3core import Engine, EngineConfig, SpeculativeConfig
 from eagle3core.acceptance import AcceptanceRule
 from eagle3core.checkpoint import load_draft, load_target
-from eagle3core.speculative import WeightFormat
+from eagle3core.speculative import CacheDtype, WeightFormat
 from eagle3core.step.replay import EagerReplayer, Replayer
 from eagle3core.step.run import DeviceRunner
 from eagle3core.step.sizes import DeviceSizes
@@ -58,7 +58,7 @@ def device_runner(
     acceptance: AcceptanceRule | None = None,
     method: str = "eagle3",
     draft_weights: WeightFormat = "as_stored",
-    **sized: int,
+    **sized: Any,
 ) -> DeviceRunner:
     """A runner of `k` drafts a step, of a tree that the draft grows, or of another whose tokens come from outside.
 
@@ -85,15 +85,19 @@ def device_engine(
     chunk: int = 64,
     n_behind: int | None = None,
     acceptance: AcceptanceRule | None = None,
+    cache_dtype: CacheDtype = "as_computed",
     **changes: Any,
 ) -> Engine:
-    """An engine whose runner is the device's, with prefill passes of `chunk` rows."""
+    """An engine whose runner is the device's, with prefill passes of `chunk` rows; `cache_dtype`: of both caches."""
     sizes: dict[str, Any] = {"n_slots": n_slots, "session_len": session_len, "chunk": chunk}
+    sizes |= {"cache_dtype": cache_dtype, "draft_cache_dtype": cache_dtype}
     runner = device_runner(pair, k, replayer, **sizes, n_behind=n_behind, acceptance=acceptance)
-    how: dict[str, Any] = {"num_speculative_tokens": k, "acceptance": acceptance}
+    how: dict[str, Any] = {
+        "num_speculative_tokens": k, "acceptance": acceptance, "draft_cache_dtype": cache_dtype
+    }  # fmt: skip
     spec = None if k is None else SpeculativeConfig(model=str(pair[1]), **how)
     config = EngineConfig(session_len=session_len, max_batch_size=n_slots, dtype="bfloat16", device="cpu",
-                          prefill_chunk=64, speculative_config=spec, **changes)  # fmt: skip
+                          prefill_chunk=64, speculative_config=spec, cache_dtype=cache_dtype, **changes)  # fmt: skip
     return Engine(runner.target, runner.draft, config, trace=trace, runner=runner, tokenizer=tokenizer)
 
 

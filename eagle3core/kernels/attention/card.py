@@ -20,6 +20,7 @@ from eagle3core.kernels.attention.cases import (
     masked_of,
     path_len_of,
     prefixes_of,
+    scales_of,
 )
 from eagle3core.kernels.attention.launcher import (
     attention,
@@ -28,14 +29,15 @@ from eagle3core.kernels.attention.launcher import (
     visible_keys,
     within_window,
 )
-from eagle3core.kernels.attention.layout import BUNDLE, UNIT, Shape
+from eagle3core.kernels.attention.layout import BUNDLE, UNIT, Fp8Shape, Shape
 from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
 from eagle3core.kernels.card import SHARED_BYTES, Card, Case, Cost, Launch, Tensors, Variant
 
 
 def _shape(arch: str, case: Case) -> Shape:
     splits, streams = case.get("order") or order_of(arch, case["kv_heads"], case["dim"])
-    return Shape(case["dtype"], case["dim"], case["heads"] // case["kv_heads"], splits, streams)
+    cached = Fp8Shape if case.get("fp8") else Shape
+    return cached(case["dtype"], case["dim"], case["heads"] // case["kv_heads"], splits, streams)
 
 
 def _plan(arch: str, case: Case, setting: Mapping[str, Any]) -> Plan:
@@ -53,6 +55,7 @@ def attention_reference(case: Case, inputs: Tensors) -> Tensors:
     out = paged_attention_reference(
         inputs["q"], inputs["k"], inputs["v"], inputs["tables"], inputs["prefix"], inputs["mask"],
         window=case.get("window", 0), positions=inputs["positions"].long(), sinks=inputs.get("sinks"),
+        scales=scales_of(case),
     )  # fmt: skip
     if not case.get("counting"):
         return {"out": out}
@@ -91,6 +94,7 @@ def attention_launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors,
         order=(shape.splits, shape.streams), plan=_plan(arch, case, setting), window=case.get("window", 0),
         positions=inputs["positions"], sinks=inputs.get("sinks"), counters=outputs.get("counters"),
         earlier=case.get("earlier", 0), path_len=path_len_of(case, inputs),
+        scales=scales_of(case),
     )  # fmt: skip
 
 
@@ -103,7 +107,7 @@ def attention_cost(case: Case) -> Cost:
             continue
         first = max(0, prefix + 1 - window) if window else 0
         keys = prefix + masked - first
-        n_bytes += 2 * keys * case["kv_heads"] * dim * 2  # keys and values, two bytes an element
+        n_bytes += 2 * keys * case["kv_heads"] * dim * (1 if case.get("fp8") else 2)  # keys and values
         n_bytes += 2 * tokens * case["heads"] * dim * 2  # queries and output
         n_bytes += 4 * (-(-(prefix + masked) // BLOCK) - first // BLOCK) + 4 * tokens * -(-masked // 32)
         flops += 4 * tokens * case["heads"] * dim * keys
@@ -167,6 +171,8 @@ def attention_slow_variants(arch: str) -> list[Variant]:
         made += _variants(arch, [("bf16", 128, 10), ("bf16", 64, 3)], batches=(1,), earlier=30)
         made += _variants(arch, [("bf16", 128, 10)], batches=(1,), earlier=30, window=512)
         made += _variants(arch, [("bf16", 128, 8), ("bf16", 64, 16)], batches=(1,), paths=True)
+        made += _variants(arch, [("bf16", 128, 8), ("bf16", 64, 64)], batches=(4,), fp8=True)
+        made += _variants(arch, [("bf16", 128, 8)], batches=(1,), paths=True, fp8=True)
     else:
         made = _variants(arch, [("bf16", dim, t) for dim, _ in _KINDS for t in (1, 4, 8, 16, 64)], batches=(4,))
         made += _variants(arch, [("bf16", 128, 64)], batches=(1,))  # whose splits are all left apart
@@ -176,6 +182,10 @@ def attention_slow_variants(arch: str) -> list[Variant]:
         made += _variants(arch, [("bf16", 128, t) for t in (3, 10)], batches=(1,), earlier=30, window=512)
         made += _variants(arch, [("bf16", 128, t) for t in (8, 32, 60)] + [("bf16", 64, 60)], batches=(1,), paths=True)
         made += _variants(arch, [("bf16", 128, t) for t in (60, 16)], batches=(1,), paths=True, kv=32768)
+        made += _variants(arch, [("bf16", dim, t) for dim, _ in _KINDS for t in (1, 8, 64)], batches=(4,), fp8=True)
+        made += _variants(arch, [("bf16", 128, t) for t in (8, 60)], batches=(1,), paths=True, fp8=True)
+        made += _variants(arch, [("bf16", 128, 10)], batches=(1,), earlier=30, fp8=True)
+        made += _variants(arch, [("f16", 128, 8)], batches=(4,), fp8=True)
     fast = {v.name for v in attention_variants(arch)}
     return list({v.name: v for v in made if v.name not in fast}.values())
 
@@ -186,7 +196,7 @@ def attention_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
     chosen = {name: getattr(plan, name) for name in tuned.NEUTRAL["attention"]}
     found = [{**chosen, "run": run} for run in (1, 2, 4, 8, 16) if run <= shape.splits]
     if plan.row_warps == 0:
-        found += [{**chosen, "units": 1, "stages": 2 * plan.stages}] if plan.units > 1 else []
+        found += [{**chosen, "units": 1, "stages": 2 * plan.stages}] if plan.units > shape.least_units else []
     elif plan.units > 1 and plan.row_warps // 4 < plan.units:
         found.append({**chosen, "units": plan.units // 2})
     fitting = [one for one in found if attention_variant(arch, shape, case["tokens"], Plan(**one)).shared_bytes
@@ -227,6 +237,7 @@ CARD = Card(
         _tiny(prefix=(37, -4), earlier=5, counting=True),
         _tiny(prefix=(75, 9), earlier=5, window=20, counting=True),
         _tiny(prefix=(41, -2), tokens=5, paths=True),
+        _tiny(prefix=(93, 14), tree="chain", fp8=True),
     ),
     slow_cases=(
         _tiny(prefix=(150, 0, 63), dim=128, heads=4, tokens=4, order=(4, 2), tree="chain"),
@@ -247,6 +258,12 @@ CARD = Card(
         _tiny(prefix=(160, 0), tokens=40, paths=True),
         _tiny(prefix=(0, 64), dim=128, heads=4, tokens=7, order=(4, 2), paths=True),
         _tiny(prefix=(63,), heads=3, tokens=17, paths=True, tree="chain", dtype="f16"),
+        _tiny(prefix=(150, 0, 63), dim=128, heads=4, tokens=2, order=(4, 2), tree="chain", fp8=True, sinks=True),
+        _tiny(prefix=(70,), heads=16, tokens=3, dim=128, fp8=True, dtype="f16"),
+        _tiny(prefix=(50,), heads=2, tokens=33, dim=128, fp8=True, counting=False),
+        _tiny(prefix=(13, -2, 95), heads=4, tokens=9, paths=True, fp8=True),
+        _tiny(prefix=(160, 0), tokens=20, dim=128, heads=4, paths=True, fp8=True),
+        _tiny(prefix=(75, 9), earlier=5, window=20, counting=True, fp8=True),
     ),
     shapes=_measured(),
     hand_counts=(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.kernels.attention.layout import BLOCK_SHIFT
-from eagle3core.kernels.card import DTYPES, Case, Tensors, poison
+from eagle3core.kernels.card import DTYPES, E4M3, Case, Tensors, poison
 from eagle3core.kernels.tree.mask_words import pack_words
 
 BLOCK = 1 << BLOCK_SHIFT
@@ -33,6 +33,11 @@ def further_words_of(case: Case) -> int:
     return words if case.get("earlier", 0) or words > least else 0
 
 
+def scales_of(case: Case) -> tuple[float, float]:
+    """Of keys and values in e4m3; 1 of others."""
+    return (0.7, 1.3) if case.get("fp8") else (1.0, 1.0)
+
+
 def attention_example(case: Case, generator: torch.Generator, device: torch.device) -> Tensors:
     """Fresh queries, a cache whose unused rows and blocks are NaN, random block order, a random tree.
 
@@ -49,9 +54,13 @@ def attention_example(case: Case, generator: torch.Generator, device: torch.devi
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
 
+    def cached() -> Tensor:
+        pages = normal(n_blocks, case["kv_heads"], BLOCK, dim)
+        return pages.to(E4M3) if case.get("fp8") else pages
+
     order = torch.randperm(n_blocks, generator=generator, device=device).to(torch.int32)
     tables = torch.full((batch, width), -1, dtype=torch.int32, device=device)
-    k, v = (normal(n_blocks, case["kv_heads"], BLOCK, dim) for _ in range(2))
+    k, v = cached(), cached()
     first = 0
     for b, n in enumerate(lengths):
         own = order[first : first + used[b]]

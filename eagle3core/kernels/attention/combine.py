@@ -35,7 +35,7 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
     pack, token_of = isa.PACK[shape.dtype], make_token_of(isa, shape.group)
     dim, group, splits = shape.dim, shape.group, shape.splits
     store_ordered = make_store_ordered(isa)
-    zero, log2_e = np.float32(0), np.float32(LOG2_E)
+    zero, one, log2_e, fp8 = np.float32(0), np.float32(1), np.float32(LOG2_E), shape.is_fp8
     row_shift, rows_of_block = (dim // 4).bit_length() - 1, combine_rows(dim)
     bundle = shape.bundle
     held = -(-splits // 16)  # splits whose maximum and sum a lane holds; 16 lanes hold all of a row
@@ -71,9 +71,10 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
 
     bundle_split = isa.inlined(bundle_split)
 
-    def attention_combine(
-        partial: Any, tops_sums: Any, sinks: Any, out: Any, words: Any, tokens: Any, x_tiles: Any, scale: Any
-    ) -> None:
+    def combine(
+        partial: Any, tops_sums: Any, sinks: Any, out: Any, words: Any, tokens: Any, x_tiles: Any, scale: Any,
+        v_scale: Any,
+    ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane = i32(tid & 31)
         kv_head, b, n_kv = i32(cuda.blockIdx.y), i32(cuda.blockIdx.z), i32(cuda.gridDim.y)
@@ -156,6 +157,8 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
         inverse = zero
         if total != zero:  # a row that sees no key gives zeros
             inverse = isa.reciprocal(total)
+        if fp8:
+            inverse = inverse * v_scale
         if row < rows:
             target = out + ((i64(b * tokens + token) * (n_kv * group)) + head) * (2 * dim) + column * 8
             low, high_pair = pack(o1 * inverse, o0 * inverse), pack(o3 * inverse, o2 * inverse)
@@ -164,4 +167,17 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
                 k = i32(n_kv * group * dim)
                 store_ordered(words, x_tiles, k, i32(b * tokens + token), i32(head * dim + column * 4), low, high_pair)
 
-    return attention_combine
+    combine = isa.inlined(combine, early=True)
+
+    def attention_combine(
+        partial: Any, tops_sums: Any, sinks: Any, out: Any, words: Any, tokens: Any, x_tiles: Any, scale: Any
+    ) -> None:
+        combine(partial, tops_sums, sinks, out, words, tokens, x_tiles, scale, one)
+
+    def attention_combine_of_fp8(
+        partial: Any, tops_sums: Any, sinks: Any, out: Any, words: Any, tokens: Any, x_tiles: Any, scale: Any,
+        v_scale: Any,
+    ) -> None:  # fmt: skip
+        combine(partial, tops_sums, sinks, out, words, tokens, x_tiles, scale, v_scale)
+
+    return attention_combine_of_fp8 if fp8 else attention_combine

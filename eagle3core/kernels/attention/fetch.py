@@ -2,7 +2,7 @@
 
 Table entries come 32 at a time, one a lane, a chunk before they are needed, so no copy waits for the one before.
 
-Slot of a unit, head size D: keys as [half of 8][64-byte piece][lane] 16 bytes, the order in which lanes read them;
+Slot of a unit: keys as [half of 8][64-byte piece][lane] 16 bytes, the order in which lanes read them;
 values as [half of 8][piece][key][16-byte column ^ (key / 2)], which ldmatrix reads without bank conflicts.
 
 Source: derived here.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eagle3core.kernels.attention.layout import BLOCK_SHIFT, UNIT, Shape, make_token_of, make_walk
+from eagle3core.kernels.attention.layout import BLOCK_SHIFT, UNIT, Shape, make_fp8_order, make_token_of, make_walk
 
 CHUNK = 32  # units of a stream, a lane each
 
@@ -28,7 +28,7 @@ def make_fetch(isa: Any, shape: Shape, *, units: int) -> tuple[Any, Any, Any, An
     """
     i32, i64 = isa.i32, isa.i64
     _, advance = make_walk(isa, shape)
-    pieces, half_bytes, row_bytes, streams = shape.pieces, shape.half_bytes, 2 * shape.dim, shape.streams
+    pieces, half_bytes, row_bytes, streams = shape.row_pieces, shape.half_bytes, shape.row_bytes, shape.streams
     interleave, unit_bytes = shape.splits * shape.streams, shape.unit_bytes
     block_mask = (1 << BLOCK_SHIFT) - 1
 
@@ -106,7 +106,8 @@ def make_queries(isa: Any, shape: Shape) -> tuple[Any, Any]:
     """
     i32, i64 = isa.i32, isa.i64
     token_of = make_token_of(isa, shape.group)
-    group, row_bytes = shape.group, 2 * shape.dim
+    group, row_bytes, fp8 = shape.group, 2 * shape.dim, shape.is_fp8
+    beside, in_pairs = make_fp8_order(isa)
 
     def query_at(row: Any, b: Any, kv_head: Any, n_kv: Any, tokens: Any) -> Any:
         query, token = i32(-1), token_of(row)
@@ -118,7 +119,12 @@ def make_queries(isa: Any, shape: Shape) -> tuple[Any, Any]:
         for c in range(4):
             at[place + 2 * c] = i32(0)
         if query >= 0:
-            v = isa.load_u32x4(q + i64(query) * row_bytes + (lane & 3) * 16 + piece * 64)
+            source = q + i64(query) * row_bytes + (lane & 3) * 16 + piece * 64
+            if fp8:
+                source += beside(lane, piece)
+            v = isa.load_u32x4(source)
+            if fp8:
+                v = in_pairs(v)
             for c in range(4):
                 at[place + 2 * c] = v[c]
 

@@ -24,10 +24,10 @@ from torch import Tensor
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.attention.combine import combine_rows
-from eagle3core.kernels.attention.layout import BLOCK_SHIFT, EARLIER_BITS, LOG2_E, UNIT, Shape
+from eagle3core.kernels.attention.layout import BLOCK_SHIFT, EARLIER_BITS, LOG2_E, UNIT, Fp8Shape, Shape
 from eagle3core.kernels.attention.paths import PLACES
 from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
-from eagle3core.kernels.card import DTYPES, PLAIN_TORCH, Launch, Op
+from eagle3core.kernels.card import DTYPES, E4M3, PLAIN_TORCH, Launch, Op
 from eagle3core.kernels.gemm.order.pack import OrderedRows
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 from eagle3core.kernels.tree.mask_words import unpack_words
@@ -48,6 +48,7 @@ def paged_attention_reference(
     window: int = 0,
     positions: Tensor | None = None,
     sinks: Tensor | None = None,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
     """Attention output `[B, T, H, D]` in the dtype of `q`; scores and softmax in fp32 (fp64 for fp64).
 
@@ -62,6 +63,7 @@ def paged_attention_reference(
             hides old keys alone.
         positions: `[B, T]` of the new tokens; needed with a window. Old keys stand at their index.
         sinks: `[H]` a logit a head.
+        scales: what cached keys and values are multiplied by.
     """
     wide = accumulation_dtype(q.dtype)
     batch, n_queries, n_heads, head_dim = q.shape
@@ -72,7 +74,7 @@ def paged_attention_reference(
     keys, values = (_gather_blocks(blocks, held) for blocks in (k_blocks, v_blocks))
     n_kv_heads = keys.shape[1]
     grouped = q.view(batch, n_queries, n_kv_heads, n_heads // n_kv_heads, head_dim).permute(0, 2, 3, 1, 4)
-    scores = torch.einsum("bkgtd,bksd->bkgts", grouped.to(wide), keys.to(wide)) * head_dim**-0.5
+    scores = torch.einsum("bkgtd,bksd->bkgts", grouped.to(wide), keys.to(wide)) * (head_dim**-0.5 * scales[0])
     visible = visible_keys(prefix_lens, tree_mask, keys.shape[2]) & (prefix_lens >= 0)[:, None, None]
     if window:
         assert positions is not None, "a window needs the positions of the new tokens"
@@ -84,14 +86,14 @@ def paged_attention_reference(
     unwritten = torch.arange(keys.shape[2], device=q.device) >= written[:, None]  # [B, S]
     unwritten |= (used < 0).repeat_interleave(block, dim=1)
     # These rows have weight 0, but may be another sequence's, and 0 times an infinity of theirs would be NaN here.
-    values = values.masked_fill(unwritten[:, None, :, None], 0.0)
+    values = values.to(wide).masked_fill(unwritten[:, None, :, None], 0.0)
     scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
     if sinks is not None:
         logits = sinks.to(wide).view(1, n_kv_heads, -1, 1, 1).expand(*scores.shape[:-1], 1)
         scores = torch.cat([scores, logits], dim=-1)
     weights = scores.softmax(dim=-1)[..., : keys.shape[2]]
     weights = weights.masked_fill(~visible.any(-1)[:, None, None, :, None], 0.0)
-    mixed = torch.einsum("bkgts,bksd->bkgtd", weights, values.to(wide))
+    mixed = torch.einsum("bkgts,bksd->bkgtd", weights, values) * scales[1]
     return mixed.permute(0, 3, 1, 2, 4).reshape(batch, n_queries, n_heads, head_dim).to(q.dtype)
 
 
@@ -153,6 +155,7 @@ def attention(
     earlier: int = 0,
     path_len: int = 0,
     ordered: OrderedRows | None = None,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> list[Launch]:
     """The two launches of one layer's attention.
 
@@ -173,7 +176,8 @@ def attention(
         path_len: tokens of the longest path, the root included, where the T keys are the nodes of a tree, parents
             before children and no two of a path at one depth; 0 for a chain or a chunk. A row then adds its ancestors
             at their positions, to the bits of plain decoding after the same path. Not with earlier keys or a window.
-
+        scales: of a cache in e4m3: what its keys and values are multiplied by. That of keys joins the scale of scores,
+            that of values the last division, so no entry is rounded once more.
         ordered: of `gemm.ordered_input`, where the output is written a second time, for the map that follows.
 
     Raises:
@@ -189,13 +193,15 @@ def attention(
     assert words >= least, f"{words} mask words for {earlier} + {tokens} keys, which take {least}"
     has_more = earlier > 0 or words > least  # than the T new keys, for which the mask of a pass has just the words
     splits, streams = order or order_of(arch, n_kv_heads, dim)
-    shape = Shape(DTYPES[q.dtype], dim, n_heads // n_kv_heads, splits, streams)
+    cached = Fp8Shape if k_blocks.dtype == E4M3 else Shape
+    shape = cached(DTYPES[q.dtype], dim, n_heads // n_kv_heads, splits, streams)
     room = block_tables.shape[1] * k_blocks.shape[2]
     room = min(room, window + earlier + tokens) if window else room  # keys that are read at all
     plan = plan or choose_plan(arch, shape, tokens, batch, n_kv_heads, room, paths=path_len > 0)
     plan = replace(plan, counting=counters is not None)
     partial, tops_sums = scratch
-    scale = dim**-0.5 * LOG2_E
+    scale = dim**-0.5 * LOG2_E * scales[0]
+    of_values = {"v_scale": scales[1]} if shape.is_fp8 else {}
     many = {"earlier": earlier | window << EARLIER_BITS}
     behind = {"path_len": path_len} if path_len else many if has_more else {"window": window}
     variant = attention_variant(
@@ -211,6 +217,7 @@ def attention(
         (-(-tokens * shape.group // combine_rows(dim)), n_kv_heads, batch),
         partial=partial, tops_sums=tops_sums, sinks=sinks, out=out, words=ordered.words if ordered else None,
         tokens=tokens, x_tiles=ordered.x_tiles if ordered else 1, scale=scale,
+        **of_values,
     )  # fmt: skip
     return [first, second]
 
@@ -232,6 +239,7 @@ def attention_meaning(
     window: int = 0,
     positions: Tensor | None = None,
     sinks: Tensor | None = None,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """What `attention` computes, in plain torch, for any head size, group and block.
 
@@ -243,7 +251,9 @@ def attention_meaning(
     seen = unpack_words(masks, earlier + q.shape[1])
     wide = q.double() if q.dtype in DTYPES else q  # see `gemm_meaning`
     cache = (k_blocks, v_blocks, block_tables, prefix_lens)
-    out.copy_(paged_attention_reference(wide, *cache, seen, window=window, positions=positions, sinks=sinks))
+    out.copy_(
+        paged_attention_reference(wide, *cache, seen, window=window, positions=positions, sinks=sinks, scales=scales)
+    )
 
 
 ATTENTION = Op("attention", attention, attention_meaning)

@@ -49,18 +49,47 @@ class Shape:
 
     @property
     def pieces(self) -> int:
-        """64-byte pieces of a key or value."""
+        """64-byte pieces of a query."""
         return self.dim // 32
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether keys and values are cached in e4m3; else they are in the dtype."""
+        return False
+
+    @property
+    def row_bytes(self) -> int:
+        """A cached key or value."""
+        return self.dim if self.is_fp8 else 2 * self.dim
+
+    @property
+    def row_pieces(self) -> int:
+        """64-byte pieces of a cached key or value."""
+        return self.row_bytes // 64
+
+    @property
+    def least_units(self) -> int:
+        """Units of a set of `attention_streams`, at least: its place in the ring also takes a tile's sums."""
+        return 2 if self.is_fp8 else 1
 
     @property
     def half_bytes(self) -> int:
         """Keys, or values, of one unit in shared memory."""
-        return UNIT * self.dim * 2
+        return UNIT * self.row_bytes
 
     @property
     def unit_bytes(self) -> int:
         """A unit in shared memory: keys first."""
         return 2 * self.half_bytes
+
+
+@dataclass(frozen=True)
+class Fp8Shape(Shape):
+    """The same over a cache in e4m3. In its kernels keys and values lie in half the shared memory."""
+
+    @property
+    def is_fp8(self) -> bool:
+        return True
 
 
 def make_token_of(isa: Any, group: int) -> Any:
@@ -146,6 +175,34 @@ def make_span(isa: Any, *, earlier: bool = False, paths: bool = False, windowed:
     return isa.inlined(span_of_paths if paths else of_many if earlier else span)
 
 
+def make_fp8_order(isa: Any) -> tuple[Any, Any]:
+    """What differs in a lane's 16 bytes of a query where keys are in e4m3: the order of keys there.
+
+    A lane's 16 bytes of a key are elements 16t .. 16t + 15 of 64, which make operands of two products each of pieces 2j
+    and 2j + 1; and of every four, `isa.WIDEN_E4M3` gives the first and third, then the second and fourth.
+
+    `beside(lane, piece)`: bytes from where a query's piece is read for a 16-bit cache.
+    `in_pairs(v)`: four words of a query in that order.
+    """
+    i32 = isa.i32
+
+    def beside(lane: Any, piece: Any) -> Any:
+        return i32((lane & 3) * 16 - (piece & 1) * 48)  # 128 (piece / 2) + 32t + 16 (piece mod 2) in all
+
+    def firsts(low: Any, high: Any) -> Any:
+        return i32((low & 0xFFFF) | ((high & 0xFFFF) << 16))
+
+    def seconds(low: Any, high: Any) -> Any:
+        return i32(((low >> 16) & 0xFFFF) | i32(high & -65536))
+
+    firsts, seconds = isa.inlined(firsts), isa.inlined(seconds)
+
+    def in_pairs(v: Any) -> Any:
+        return firsts(v[0], v[1]), seconds(v[0], v[1]), firsts(v[2], v[3]), seconds(v[2], v[3])
+
+    return isa.inlined(beside), isa.inlined(in_pairs)
+
+
 def make_load_queries(isa: Any, shape: Shape) -> Any:
     """`load_queries(q, at, m, b, kv_head, n_kv, tokens, row0, lane, piece)`: one lane's fragment of 16 rows, 32 of D.
 
@@ -154,7 +211,8 @@ def make_load_queries(isa: Any, shape: Shape) -> Any:
     """
     i32, i64 = isa.i32, isa.i64
     token_of = make_token_of(isa, shape.group)
-    group, row_bytes = shape.group, 2 * shape.dim
+    group, row_bytes, fp8 = shape.group, 2 * shape.dim, shape.is_fp8
+    beside, in_pairs = make_fp8_order(isa)
 
     def load_queries(
         q: Any, at: Any, m: Any, b: Any, kv_head: Any, n_kv: Any, tokens: Any, row0: Any, lane: Any, piece: Any
@@ -167,7 +225,11 @@ def make_load_queries(isa: Any, shape: Shape) -> Any:
                 token = token_of(row)
                 head = i32(kv_head * group + (row - token * group))
                 source = (i64(b * tokens + token) * (n_kv * group) + head) * row_bytes + piece * 64 + (lane & 3) * 16
+                if fp8:
+                    source += beside(lane, piece)
                 v = isa.load_u32x4(q + source)
+                if fp8:
+                    v = in_pairs(v)
                 for c in range(4):
                     at[m * 8 + 2 * c + far] = v[c]
 

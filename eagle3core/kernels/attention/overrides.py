@@ -37,7 +37,7 @@ def overrides(shape: Shape, row_warps: int, *, grouped: bool = False) -> dict[st
     Raises:
         ConfigError: a value that the kernel is not made for.
     """
-    fewest, most = (max(1, row_warps // 4), 256 // shape.dim) if row_warps else (1, 2)
+    fewest, most = (max(1, row_warps // 4), 256 // shape.dim) if row_warps else (shape.least_units, 2)
     if grouped:
         fewest = most = row_warps // 2  # a unit for each warp that fetches for a ring
     tiles = [UNIT * units for units in (1, 2, 4) if fewest <= units <= most]

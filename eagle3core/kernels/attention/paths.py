@@ -73,7 +73,7 @@ def make_load_tail(isa: Any, shape: Shape, threads: int, tail: int) -> Any:
     for. `mask` is of this sequence's first node.
     """
     i32, i64 = isa.i32, isa.i64
-    pieces, row_bytes, half_bytes = shape.pieces, 2 * shape.dim, shape.half_bytes
+    pieces, row_bytes, half_bytes = shape.row_pieces, shape.row_bytes, shape.half_bytes
     head_bytes, unit_bytes = row_bytes << BLOCK_SHIFT, shape.unit_bytes
     columns = 4 * pieces  # of 16 bytes
     column_shift = columns.bit_length() - 1
@@ -164,7 +164,7 @@ def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int, tiles: int, 
     """
     cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
     token_of = make_token_of(isa, shape.group)
-    pieces, half_bytes, unit_bytes = shape.pieces, shape.half_bytes, shape.unit_bytes
+    pieces, half_bytes, unit_bytes = shape.row_pieces, shape.half_bytes, shape.unit_bytes
     places_at = tail * unit_bytes
     counts_at = places_at + tail * UNIT * PLACES
     n_scores, n_keys = 8 * abreast, 2 * abreast

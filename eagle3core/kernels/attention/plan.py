@@ -17,6 +17,7 @@ from eagle3core.kernels.attention.paths import tail_units
 from eagle3core.kernels.attention.rows import TILE_ROWS, TILES, make_attention_rows, rows_shared_bytes
 from eagle3core.kernels.attention.streams import make_attention_streams, streams_shared_bytes
 from eagle3core.kernels.card import SHARED_BYTES, Variant, overlaps, parameters
+from eagle3core.kernels.gemm.fp8.tiling import fp8_key
 
 PARAMETERS = parameters(
     "q:in k:const v:const tables:const prefix:const masks:in positions:in partial:out tops_sums:out counters:inout "
@@ -29,6 +30,7 @@ PATHS_PARAMETERS = tuple(replace(p, name="path_len") if p.name == "window" else 
 COMBINE_PARAMETERS = parameters(
     "partial:in tops_sums:in sinks:const out:out words:out tokens:i32 x_tiles:i32 scale:f32"
 )
+FP8_COMBINE_PARAMETERS = (*COMBINE_PARAMETERS, *parameters("v_scale:f32"))
 # Multiprocessors of the largest common part of each architecture: A100, H200, B200, RTX PRO 6000. Order-neutral.
 PROCESSORS = {"sm_80": 108, "sm_90a": 132, "sm_100": 148, "sm_120": 188}
 WARPS = 8  # of a block of `attention_rows`: with 255 registers a lane they fill a processor
@@ -98,13 +100,13 @@ def choose_plan(
 
 def is_grouped(arch: str, shape: Shape, tokens: int) -> bool:
     """Whether warpgroups multiply: where they can, if a variable asks for it; no rule does before it is timed."""
-    return arch == "sm_90a" and tokens * shape.group >= GROUP_ROWS and warpgroups_wanted()
+    return arch == "sm_90a" and not shape.is_fp8 and tokens * shape.group >= GROUP_ROWS and warpgroups_wanted()
 
 
 def plan_key(shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int) -> tuned.AttentionKey:
     """What a plan is tuned for."""
     return tuned.AttentionKey(
-        shape.dtype, shape.dim, shape.group, shape.splits, shape.streams,
+        fp8_key(shape.dtype) if shape.is_fp8 else shape.dtype, shape.dim, shape.group, shape.splits, shape.streams,
         tuned.attention_rows_regime(tokens * shape.group), batch, n_kv_heads, tuned.keys_regime(keys),
     )  # fmt: skip
 
@@ -132,7 +134,7 @@ def ruled_plan(
 
 def _streams_plan(arch: str, shape: Shape) -> Plan:
     """Two units at a time where a ring holds two such sets."""
-    held = {"sm_80": 16, "sm_90a": 24, "sm_100": 24, "sm_120": 8}[arch] * 128 // (shape.dim * shape.streams)
+    held = {"sm_80": 16, "sm_90a": 24, "sm_100": 24, "sm_120": 8}[arch] * 256 // (shape.row_bytes * shape.streams)
     units = 2 if held >= 4 else 1
     return Plan(0, min(held // units, 6), 1, units=units)
 
@@ -186,7 +188,7 @@ def attention_variant(
         words: of a row's mask, 0 if only the T newest have bits. windowed: with these, old keys have a window.
         paths: rows add their ancestors as plain decoding does; of `attention_rows` alone.
     """
-    order = f"{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}_s{plan.stages}"
+    order = f"{_shape_name(shape)}_s{plan.stages}"
     order += "_counting" if plan.counting else ""
     order += f"_earlier{words}" if words else ""
     shared: dict[str, Any] = {"shape": shape, "stages": plan.stages, "counting": plan.counting}
@@ -211,8 +213,8 @@ def attention_variant(
             shared_bytes=streams_shared_bytes(shape, tiles, half, units, plan.stages, joined),
             dependent=overlaps(arch), rounds_itself=True,
             instructions={
-                "HMMA": tiles * units * shape.dim * (3 if half else 4) // 16, "LDSM": units * shape.dim // 16,
-                "LDGSTS": units * shape.dim // 8,
+                "HMMA": tiles * units * shape.dim * (3 if half else 4) // 16, "LDSM": units * 2 * shape.row_pieces,
+                "LDGSTS": units * 4 * shape.row_pieces,
             },
         )  # fmt: skip
     layout = {"row_warps": plan.row_warps, "groups": plan.groups, "units": plan.units, "joined": joined}
@@ -241,7 +243,8 @@ def attention_variant(
         ),
         dependent=overlaps(arch), rounds_itself=True,
         instructions={
-            "HMMA": shape.dim // 4 * plan.tiles, "LDSM": shape.dim // 16, "LDGSTS": shape.dim // 8 // plan.row_warps
+            "HMMA": shape.dim // 4 * plan.tiles, "LDSM": 2 * shape.row_pieces,
+            "LDGSTS": 4 * shape.row_pieces // plan.row_warps,
         },
     )  # fmt: skip
 
@@ -250,15 +253,20 @@ def combine_variant(arch: str, shape: Shape, *, joined: bool, ordered: bool = Fa
     """The second kernel; `joined` if the first one joins the splits of bundles, `ordered` as in `combine`."""
     constants: dict[str, Any] = {"shape": shape, "joined": joined, "overlap": overlaps(arch)}
     constants |= {"ordered": True} if ordered else {}
-    order = f"{shape.dtype}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}"
     return Variant(
-        name=f"attention_combine_{order}{_joined(joined)}{'_ordered' if ordered else ''}",
-        make=make_attention_combine, constants=constants, parameters=COMBINE_PARAMETERS, threads=COMBINE_THREADS,
+        name=f"attention_combine_{_shape_name(shape)}{_joined(joined)}{'_ordered' if ordered else ''}",
+        make=make_attention_combine, constants=constants,
+        parameters=FP8_COMBINE_PARAMETERS if shape.is_fp8 else COMBINE_PARAMETERS, threads=COMBINE_THREADS,
         instructions={"LDG": shape.splits // (shape.bundle if joined else 1)},
         # Of more splits a lane asks for two batches; without a limit the compiler holds both at once.
         max_registers=128 if shape.splits <= 16 else 168, blocks_per_sm=1 if shape.splits <= 16 else 3,
         dependent=overlaps(arch),
     )  # fmt: skip
+
+
+def _shape_name(shape: Shape) -> str:
+    stored = "_e4m3" if shape.is_fp8 else ""
+    return f"{shape.dtype}{stored}_{shape.dim}_{shape.group}_{shape.splits}x{shape.streams}"
 
 
 def _joined(joined: bool) -> str:

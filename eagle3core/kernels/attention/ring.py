@@ -17,7 +17,7 @@ def make_ring(isa: Any, shape: Shape, *, row_warps: int, groups: int, units: int
     """`follow`, `look_up` and `copy_set` for sets of `units` units; units <= row_warps <= 4 units."""
     i32, i64 = isa.i32, isa.i64
     first_of, _ = make_walk(isa, shape)
-    pieces, half_bytes, row_bytes = shape.pieces, shape.half_bytes, 2 * shape.dim
+    pieces, half_bytes, row_bytes = shape.row_pieces, shape.half_bytes, shape.row_bytes
     head_bytes, interleave = row_bytes << BLOCK_SHIFT, shape.splits * shape.streams
     copies = 4 * units // row_warps  # of eight keys or values
 

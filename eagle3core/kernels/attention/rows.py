@@ -192,7 +192,7 @@ def make_attention_rows(
             begin(i32(totals + lane * 16))
         executed, mask_empty = i32(0), i32(0)
         k_lane = i32(lane * 16)
-        v_row = i32(half_bytes + ((lane >> 3) & 1) * (pieces * 512) + (lane & 7) * 64)
+        v_row = i32(half_bytes + ((lane >> 3) & 1) * (half_bytes >> 1) + (lane & 7) * 64)
         v_lane = i32(v_row + (((lane >> 4) ^ ((lane & 7) >> 1)) << 4))
         wait_set()
         cuda.syncwarp()

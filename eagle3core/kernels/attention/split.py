@@ -71,6 +71,27 @@ def make_split(isa: Any, shape: Shape, *, tiles: int, half: bool, joined: bool) 
             isa.shared_store_f32(i32(at + even * 16), accumulators[2 * n])
             isa.shared_store_f32(i32(at + 4 * dim + (even ^ 2) * 16), accumulators[2 * n + 1])
 
+    def lay_values_of_fp8(m: Any, far: Any, slot: Any, lane: Any, accumulators: Any) -> None:
+        g, t = i32(lane >> 2), i32(lane & 3)
+        at = i32(slot + (far * 8 + g) * (4 * dim))
+        for n in range(n_columns // 2):
+            # Four neighbouring columns a lane, see `unit.weighed`; exchanged by row as those above.
+            o, column = (m * n_columns + 2 * n) * 4 + far * 2, i32((4 * n + t) ^ (2 * (g & 3)))
+            isa.shared_store_f32x4(
+                i32(at + column * 16), accumulators[o], accumulators[o + 1], accumulators[o + 4], accumulators[o + 5]
+            )
+
+    def lay_tall_of_fp8(slot: Any, lane: Any, accumulators: Any) -> None:
+        g, t = i32(lane >> 2), i32(lane & 3)
+        at = i32(slot + t * (8 * dim) + (g & 1) * 8)
+        for n in range(n_tall):
+            even = i32((4 * n + (g >> 1)) ^ (4 * (t & 1)))
+            isa.shared_store_f32x2(i32(at + even * 16), accumulators[4 * n], accumulators[4 * n + 2])
+            odd = i32(at + 4 * dim + (even ^ 2) * 16)
+            isa.shared_store_f32x2(odd, accumulators[4 * n + 1], accumulators[4 * n + 3])
+
+    if shape.is_fp8:
+        lay_values, lay_tall = lay_values_of_fp8, lay_tall_of_fp8
     lay_row, lay_values, lay_tall = isa.inlined(lay_row), isa.inlined(lay_values), isa.inlined(lay_tall)
 
     def lay_tile(m: Any, slot: Any, table: Any, warp: Any, lane: Any, accumulators: Any, tops: Any, sums: Any) -> None:

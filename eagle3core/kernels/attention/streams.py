@@ -86,7 +86,7 @@ def make_attention_streams(
     n_queries = 8 * pieces if in_registers else 8
     n_accumulators, n_tops = dim // 2 * tiles // (2 if half else 1), 2 * tiles
     unit_scores, n_scores = 8 * tiles, 8 * tiles * units
-    both_tiles = tiles == 2 and units == 2  # a free slot holds the sums of both
+    both_tiles = tiles == 2 and set_bytes == 2 * tile_bytes  # a free slot holds the sums of both
     uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
 
     def pinned(value: Any) -> Any:
@@ -174,7 +174,7 @@ def make_attention_streams(
         far_keys, far_columns = i32((lane >> 3) & 1), i32(lane >> 4)
         if half:  # values are the first operand there, which wants its four blocks in another order
             far_keys, far_columns = i32(lane >> 4), i32((lane >> 3) & 1)
-        v_row = i32(half_bytes + far_keys * (pieces * 512) + (lane & 7) * 64)
+        v_row = i32(half_bytes + far_keys * (half_bytes >> 1) + (lane & 7) * 64)
         v_lane = pinned(v_row + ((far_columns ^ ((lane & 7) >> 1)) << 4))
         lowest, limit = i32(i32(seen_by_all + (UNIT - 1)) >> 4), i32(ctx >> 4)  # units that all rows see whole
         reading, writing = ring, i32(ring + ahead * set_bytes)

@@ -15,6 +15,8 @@ import numpy as np
 
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.mask import make_hide
+from eagle3core.kernels.attention.unit.score import make_score
+from eagle3core.kernels.attention.unit.weighed import make_add_weighed
 
 GROWTH = np.float32(8.0)  # log2 by which the maximum must grow to be moved; probabilities stay below 2^8
 
@@ -62,75 +64,13 @@ def make_steps(
             are those of some; scores are always of `tiles` alone.
     """
     cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
-    mma, pack = isa.MMA[shape.dtype], isa.PACK[shape.dtype]
+    pack = isa.PACK[shape.dtype]
     hide = make_hide(isa, shape, tiles, words=words, windowed=windowed)
-    pieces, unit_bytes = shape.pieces, shape.unit_bytes
-    unit_scores, n_weights, n_tops, n_keys = 8 * tiles, 4 * tiles, 2 * tiles, 8 * units
-    n_scores = unit_scores * units
+    score, score_apart = make_score(isa, shape, tiles=tiles, held=held, units=units, first_tile=first_tile)
+    add_weighed = make_add_weighed(isa, shape, tiles=tiles, half=half, first_tile=first_tile)
+    unit_scores, n_weights, n_tops = 8 * tiles, 4 * tiles, 2 * tiles
     halves, n_columns = 1 if half else 2, shape.dim // 8
     n_tall = shape.dim // 16 if half else 0
-    zero = np.float32(0)
-
-    def multiply(j: Any, scores: Any, keys: Any, queries: Any, q_at: Any) -> None:
-        # Along D the order of a score's sum: pieces upwards, two products each. Rows g and g + 8 of a tile are a
-        # lane's, keys 2t and 2t + 1 of each eight.
-        for c in range(2):
-            for m in range(tiles):
-                if j < held:
-                    o = ((first_tile + m) * held + j) * 8 + c * 4
-                    a = (queries[o], queries[o + 1], queries[o + 2], queries[o + 3])
-                else:
-                    tile = (first_tile + m) * (pieces - held)
-                    a = isa.shared_load_u32x4(i32(q_at + (tile + j - held) * 1024 + c * 512))
-                for i in range(2 * units):
-                    s, x = (i >> 1) * unit_scores + m * 8 + (i & 1) * 4, i * 4 + c * 2
-                    d = mma(
-                        a[0], a[1], a[2], a[3], keys[x], keys[x + 1],
-                        scores[s], scores[s + 1], scores[s + 2], scores[s + 3],
-                    )  # fmt: skip
-                    for e in range(4):
-                        scores[s + e] = d[e]
-
-    multiply = isa.inlined(multiply)
-
-    def score_piece(j: Any, scores: Any, keys: Any, queries: Any, q_at: Any, k_at: Any) -> None:
-        # Keys of all units of a set, eight at a time, as operands: lane (g, t) holds elements 8t .. 8t + 7 of key g.
-        for i in range(2 * units):
-            k = isa.shared_load_u32x4(i32(k_at + (i >> 1) * unit_bytes + ((i & 1) * pieces + j) * 512))
-            for c in range(4):
-                keys[i * 4 + c] = k[c]
-        multiply(j, scores, keys, queries, q_at)
-
-    score_piece = isa.inlined(score_piece)
-
-    def score_piece_apart(j: Any, scores: Any, keys: Any, queries: Any, q_at: Any, places: Any) -> None:
-        for i in range(2 * units):
-            k = isa.shared_load_u32x4(i32(places[i] + j * 512))
-            for c in range(4):
-                keys[i * 4 + c] = k[c]
-        multiply(j, scores, keys, queries, q_at)
-
-    score_piece_apart = isa.inlined(score_piece_apart)
-
-    def score_apart(scores: Any, queries: Any, q_at: Any, places: Any) -> None:
-        keys = cuda.local.array(n_keys, i32)
-        for i in range(n_scores):
-            scores[i] = zero
-        score_piece_apart(0, scores, keys, queries, q_at, places)
-        score_piece_apart(1, scores, keys, queries, q_at, places)
-        if pieces == 4:
-            score_piece_apart(2, scores, keys, queries, q_at, places)
-            score_piece_apart(3, scores, keys, queries, q_at, places)
-
-    def score(scores: Any, queries: Any, q_at: Any, k_at: Any) -> None:
-        keys = cuda.local.array(n_keys, i32)
-        for i in range(n_scores):
-            scores[i] = zero
-        score_piece(0, scores, keys, queries, q_at, k_at)
-        score_piece(1, scores, keys, queries, q_at, k_at)
-        if pieces == 4:
-            score_piece(2, scores, keys, queries, q_at, k_at)
-            score_piece(3, scores, keys, queries, q_at, k_at)
 
     # Rows and steps are written out one by one below: loops around bodies of this size are not always unrolled, and
     # an index that is not constant would move the sums from registers to local memory.
@@ -241,29 +181,7 @@ def make_steps(
         weights[m * 4 + far] = pack(p1, p0)
         weights[m * 4 + far + 2] = pack(p3, p2)
 
-    def add_step(step: Any, v_at: Any, weights: Any, accumulators: Any) -> None:
-        v = isa.ldmatrix_x4_trans(i32(v_at + (step >> 1) * 512))
-        if half:
-            o = step * 4
-            # Values stand as the operand of 16 rows, columns of D, and weights as that of eight: [D / 16][4] sums.
-            d = mma(
-                v[0], v[1], v[2], v[3], weights[0], weights[2],
-                accumulators[o], accumulators[o + 1], accumulators[o + 2], accumulators[o + 3],
-            )  # fmt: skip
-            for i in range(4):
-                accumulators[o + i] = d[i]
-        else:
-            for m in range(tiles):
-                for c in range(2):
-                    o, w = ((first_tile + m) * n_columns + step * 2 + c) * 4, m * 4
-                    d = mma(
-                        weights[w], weights[w + 1], weights[w + 2], weights[w + 3], v[2 * c], v[2 * c + 1],
-                        accumulators[o], accumulators[o + 1], accumulators[o + 2], accumulators[o + 3],
-                    )  # fmt: skip
-                    for i in range(4):
-                        accumulators[o + i] = d[i]
-
-    weigh_row, add_step = isa.inlined(weigh_row), isa.inlined(add_step)
+    weigh_row = isa.inlined(weigh_row)
 
     def weigh(s: Any, scores: Any, weights: Any, tops: Any, sums: Any, scale: Any) -> None:
         for i in range(n_weights):
@@ -275,20 +193,7 @@ def make_steps(
             weigh_row(1, 0, s, scores, weights, tops, sums, scale)
             weigh_row(1, 1, s, scores, weights, tops, sums, scale)
 
-    # A piece of a value is 64 bytes: two steps of 16 columns of D. In the slot they lie 32 bytes apart but for the
-    # exchange of columns, which an exclusive or follows: hence two addresses, `v_odd` = `v_even` ^ 32.
-    def add_weighed(weights: Any, accumulators: Any, v_even: Any, v_odd: Any) -> None:
-        add_step(0, v_even, weights, accumulators)
-        add_step(1, v_odd, weights, accumulators)
-        add_step(2, v_even, weights, accumulators)
-        add_step(3, v_odd, weights, accumulators)
-        if pieces == 4:
-            add_step(4, v_even, weights, accumulators)
-            add_step(5, v_odd, weights, accumulators)
-            add_step(6, v_even, weights, accumulators)
-            add_step(7, v_odd, weights, accumulators)
-
-    weigh, add_weighed = isa.inlined(weigh), isa.inlined(add_weighed)
+    weigh = isa.inlined(weigh)
 
     def add_values(
         s: Any, scores: Any, accumulators: Any, tops: Any, sums: Any, v_even: Any, v_odd: Any, scale: Any
@@ -297,5 +202,7 @@ def make_steps(
         weigh(s, scores, weights, tops, sums, scale)
         add_weighed(weights, accumulators, v_even, v_odd)
 
-    first, *others = (isa.inlined(step) for step in (score, start_tops, grows, raise_tops, add_values, score_apart))
-    return Steps(*[first, hide, *others, weigh, add_weighed])
+    start_tops, grows, raise_tops, add_values = (
+        isa.inlined(step) for step in (start_tops, grows, raise_tops, add_values)
+    )
+    return Steps(score, hide, start_tops, grows, raise_tops, add_values, score_apart, weigh, add_weighed)

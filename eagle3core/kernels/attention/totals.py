@@ -33,6 +33,19 @@ def totals_bytes(shape: Shape, tiles: int) -> int:
     return (shape.dim // 8 * tiles + 4) * LANES
 
 
+def make_column_at(isa: Any, shape: Shape) -> Any:
+    """`column_at(n)`: bytes from a lane's first two columns of a row to those of its sums n."""
+    i32 = isa.i32
+
+    def of_pairs(n: Any) -> Any:
+        return n * 32
+
+    def of_fp8(n: Any) -> Any:
+        return i32((n >> 1) * 64 + (n & 1) * 8)  # see `unit.weighed`
+
+    return isa.inlined(of_fp8 if shape.is_fp8 else of_pairs)
+
+
 def make_totals(isa: Any, shape: Shape, *, joined: bool, tiles: int) -> tuple[Any, Any, Any]:
     """`begin`, `join` and `leave`, of one warp; `at` is always the lane's own address.
 
@@ -47,9 +60,9 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool, tiles: int) -> tuple[An
         tiles: of the warp, 1 or 2, 16 rows each.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
-    step = shape.bundle if joined else 1
+    step, lane_bytes = shape.bundle if joined else 1, 16 if shape.is_fp8 else 8
     weigh, dim, zero, one = make_join(isa), shape.dim, np.float32(0), np.float32(1)
-    n_columns = dim // 8
+    n_columns, column_at = dim // 8, make_column_at(isa, shape)
     n_tops, n_sums = 2 * tiles, dim // 2 * tiles
     last = n_tops - 2  # of one tile the first pair, stored twice
     tops_at = tiles * n_columns * LANES
@@ -124,7 +137,7 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool, tiles: int) -> tuple[An
 
     def fetch_row(m: Any, far: Any, target: Any, buffer: Any) -> None:
         for n in range(n_columns):
-            x, i = isa.load_f32x2(target + n * 32), (m * n_columns + n) * 4 + far * 2
+            x, i = isa.load_f32x2(target + column_at(n)), (m * n_columns + n) * 4 + far * 2
             buffer[i], buffer[i + 1] = x[0], x[1]
 
     fetch_row = isa.inlined(fetch_row)
@@ -134,7 +147,7 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool, tiles: int) -> tuple[An
         total_tops: Any, total_sums: Any, partial: Any, tops_sums: Any,
     ) -> None:  # fmt: skip
         near, far, wide = row < rows, row + 8 < rows, i64(place)
-        target, beyond = partial + wide * (4 * dim) + (lane & 3) * 8, 8 * 4 * dim
+        target, beyond = partial + wide * (4 * dim) + (lane & 3) * lane_bytes, 8 * 4 * dim
         if (lane & 3) == 0:
             # Maximum and sum of probabilities always go out, also FLOOR and 0: they say that the row has no values
             # here.
@@ -152,13 +165,13 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool, tiles: int) -> tuple[An
                 t, i = isa.shared_load_f32x4(i32(at + (m * n_columns + n) * LANES)), (m * n_columns + n) * 4
                 if near:
                     isa.store_f32x2(
-                        target + n * 32,
+                        target + column_at(n),
                         isa.fused(buffer[i], keep[2 * m], isa.product(t[0], take[2 * m])),
                         isa.fused(buffer[i + 1], keep[2 * m], isa.product(t[1], take[2 * m])),
                     )
                 if far:
                     isa.store_f32x2(
-                        target + beyond + n * 32,
+                        target + beyond + column_at(n),
                         isa.fused(buffer[i + 2], keep[2 * m + 1], isa.product(t[2], take[2 * m + 1])),
                         isa.fused(buffer[i + 3], keep[2 * m + 1], isa.product(t[3], take[2 * m + 1])),
                     )
@@ -168,9 +181,9 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool, tiles: int) -> tuple[An
             while n < n_columns:
                 t = isa.shared_load_f32x4(i32(at + (m * n_columns + n) * LANES))
                 if near:
-                    isa.store_f32x2(target + n * 32, t[0], t[1])
+                    isa.store_f32x2(target + column_at(n), t[0], t[1])
                 if far:
-                    isa.store_f32x2(target + beyond + n * 32, t[2], t[3])
+                    isa.store_f32x2(target + beyond + column_at(n), t[2], t[3])
                 n = i32(n + 1)
 
     weigh_bundle, leave_tile = isa.inlined(weigh_bundle), isa.inlined(leave_tile)

@@ -63,6 +63,7 @@ from eagle3core.kernels.emulator.memory import (  # noqa: F401  part of the inst
     store_f32,
     store_f32x2,
     store_f32x4,
+    store_u8,
     store_u16,
     store_u32,
     store_u32x2,

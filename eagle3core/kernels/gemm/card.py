@@ -111,6 +111,8 @@ def gemm_slow_variants(arch: str) -> list[Variant]:
     made += _engine_variants(arch, {"residual": (1,), "qkv": (32,)}, dtype="f16")
     made += _engine_variants(arch, {"residual": (1,), "swiglu": (64,)}, packed=False)
     made += _fp8_variants(arch)
+    whole = {**LLAMA_8B[0], "dtype": "bf16", "packed": True, "e4m3_cache": True}
+    made += [gemm_variants_of(arch, {**whole, "m": m})[-1] for m in ((1, 240) if arch == "sm_90a" else (1,))]
     for m in (4, 16, 64):
         made += gemm_variants_of(arch, {"kind": "store", "m": m, "n": 2880, "k": 2896, "dtype": "bf16"})
     unique = {variant.name: variant for variant in made}

@@ -45,6 +45,7 @@ class Epilogue:
         activation: of `swiglu`; kernels exist for silu alone, and are named and kept without it.
         head_dim, block: of `qkv`: head size and tokens of a cache block, powers of two.
         has_powers: of `head`: the sum of powers of every 16 logits (`isa.powers`) in the place of the best's column.
+        e4m3_cache: of `qkv`: k and v are cached in e4m3, by factors (`layer.cache_write`).
         ordered_tiles: of `residual` and `swiglu`: what the next map reads, h * gain or y, is also written in the order
             in which blocks of 8 `ordered_tiles` rows fetch it (`gemm.order`); 0: by rows alone.
     """
@@ -57,6 +58,7 @@ class Epilogue:
     block: int = 0
     has_powers: bool = False
     ordered_tiles: int = 0
+    e4m3_cache: bool = False
     activation: str = field(default="silu", repr=False)  # a kernel's digest is made of the representation
 
     def check(self) -> None:
@@ -80,7 +82,11 @@ class Epilogue:
         """Short text, unique per epilogue."""
         parts = [self.kind if self.has_residual else "first", f"n{self.quads}" if self.quads else ""]
         parts += ["b" if self.has_bias else "", f"d{self.head_dim}p{self.block}" if self.kind == "qkv" else ""]
-        parts += ["powers" if self.has_powers else "", f"o{self.ordered_tiles}" if self.ordered_tiles else ""]
+        parts += [
+            "e4m3" if self.e4m3_cache else "",
+            "powers" if self.has_powers else "",
+            f"o{self.ordered_tiles}" if self.ordered_tiles else "",
+        ]
         return "_".join(part for part in parts if part)
 
 
@@ -93,7 +99,8 @@ def gemm_parameters(fp8: bool = False) -> tuple[Parameter, ...]:
     tiles the tiles of W, and the outputs: y `[rows, n]` (h, activation, q, logits), then by kind
     residual: second `[rows, n]` h * gain, third `[rows, 128 quads']` f32; qkv: second, third the k and v blocks
     `[n_blocks, kv_heads, block, head_dim]`; head: second `[rows, n / 16]` f32 best logit, third int32 its
-    column, or f32 the sum of powers. ordered: what the next map reads, in its order, with `ordered_tiles`. `fp8`:
+    column, or f32 the sum of powers. With `e4m3_cache` the cache is of bytes, and gain is `[2]` f32: what k and v are
+    multiplied by as they are stored. ordered: what the next map reads, in its order, with `ordered_tiles`. `fp8`:
     scales `[n_w]` f32 of W in e4m3, by whose kernels K is never split, in the place of the workspace.
     """
     return parameters(
@@ -140,13 +147,14 @@ def make_pairing(isa: Any, epilogue: Epilogue) -> tuple[Any, Any]:
 def make_fetch(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
     """Inlined `fetch(tile, pair, row, rows, n, bias, gain, residual, positions, slots, table)`: an item's operands.
 
-    Returns ((a0, a1, gain0, gain1, bias0, bias1), slot): a is the residual, or (cos, sin).
+    Returns ((a0, a1, gain0, gain1, bias0, bias1), slot): a is the residual, or (cos, sin); gain the factors of k and v
+    for a cache in e4m3.
     """
     i32, i64, low = isa.i32, isa.i64, isa.LOW[dtype]
     first_row, distance = make_pairing(isa, epilogue)
     bias_, residual_ = epilogue.has_bias, epilogue.kind == "residual"
     add_, qkv_ = residual_ and epilogue.has_residual, epilogue.kind == "qkv"
-    half, tiles_mask = epilogue.head_dim // 2, epilogue.head_dim // 16 - 1
+    half, tiles_mask, e4m3_ = epilogue.head_dim // 2, epilogue.head_dim // 16 - 1, epilogue.e4m3_cache
     zero = np.float32(0)
 
     def fetch(
@@ -171,6 +179,8 @@ def make_fetch(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
                 slot = isa.load_u32(slots + i64(row) * 4)
                 at = table + (i64(isa.load_u32(positions + i64(row) * 4)) * half + (tile & tiles_mask) * 8 + pair) * 8
                 a0, a1 = isa.load_f32x2(at)
+            if e4m3_:
+                g0, g1 = isa.load_f32x2(gain)
         return (a0, a1, g0, g1, b0, b1), slot
 
     return isa.inlined(fetch)

@@ -15,6 +15,7 @@ import numpy as np
 from eagle3core.kernels.gemm.epilogue import PARTIALS_STEP, Epilogue
 from eagle3core.kernels.gemm.order.place import make_store_pair
 from eagle3core.kernels.isa.powers import LOG2_E, make_offset
+from eagle3core.kernels.layer.cache_write import make_to_e4m3
 
 
 def make_finish(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
@@ -130,9 +131,10 @@ def _make_swiglu(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
 
 def _make_qkv(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
     i32, i64, to_bits, zero = isa.i32, isa.i64, isa.PACK[dtype], np.float32(0)
-    head_dim, block = epilogue.head_dim, epilogue.block
+    head_dim, half, block = epilogue.head_dim, epilogue.head_dim // 2, epilogue.block
     tiles_shift = (head_dim // 16).bit_length() - 1
     tiles_mask, block_shift, block_mask = head_dim // 16 - 1, block.bit_length() - 1, block - 1
+    e4m3_, to_e4m3 = epilogue.e4m3_cache, make_to_e4m3(isa)
 
     def qkv(
         v0: Any, v1: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
@@ -153,14 +155,21 @@ def _make_qkv(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
             elif slot >= 0:
                 own = i32(head - q_heads)
                 base = second
+                factor = operands[2]
                 if own >= kv_heads:
                     own = i32(own - kv_heads)
                     base = third
+                    factor = operands[3]
                 # [block, key head, token of the block, D]
                 line = ((i64(slot >> block_shift) * kv_heads + own) << block_shift) + (slot & block_mask)
-                at = base + (line * head_dim + channel) * 2
-                isa.store_u16(at, to_bits(zero, v0))
-                isa.store_u16(at + head_dim, to_bits(zero, v1))
+                if e4m3_:
+                    at = base + (line * head_dim + channel)
+                    isa.store_u8(at, to_e4m3(v0, factor))
+                    isa.store_u8(at + half, to_e4m3(v1, factor))
+                else:
+                    at = base + (line * head_dim + channel) * 2
+                    isa.store_u16(at, to_bits(zero, v0))
+                    isa.store_u16(at + head_dim, to_bits(zero, v1))
 
     return isa.inlined(qkv)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import (
     DTYPES,
+    E4M3,
     PLAIN_TORCH,
     SHARED_BYTES_SM,
     Case,
@@ -30,7 +31,6 @@ from eagle3core.kernels.card import (
 )
 from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
-from eagle3core.kernels.gemm.fp8.operands import E4M3
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_tiling
 from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
@@ -120,7 +120,8 @@ def gemm(
         scratch: of `workspace`; without it K is never split between blocks, and x not packed for warpgroups.
         ordered: of `ordered_input`, where the kernel before has written x beside `x`; None: x is packed here if needed.
         leave: of `ordered_input` for the next map: what it reads of this one's outputs is written there as well.
-        operands: sums, bias, gain, residual, positions, slots, table, second, third as `gemm_parameters` describes.
+        operands: sums, bias, gain, residual, positions, slots, table, second, third as `gemm_parameters` describes;
+            factors: `[2]` f32 for a cache in e4m3.
 
     Raises:
         KernelLimit: a dtype other than bf16 and fp16, k or the rows of W no multiple of 16, or misaligned operands.
@@ -128,6 +129,8 @@ def gemm(
     _check(x, w, y, k, weight_rows)
     if leave is not None:
         epilogue = replace(epilogue, ordered_tiles=leave.x_tiles)
+    if epilogue.kind == "qkv" and "factors" in operands:
+        epilogue = replace(epilogue, e4m3_cache=True)
     epilogue.check()
     rows, n_tiles, dtype, fp8 = x.shape[0], weight_rows // 16, DTYPES[x.dtype], w.dtype == E4M3
     if fp8:
@@ -160,6 +163,8 @@ def gemm(
         "tile": (blocks_x, blocks_w, tiling.split),
         "group": (tiling.split, blocks_x, blocks_w),
     }[tiling.kernel]
+    if epilogue.e4m3_cache:
+        operands = {**operands, "gain": operands["factors"]}
     names = ("sums", "bias", "gain", "residual", "positions", "slots", "table", "second", "third")
     launches.append(variant.launch(
         grid,
@@ -241,5 +246,6 @@ def gemm_cost(case: Case) -> Cost:
     if case["kind"] == "head":
         moved += 8 * m * (n // 16)
     if case["kind"] == "qkv":
-        moved += 2 * m * 2 * case["kv_heads"] * case["head_dim"] + m * (4 * case["head_dim"] + 8)
+        itemsize = 1 if case.get("e4m3_cache") else 2
+        moved += 2 * m * itemsize * case["kv_heads"] * case["head_dim"] + m * (4 * case["head_dim"] + 8)
     return Cost(bytes=moved, flops=2 * m * n_w * k)

@@ -16,6 +16,7 @@ from eagle3core.kernels.gemm.order.pack import OrderedRows
 from eagle3core.kernels.gemm.order.weight import unpack_weight
 from eagle3core.kernels.gemm.reference import EPS
 from eagle3core.kernels.isa.powers import pieces_of
+from eagle3core.kernels.layer.cache_write import write_cache_rows
 from eagle3core.kernels.layer.embedding import PARTIAL, partial_squares_reference
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 
@@ -81,11 +82,9 @@ def _rotate_and_cache(v: Tensor, dim: int, q_heads: int, kv_heads: int, operands
     cos, sin = operands["table"][operands["positions"].long()][:, None].unbind(-1)  # [M, 1, D / 2]
     first, second = heads[:, : q_heads + kv_heads].chunk(2, dim=-1)
     turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    held = (operands["slots"] >= 0).nonzero()[:, 0]
-    slot, block = operands["slots"][held].long(), operands["second"].shape[2]
-    number, place = slot // block, slot % block
-    for pages, rows in ((operands["second"], turned[:, q_heads:]), (operands["third"], heads[:, q_heads + kv_heads :])):
-        pages[number, :, place] = rows[held].to(pages.dtype)
+    factors = operands.get("factors", (None, None))
+    write_cache_rows(operands["second"], operands["slots"], turned[:, q_heads:], factors[0])
+    write_cache_rows(operands["third"], operands["slots"], heads[:, q_heads + kv_heads :], factors[1])
     return turned[:, :q_heads].flatten(1)
 
 

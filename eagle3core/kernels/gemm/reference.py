@@ -13,9 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3core.kernels.card import Case, Tensors, poison
+from eagle3core.kernels.card import E4M3, Case, Tensors, poison
 from eagle3core.kernels.gemm.epilogue import PARTIALS_STEP, Epilogue, quads_of
-from eagle3core.kernels.gemm.fp8.operands import E4M3
 from eagle3core.kernels.isa.powers import pieces_of
 
 EPS = 1e-5
@@ -33,6 +32,7 @@ def epilogue_of(case: Case) -> Epilogue:
         head_dim=case.get("head_dim", 0),
         block=case.get("block", 0),
         has_powers=bool(case.get("powers")),
+        e4m3_cache=bool(case.get("e4m3_cache")),
     )
 
 

@@ -20,6 +20,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import cuda as cuda
 from numba.cuda.extending import intrinsic
 
+from eagle3core.kernels.isa.e4m3 import WIDEN_E4M3 as WIDEN_E4M3
 from eagle3core.kernels.isa.group import fewer_registers as fewer_registers
 from eagle3core.kernels.isa.group import group_mma as group_mma
 from eagle3core.kernels.isa.group import group_settle as group_settle
@@ -36,27 +37,6 @@ def _mma(kind: str) -> Any:
         [f32] * 4,
         [i32] * 6 + [f32] * 4,
         convergent=True,
-    )
-
-
-def _widen_e4m3(kind: str, shift: int, power: str) -> Any:
-    """Sign, exponent and fraction to their places; a product with `power`, twice, for the other bias of the exponent.
-
-    The product makes subnormal values right as well. Compute capability 8 has it fused alone: minus zero adds nothing.
-    """
-    moved = (
-        "and.b32 {to}, {of}, 0x7F007F00; shr.u32 {to}, {to}, {shift}; "
-        "lop3.b32 {to}, {of}, 0x80008000, {to}, 0xEA; "  # (of and the signs) or to
-    )
-    return instruction(
-        f"widen_e4m3_{kind}",
-        "{ .reg .b32 even, odd, word, power, zero; shl.b32 word, $2, 8; "
-        + moved.format(to="even", of="word", shift=shift)
-        + moved.format(to="odd", of="$2", shift=shift)
-        + f"mov.b32 power, {power}; mov.b32 zero, 0x80008000; "
-        f"fma.rn.{kind}x2 $0, even, power, zero; fma.rn.{kind}x2 $1, odd, power, zero; }}",
-        [i32] * 2,
-        [i32],
     )
 
 
@@ -170,6 +150,7 @@ load_f32_l2 = instruction("load_f32_l2", "ld.global.cg.f32 $0, [$1];", [f32], [i
 load_f32x4_l2 = instruction("load_f32x4_l2", "ld.global.cg.v4.f32 {$0,$1,$2,$3}, [$4];", [f32] * 4, [i64], memory=True)
 
 # ---- global stores
+store_u8 = instruction("store_u8", "st.global.b8 [$0], $1;", takes=[i64, i32], memory=True)
 store_u16 = instruction(
     "store_u16", "{ .reg .b16 half; cvt.u16.u32 half, $1; st.global.b16 [$0], half; }", takes=[i64, i32], memory=True
 )
@@ -214,10 +195,6 @@ def shared_address(typing_context: Any, array: Any) -> Any:
 
     return i32(array), emit
 
-
-# ---- four e4m3 of an int32, bytes upwards 0 to 3, exactly as two sixteen-bit pairs: of bytes 0 and 2, and of 1 and 3
-widen_e4m3_bf16 = _widen_e4m3("bf16", 4, "0x7B807B80")  # 2^120
-widen_e4m3_f16 = _widen_e4m3("f16", 1, "0x5C005C00")  # 2^8
 
 # ---- conversions and arithmetic; pack(high, low): two f32 rounded to nearest even into one int32
 pack_bf16 = instruction("pack_bf16", "cvt.rn.bf16x2.f32 $0, $1, $2;", [i32], [f32, f32])
@@ -294,7 +271,6 @@ wait_previous = instruction("wait_previous", "griddepcontrol.wait;", memory=True
 let_next_start = instruction("let_next_start", "griddepcontrol.launch_dependents;", memory=True)
 
 MMA = {"bf16": mma_bf16, "f16": mma_f16}
-WIDEN_E4M3 = {"bf16": widen_e4m3_bf16, "f16": widen_e4m3_f16}
 PACK = {"bf16": pack_bf16, "f16": pack_f16}
 LOW = {"bf16": low_bf16, "f16": low_f16}
 HIGH = {"bf16": high_bf16, "f16": high_f16}

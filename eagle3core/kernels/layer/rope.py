@@ -13,8 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Op, Tensors, poison
+from eagle3core.kernels.card import DTYPES, E4M3, Card, Case, Cost, Launch, Op, Tensors, poison
 from eagle3core.kernels.isa.by_row import alone, count
+from eagle3core.kernels.layer.cache_write import write_cache_rows
 from eagle3core.kernels.layer.rms_norm import EPS, accumulation_dtype, rms_norm_reference
 from eagle3core.kernels.layer.rope_kernel import THREADS, rope_variant
 
@@ -57,6 +58,7 @@ def rope(
     *,
     q_gain: Tensor | None = None,
     k_gain: Tensor | None = None,
+    factors: Tensor | None = None,
     eps: float = EPS,
 ) -> list[Launch]:
     """Rotated `q: [rows, H, D]`, and k and v written into one layer's cache.
@@ -67,6 +69,7 @@ def rope(
         table: `[positions, D / 2, 2]` fp32 cos and sin.
         k_blocks, v_blocks: `[n_blocks, K, block, D]`.
         q_gain, k_gain: `[D]` of the norms of every head of q and of k, both or neither. eps: of those norms.
+        factors: of a cache in e4m3, `[2]` fp32: 1 / scale of its keys and of its values.
 
     Raises:
         KernelLimit: the head size or the block is not a power of two of at least 16.
@@ -74,11 +77,13 @@ def rope(
     assert (q_gain is None) == (k_gain is None), "q and k are normed together"
     rows, q_heads, head_dim = q.shape
     kv_heads, block = k_blocks.shape[1:3]
-    items = (q_heads + 2 * kv_heads) * (head_dim // 16)
+    items, e4m3_cache = (q_heads + 2 * kv_heads) * (head_dim // 16), k_blocks.dtype == E4M3
+    of_bytes = {"factors": factors} if e4m3_cache else {}
     return [
-        rope_variant(arch, DTYPES[q.dtype], head_dim, block, q_gain is not None).launch(
+        rope_variant(arch, DTYPES[q.dtype], head_dim, block, q_gain is not None, e4m3_cache=e4m3_cache).launch(
             (-(-items // THREADS), rows), qkv=qkv, positions=positions, slots=slots, table=table, q_gain=q_gain,
             k_gain=k_gain, q=q, k_blocks=k_blocks, v_blocks=v_blocks, q_heads=q_heads, kv_heads=kv_heads, eps=eps,
+            **of_bytes,
         )
     ]  # fmt: skip
 
@@ -94,11 +99,12 @@ def rope_meaning(
     *,
     q_gain: Tensor | None = None,
     k_gain: Tensor | None = None,
+    factors: Tensor | None = None,
     eps: float = EPS,
 ) -> None:
     """What `rope` computes, for any head size and dtype: norms and rotation in fp64 (fp32 for fp32), rounded once."""
     rows, q_heads, head_dim = q.shape
-    kv_heads, block = k_blocks.shape[1:3]
+    kv_heads = k_blocks.shape[1]
     wide = torch.float64 if qkv.dtype in DTYPES else accumulation_dtype(qkv.dtype)
     heads = qkv.view(rows, -1, head_dim)
     turned = list(heads[:, : q_heads + kv_heads].to(wide).tensor_split([q_heads], dim=1))
@@ -108,10 +114,9 @@ def rope_meaning(
     cos, sin = table[positions.long()].to(wide).unbind(-1)
     rotated = rope_reference(torch.cat(turned, dim=1)[None], cos[None], sin[None])[0]
     q.copy_(rotated[:, :q_heads])
-    held = slots >= 0
-    slot = slots[held].long()
-    for pages, new in ((k_blocks, rotated[:, q_heads:]), (v_blocks, heads[:, q_heads + kv_heads :])):
-        pages[slot // block, :, slot % block] = new[held].to(pages.dtype)
+    k_factor, v_factor = (None, None) if factors is None else factors
+    write_cache_rows(k_blocks, slots, rotated[:, q_heads:], k_factor)
+    write_cache_rows(v_blocks, slots, heads[:, q_heads + kv_heads :], v_factor)
 
 
 ROPE = Op("rope", rope, rope_meaning)
@@ -219,7 +224,7 @@ CARD = Card(
             ("bf16", 128, 64, False), ("bf16", 64, 64, False), ("bf16", 128, 16, False), ("f16", 128, 64, False),
             ("bf16", 64, 64, True), ("f16", 128, 64, True),
         )
-    ],
+    ] + [rope_variant(arch, "bf16", 128, 64, True, e4m3_cache=True)],
     cases=(
         {"rows": 5, "q_heads": 6, "kv_heads": 2, "head_dim": 32, "block": 16, "blocks": 3, "dtype": _BF16},
         {"rows": 5, "q_heads": 3, "kv_heads": 2, "head_dim": 128, "block": 16, "blocks": 3, "dtype": _BF16,

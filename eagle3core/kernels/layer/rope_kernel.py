@@ -14,26 +14,40 @@ import numpy as np
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import PLAIN_TORCH, Variant, overlaps, parameters
 from eagle3core.kernels.isa.by_row import make_store, make_unpack
+from eagle3core.kernels.layer.cache_write import make_to_e4m3
 
 THREADS = 128
 MOST_NORMED = 512  # values of a head: 16 a lane of one warp
 
 
-def make_rope(isa: Any, *, dtype: str, head_dim: int, block: int, normed: bool, overlap: bool) -> Any:
+def make_rope(
+    isa: Any, *, dtype: str, head_dim: int, block: int, normed: bool, overlap: bool, e4m3_cache: bool = False
+) -> Any:
     """Grid (pieces, rows); a thread rotates 8 elements of each half of a head, or copies them for v.
 
-    `normed`: heads of q and k first, over lanes that lie side by side.
+    `normed`: heads of q and k first, over lanes that lie side by side. `e4m3_cache`: the cache is of bytes; the kernel
+    has a parameter more, `[2]` f32 of what k and v are multiplied by.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     unpack, store = make_unpack(isa, dtype), make_store(isa, dtype)
-    half = head_dim // 2
+    half, to_e4m3 = head_dim // 2, make_to_e4m3(isa)
     per_head_shift = (half // 8).bit_length() - 1
     per_head_mask, block_shift, block_mask = half // 8 - 1, block.bit_length() - 1, block - 1
-    inverse_width, zero = np.float32(1 / head_dim), np.float32(0)
+    inverse_width, zero, stored_bytes = np.float32(1 / head_dim), np.float32(0), 1 if e4m3_cache else 2
 
-    def kernel(
+    def store_bytes(target: Any, values: Any, at: Any, factor: Any) -> None:
+        words = cuda.local.array(2, i32)
+        for w in range(2):
+            words[w] = i32(0)
+            for i in range(4):
+                words[w] = i32(words[w] | (to_e4m3(values[at + w * 4 + i], factor) << (8 * i)))
+        isa.store_u32x2(target, words[0], words[1])
+
+    store_bytes = isa.inlined(store_bytes)
+
+    def rope(
         qkv: Any, positions: Any, slots: Any, table: Any, q_gain: Any, k_gain: Any, q: Any, k_blocks: Any,
-        v_blocks: Any, q_heads: Any, kv_heads: Any, eps: Any,
+        v_blocks: Any, q_heads: Any, kv_heads: Any, eps: Any, factors: Any,
     ) -> None:  # fmt: skip
         row = i64(cuda.blockIdx.y)
         item = i32(cuda.blockIdx.x * THREADS + cuda.threadIdx.x)
@@ -97,14 +111,35 @@ def make_rope(isa: Any, *, dtype: str, head_dim: int, block: int, normed: bool, 
                     own, pages = i32(own - kv_heads), v_blocks
                 # [block, key head, token of the block, D]
                 line = ((i64(slot >> block_shift) * kv_heads + own) << block_shift) + (slot & block_mask)
-                target = pages + (line * head_dim + piece) * 2
-            store(target, out, 0)
-            store(target + half * 2, out, 8)
+                target = pages + (line * head_dim + piece) * stored_bytes
+            if e4m3_cache and not is_query:
+                factor = isa.load_f32(factors + i64(head >= q_heads + kv_heads) * 4)
+                store_bytes(target, out, 0, factor)
+                store_bytes(target + half, out, 8, factor)
+            else:
+                store(target, out, 0)
+                store(target + half * 2, out, 8)
 
-    return kernel
+    rope = isa.inlined(rope, early=True)
+
+    def kernel(
+        qkv: Any, positions: Any, slots: Any, table: Any, q_gain: Any, k_gain: Any, q: Any, k_blocks: Any,
+        v_blocks: Any, q_heads: Any, kv_heads: Any, eps: Any,
+    ) -> None:  # fmt: skip
+        rope(qkv, positions, slots, table, q_gain, k_gain, q, k_blocks, v_blocks, q_heads, kv_heads, eps, q)
+
+    def kernel_of_e4m3(
+        qkv: Any, positions: Any, slots: Any, table: Any, q_gain: Any, k_gain: Any, q: Any, k_blocks: Any,
+        v_blocks: Any, q_heads: Any, kv_heads: Any, eps: Any, factors: Any,
+    ) -> None:  # fmt: skip
+        rope(qkv, positions, slots, table, q_gain, k_gain, q, k_blocks, v_blocks, q_heads, kv_heads, eps, factors)
+
+    return kernel_of_e4m3 if e4m3_cache else kernel
 
 
-def rope_variant(arch: str, dtype: str, head_dim: int, block: int, normed: bool = False) -> Variant:
+def rope_variant(
+    arch: str, dtype: str, head_dim: int, block: int, normed: bool = False, *, e4m3_cache: bool = False
+) -> Variant:
     """The rotation for one head size and cache block, after a norm of each head of q and k or without.
 
     Raises:
@@ -115,13 +150,15 @@ def rope_variant(arch: str, dtype: str, head_dim: int, block: int, normed: bool 
             raise KernelLimit(f"{name} is {size}", "a power of two, 16 or more", PLAIN_TORCH)
     if normed and head_dim > MOST_NORMED:
         raise KernelLimit(f"a normed head of {head_dim} values", f"at most {MOST_NORMED}", PLAIN_TORCH)
+    further = {"e4m3_cache": True} if e4m3_cache else {}
     return Variant(
-        name=f"rope_{dtype}_{head_dim}_{block}{'_norm' if normed else ''}",
+        name=f"rope_{dtype}_{head_dim}_{block}{'_norm' if normed else ''}{'_e4m3' if e4m3_cache else ''}",
         make=make_rope,
-        constants={"dtype": dtype, "head_dim": head_dim, "block": block, "normed": normed, "overlap": overlaps(arch)},
+        constants={"dtype": dtype, "head_dim": head_dim, "block": block, "normed": normed, "overlap": overlaps(arch)}
+        | further,
         parameters=parameters(
             "qkv:in positions:in slots:in table:const q_gain:const k_gain:const q:out k_blocks:inout v_blocks:inout "
-            "q_heads:i32 kv_heads:i32 eps:f32"
+            f"q_heads:i32 kv_heads:i32 eps:f32{' factors:const' if e4m3_cache else ''}"
         ),
         threads=THREADS,
         max_registers=96 if normed else 72,

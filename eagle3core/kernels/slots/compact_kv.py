@@ -121,7 +121,7 @@ def make_compact_kv(isa: Any, *, head_dim: int, block: int, overlap: bool) -> An
 
 
 def compact_kv_variant(arch: str, head_dim: int, block: int) -> Variant:
-    """The moves for one head size and cache block, of any sixteen-bit dtype.
+    """The moves for one head size and cache block, of any sixteen-bit dtype; a head in bytes counts half.
 
     Raises:
         KernelLimit: either is not a power of two, or the head size is below 8.
@@ -152,6 +152,7 @@ def compact_kv(
         KernelLimit: head size or block is not a power of two.
     """
     layers, n_blocks, kv_heads, block, head_dim = k_pages.shape
+    head_dim = head_dim * k_pages.element_size() // 2  # rows are moved as they lie, 16 bits at a time
     tiles = -(-kv_heads * (head_dim // 8) // THREADS)
     return [
         compact_kv_variant(arch, head_dim, block).launch(

@@ -75,6 +75,8 @@ def scenario_of(options: BenchOptions) -> Scenario:
         seed=options.seed,
         repeated=options.repeated,
         draft_weights=options.draft_weights,
+        cache_dtype=options.cache_dtype,
+        draft_cache_dtype=options.draft_cache_dtype,
         forced=options.forced,
     )
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from eagle3core.checkpoint import draft_shapes, target_shapes
 from eagle3core.geometry import BlockGeometry, DraftGeometry, ExpertsGeometry, TargetGeometry
-from eagle3core.speculative import WeightFormat
+from eagle3core.speculative import CacheDtype, WeightFormat
 from eagle3core.weights import stored_bytes
 
 
@@ -83,24 +83,26 @@ UNIFORM = Routing()
 
 def step_floor(
     target: TargetGeometry, draft: DraftGeometry | None, *, k: int, batch: int, cached: float, itemsize: int,
-    draft_weights: WeightFormat = "as_stored", routing: Routing = UNIFORM,
+    draft_weights: WeightFormat = "as_stored", cache_dtype: CacheDtype = "as_computed",
+    draft_cache_dtype: CacheDtype = "as_computed", routing: Routing = UNIFORM,
 ) -> Floor:  # fmt: skip
     """The floor of a step with `k` draft passes (0: plain) and `cached` tokens a sequence in the cache.
 
-    `itemsize`: bytes of a value in weights and cache, but for the draft's own maps in `draft_weights`.
+    `itemsize`: bytes of a value in weights and cache, but for the draft's own maps in `draft_weights`, and for caches.
     """
+    of_cache, of_drafts = cached_itemsize(cache_dtype, itemsize), cached_itemsize(draft_cache_dtype, itemsize)
     sequences = batch * cached
     unread, unread_by_plain = (_unread_experts(target, n, batch, routing, itemsize) for n in (k + 1, 1))
     weights = _by_stage(target_shapes(target), _TARGET_STAGES, itemsize)
     weights["mlp"] -= unread
     hidden = target.block.hidden_size * itemsize
     stages = {f"target.{stage}": weights[stage] for stage in ("attn", "mlp", "head")}
-    stages["target.attn"] += int(batch * _cached_tokens(target, cached) * token_bytes(target.block, 1, itemsize))
+    stages["target.attn"] += int(batch * _cached_tokens(target, cached) * token_bytes(target.block, 1, of_cache))
     stages["target.head"] += target.vocab_size * hidden if target.tie_word_embeddings else 0
     if k == 0 or draft is None:
         return Floor(stages, unread_by_plain - unread)
     weights = _by_stage(draft_shapes(draft), _DRAFT_STAGES, itemsize, draft_weights)
-    weights["attn"] += int(sequences * token_bytes(draft.block, 1, itemsize))
+    weights["attn"] += int(sequences * token_bytes(draft.block, 1, of_drafts))
     weights["head"] += 0 if draft.has_head else draft.draft_vocab_size * draft.block.hidden_size * itemsize
     stages["draft.fc"] = weights["fc"]
     stages |= {f"draft.{stage}": k * weights[stage] for stage in ("qkv", "attn", "mlp", "head")}
@@ -154,6 +156,11 @@ def draft_weight_bytes(draft: DraftGeometry, itemsize: int, weights: WeightForma
     """All weights of a draft, its maps in `weights`; a head shared with the target is read by it all the same."""
     own = sum(stored_bytes(*named, itemsize, weights) for named in draft_shapes(draft))
     return own if draft.has_head else own + draft.draft_vocab_size * draft.block.hidden_size * itemsize
+
+
+def cached_itemsize(cache: CacheDtype, itemsize: int) -> int:
+    """Bytes of a value in a cache of models that compute in values of `itemsize`."""
+    return 1 if cache == "fp8" else itemsize
 
 
 def token_bytes(block: BlockGeometry, n_layers: int, itemsize: int) -> int:

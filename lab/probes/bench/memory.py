@@ -14,9 +14,9 @@ import torch
 
 from eagle3core.config import EngineConfig
 from eagle3core.geometry import DraftGeometry, TargetGeometry
-from eagle3core.speculative import SpeculativeConfig, WeightFormat
+from eagle3core.speculative import CacheDtype, SpeculativeConfig, WeightFormat
 from eagle3core.step import blocks_for
-from lab.probes.bench.floors import draft_weight_bytes, token_bytes, weight_bytes
+from lab.probes.bench.floors import cached_itemsize, draft_weight_bytes, token_bytes, weight_bytes
 
 RESERVE_BYTES = 3 * 2**30
 GIB = 2**30
@@ -68,11 +68,15 @@ def plan(
     n_peers: int,
     device: torch.device,
     draft_weights: WeightFormat = "as_stored",
+    cache_dtype: CacheDtype = "as_computed",
+    draft_cache_dtype: CacheDtype = "as_computed",
 ) -> Plan:
     """The plan of one point with an engine a depth in `ks` and `n_peers` peers, whose copies are as stored."""
     target_token = token_bytes(target.block, target.n_layers, itemsize)
     draft_token = token_bytes(draft.block, 1, itemsize)
-    kv = sum(batch * cached_tokens(k, session_len) * (target_token + (draft_token if k else 0)) for k in ks)
+    stored_token = token_bytes(target.block, target.n_layers, cached_itemsize(cache_dtype, itemsize))
+    drafts_token = token_bytes(draft.block, 1, cached_itemsize(draft_cache_dtype, itemsize))
+    kv = sum(batch * cached_tokens(k, session_len) * (stored_token + (drafts_token if k else 0)) for k in ks)
     weights = weight_bytes(target, itemsize) + draft_weight_bytes(draft, itemsize, draft_weights)
     copies = weight_bytes(target, itemsize) + draft_weight_bytes(draft, itemsize)
     peers = copies + n_peers * batch * session_len * (target_token + draft_token) if n_peers else 0

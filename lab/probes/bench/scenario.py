@@ -11,11 +11,12 @@ from typing import get_args
 from eagle3core import ForcedAcceptance
 from lab.errors import ExperimentError
 from lab.options.values import MOST_DRAFTS as MOST_DRAFTS
-from lab.options.values import DtypeName, PairName, PeerName, WeightsName, check_depths
+from lab.options.values import CacheName, DtypeName, PairName, PeerName, WeightsName, check_depths
 from lab.options.values import Point as Point
 
 CACHE_SHARE = 0.95  # of the free memory, for both KV caches, unless a scenario is about just that
 PAIRS: tuple[str, ...] = get_args(PairName)
+AS_COMPUTED: dict[str, CacheName] = {"cache_dtype": "as_computed", "draft_cache_dtype": "as_computed"}
 PEERS: tuple[str, ...] = get_args(PeerName)
 DTYPES: tuple[str, ...] = get_args(DtypeName)
 
@@ -38,6 +39,7 @@ class Scenario:
         cache_share: of the free memory, for both KV caches.
         draft_weights: format of the draft's maps.
         repeated: of a planted pair with experts, share of tokens that take their predecessor's.
+        cache_dtype, draft_cache_dtype: of the target's and the draft's keys and values.
         forced: tokens that every step of drafts is forced to commit, bonus included; None: what the target agrees with.
     """
 
@@ -57,6 +59,8 @@ class Scenario:
     forced: float | None = None
     draft_weights: WeightsName = "as_stored"
     repeated: float = 0.0
+    cache_dtype: CacheName = "as_computed"
+    draft_cache_dtype: CacheName = "as_computed"
 
     def __post_init__(self) -> None:
         if self.pair not in PAIRS:
@@ -82,6 +86,11 @@ class Scenario:
                 "at least 16 tokens, one round and no negative warm-up",
                 "raise them",
             )
+
+    @property
+    def caches(self) -> dict[str, CacheName]:
+        """What keys and values are stored in, by the names of the engine's settings."""
+        return {"cache_dtype": self.cache_dtype, "draft_cache_dtype": self.draft_cache_dtype}
 
     def rule(self, k: int) -> ForcedAcceptance | None:
         """How the engine accepts `k` drafts a step."""

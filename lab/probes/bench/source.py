@@ -6,7 +6,7 @@ Weights are made or read once for all points; the peers' copies are made from th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,13 +20,14 @@ from eagle3core.loading import packs_for
 from eagle3core.speculative import SpeculativeConfig
 from eagle3core.weights import PackedDraft, PackedTarget, pack_draft, pack_target
 from lab.errors import ExperimentError
+from lab.options.values import CacheName
 from lab.pairs import shipped_pair
 from lab.pairs.planted import PlantedPair
 from lab.pairs.prompts import joined_prompts
 from lab.probes.bench.floors import UNIFORM, Routing
 from lab.probes.bench.peers.fused import FusedDraft, FusedTarget, fuse_draft, fuse_target
 from lab.probes.bench.rounds import without_taps
-from lab.probes.bench.scenario import CACHE_SHARE, Scenario
+from lab.probes.bench.scenario import AS_COMPUTED, CACHE_SHARE, Scenario
 
 HEADROOM = 64  # tokens of a session beyond prompt and generation: a last step's drafts
 
@@ -41,6 +42,7 @@ class PairSource:
         draft_to_target: `[Vd]` int64, None when both vocabularies are one.
         planted: the planted pair, whose next tokens are known; None for a trained one.
         card: what the pair is, for the record.
+        caches: what keys and values are stored in, by the names of `Scenario.caches`.
         ends: tokens that a planted pair's prompts end in, one a prompt; empty leaves them evenly spaced.
     """
 
@@ -51,6 +53,7 @@ class PairSource:
     draft_to_target: Tensor | None
     planted: PlantedPair | None
     card: dict[str, Any]
+    caches: Mapping[str, CacheName] = field(default_factory=AS_COMPUTED.copy)
     ends: tuple[int, ...] = ()
     _fused_target: FusedTarget | None = None
     _fused_draft: FusedDraft | None = None
@@ -135,7 +138,7 @@ class PairSource:
         if k:
             spec = SpeculativeConfig(
                 model=str(self.card["pair"]), num_speculative_tokens=k, acceptance=rule,
-                draft_weights=self.draft.weights,
+                draft_weights=self.draft.weights, draft_cache_dtype=self.caches["draft_cache_dtype"],
             )  # fmt: skip
         config = EngineConfig(
             session_len=session_len,
@@ -143,6 +146,7 @@ class PairSource:
             device=self.target.device.type,
             cache_max_entry_count=cache_share,
             speculative_config=spec,
+            cache_dtype=self.caches["cache_dtype"],
         )
         if k:
             return Engine(self.target, self.draft, config)
@@ -159,7 +163,9 @@ def open_pair(scenario: Scenario) -> PairSource:
         )  # fmt: skip
         target, draft = pair.models(draft_weights=scenario.draft_weights)
         mapping = pair.tokens.draft_to_target.to(pair.device)
-        return PairSource(target, draft, pair.target_weights, pair.draft_weights, mapping, pair, pair.card())
+        return PairSource(
+            target, draft, pair.target_weights, pair.draft_weights, mapping, pair, pair.card(), scenario.caches
+        )
     shipped = shipped_pair()
     checkpoint = load_target(shipped.target, dtype=dtype, device=scenario.device)
     head = load_draft(shipped.draft, checkpoint.geometry, dtype=dtype, device=scenario.device)
@@ -173,4 +179,4 @@ def open_pair(scenario: Scenario) -> PairSource:
         head.geometry, head.weights.__getitem__, head.draft_to_target, target, block=EngineConfig().block_size,
         weights=scenario.draft_weights,
     )  # fmt: skip
-    return PairSource(target, draft, *named, None, card)
+    return PairSource(target, draft, *named, None, card, scenario.caches)

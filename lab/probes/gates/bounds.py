@@ -12,7 +12,7 @@ import math
 import torch
 
 from eagle3core.geometry import DraftGeometry, TargetGeometry
-from eagle3core.speculative import WeightFormat
+from eagle3core.speculative import CacheDtype, WeightFormat
 from lab.options.values import read_cut_name
 from lab.pairs.planted import GEOMETRIES, PlantedGeometry, find_geometry
 from lab.probes.bench.floors import Floor, Routing, step_floor
@@ -171,9 +171,15 @@ def floor_of(row: Row) -> Floor | None:
     cached = context + tokens / 2
     read = row.number("experts_read")
     routing = Routing(repeated * share, {} if read is None else {int(k) + 1: read})
+    of_target, of_draft = (_cache(at.get(name)) for name in ("cache_dtype", "draft_cache_dtype"))
     return step_floor(
-        *shapes, k=int(k), batch=int(batch), cached=cached, itemsize=itemsize, draft_weights=stored, routing=routing
-    )
+        *shapes, k=int(k), batch=int(batch), cached=cached, itemsize=itemsize, draft_weights=stored,
+        cache_dtype=of_target, draft_cache_dtype=of_draft, routing=routing,
+    )  # fmt: skip
+
+
+def _cache(said: object) -> CacheDtype:
+    return "fp8" if said == "fp8" else "as_computed"
 
 
 def _geometry(name: str) -> PlantedGeometry | None:

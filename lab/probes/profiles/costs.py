@@ -47,6 +47,7 @@ def declared_bytes(engine: Engine, k: int, cached: float) -> tuple[dict[str, int
         engine.target.geometry, draft, k=k, batch=runner.n_slots, cached=cached,
         itemsize=engine.target.dtype.itemsize,
         draft_weights="as_stored" if engine.draft is None else engine.draft.weights,
+        cache_dtype=runner.sizes.cache_dtype, draft_cache_dtype=runner.sizes.draft_cache_dtype,
     )  # fmt: skip
     return dict(floor.stages), BY_FLOORS
 
@@ -73,7 +74,7 @@ def launch_bytes(launch: Launch, cached: float) -> int:
         return attention_cost({
             "tokens": values["tokens"], "dim": shape.dim, "heads": kv_heads * shape.group, "kv_heads": kv_heads,
             "batch": batch, "prefix": (round(cached),) * batch, "earlier": behind & ((1 << EARLIER_BITS) - 1),
-            "window": values.get("window", behind >> EARLIER_BITS),
+            "window": values.get("window", behind >> EARLIER_BITS), "fp8": shape.is_fp8,
         }).bytes  # fmt: skip
     if kind == "attention_combine":
         return 0  # a pass of attention, whose card counts it
@@ -100,4 +101,5 @@ def _gemm_case(values: dict[str, Any], epilogue: Any) -> dict[str, Any]:
         "kind": epilogue.kind, "m": len(values["y"]), "k": values["k"], "n": values["y"].shape[1],
         "norm": epilogue.quads > 0, "bias": epilogue.has_bias, "residual": epilogue.has_residual,
         "q_heads": values["q_heads"], "kv_heads": values["kv_heads"], "head_dim": epilogue.head_dim,
+        "e4m3_cache": epilogue.e4m3_cache,
     }  # fmt: skip

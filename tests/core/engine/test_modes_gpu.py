@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,6 +72,15 @@ def chain(k: int) -> SpeculativeConfig:
 @pytest.fixture(scope="module")
 def alone(prompts: list[list[int]]) -> list[list[int]]:
     return tokens_of(engine(None, max_batch_size=1).generate(prompts, new_tokens(N_TOKENS, ignore_eos=True)))
+
+
+@pytest.mark.parametrize("name", ["chain", *TREES])
+def test_over_a_cache_in_fp8_drafts_change_no_token(prompts: list[list[int]], name: str) -> None:
+    plain = tokens_of(engine(None, max_batch_size=1, cache_dtype="fp8").generate(prompts, new_tokens(N_TOKENS)))
+    spec = replace(chain(4) if name == "chain" else tree(name), draft_cache_dtype="fp8")
+    made = engine(spec, max_batch_size=4, cache_dtype="fp8", prefix_cache=True)
+    for _ in range(2):  # the second time from kept blocks
+        assert tokens_of(made.generate(prompts, new_tokens(N_TOKENS))) == plain
 
 
 @pytest.mark.parametrize("name", TREES)

@@ -61,6 +61,14 @@ def test_the_format_of_the_drafts_maps_is_the_engines_setting() -> None:
     assert plain.draft_weights == "as_stored"
 
 
+def test_what_caches_are_stored_in_are_the_engines_settings() -> None:
+    typed = options("--cache-dtype", "fp8", "--draft-cache-dtype", "fp8")
+    assert engine_config(typed, None).cache_dtype == "fp8"
+    speculative = speculative_config(typed, Path("head"))
+    assert speculative is not None
+    assert speculative.draft_cache_dtype == "fp8"
+
+
 @pytest.mark.parametrize(
     ("words", "kind", "n_nodes"),
     [

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from eagle3core.kernels.gemm.epilogue import Epilogue, make_pairing
 
-E4M3 = torch.float8_e4m3fn
 _UNIT = 32  # k of one unit
 
 

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eagle3core.kernels.card import E4M3
 from eagle3core.kernels.gemm.epilogue import Epilogue
-from eagle3core.kernels.gemm.fp8.operands import E4M3, halves_first, lanes_first
+from eagle3core.kernels.gemm.fp8.operands import halves_first, lanes_first
 from eagle3core.kernels.gemm.ring import UNIT
 
 

@@ -25,7 +25,7 @@ from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, choose_fp8_tiling
 from eagle3core.kernels.gemm.launcher import gemm
 from eagle3core.kernels.gemm.order.weight import pack_weight
 from eagle3core.kernels.gemm.tiling import Tiling
-from eagle3core.kernels.isa import ptx
+from eagle3core.kernels.isa import e4m3
 from eagle3core.step.gemm_audit import products_of
 from lab.probes.sweeps.machines import variants_of
 
@@ -69,9 +69,9 @@ def computed(statement: str, given: int, kind: str) -> tuple[int, int]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_statement_and_its_twin_widen_every_value_exactly(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     statements: list[str] = []
-    monkeypatch.setattr(ptx, "instruction", lambda name, asm, *_: statements.append(asm))
+    monkeypatch.setattr(e4m3, "instruction", lambda name, asm, *_: statements.append(asm))
     shift, power = {"bf16": (4, "0x7B807B80"), "f16": (1, "0x5C005C00")}[kind]
-    ptx._widen_e4m3(kind, shift, power)
+    e4m3.widen_e4m3(kind, shift, power)
     for first in range(0, len(CODES), 2):
         codes = [CODES[(first + step) % len(CODES)] for step in (0, 1, 77, 140)]
         values = torch.tensor(codes, dtype=torch.uint8).view(torch.float8_e4m3fn).double().tolist()

@@ -78,6 +78,21 @@ def test_a_draft_in_fp8_commits_the_planted_tokens_and_is_a_series_of_its_own(ro
     assert half.peer_bytes == whole.peer_bytes, "a peer's copy is as stored"
 
 
+def test_caches_in_fp8_are_the_engines_and_a_series_of_their_own(rows: list[Row]) -> None:
+    scenario = replace(SCENARIO, cache_dtype="fp8", draft_cache_dtype="fp8", peers=(), rounds=1)
+    plain, speculative = Bench(scenario, tell=lambda _: None).run().rows
+    assert (plain.parameters["cache_dtype"], speculative.parameters["draft_cache_dtype"]) == ("fp8", "fp8")
+    assert "draft_cache_dtype" not in plain.parameters
+    assert not wrong_tokens(plain.values)
+    assert not wrong_tokens(speculative.values)
+    assert plain.number("floor_ms") < by_name(rows)[plain.name].number("floor_ms")
+    assert not {"cache_dtype", "draft_cache_dtype"} & set(by_name(rows)[plain.name].parameters)
+    geometry = GEOMETRIES["nano"]
+    at = {"ks": (0, K), "batch": 1, "session_len": 64, "itemsize": 4, "device": torch.device("cpu"), "n_peers": 1}
+    whole, quarter = (memory.plan(geometry.target, geometry.draft, **at, **each) for each in ({}, scenario.caches))
+    assert (4 * quarter.kv_bytes, quarter.peer_bytes) == (whole.kv_bytes, whole.peer_bytes)
+
+
 def test_a_bench_writes_a_row_for_every_depth_and_every_peer(rows: list[Row]) -> None:
     names = [row.name for row in rows]
     assert names == [

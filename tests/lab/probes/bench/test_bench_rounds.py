@@ -51,6 +51,18 @@ def test_the_floor_of_a_draft_in_fp8_is_that_counted_by_hand() -> None:
     assert fp8.step_over_base == pytest.approx(1.078, abs=0.001)
 
 
+def test_the_floor_of_caches_in_fp8_is_that_counted_by_hand() -> None:
+    geometry = GEOMETRIES["llama-3.1-8b"]
+    at = {"k": 3, "batch": 4, "cached": 16384, "itemsize": 2}
+    bf16 = step_floor(geometry.target, geometry.draft, **at)
+    target = step_floor(geometry.target, geometry.draft, **at, cache_dtype="fp8")
+    both = step_floor(geometry.target, geometry.draft, **at, cache_dtype="fp8", draft_cache_dtype="fp8")
+    a_layer = 4 * 16384 * 2 * 8 * 128  # values of keys and values in a layer
+    assert bf16.base_bytes - target.base_bytes == 32 * a_layer
+    assert target.base_bytes == both.base_bytes
+    assert target.step_bytes - both.step_bytes == 3 * a_layer
+
+
 def test_a_tied_table_is_read_as_the_head_and_a_shared_head_by_the_draft() -> None:
     geometry = GEOMETRIES["nano"]
     target, draft = geometry.target, geometry.draft
