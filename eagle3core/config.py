@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Literal
+from typing import Literal, get_args
 
 from eagle3core.checks import is_count, require_choice, require_count, require_flag, require_ids
 from eagle3core.errors import ConfigError, shown
@@ -19,6 +19,7 @@ from eagle3core.speculative import HEADS, SpeculativeConfig
 MOST_LOGPROBS = 20  # likeliest tokens of a place that may be asked for, as OpenAI has it
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 Mode = Literal["off", "single-token", "multi-token"]
+TargetFormat = Literal["as_stored", "fp8", "dequantised"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class EngineConfig:
             again whose block lies there. Changes no answer. Off by default: a measurement that asks the same prompt
             again would find it read.
         dtype: compute and cache dtype; "auto" takes the checkpoint's.
+        target_weights: format of the target's maps (docs/engine.md): "as_stored", where a checkpoint in FP8 keeps its
+            bytes and scales; "fp8" quantises those that are not, the head among them; "dequantised" turns those that
+            are into the dtype.
         device: "auto", "cpu" or "cuda".
         speculative_config: None runs plain greedy decoding.
         on_draft_failure: "raise", or "baseline" to decode without the draft and say why in `Engine.speculation`.
@@ -61,6 +65,7 @@ class EngineConfig:
     cache_blocks: int | None = None
     prefix_cache: bool = False
     dtype: str = "auto"
+    target_weights: TargetFormat = "as_stored"
     device: str = "auto"
     speculative_config: SpeculativeConfig | None = None
     on_draft_failure: Literal["raise", "baseline"] = "raise"
@@ -181,6 +186,7 @@ def validate_engine_config(config: EngineConfig) -> None:
     _require_share("cache_max_entry_count", config.cache_max_entry_count, 0.75)
     _require_share("prefill_share", config.prefill_share, 0.5)
     require_choice("dtype", config.dtype, DTYPES)
+    require_choice("target_weights", config.target_weights, get_args(TargetFormat))
     require_choice("device", config.device, ("auto", "cpu", "cuda"))
     for name in ("enable_metrics", "collect_draft_ranks", "prefix_cache"):
         require_flag(name, getattr(config, name))

@@ -31,7 +31,15 @@ from eagle3core.step.run import DeviceRunner
 from eagle3core.step.sizes import SPAN, STEPS_KEPT, DeviceSizes
 from eagle3core.step.tree import FlatTree, GrownTree, chain_tree
 from eagle3core.trees import beam_scores
-from eagle3core.weights import Drafter, PackedDraft, PackedEagle, PackedTarget, pack_checkpoints, stored_bytes
+from eagle3core.weights import (
+    Drafter,
+    PackedDraft,
+    PackedEagle,
+    PackedTarget,
+    bytes_on_device,
+    pack_checkpoints,
+    stored_bytes,
+)
 
 log = logging.getLogger("eagle3core")
 
@@ -54,7 +62,7 @@ class Reading:
         target, draft: their geometries. dtype: of the weights. backend: where they will go, and by what they will run.
         build: puts them there. speculation: why there is no draft, if one was asked for.
         free_bytes: memory that was free before anything was read, where reading takes some of the device's own (a CPU).
-        draft_weights: the format of the draft's maps.
+        draft_weights: the format of the draft's maps. target_bytes: of the target's weights on the device.
     """
 
     target: TargetGeometry
@@ -65,12 +73,12 @@ class Reading:
     speculation: SpeculationState | None = None
     free_bytes: int | None = None
     draft_weights: WeightFormat = "as_stored"
+    target_bytes: int = 0
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights on the device."""
-        size, draft = self.dtype.itemsize, self.draft
-        total = sum(stored_bytes(*named, size, "as_stored") for named in target_shapes(self.target))
+        size, draft, total = self.dtype.itemsize, self.draft, self.target_bytes
         if draft is not None:
             shapes = target_shapes(draft) if isinstance(draft, TargetGeometry) else draft_shapes(draft)
             total += sum(stored_bytes(*named, size, self.draft_weights) for named in shapes)
@@ -179,22 +187,25 @@ def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
     backend = choose_backend(config)
     free = backend.free_bytes if backend.device.type == "cpu" else None
     dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-    target = load_target(target_dir, dtype=dtype, casts=False)
+    target = load_target(target_dir, dtype=dtype, casts=False, keeps_fp8=config.target_weights != "dequantised")
     draft, speculation = _read_draft(target, config)
     geometry = draft.geometry if draft else None
     backend = choose_path(backend, target.geometry, geometry, config, target.dtype)
 
     spec = config.speculative_config
     draft_weights = spec.draft_weights if spec is not None else "as_stored"
+    weights: WeightFormat = "fp8" if config.target_weights == "fp8" else "as_stored"
+    target_bytes = bytes_on_device(target, weights)
 
     def build() -> Models:
         packs = backend.path == "kernels"
         pack = partial(pack_checkpoints, device=backend.device, block=config.block_size, packs=packs)
         if isinstance(draft, TargetCheckpoint):
-            return pack(target, None)[0], pack(draft, None, weights=draft_weights)[0]
-        return pack(target, draft, draft_weights=draft_weights)
+            return pack(target, None, weights=weights)[0], pack(draft, None, weights=draft_weights)[0]
+        return pack(target, draft, weights=weights, draft_weights=draft_weights)
 
-    return Reading(target.geometry, geometry, target.dtype, backend, build, speculation, free, draft_weights)
+    shapes = target.geometry, geometry, target.dtype
+    return Reading(*shapes, backend, build, speculation, free, draft_weights, target_bytes)
 
 
 def _read_draft(
