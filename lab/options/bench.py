@@ -84,6 +84,7 @@ class BenchOptions(PairOptions):
         allowed=f"{', '.join(get_args(PeerName))}, separated by commas, or none",
     )  # fmt: skip
     draft_weights: WeightsName = option("as_stored", "of the draft's maps; fp8 drafts faster, and a little otherwise")
+    target_weights: WeightsName = option("as_stored", "of the target's maps; fp8 halves their bytes")
     records: Path | None = option(None, "write nested records to this file too", metavar="NAME.json")
     forced_length: Annotated[float, Field(ge=1, le=MOST_DRAFTS + 1)] | None = option(
         None, "tokens a step, bonus included, whatever the target holds: speed alone, text that means nothing",

@@ -44,6 +44,7 @@ class SpeedOptions(PairOptions):
     warmup: int = option(0, "rounds before them; a window warms up by itself", ge=0)
     peers: Peers = option("none", "what is timed beside the engine, or none", metavar="NAME,...")
     draft_weights: WeightsName = option("as_stored", "of the draft's maps; fp8 drafts faster, and a little otherwise")
+    target_weights: WeightsName = option("as_stored", "of the target's maps; fp8 halves their bytes")
     build: Path | None = option(None, "compile the kernels needed into DIR instead", metavar="DIR")
     arch: ArchName = option("sm_90a", "to compile for")
 

@@ -7,8 +7,8 @@ Read `launcher` first, then `reference`, `tiling`, and one kernel: `ring` (few r
 from eagle3core.kernels.gemm.card import CARD
 from eagle3core.kernels.gemm.fp8.tiling import tiling_for
 from eagle3core.kernels.gemm.launcher import gemm, gemm_cost
-from eagle3core.kernels.gemm.order.weight import pack_scales, pack_weight, unpack_weight
-from eagle3core.kernels.gemm.reference import epilogue_of, n_columns, n_weight_rows, scales_shape
+from eagle3core.kernels.gemm.order.weight import pack_weight, unpack_weight
+from eagle3core.kernels.gemm.reference import epilogue_of, n_columns, n_weight_rows, packed_inputs, scales_shape
 from eagle3core.kernels.gemm.scratch import workspace
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
 
@@ -21,8 +21,8 @@ __all__ = [
     "gemm_cost",
     "n_columns",
     "n_weight_rows",
-    "pack_scales",
     "pack_weight",
+    "packed_inputs",
     "scales_shape",
     "tiling_for",
     "unpack_weight",

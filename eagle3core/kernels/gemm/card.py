@@ -14,7 +14,6 @@ from eagle3core.kernels.gemm.candidates import fp8_candidates, gemm_candidates
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, choose_fp8_tiling, takes
 from eagle3core.kernels.gemm.launcher import gemm, gemm_cost, gemm_variant
 from eagle3core.kernels.gemm.order.pack import pack_variant
-from eagle3core.kernels.gemm.order.weight import pack_scales, pack_weight
 from eagle3core.kernels.gemm.reference import (
     epilogue_of,
     gemm_alone,
@@ -24,6 +23,7 @@ from eagle3core.kernels.gemm.reference import (
     gemm_reference,
     gemm_row_of,
     n_weight_rows,
+    packed_inputs,
 )
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.scratch import scratch_words
@@ -33,13 +33,11 @@ from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling, fitted
 def gemm_launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **setting: Any) -> Sequence[Launch]:
     """The launch of a case; `setting` replaces fields of the chosen tiling."""
     epilogue = epilogue_of(case)
-    w = pack_weight(inputs["w"], epilogue) if case.get("packed") else inputs["w"]
+    inputs = packed_inputs(case, inputs)
     tiling = _tiling(arch, case, setting)
     others = {name: t for name, t in {**inputs, **outputs}.items() if name not in ("x", "w", "y")}
-    if case.get("fp8") == "blocks":
-        others["scales"] = pack_scales(others["scales"], epilogue)
     return gemm(
-        arch, epilogue, x=inputs["x"], w=w, y=outputs["y"], k=case["k"], packed=bool(case.get("packed")),
+        arch, epilogue, x=inputs["x"], w=inputs["w"], y=outputs["y"], k=case["k"], packed=bool(case.get("packed")),
         weight_rows=n_weight_rows(case), tiling=tiling, q_heads=case.get("q_heads", 0),
         kv_heads=case.get("kv_heads", 0), scratch=workspace_of(inputs["x"].device, case, tiling), operands=others,
     )  # fmt: skip

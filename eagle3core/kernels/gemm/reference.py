@@ -17,6 +17,7 @@ from eagle3core.kernels.card import Case, Tensors, poison
 from eagle3core.kernels.gemm.epilogue import PARTIALS_STEP, Epilogue, quads_of
 from eagle3core.kernels.gemm.fp8.blocks import BLOCK_UNITS
 from eagle3core.kernels.gemm.fp8.operands import E4M3, by_element
+from eagle3core.kernels.gemm.order.weight import pack_scales, pack_weight
 from eagle3core.kernels.isa.powers import pieces_of
 
 EPS = 1e-5
@@ -53,6 +54,17 @@ def scales_shape(case: Case) -> tuple[int, ...]:
     """Of W's scales in a case with `fp8`, before they are packed: `[n_w]`, or `[n_w / 8, blocks]`."""
     n_w = n_weight_rows(case)
     return (n_w // 8, -(-case["k"] // (BLOCK_UNITS * 32))) if case["fp8"] == "blocks" else (n_w,)
+
+
+def packed_inputs(case: Case, inputs: Tensors) -> Tensors:
+    """Inputs of a case as kernels take them: W, and scales of blocks, in the order in which they are read."""
+    if not case.get("packed"):
+        return inputs
+    epilogue = epilogue_of(case)
+    made = {**inputs, "w": pack_weight(inputs["w"], epilogue)}
+    if case.get("fp8") == "blocks":
+        made["scales"] = pack_scales(inputs["scales"], epilogue)
+    return made
 
 
 def pitch_of(n: int) -> int:

@@ -61,15 +61,16 @@ class Floor:
 
 def step_floor(
     target: TargetGeometry, draft: DraftGeometry | None, *, k: int, batch: int, cached: float, itemsize: int,
-    draft_weights: WeightFormat = "as_stored",
+    draft_weights: WeightFormat = "as_stored", target_weights: WeightFormat = "as_stored",
 ) -> Floor:  # fmt: skip
     """The floor of a step with `k` draft passes (0: plain) and `cached` tokens a sequence in the cache.
 
-    `itemsize`: bytes of a value in weights and cache, but for the draft's own maps in `draft_weights`.
+    `itemsize`: bytes of a value in weights and cache, but for maps in `target_weights` and the draft's own in
+    `draft_weights`; a head that is the token table is none.
     """
     sequences = batch * cached
     unread, unread_by_plain = (_unread_experts(target, batch * n, itemsize) for n in (k + 1, 1))
-    weights = _by_stage(target_shapes(target), _TARGET_STAGES, itemsize)
+    weights = _by_stage(target_shapes(target), _TARGET_STAGES, itemsize, target_weights)
     weights["mlp"] -= unread
     hidden = target.block.hidden_size * itemsize
     stages = {f"target.{stage}": weights[stage] for stage in ("attn", "mlp", "head")}
@@ -79,10 +80,20 @@ def step_floor(
         return Floor(stages, unread_by_plain - unread)
     weights = _by_stage(draft_shapes(draft), _DRAFT_STAGES, itemsize, draft_weights)
     weights["attn"] += int(sequences * token_bytes(draft.block, 1, itemsize))
-    weights["head"] += 0 if draft.has_head else draft.draft_vocab_size * draft.block.hidden_size * itemsize
+    weights["head"] += 0 if draft.has_head else _shared_head_bytes(target, draft, itemsize, target_weights)
     stages["draft.fc"] = weights["fc"]
     stages |= {f"draft.{stage}": k * weights[stage] for stage in ("qkv", "attn", "mlp", "head")}
     return Floor(stages, unread_by_plain - unread)
+
+
+def _shared_head_bytes(
+    target: TargetGeometry, draft: DraftGeometry, itemsize: int, target_weights: WeightFormat
+) -> int:
+    """What a draft reads of the target's head."""
+    shape = (draft.draft_vocab_size, draft.block.hidden_size)
+    return stored_bytes(
+        "lm_head.weight", shape, itemsize, "as_stored" if target.tie_word_embeddings else target_weights
+    )
 
 
 def _unread_experts(target: TargetGeometry, rows: int, itemsize: int) -> int:
@@ -123,9 +134,9 @@ def _by_stage(
     return found
 
 
-def weight_bytes(target: TargetGeometry, itemsize: int) -> int:
-    """All weights of a target."""
-    return sum(stored_bytes(name, shape, itemsize) for name, shape in target_shapes(target))
+def weight_bytes(target: TargetGeometry, itemsize: int, weights: WeightFormat = "as_stored") -> int:
+    """All weights of a target, its maps in `weights`."""
+    return sum(stored_bytes(name, shape, itemsize, weights) for name, shape in target_shapes(target))
 
 
 def draft_weight_bytes(draft: DraftGeometry, itemsize: int, weights: WeightFormat = "as_stored") -> int:

@@ -68,12 +68,13 @@ def plan(
     n_peers: int,
     device: torch.device,
     draft_weights: WeightFormat = "as_stored",
+    target_weights: WeightFormat = "as_stored",
 ) -> Plan:
     """The plan of one point with an engine a depth in `ks` and `n_peers` peers, whose copies are as stored."""
     target_token = token_bytes(target.block, target.n_layers, itemsize)
     draft_token = token_bytes(draft.block, 1, itemsize)
     kv = sum(batch * cached_tokens(k, session_len) * (target_token + (draft_token if k else 0)) for k in ks)
-    weights = weight_bytes(target, itemsize) + draft_weight_bytes(draft, itemsize, draft_weights)
+    weights = weight_bytes(target, itemsize, target_weights) + draft_weight_bytes(draft, itemsize, draft_weights)
     copies = weight_bytes(target, itemsize) + draft_weight_bytes(draft, itemsize)
     peers = copies + n_peers * batch * session_len * (target_token + draft_token) if n_peers else 0
     reserve = RESERVE_BYTES if device.type == "cuda" else 0

@@ -79,7 +79,7 @@ class PointResult:
         return step_floor(
             self.source.target_geometry, self.source.draft_geometry, k=k, batch=self.point.batch,
             cached=self.point.context + self.scenario.tokens / 2, itemsize=itemsize,
-            draft_weights=self.source.draft.weights,
+            draft_weights=self.source.draft.weights, target_weights=self.source.target.weights,
         )  # fmt: skip
 
     def engine_values(self, k: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Scenario:
         peers: what is timed beside the engine.
         seed: of a planted pair's weights and of prompts.
         cache_share: of the free memory, for both KV caches.
-        draft_weights: format of the draft's maps.
+        draft_weights, target_weights: format of the draft's maps, and of the target's.
         forced: tokens that every step of drafts is forced to commit, bonus included; None: what the target agrees with.
     """
 
@@ -55,6 +55,7 @@ class Scenario:
     cache_share: float = CACHE_SHARE
     forced: float | None = None
     draft_weights: WeightsName = "as_stored"
+    target_weights: WeightsName = "as_stored"
 
     def __post_init__(self) -> None:
         if self.pair not in PAIRS:

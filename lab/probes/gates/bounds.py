@@ -165,9 +165,17 @@ def floor_of(row: Row) -> Floor | None:
     k, batch, context, tokens = known
     shapes: tuple[TargetGeometry, DraftGeometry] = geometry.target, geometry.draft
     itemsize: int = getattr(torch, str(at["dtype"])).itemsize
-    stored: WeightFormat = "fp8" if at.get("draft_weights") == "fp8" else "as_stored"
+    draft_weights, target_weights = (_format_of(at.get(name)) for name in ("draft_weights", "target_weights"))
     cached = context + tokens / 2
-    return step_floor(*shapes, k=int(k), batch=int(batch), cached=cached, itemsize=itemsize, draft_weights=stored)
+    return step_floor(
+        *shapes, k=int(k), batch=int(batch), cached=cached, itemsize=itemsize, draft_weights=draft_weights,
+        target_weights=target_weights,
+    )  # fmt: skip
+
+
+def _format_of(value: object) -> WeightFormat:
+    """A format of maps as a row's parameter names it; where it names none, as stored."""
+    return "fp8" if value == "fp8" else "as_stored"
 
 
 def peer_of(name: str) -> str | None:

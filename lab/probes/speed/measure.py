@@ -157,6 +157,7 @@ class Speed:
         return step_floor(
             source.target_geometry, source.draft_geometry, k=k, batch=point.batch, cached=point.context + generated,
             itemsize=getattr(torch, self.scenario.dtype).itemsize, draft_weights=source.draft.weights,
+            target_weights=source.target.weights,
         )  # fmt: skip
 
     def _timed(self, point: Point, k: int) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from eagle3core.kernels.gemm import (
     gemm,
     n_columns,
     n_weight_rows,
-    pack_scales,
-    pack_weight,
+    packed_inputs,
     scales_shape,
     workspace,
 )
@@ -136,11 +135,7 @@ class TwinMachine:
 def operands(op: str, case: Case, seed: int, device: torch.device) -> Tensors:
     """Fresh inputs of a case; of a GEMM with W packed already."""
     inputs = CARDS[op].example(case, proof.generator(seed, device), device)
-    if op == "gemm" and case.get("packed"):
-        inputs["w"] = pack_weight(inputs["w"], epilogue_of(case))
-        if case.get("fp8") == "blocks":
-            inputs["scales"] = pack_scales(inputs["scales"], epilogue_of(case))
-    return inputs
+    return packed_inputs(case, inputs) if op == "gemm" else inputs
 
 
 def launches_of(
