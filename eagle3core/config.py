@@ -19,6 +19,7 @@ from eagle3core.speculative import HEADS, CacheDtype, SpeculativeConfig
 MOST_LOGPROBS = 20  # likeliest tokens of a place that may be asked for, as OpenAI has it
 DTYPES = ("auto", "float64", "float32", "bfloat16", "float16")
 Mode = Literal["off", "single-token", "multi-token"]
+TargetFormat = Literal["as_stored", "fp8", "dequantised"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class EngineConfig:
         dtype: compute dtype; "auto" takes the checkpoint's.
         cache_dtype: of the target's keys and values: "as_computed", or "fp8" (e4m3, by the checkpoint's scales), which
             takes a byte a value and changes answers a little (docs/engine.md).
+        target_weights: format of the target's maps (docs/engine.md): "as_stored", where a checkpoint in FP8 keeps its
+            bytes and scales; "fp8" quantises those that are not, the head among them; "dequantised" turns those that
+            are into the dtype.
         device: "auto", "cpu" or "cuda".
         speculative_config: None runs plain greedy decoding.
         on_draft_failure: "raise", or "baseline" to decode without the draft and say why in `Engine.speculation`.
@@ -64,6 +68,7 @@ class EngineConfig:
     prefix_cache: bool = False
     dtype: str = "auto"
     cache_dtype: CacheDtype = "as_computed"
+    target_weights: TargetFormat = "as_stored"
     device: str = "auto"
     speculative_config: SpeculativeConfig | None = None
     on_draft_failure: Literal["raise", "baseline"] = "raise"
@@ -185,6 +190,7 @@ def validate_engine_config(config: EngineConfig) -> None:
     _require_share("prefill_share", config.prefill_share, 0.5)
     require_choice("dtype", config.dtype, DTYPES)
     require_choice("cache_dtype", config.cache_dtype, get_args(CacheDtype))
+    require_choice("target_weights", config.target_weights, get_args(TargetFormat))
     require_choice("device", config.device, ("auto", "cpu", "cuda"))
     for name in ("enable_metrics", "collect_draft_ranks", "prefix_cache"):
         require_flag(name, getattr(config, name))

@@ -22,6 +22,12 @@ def check_fit(target: PackedTarget, draft: Drafter | None, config: EngineConfig)
         raise ConfigError(
             f"session_len is {config.session_len}", f"at most {limit}, the target's positions", f"set it to {limit}"
         )
+    if config.target_weights != "as_stored" and (target.weights == "fp8") != (config.target_weights == "fp8"):
+        raise ConfigError(
+            f"target_weights is {config.target_weights!r} with a target whose maps are {target.weights!r}",
+            "the format that the target was packed in",
+            "leave target_weights out, or pack the target in that format",
+        )
     if isinstance(draft, PackedDraft) and target.taps != draft.geometry.taps:
         raise ConfigError(
             f"the target captures the inputs of layers {target.taps}, the draft reads {draft.geometry.taps}",

@@ -1,9 +1,10 @@
-"""Checkpoints whose maps are stored in FP8 (e4m3): recognised by their configs, read as the values they mean.
+"""Checkpoints whose maps are stored in FP8 (e4m3): recognised by their configs, read as they are or as what they mean.
 
-W[r, c] = stored[r, c] * scale, with one scale a tensor, a row, or a block of 128 x 128; a map is dequantised when it is
-read. Scales of activations are left out: they stay in the compute dtype here, which is only closer to the model before
-it was quantised. Those of a cache are read where the engine keeps it in FP8 (`read_cache_scales`). Every other way of
-quantising is left to whoever refuses it by name.
+W[r, c] = stored[r, c] * scale, with one scale a tensor, a row, or a block of 128 x 128. A map is dequantised when it is
+read, or keeps its bytes beside scales in one of two forms: a row each, or 8 rows by 128 k each. Scales of activations
+are left out: they stay in the compute dtype here, which is only closer to the model before it was quantised. Those of a
+cache are read where the engine keeps it in FP8 (`read_cache_scales`). Every other way of quantising is left to whoever
+refuses it by name.
 
 Source: ModelOpt's exporter (hf_quant_config.json), compressed-tensors (config_groups), and the block format of
 DeepSeek-V3's release (`weight_scale_inv`, which multiplies despite its name), as transformers 5.17 reads them.
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.checkpoint.settings import Settings
-from eagle3core.checkpoint.tensors import NamedTensors
+from eagle3core.checkpoint.tensors import NamedTensors, require_finite
 from eagle3core.errors import CheckpointError, shown
 from eagle3core.geometry import CacheScales
 
@@ -33,8 +34,14 @@ _CACHE_SCALES = ("self_attn.{0}_scale", "self_attn.{0}_proj.{0}_scale", "self_at
 OF_A_CACHE = tuple({f".{name.format(side)}": side for name in _CACHE_SCALES for side in "kv"})  # how such names end
 _OF_OTHERS = (".input_scale", ".k_scale", ".v_scale", *OF_A_CACHE)  # of activations and of a cache
 _USUAL_BLOCK = (128, 128)
+_GROUP = (8, 128)  # rows and k of a scale in the form that is kept: any block of multiples of both is made of such
 _MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
 _AGAIN = "export the checkpoint again, or use the bf16 weights of the same model"
+
+
+def scale_name(name: str) -> str:
+    """Where the scales of a map that is kept in e4m3 lie, beside the map itself."""
+    return f"{name}_scale"
 
 
 @dataclass(frozen=True)
@@ -167,6 +174,28 @@ class Fp8Files(NamedTensors):
     ) -> Tensor:  # fmt: skip
         """As of any container; what is dequantised is cast at once, since it takes memory of its own anyway."""
         return super().read_weight(name, shape, dtype, device, casts=casts or name in self._scale_of)
+
+    def read_kept(self, name: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None:
+        """A map `[rows, k]` as it is stored, and its scales fp32, `[rows]` or `[rows / 8, blocks]` of 128 k.
+
+        None of a tensor that is not stored in e4m3, or whose blocks are not made of such.
+
+        Raises:
+            CheckpointError: as `read_weight`.
+        """
+        if name not in self._scale_of or len(shape) != 2:
+            return None
+        self.check_shape(name, shape)
+        stored = self.files.read(name)
+        if stored.dtype != torch.float8_e4m3fn:
+            return None
+        require_finite(stored, torch.float32, self.where(name), _AGAIN)
+        scales, (rows, k), (tall, wide) = self._scales(name, stored), shape, self.scheme.block
+        if scales.ndim == 0 or scales.shape[1] == 1 or wide >= k:
+            return stored, scales.reshape(-1, 1 if scales.ndim < 2 else scales.shape[1])[:, 0].expand(rows).contiguous()
+        if rows % _GROUP[0] or tall % _GROUP[0] or wide % _GROUP[1]:
+            return None
+        return stored, scales[:: _GROUP[0], :: _GROUP[1]].contiguous()
 
     def _scales(self, name: str, stored: Tensor) -> Tensor:
         """Scales of a map `[rows, k]`, fp32, one for all, `[rows, 1]` or `[rows, k]`."""

@@ -15,10 +15,10 @@ from eagle3core.checkpoint.experts.choice import is_mxfp4
 from eagle3core.checkpoint.experts.names import PACKED_BYTES, expert_shapes
 from eagle3core.checkpoint.experts.packed_bytes import read_packed_bytes
 from eagle3core.checkpoint.families import completed, read_family, read_windows, refuse_quantised
-from eagle3core.checkpoint.fp8 import OF_A_CACHE, dequantised, find_fp8, read_cache_scales
+from eagle3core.checkpoint.fp8 import OF_A_CACHE, Fp8Files, dequantised, find_fp8, read_cache_scales, scale_name
 from eagle3core.checkpoint.rope import check_pairs, read_rope
 from eagle3core.checkpoint.settings import Settings
-from eagle3core.checkpoint.tensors import TensorFiles, require_names
+from eagle3core.checkpoint.tensors import NamedTensors, TensorFiles, require_names
 from eagle3core.errors import CheckpointError
 from eagle3core.geometry import BlockGeometry, CacheScales, TargetGeometry
 from eagle3core.speculative import CacheDtype
@@ -32,8 +32,9 @@ class TargetCheckpoint:
 
     Attributes:
         geometry: its shapes.
-        weights: by Hugging Face name; `lm_head.weight` is the embedding itself when they are tied.
-        dtype: of every weight; where they were left as stored, the one to cast them to.
+        weights: by Hugging Face name; `lm_head.weight` is the embedding itself when they are tied. Maps that were kept
+            in e4m3 have their scales beside them (`fp8.scale_name`).
+        dtype: of every other weight; where they were left as stored, the one to cast them to.
         cache_scales: of each layer, where they were asked for; else none.
     """
 
@@ -50,6 +51,7 @@ def load_target(
     device: torch.device | str = "cpu",
     casts: bool = True,
     cache_dtype: CacheDtype = "as_computed",
+    keeps_fp8: bool = False,
 ) -> TargetCheckpoint:
     """Read, check and cast a target.
 
@@ -60,6 +62,7 @@ def load_target(
         casts: False leaves the weights as they are stored, mapped from their files, and takes no memory for them:
             whoever packs them casts each in turn.
         cache_dtype: "fp8" also reads the scales of such a cache.
+        keeps_fp8: maps of layers, and the head, that are stored in e4m3 stay so where kernels read their scales.
 
     Raises:
         ConfigError, BackendUnavailable: a path, dtype or device that cannot be used; nothing was read.
@@ -82,6 +85,10 @@ def load_target(
         if name.endswith(PACKED_BYTES):
             weights[name] = read_packed_bytes(files, name, shape).to(device)
             continue
+        kept = _kept(files, name, shape) if keeps_fp8 else None
+        if kept is not None:
+            weights[name], weights[scale_name(name)] = (tensor.to(device) for tensor in kept)
+            continue
         weights[name] = files.read_weight(name, shape, dtype, device, casts=casts)
         dtype = dtype or weights[name].dtype
     if geometry.tie_word_embeddings:
@@ -94,6 +101,13 @@ def load_target(
         weights[HEAD] = weights[EMBEDDING]
     scales = read_cache_scales(stored, geometry.n_layers) if cache_dtype == "fp8" else ()
     return TargetCheckpoint(geometry, weights, dtype or weights[EMBEDDING].dtype, scales)
+
+
+def _kept(files: NamedTensors, name: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None:
+    """A map and its scales as they are stored in FP8; None of others, of tables and of experts."""
+    if not isinstance(files, Fp8Files) or name == EMBEDDING or ".experts." in name:
+        return None
+    return files.read_kept(name, shape)
 
 
 def require_directory(path: str | Path, role: str) -> Path:

@@ -114,11 +114,9 @@ class NamedTensors(ABC):
                 "export the checkpoint unquantised",
             )
         wanted = dtype or stored.dtype
-        _require_finite(stored, stored.dtype, f"{self.where(name)} ({_short(stored.dtype)})", _AGAIN)
+        require_finite(stored, stored.dtype, f"{self.where(name)} ({_short(stored.dtype)})", _AGAIN)
         if torch.finfo(wanted).max < torch.finfo(stored.dtype).max:
-            _require_finite(
-                stored, wanted, f"{self.where(name)} cast to {_short(wanted)}", "run in bfloat16 or float32"
-            )
+            require_finite(stored, wanted, f"{self.where(name)} cast to {_short(wanted)}", "run in bfloat16 or float32")
         return stored.to(dtype=wanted).to(device=device).contiguous() if casts else stored
 
 
@@ -277,7 +275,7 @@ def name_objections(
         )
 
 
-def _require_finite(tensor: Tensor, dtype: torch.dtype, where: str, remedy: str) -> None:
+def require_finite(tensor: Tensor, dtype: torch.dtype, where: str, remedy: str) -> None:
     """Refuse values that are not finite in `dtype`."""
     flat = tensor.reshape(-1)
     pieces = (flat[at : at + _CHECKED].to(dtype) for at in range(0, len(flat), _CHECKED))

@@ -30,7 +30,7 @@ from eagle3core.kernels.launch import device_arch
 from eagle3core.loading.runners import Models, SpeculationState, choose_path, launched_kernels
 from eagle3core.speculative import DRAFT_TARGET, WeightFormat
 from eagle3core.step.kernel_limits import why_plain_torch
-from eagle3core.weights import pack_checkpoints, stored_bytes
+from eagle3core.weights import bytes_on_device, pack_checkpoints, stored_bytes
 
 log = logging.getLogger("eagle3core")
 
@@ -45,7 +45,7 @@ class Reading:
         target, draft: their geometries. dtype: of the weights. backend: where they will go, and by what they will run.
         build: puts them there. speculation: why there is no draft, if one was asked for.
         free_bytes: memory that was free before anything was read, where reading takes some of the device's own (a CPU).
-        draft_weights: the format of the draft's maps.
+        draft_weights: the format of the draft's maps. target_bytes: of the target's weights on the device.
         kernels: for a compile target, what an engine over the models will launch; to be asked before `build`.
     """
 
@@ -57,6 +57,7 @@ class Reading:
     speculation: SpeculationState | None = None
     free_bytes: int | None = None
     draft_weights: WeightFormat = "as_stored"
+    target_bytes: int = 0
     kernels: Callable[[str], list[Variant]] = lambda arch: []
 
     def compiling(self) -> Compiling:
@@ -69,8 +70,7 @@ class Reading:
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights on the device."""
-        size, draft = self.dtype.itemsize, self.draft
-        total = sum(stored_bytes(*named, size, "as_stored") for named in target_shapes(self.target))
+        size, draft, total = self.dtype.itemsize, self.draft, self.target_bytes
         if draft is not None:
             shapes = target_shapes(draft) if isinstance(draft, TargetGeometry) else draft_shapes(draft)
             total += sum(stored_bytes(*named, size, self.draft_weights) for named in shapes)
@@ -89,8 +89,7 @@ def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
     check_type("config", config, EngineConfig)
     backend = choose_backend(config)
     free = backend.free_bytes if backend.device.type == "cpu" else None
-    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-    target = load_target(target_dir, dtype=dtype, casts=False, cache_dtype=config.cache_dtype)
+    target = _read_target(target_dir, config)
     draft, speculation = _read_draft(target, config)
     geometry = draft.geometry if draft else None
     backend = choose_path(backend, target.geometry, geometry, config, target.dtype)
@@ -101,8 +100,9 @@ def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:
     def build() -> Models:
         return _packed(target, draft, config, backend.device, packs=backend.path == "kernels")
 
-    kernels = partial(_kernels_of, target, draft, config)
-    return Reading(target.geometry, geometry, target.dtype, backend, build, speculation, free, draft_weights, kernels)
+    kernels, shapes = partial(_kernels_of, target, draft, config), (target.geometry, geometry, target.dtype)
+    target_bytes = bytes_on_device(target, _target_format(config))
+    return Reading(*shapes, backend, build, speculation, free, draft_weights, target_bytes, kernels)
 
 
 def needed_kernels(target_dir: str | Path, config: EngineConfig, arch: str) -> list[Variant]:
@@ -114,8 +114,7 @@ def needed_kernels(target_dir: str | Path, config: EngineConfig, arch: str) -> l
     """
     check_path("the target", target_dir)
     check_type("config", config, EngineConfig)
-    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
-    target = load_target(target_dir, dtype=dtype, casts=False, cache_dtype=config.cache_dtype)
+    target = _read_target(target_dir, config)
     draft, _ = _read_draft(target, config)
     reason = why_plain_torch(target.geometry, draft.geometry if draft else None, config, target.dtype)
     if reason is not None:
@@ -141,12 +140,24 @@ def _packed(
     device: torch.device, *, packs: bool,
 ) -> Models:  # fmt: skip
     """Both models on a device; every raw tensor is dropped from its checkpoint once it has been read."""
-    spec = config.speculative_config
-    weights = spec.draft_weights if spec is not None else "as_stored"
+    spec, weights = config.speculative_config, _target_format(config)
+    of_draft = spec.draft_weights if spec is not None else "as_stored"
     pack = partial(pack_checkpoints, device=device, block=config.block_size, packs=packs)
     if isinstance(draft, TargetCheckpoint):
-        return pack(target, None)[0], pack(draft, None, weights=weights)[0]
-    return pack(target, draft, draft_weights=weights)
+        return pack(target, None, weights=weights)[0], pack(draft, None, weights=of_draft)[0]
+    return pack(target, draft, weights=weights, draft_weights=of_draft)
+
+
+def _target_format(config: EngineConfig) -> WeightFormat:
+    """What maps of the target are packed in that are not in FP8 yet."""
+    return "fp8" if config.target_weights == "fp8" else "as_stored"
+
+
+def _read_target(target_dir: str | Path, config: EngineConfig) -> TargetCheckpoint:
+    """The target as the settings ask for it."""
+    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
+    keeps = config.target_weights != "dequantised"
+    return load_target(target_dir, dtype=dtype, casts=False, cache_dtype=config.cache_dtype, keeps_fp8=keeps)
 
 
 def _read_draft(

@@ -45,7 +45,7 @@ class Product:
     Attributes:
         tag: which map of which model, e.g. "EAGLE3_FFN_GATE_UP".
         m, n, k: rows of x, rows of W, columns of both. layout: of W, "packed" or "rows".
-        dtype: of x, as tuned files name it: "bf16_fp8" where W is in e4m3.
+        dtype: of x, as tuned files name it: "bf16_fp8" where W is in e4m3, "bf16_fp8_blocks" with scales of blocks.
         kind, norm, bias, q_heads, kv_heads, head_dim, block: its epilogue, as a case of the GEMM card has it.
     """
 
@@ -77,9 +77,9 @@ class Product:
     def case(self) -> dict[str, Any]:
         """The case of the GEMM card that times it."""
         columns = self.n // 2 if self.kind == "swiglu" else self.n
-        dtype, is_fp8 = of_fp8_key(self.dtype)
+        dtype, fp8 = of_fp8_key(self.dtype)
         made = {"kind": self.kind, "m": self.m, "k": self.k, "dtype": dtype, "packed": self.layout == "packed"}
-        made |= {"fp8": True} if is_fp8 else {}
+        made |= {"fp8": fp8} if fp8 else {}
         made |= {"norm": True} if self.norm else {}
         made |= {"bias": True} if self.bias else {}
         if self.kind != "qkv":
@@ -176,7 +176,9 @@ def _product(stage: Stage, launch: Launch) -> Product:
         is_stored = epilogue.kind == "store" and stage.name.rpartition(".")[2] in ("attn", "qkv")
         tag = known.get("qkv" if is_stored else epilogue.kind, f"{stage.name}.{epilogue.kind}")
     is_qkv = epilogue.kind == "qkv"
-    dtype = fp8_key(constants["dtype"]) if constants.get("fp8") else constants["dtype"]
+    dtype = constants["dtype"]
+    if constants.get("fp8"):
+        dtype = fp8_key(dtype, bool(constants.get("blocks")))
     return Product(
         tag, given["rows"], 16 * given["tiles"], given["k"], dtype,
         "packed" if constants.get("packed", True) else "rows", epilogue.kind, epilogue.quads > 0, epilogue.has_bias,

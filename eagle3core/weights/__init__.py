@@ -6,14 +6,15 @@ Imports kernels (for the order of packing) and checkpoints; a new weight format 
 from eagle3core.weights.checkpoints import pack_checkpoints
 from eagle3core.weights.eagle import PackedEagle, pack_eagle
 from eagle3core.weights.experts import PackedExperts
-from eagle3core.weights.fp8 import quantised
+from eagle3core.weights.fp8 import Fp8Matrix, quantised, stacked
 from eagle3core.weights.pack import pack_draft, pack_target
 from eagle3core.weights.packed import Drafter, PackedDraft, PackedLinear, PackedMlp, PackedTarget, Source
 from eagle3core.weights.rope import rope_frequencies
-from eagle3core.weights.stored import stored_bytes
+from eagle3core.weights.stored import bytes_on_device, stored_bytes
 
 __all__ = [
     "Drafter",
+    "Fp8Matrix",
     "PackedDraft",
     "PackedEagle",
     "PackedExperts",
@@ -21,11 +22,13 @@ __all__ = [
     "PackedMlp",
     "PackedTarget",
     "Source",
+    "bytes_on_device",
     "pack_checkpoints",
     "pack_draft",
     "pack_eagle",
     "pack_target",
     "quantised",
     "rope_frequencies",
+    "stacked",
     "stored_bytes",
 ]

@@ -47,7 +47,7 @@ def pack_target(
     if geometry.tie_word_embeddings:
         head = packer.head(embedding, may_share=True)
     else:
-        head = packer.head(packer.get(HEAD), may_share=False)
+        head = packer.head(packer.stored(HEAD), may_share=False)
     return PackedTarget(geometry, taps, embedding, layers, packer.get("model.norm.weight"), head)
 
 

@@ -15,13 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from eagle3core.checkpoint.fp8 import scale_name
 from eagle3core.geometry import UNSCALED, Activation, BlockGeometry, CacheScales, DraftGeometry, TargetGeometry
+from eagle3core.kernels.card import E4M3
 from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
-from eagle3core.kernels.gemm.order.weight import pack_weight
+from eagle3core.kernels.gemm.order.weight import pack_scales, pack_weight
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 from eagle3core.speculative import WeightFormat
 from eagle3core.weights.experts import PackedExperts, pack_experts
-from eagle3core.weights.fp8 import quantised
+from eagle3core.weights.fp8 import Fp8Matrix, quantised, stacked
 
 Source = Callable[[str], Tensor]  # a weight by its Hugging Face name, on any device, in any floating dtype
 HEAD_STEP = 64  # rows: the second pass of the argmax reads the best of every 16 in groups of 4
@@ -36,7 +38,8 @@ class PackedLinear:
         weight: packed, or row-major as it came (a head tied to the embedding).
         rows, k: of the matrix, padding rows included.
         bias: `[rows]` or None.
-        scales: `[rows]` fp32 of a matrix in e4m3 (`fp8`); None: `weight` holds the values themselves.
+        scales: fp32 of a matrix in e4m3 (`fp8`), `[rows]`, or of blocks `[rows / 8, blocks]`, packed by `pack_scales`;
+            None: `weight` holds the values themselves.
     """
 
     epilogue: Epilogue
@@ -206,16 +209,26 @@ class Packer:
         self.weights = weights
 
     def get(self, name: str) -> Tensor:
-        """The weight on the device, in the dtype, aligned as the kernels read it."""
-        tensor = self.source(name).to(device=self.device, dtype=self.dtype).contiguous()
+        """The weight on the device, in the dtype, aligned as the kernels read it; of e4m3 the values that it means."""
+        return self._in_dtype(self.stored(name))
+
+    def stored(self, name: str) -> Tensor | Fp8Matrix:
+        """The weight on the device: in the dtype, or as it is stored in e4m3."""
+        tensor = self.source(name)
+        if tensor.dtype == E4M3:
+            return Fp8Matrix(tensor.to(self.device), self.source(scale_name(name)).to(self.device))
+        tensor = tensor.to(device=self.device, dtype=self.dtype).contiguous()
         return tensor.clone() if tensor.data_ptr() % 16 else tensor
+
+    def _in_dtype(self, weight: Tensor | Fp8Matrix) -> Tensor:
+        return weight.values(self.dtype) if isinstance(weight, Fp8Matrix) else weight
 
     def linear(self, epilogue: Epilogue, names: Sequence[str]) -> PackedLinear:
         """The map whose rows are those of `names` (without ".weight"), one after the other."""
         self._give_back()
-        stacked = self._stack([f"{name}.weight" for name in names])
-        bias = self._stack([f"{name}.bias" for name in names]) if epilogue.has_bias else None
-        return self._map(stacked, epilogue, bias)
+        weight = self._stack([f"{name}.weight" for name in names])
+        bias = self._in_dtype(self._stack([f"{name}.bias" for name in names])) if epilogue.has_bias else None
+        return self._map(weight, epilogue, bias)
 
     def layer(
         self, prefix: str, block: BlockGeometry, *, normed: bool, bias: tuple[bool, bool, bool] = (False, False, False),
@@ -254,25 +267,32 @@ class Packer:
         self._give_back()
         return pack_experts(self.get, lambda name: self.source(name).to(self.device), prefix, block)
 
-    def head(self, weight: Tensor, *, may_share: bool) -> PackedLinear:
+    def head(self, weight: Tensor | Fp8Matrix, *, may_share: bool) -> PackedLinear:
         """The output map of `weight: [V, E]`, padded; read as it lies if `may_share` and no padding is needed."""
-        n, k = weight.shape
+        n, k = (weight.stored if isinstance(weight, Fp8Matrix) else weight).shape
         padding = -n % HEAD_STEP
         epilogue = Epilogue("head", quads=quads_of(k), has_bias=padding > 0)
-        if may_share and not padding:
+        if isinstance(weight, Tensor) and may_share and not padding:
             return PackedLinear(epilogue, weight, n, k, is_packed=False)
         bias = None
         if padding:
-            weight = F.pad(weight, (0, 0, 0, padding))
+            weight = weight.padded(padding) if isinstance(weight, Fp8Matrix) else F.pad(weight, (0, 0, 0, padding))
             bias = torch.zeros(n + padding, dtype=self.dtype, device=self.device)
             bias[n:] = float("-inf")
         return self._map(weight, epilogue, bias, is_table=may_share)
 
-    def _map(self, weight: Tensor, epilogue: Epilogue, bias: Tensor | None, *, is_table: bool = False) -> PackedLinear:
+    def _map(
+        self, weight: Tensor | Fp8Matrix, epilogue: Epilogue, bias: Tensor | None, *, is_table: bool = False
+    ) -> PackedLinear:
         self._give_back()
-        (rows, k), scales = weight.shape, None
-        if self.weights == "fp8" and not is_table:
-            weight, scales = quantised(weight)
+        scales = None
+        if isinstance(weight, Tensor) and self.weights == "fp8" and not is_table:
+            weight = quantised(weight)
+        if isinstance(weight, Fp8Matrix):
+            weight, scales = weight
+        rows, k = weight.shape
+        if scales is not None and scales.ndim > 1 and self.packs:
+            scales = pack_scales(scales, epilogue)
         packed = pack_weight(weight, epilogue) if self.packs else weight
         return PackedLinear(epilogue, packed, rows, k, self.packs, bias, scales)
 
@@ -281,6 +301,12 @@ class Packer:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _stack(self, names: Sequence[str]) -> Tensor:
-        tensors = [self.get(name) for name in names]
+    def _stack(self, names: Sequence[str]) -> Tensor | Fp8Matrix:
+        """Weights one after the other; in e4m3 if all of them are and their scales go together."""
+        parts = [self.stored(name) for name in names]
+        kept = [part for part in parts if isinstance(part, Fp8Matrix)]
+        together = stacked(kept) if len(kept) == len(parts) else None
+        if together is not None:
+            return together
+        tensors = [self._in_dtype(part) for part in parts]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

@@ -230,17 +230,22 @@ def outside_loops(steps: Sequence[Sequence[StepRecord]], loops: Sequence[Sequenc
 
 def acceptance_interval(steps: Sequence[Sequence[StepRecord]], level: float = 0.95) -> Interval:
     """Committed tokens a step, with a percentile bootstrap over prompts (steps of one prompt are not independent)."""
-    sums = [(sum(s.n_committed for s in own), len(own)) for own in steps if own]
+    return mean_interval([(sum(s.n_committed for s in own), len(own)) for own in steps], level)
+
+
+def mean_interval(sums: Sequence[tuple[float, int]], level: float = 0.95) -> Interval:
+    """The mean of what prompts have in common: sums and counts of each, those without a count left out."""
+    sums = [(total, n) for total, n in sums if n]
     if not sums:
         return Interval(None, None, None)
     source = random.Random(0)  # a fixed seed: the same responses give the same interval
     means = []
     for _ in range(_RESAMPLES):
         drawn = source.choices(sums, k=len(sums))
-        means.append(sum(tokens for tokens, _ in drawn) / sum(n for _, n in drawn))
+        means.append(sum(total for total, _ in drawn) / sum(n for _, n in drawn))
     means.sort()
     low, high = (means[round(q * (_RESAMPLES - 1))] for q in ((1 - level) / 2, (1 + level) / 2))
-    return Interval(sum(tokens for tokens, _ in sums) / sum(n for _, n in sums), low, high)
+    return Interval(sum(total for total, _ in sums) / sum(n for _, n in sums), low, high)
 
 
 def cause_of(rank: int) -> str:

@@ -98,6 +98,7 @@ class BenchOptions(PairOptions):
     draft_weights: WeightsName = option("as_stored", "of the draft's maps; fp8 drafts faster, and a little otherwise")
     cache_dtype: CacheName = option("as_computed", "of the target's keys and values; fp8 takes half the bytes")
     draft_cache_dtype: CacheName = option("as_computed", "of the draft's keys and values")
+    target_weights: WeightsName = option("as_stored", "of the target's maps; fp8 halves their bytes")
     records: Path | None = option(None, "write nested records to this file too", metavar="NAME.json")
     forced_length: Annotated[float, Field(ge=1, le=MOST_DRAFTS + 1)] | None = option(
         None, "tokens a step, bonus included, whatever the target holds: speed alone, text that means nothing",

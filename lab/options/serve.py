@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 from lab.errors import ExperimentError
 from lab.options.fields import Options, option
 from lab.options.trees import DynamicSize, check_choices, read_dynamic
-from lab.options.values import MOST_DRAFTS, CacheName, DeviceName, WeightsName, of_text
+from lab.options.values import MOST_DRAFTS, CacheName, DeviceName, TargetWeightsName, WeightsName, of_text
 
 ServeDtypeName = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 MethodName = Literal["eagle3", "eagle", "draft_target", "ngram", "suffix"]
@@ -43,6 +43,7 @@ class ServeOptions(Options):
     draft_weights: WeightsName = option("as_stored", "of the draft's maps; fp8 drafts faster, and a little otherwise")
     cache_dtype: CacheName = option("as_computed", "of the target's keys and values; fp8 takes half the bytes")
     draft_cache_dtype: CacheName = option("as_computed", "of the draft's keys and values")
+    target_weights: TargetWeightsName = option("as_stored", "of the target's maps: fp8 quantises what is not yet")
     session_len: int = option(2048, "tokens of a prompt with its answer", ge=2)
     max_batch_size: int = option(8, "slots: requests decoded together", ge=1)
     max_waiting: int = option(256, "requests that may wait for a slot; the next are answered 429", ge=0)

@@ -47,6 +47,7 @@ class SpeedOptions(PairOptions):
     draft_weights: WeightsName = option("as_stored", "of the draft's maps; fp8 drafts faster, and a little otherwise")
     cache_dtype: CacheName = option("as_computed", "of the target's keys and values; fp8 takes half the bytes")
     draft_cache_dtype: CacheName = option("as_computed", "of the draft's keys and values")
+    target_weights: WeightsName = option("as_stored", "of the target's maps; fp8 halves their bytes")
     build: Path | None = option(None, "compile the kernels needed into DIR instead", metavar="DIR")
     arch: ArchName = option("sm_90a", "to compile for")
 

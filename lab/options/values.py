@@ -35,6 +35,7 @@ PeerName = Literal["plain-torch", "hf-static"]
 DtypeName = Literal["float32", "bfloat16", "float16"]
 WeightsName = Literal["as_stored", "fp8"]
 CacheName = Literal["as_computed", "fp8"]
+TargetWeightsName = Literal["as_stored", "fp8", "dequantised"]
 DeviceName = Literal["auto", "cpu", "cuda"]
 ArchName = Literal["sm_80", "sm_90a", "sm_100", "sm_120"]
 MOST_SECONDS = 1e8  # three years: what a timer of the operating system takes

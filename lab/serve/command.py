@@ -96,7 +96,8 @@ def engine_config(options: ServeOptions, speculative: SpeculativeConfig | None) 
     from eagle3core import EngineConfig
 
     names = ("session_len", "max_batch_size", "block_size", "prefill_chunk", "prefill_share",
-             "cache_max_entry_count", "cache_blocks", "prefix_cache", "dtype", "cache_dtype", "device")  # fmt: skip
+             "cache_max_entry_count", "cache_blocks", "prefix_cache", "dtype", "cache_dtype", "target_weights",
+             "device")  # fmt: skip
     return EngineConfig(speculative_config=speculative, **{name: getattr(options, name) for name in names})
 
 

@@ -12,6 +12,7 @@ from tiny_engines import Pair
 from eagle3core import Engine, EngineConfig, SpeculativeConfig
 from eagle3core.acceptance import AcceptanceRule
 from eagle3core.checkpoint import load_draft, load_target
+from eagle3core.config import TargetFormat
 from eagle3core.speculative import CacheDtype, WeightFormat
 from eagle3core.step.replay import EagerReplayer, Replayer
 from eagle3core.step.run import DeviceRunner
@@ -35,12 +36,14 @@ def write_nano_pair(directory: Path, **changes: Any) -> Pair:
 
 
 def packed_pair(
-    pair: Pair, *, drafts: bool = True, method: str = "eagle3", draft_weights: WeightFormat = "as_stored"
-) -> tuple[PackedTarget, PackedDraft | None]:
+    pair: Pair, *, drafts: bool = True, method: str = "eagle3", draft_weights: WeightFormat = "as_stored",
+    target_weights: TargetFormat = "as_stored",
+) -> tuple[PackedTarget, PackedDraft | None]:  # fmt: skip
     """Both models packed in bf16."""
-    target = load_target(pair[0], dtype=torch.bfloat16)
+    target = load_target(pair[0], dtype=torch.bfloat16, keeps_fp8=target_weights != "dequantised")
     draft = load_draft(pair[1], target.geometry, dtype=torch.bfloat16, method=method) if drafts else None
-    return pack_checkpoints(target, draft, device=CPU, block=64, draft_weights=draft_weights)
+    weights: WeightFormat = "fp8" if target_weights == "fp8" else "as_stored"
+    return pack_checkpoints(target, draft, device=CPU, block=64, weights=weights, draft_weights=draft_weights)
 
 
 def device_runner(
@@ -58,6 +61,7 @@ def device_runner(
     acceptance: AcceptanceRule | None = None,
     method: str = "eagle3",
     draft_weights: WeightFormat = "as_stored",
+    target_weights: TargetFormat = "as_stored",
     **sized: Any,
 ) -> DeviceRunner:
     """A runner of `k` drafts a step, of a tree that the draft grows, or of another whose tokens come from outside.
@@ -65,7 +69,8 @@ def device_runner(
     `sized`: further fields of `DeviceSizes`.
     """
     drafts = k is not None or isinstance(tree, GrownTree) if drafts is None else drafts
-    target, draft = packed_pair(pair, drafts=drafts, method=method, draft_weights=draft_weights)
+    stored: dict[str, Any] = {"draft_weights": draft_weights, "target_weights": target_weights}
+    target, draft = packed_pair(pair, drafts=drafts, method=method, **stored)
     shape = tree or chain_tree(k or 0)
     beams = shape.beam_rows if isinstance(shape, GrownTree) else 0
     room = session_len + max(shape.n_nodes, 2 * (k or 0), beams)
@@ -86,11 +91,12 @@ def device_engine(
     n_behind: int | None = None,
     acceptance: AcceptanceRule | None = None,
     cache_dtype: CacheDtype = "as_computed",
+    target_weights: TargetFormat = "as_stored",
     **changes: Any,
 ) -> Engine:
     """An engine whose runner is the device's, with prefill passes of `chunk` rows; `cache_dtype`: of both caches."""
     sizes: dict[str, Any] = {"n_slots": n_slots, "session_len": session_len, "chunk": chunk}
-    sizes |= {"cache_dtype": cache_dtype, "draft_cache_dtype": cache_dtype}
+    sizes |= {"cache_dtype": cache_dtype, "draft_cache_dtype": cache_dtype, "target_weights": target_weights}
     runner = device_runner(pair, k, replayer, **sizes, n_behind=n_behind, acceptance=acceptance)
     how: dict[str, Any] = {
         "num_speculative_tokens": k, "acceptance": acceptance, "draft_cache_dtype": cache_dtype

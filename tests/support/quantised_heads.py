@@ -64,11 +64,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def write_fp8(source: Path, directory: Path, method: str, *, beside: bool = False) -> Path:
+def write_fp8(
+    source: Path, directory: Path, method: str, *, beside: bool = False, block: tuple[int, int] = (16, 24)
+) -> Path:
     """A copy of a checkpoint whose maps but the head are in e4m3, as `method` stores them; and what they mean, in
     `directory` with "_twin" behind its name.
 
-    `beside`: ModelOpt's description is in its own file, and scales are those of activations too.
+    `beside`: ModelOpt's description is in its own file, and scales are those of activations too. `block`: of "fp8".
     """
     twin = directory.with_name(f"{directory.name}_twin")
     for folder in (directory, twin):
@@ -79,7 +81,7 @@ def write_fp8(source: Path, directory: Path, method: str, *, beside: bool = Fals
         if not name.endswith(MAPS[:2]):
             continue
         stem, (rows, k) = name.removesuffix(".weight"), weight.shape
-        steps = {"modelopt": (rows, k), "compressed-tensors": (1, k), "fp8": (16, 24)}[method]
+        steps = {"modelopt": (rows, k), "compressed-tensors": (1, k), "fp8": block}[method]
         largest = torch.zeros(-(-rows // steps[0]), -(-k // steps[1]))
         for i, j in product(*map(range, largest.shape)):
             part = weight[i * steps[0] : (i + 1) * steps[0], j * steps[1] : (j + 1) * steps[1]]
@@ -99,5 +101,6 @@ def write_fp8(source: Path, directory: Path, method: str, *, beside: bool = Fals
     if beside:
         (directory / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "FP8"}}))
     else:
-        (directory / "config.json").write_text(json.dumps({**config, "quantization_config": CONFIGS[method]}))
+        described = CONFIGS[method] | ({"weight_block_size": list(block)} if method == "fp8" else {})
+        (directory / "config.json").write_text(json.dumps({**config, "quantization_config": described}))
     return directory

@@ -8,7 +8,7 @@ from eagle3core.kernels.gemm.card import CARD
 from eagle3core.kernels.gemm.fp8.tiling import tiling_for
 from eagle3core.kernels.gemm.launcher import gemm, gemm_cost
 from eagle3core.kernels.gemm.order.weight import pack_weight, unpack_weight
-from eagle3core.kernels.gemm.reference import epilogue_of, n_columns, n_weight_rows
+from eagle3core.kernels.gemm.reference import epilogue_of, n_columns, n_weight_rows, packed_inputs, scales_shape
 from eagle3core.kernels.gemm.scratch import workspace
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
 
@@ -22,6 +22,8 @@ __all__ = [
     "n_columns",
     "n_weight_rows",
     "pack_weight",
+    "packed_inputs",
+    "scales_shape",
     "tiling_for",
     "unpack_weight",
     "workspace",

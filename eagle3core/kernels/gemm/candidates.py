@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from eagle3core.kernels.card import SHARED_BYTES
 from eagle3core.kernels.gemm.bulk import holds_x
-from eagle3core.kernels.gemm.fp8.tiling import as_fp8
+from eagle3core.kernels.gemm.fp8.tiling import as_fp8, deepened, low_block, takes
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
 
@@ -57,19 +57,25 @@ def gemm_candidates(arch: str, rows: int, n_tiles: int, k: int, packed: bool) ->
     return list(dict.fromkeys(fitting))
 
 
-def fp8_candidates(arch: str, rows: int, n_tiles: int, k: int) -> list[Tiling]:
-    """The same for W in e4m3: of `ring` and `bulk`, with twice the stages for as much of it under way."""
+def fp8_candidates(arch: str, rows: int, n_tiles: int, k: int, blocks: bool = False) -> list[Tiling]:
+    """The same for W in e4m3, with twice the stages for as much of it under way; `blocks`: with scales of blocks."""
+    wide = gemm_candidates(arch, rows, n_tiles, k, True) if rows > 16 else []
+    wide += [Tiling("group", low_block(rows), w_tiles, 2, 8) for w_tiles in (4, 8)] if rows > 16 and blocks else []
     if rows <= 8:
         found = [Tiling("bulk", 1, w, units, stages) for w, units, stages in (
             (1, 8, 3), (1, 8, 4), (1, 8, 6), (1, 4, 8), (2, 8, 2), (2, 8, 3), (2, 8, 4))]  # fmt: skip
+        found += [Tiling("bulk", 1, 2, 4, stages) for stages in (6, 8)] if blocks else []
         found += [Tiling("ring", 1, 1, 4, stages) for stages in (6, 8)]
     else:
         x_tiles = 2 if rows <= 16 else 4
-        found = [Tiling("ring", x_tiles, w, units, stages) for w in (1, 2, 4) for units, stages in (
+        widths = (1, 2) if blocks and rows > 16 else (1, 2, 4)
+        found = [Tiling("ring", x_tiles, w, units, stages) for w in widths for units, stages in (
             (2, 4), (2, 6), (2, 8), (1, 8), (1, 16))]  # fmt: skip
         found += [Tiling("bulk", 2, w, 4, stages) for w in (2, 4) for stages in (4, 6)] if rows <= 16 else []
-    taken = (as_fp8(one) for one in found if _is_taken(one, arch, n_tiles, k, True))
-    fitting = [fitted(arch, one) for one in taken if one.shared_bytes <= SHARED_BYTES[arch]]
+    taken = [as_fp8(one, blocks) for one in found if _is_taken(one, arch, n_tiles, k, True)]
+    of_16_bit = [one for one in wide if one.kernel in ("group", "tile") and _is_taken(one, arch, n_tiles, k, True)]
+    taken += [deepened(arch, one, k, blocks) for one in of_16_bit]
+    fitting = [fitted(arch, one) for one in taken if takes(one, k) and one.shared_bytes <= SHARED_BYTES[arch]]
     return list(dict.fromkeys(fitting))
 
 

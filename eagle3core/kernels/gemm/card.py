@@ -11,10 +11,9 @@ from torch import Tensor
 
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant
 from eagle3core.kernels.gemm.candidates import fp8_candidates, gemm_candidates
-from eagle3core.kernels.gemm.fp8.tiling import choose_fp8_tiling
+from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, choose_fp8_tiling, takes
 from eagle3core.kernels.gemm.launcher import gemm, gemm_cost, gemm_variant
 from eagle3core.kernels.gemm.order.pack import pack_variant
-from eagle3core.kernels.gemm.order.weight import pack_weight
 from eagle3core.kernels.gemm.reference import (
     epilogue_of,
     gemm_alone,
@@ -24,6 +23,7 @@ from eagle3core.kernels.gemm.reference import (
     gemm_reference,
     gemm_row_of,
     n_weight_rows,
+    packed_inputs,
 )
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.scratch import scratch_words
@@ -33,11 +33,11 @@ from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling, fitted
 def gemm_launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **setting: Any) -> Sequence[Launch]:
     """The launch of a case; `setting` replaces fields of the chosen tiling."""
     epilogue = epilogue_of(case)
-    w = pack_weight(inputs["w"], epilogue) if case.get("packed") else inputs["w"]
+    inputs = packed_inputs(case, inputs)
     tiling = _tiling(arch, case, setting)
     others = {name: t for name, t in {**inputs, **outputs}.items() if name not in ("x", "w", "y")}
     return gemm(
-        arch, epilogue, x=inputs["x"], w=w, y=outputs["y"], k=case["k"], packed=bool(case.get("packed")),
+        arch, epilogue, x=inputs["x"], w=inputs["w"], y=outputs["y"], k=case["k"], packed=bool(case.get("packed")),
         weight_rows=n_weight_rows(case), tiling=tiling, q_heads=case.get("q_heads", 0),
         kv_heads=case.get("kv_heads", 0), scratch=workspace_of(inputs["x"].device, case, tiling), operands=others,
     )  # fmt: skip
@@ -46,16 +46,17 @@ def gemm_launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **se
 def _tiling(arch: str, case: Case, setting: Mapping[str, Any]) -> Tiling:
     """The chosen tiling with `setting` in it; a setting that asks for a kernel that there is not is left out."""
     packed, fp8 = bool(case.get("packed")), bool(case.get("fp8"))
+    blocks = case.get("fp8") == "blocks"
     sizes = arch, case["m"], n_weight_rows(case) // 16, case["k"]
-    tiling = choose_fp8_tiling(*sizes, case["dtype"]) if fp8 else choose_tiling(*sizes, packed, case["dtype"])
+    tiling = choose_fp8_tiling(*sizes, case["dtype"], blocks) if fp8 else choose_tiling(*sizes, packed, case["dtype"])
     exists = {
-        "group": packed and arch == "sm_90a" and not fp8,
-        "tile": not fp8,
+        "group": packed and arch == "sm_90a",
         "bulk": packed and arch != "sm_80" and case["k"] % UNIT == 0,
     }
     if not setting or not exists.get(setting.get("kernel", ""), True):
         return tiling
-    return fitted(arch, replace(tiling, **setting))
+    asked = fitted(arch, replace(tiling, **setting))
+    return asked if not isinstance(asked, Fp8Tiling) or takes(asked, case["k"]) else tiling
 
 
 def workspace_of(device: torch.device, case: Case, tiling: Tiling) -> tuple[Tensor, Tensor] | None:
@@ -92,7 +93,7 @@ def gemm_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
     n_tiles = n_weight_rows(case) // 16
     found = gemm_candidates(arch, case["m"], n_tiles, case["k"], bool(case.get("packed")))
     if case.get("fp8"):
-        found = fp8_candidates(arch, case["m"], n_tiles, case["k"])
+        found = fp8_candidates(arch, case["m"], n_tiles, case["k"], case["fp8"] == "blocks")
     return [asdict(tiling) for tiling in found]
 
 
@@ -131,12 +132,17 @@ def _engine_variants(
 
 
 def _fp8_variants(arch: str) -> list[Variant]:
-    """Samples of the kernels of maps in FP8: of a chained pass, of a first one of four sequences, of a chunk."""
-    rows: dict[str, tuple[int, ...]] = {"residual": (1,)}
+    """Samples of the kernels of maps in FP8: of a step of one sequence and of four, of a chunk; and scales by block."""
+    rows: dict[str, tuple[int, ...]] = {"residual": (1,), "store": (64,)}
+    of_blocks: dict[str, tuple[int, ...]] = {"residual": (1,)}
     if arch == "sm_90a":
-        rows = {"qkv": (1,), "residual": (1, 16), "swiglu": (1,), "store": (64,)}
-    cases = [{**case, "m": m} for case in LLAMA_8B if case["k"] == 4096 for m in rows.get(case["kind"], ())]
-    return [gemm_variants_of(arch, {**case, "dtype": "bf16", "packed": True, "fp8": True})[-1] for case in cases]
+        rows = {"qkv": (1, 64), "residual": (1, 16, 512), "swiglu": (1,), "store": (64,)}
+        of_blocks = {"residual": (1, 16), "swiglu": (16, 64), "qkv": (512,)}
+    made = []
+    for fp8, regimes in ((True, rows), ("blocks", of_blocks)):
+        cases = [{**case, "m": m} for case in LLAMA_8B if case["k"] == 4096 for m in regimes.get(case["kind"], ())]
+        made += [gemm_variants_of(arch, {**case, "dtype": "bf16", "packed": True, "fp8": fp8})[-1] for case in cases]
+    return made
 
 
 # The five linear maps of one layer and the head of Llama-3.1-8B.
@@ -185,6 +191,7 @@ CARD = Card(
         {"kind": "head", "m": 5, "n": 64, "k": 96, "dtype": "f16", "packed": False, "norm": True, "bias": True},
         {"kind": "head", "m": 3, "n": 32, "k": 64, "dtype": "bf16", "packed": True, "powers": True},
         {"kind": "residual", "m": 3, "n": 32, "k": 128, "dtype": "bf16", "packed": True, "fp8": True, "bias": True},
+        {"kind": "residual", "m": 2, "n": 32, "k": 512, "dtype": "bf16", "packed": True, "fp8": "blocks"},
     ),
     slow_cases=(
         {"kind": "residual", "m": 3, "n": 64, "k": 144, "dtype": "bf16", "packed": False, "residual": False},
@@ -196,6 +203,8 @@ CARD = Card(
         {**_QKV, "m": 9, "fp8": True},
         {"kind": "swiglu", "m": 17, "n": 16, "k": 144, "dtype": "f16", "packed": True, "norm": True, "fp8": True},
         {"kind": "head", "m": 2, "n": 32, "k": 64, "dtype": "f16", "packed": True, "norm": True, "fp8": True},
+        {**_QKV, "m": 2, "k": 336, "fp8": "blocks"},
+        {"kind": "swiglu", "m": 17, "n": 16, "k": 512, "dtype": "f16", "packed": True, "norm": True, "fp8": "blocks"},
     ),
     settings=(
         {},
@@ -226,6 +235,10 @@ CARD = Card(
         (
             {"kind": "store", "m": 1, "n": 4096, "k": 4096, "dtype": "bf16", "packed": True, "fp8": True},
             Cost(bytes=16_777_216 + 16_384 + 8_192 + 8_192, flops=33_554_432),  # W, its scales, x, y
+        ),
+        (
+            {"kind": "store", "m": 1, "n": 4096, "k": 4096, "dtype": "bf16", "packed": True, "fp8": "blocks"},
+            Cost(bytes=16_777_216 + 65_536 + 8_192 + 8_192, flops=33_554_432),  # scales of 512 x 32 pieces of W
         ),
     ),
     alone=gemm_alone,

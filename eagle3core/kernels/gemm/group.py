@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.gemm.epilogue import Epilogue
+from eagle3core.kernels.gemm.fp8.blocks import BLOCK_UNITS, make_block_sums
+from eagle3core.kernels.gemm.fp8.operands import make_load_widened
 from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
 from eagle3core.kernels.gemm.scale import make_put_scales
 from eagle3core.kernels.gemm.stages import FETCHING_WARPS, make_fetch_w, make_fetch_x, make_following, make_steps_of
@@ -31,15 +33,20 @@ FETCHING = 32 * FETCHING_WARPS  # threads that fetch
 _DESCRIPTOR = (128 >> 4) << 16 | (256 >> 4) << 32
 
 
-def group_totals_in_shared(x_tiles: int, w_tiles: int, split: int) -> bool:
-    """Whether the totals over streams leave the registers: 16 sums, as many totals and the rest fit a thread."""
-    return split == 1 and x_tiles > 4
+def group_totals_in_shared(x_tiles: int, w_tiles: int, split: int, blocks: bool = False) -> bool:
+    """Whether the totals over streams leave the registers: 16 sums, as many totals and the rest fit a thread.
+
+    `blocks`: there the sums of a block and those of its stream are two.
+    """
+    return split == 1 and (x_tiles > 4 or blocks)
 
 
-def group_shared_bytes(x_tiles: int, w_tiles: int, units: int, stages: int, split: int) -> int:
+def group_shared_bytes(
+    x_tiles: int, w_tiles: int, units: int, stages: int, split: int, fp8: bool = False, blocks: bool = False
+) -> int:
     """Dynamic shared memory of a block, bytes: ring and totals, reused for sums; row scales; a flag; barriers."""
-    ring = stages * units * (2 * w_tiles + x_tiles) * FRAGMENT
-    totals = 512 * x_tiles * w_tiles if group_totals_in_shared(x_tiles, w_tiles, split) else 0
+    ring = stages * units * ((1 if fp8 else 2) * w_tiles + x_tiles) * FRAGMENT
+    totals = 512 * x_tiles * w_tiles if group_totals_in_shared(x_tiles, w_tiles, split, blocks) else 0
     return max(ring + totals, sums_bytes(x_tiles, w_tiles) if split == 1 else 0) + 32 * x_tiles + 16 + 16 * stages
 
 
@@ -55,6 +62,8 @@ def make_gemm_group(
     split: int,
     together: bool,
     overlap: bool,
+    fp8: bool = False,
+    blocks: bool = False,
 ) -> Any:
     """The kernel; grid (split, blocks of x rows, blocks of W tiles). W and x are packed.
 
@@ -66,6 +75,7 @@ def make_gemm_group(
         units: units of 32 k of a stage, at most those of K; where a stream has none left, zeros are multiplied.
         stages: depth of the ring. split, overlap: as in `gemm_tile`.
         together: as in `sums.make_hand_over`.
+        fp8, blocks: as in `gemm_ring`; with `blocks` streams are whole blocks, and x_tiles at most 12.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     n_columns = 8 * x_tiles
@@ -75,25 +85,29 @@ def make_gemm_group(
     # A warp owns a tile of 16 rows of W by all rows of x: 4 sums a thread for each 8 of them, and as many totals up to
     # 32 rows of x; above, the totals lie in shared memory.
     n_warps, threads, n_sums = w_tiles, 32 * w_tiles, 4 * x_tiles
-    spilled = group_totals_in_shared(x_tiles, w_tiles, split)
+    spilled = group_totals_in_shared(x_tiles, w_tiles, split, blocks)
     n_totals = n_sums if split == 1 and not spilled else 1
     n_operands = 8 * units  # W of a stage: 16 rows x 32 k a unit, 8 registers a lane
-    w_stage, x_unit_bytes, product_bytes = w_tiles * units * (2 * FRAGMENT), x_tiles * FRAGMENT, x_tiles * 256
+    unit_bytes_w = FRAGMENT if fp8 else 2 * FRAGMENT
+    w_stage, x_unit_bytes, product_bytes = w_tiles * units * unit_bytes_w, x_tiles * FRAGMENT, x_tiles * 256
     stage_bytes = w_stage + units * x_unit_bytes
     totals_at = stages * stage_bytes
-    barriers_at = group_shared_bytes(x_tiles, w_tiles, units, stages, split) - 16 * stages
+    barriers_at = group_shared_bytes(x_tiles, w_tiles, units, stages, split, fp8, blocks) - 16 * stages
     flag_at = barriers_at - 16
     x_rows, stream_bytes = 8 * x_tiles, 512 * x_tiles * w_tiles
     scale_at = flag_at - 4 * x_rows
     put_scales = make_put_scales(isa, epilogue, x_rows=x_rows, n_warps=n_warps, scale_at=scale_at)
     steps_of, following = make_steps_of(isa, units), make_following(isa, units)
-    fetch_w = make_fetch_w(isa, w_tiles=w_tiles, units=units, stages=stages, stage_bytes=stage_bytes)
+    fetch_w = make_fetch_w(isa, w_tiles=w_tiles, units=units, stages=stages, stage_bytes=stage_bytes, fp8=fp8)
     fetch_x = make_fetch_x(isa, x_tiles=x_tiles, units=units, stages=stages, stage_bytes=stage_bytes)
     leave, hand_over = make_leave(isa, x_tiles, split), make_hand_over(isa, split, threads, together=together)
     walk = make_walk(
         isa, dtype=dtype, epilogue=epilogue, x_tiles=x_tiles, w_tiles=w_tiles, threads=threads, split=split,
-        scale_at=scale_at, together=together,
+        scale_at=scale_at, together=together, scales_rows=fp8 and not blocks,
     )  # fmt: skip
+    load_widened = make_load_widened(isa, dtype)
+    load_scales, add_block = make_block_sums(isa, x_tiles=x_tiles, w_tiles=1)
+    block_shift, block_mask = BLOCK_UNITS.bit_length() - 1, BLOCK_UNITS - 1
 
     def gemm_group(
         x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
@@ -146,8 +160,18 @@ def make_gemm_group(
                 totals[i] = zero
             operands = cuda.local.array(n_operands, i32)
             own_totals = i32(base + totals_at + tid * 4)
-            own_w = i32(base + warp * (units * 2 * FRAGMENT) + lane * 16)
+            own_w = i32(base + warp * (units * unit_bytes_w) + lane * 16)
             reading, barrier, parity, stream = i32(0), i32(0), i32(0), first
+            if blocks:
+                next_unit = i32((first * n_units) >> 2)
+                # A warp past the last tile multiplies that one again, and so takes its scales.
+                own_tile, n_blocks = min(i32(tile0 + warp), i32(tiles - 1)), i64(n_units >> block_shift)
+                scales_at = ordered + (i64(own_tile) * n_blocks + (next_unit >> block_shift)) * 8
+                scales_end = ordered + ((i64(own_tile) + 1) * n_blocks - 1) * 8
+                block_scales, stream_sums = cuda.local.array(2, f32), cuda.local.array(n_sums, f32)
+                load_scales(block_scales, scales_at, i64(0))
+                for i in range(n_sums):
+                    stream_sums[i] = zero
             while stream <= last:
                 for i in range(n_sums):
                     accumulators[i] = zero
@@ -155,8 +179,11 @@ def make_gemm_group(
                     # The barrier's phases alternate: `parity` is that of the round through the ring.
                     isa.mbarrier_wait(i32(full + barrier), parity)
                     for u in range(units):
-                        at = i32(own_w + reading + u * (2 * FRAGMENT))
-                        a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
+                        at = i32(own_w + reading + u * unit_bytes_w)
+                        if fp8:
+                            a, b = load_widened(at)
+                        else:
+                            a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
                         for c in range(4):
                             operands[u * 8 + c * 2], operands[u * 8 + c * 2 + 1] = a[c], b[c]
                     # Operands and sums are in registers from here on; until `group_settle` they belong to the tensor
@@ -187,6 +214,16 @@ def make_gemm_group(
                     reading, barrier = i32(reading + stage_bytes), i32(barrier + 8)
                     if barrier == 8 * stages:
                         reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
+                    if blocks:
+                        next_unit = i32(next_unit + units)
+                        if units == BLOCK_UNITS or next_unit & block_mask == 0:
+                            add_block(accumulators, stream_sums, block_scales)
+                            scales_at = min(scales_at + 8, scales_end)
+                            load_scales(block_scales, scales_at, i64(0))
+                if blocks:
+                    for i in range(n_sums):
+                        accumulators[i] = stream_sums[i]
+                        stream_sums[i] = zero
                 if split == 1:
                     if spilled:
                         # ((s0 + s1) + s2) + s3, the total on the left. A thread's totals are its own: no barrier.

@@ -31,7 +31,8 @@ from eagle3core.kernels.card import (
 )
 from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
-from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_tiling
+from eagle3core.kernels.gemm.fp8.blocks import BLOCK_UNITS
+from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_tiling, takes
 from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
 from eagle3core.kernels.gemm.reference import EPS, n_columns, n_weight_rows
@@ -54,11 +55,13 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
     products = 2 * tiling.x_tiles * tiling.w_tiles * tiling.units  # of a stage
     registers, most, expected = 128, 128, {"HMMA": products, "LDGSTS": 3}
     fp8 = isinstance(tiling, Fp8Tiling)
-    if fp8:
-        constants["fp8"] = True
+    blocks = isinstance(tiling, Fp8Tiling) and tiling.blocks
+    constants |= {"fp8": True} if fp8 else {}
+    constants |= {"blocks": True} if blocks else {}
     if tiling.kernel in ("ring", "bulk"):
         constants["bulk"] = tiling.kernel == "bulk"
-        most = 168 if tiling.x_tiles > 2 else 128  # for more than 16 rows the rings leave room for one block or two
+        # For more than 16 rows, and for sums of blocks of 16, the rings leave room for one block or two.
+        most = 168 if tiling.x_tiles > 2 or (blocks and tiling.x_tiles > 1) else 128
     if tiling.kernel == "bulk":
         expected = {"HMMA": products, "UBLKCP": 1}
         # What four blocks leave a thread, and three.
@@ -73,8 +76,9 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
     if tiling.kernel == "group":
         del constants["packed"], constants["ragged"]
         constants |= {"split": tiling.split, "together": tiling.together}
-        in_registers = tiling.split == 1 and not group_totals_in_shared(tiling.x_tiles, tiling.w_tiles, tiling.split)
-        registers = 4 * tiling.x_tiles * (2 if in_registers else 1) + 8 * tiling.units + 36
+        in_shared = group_totals_in_shared(tiling.x_tiles, tiling.w_tiles, tiling.split, blocks)
+        twice = blocks or (tiling.split == 1 and not in_shared)  # sums of streams, or of blocks and of their stream
+        registers = 4 * tiling.x_tiles * (2 if twice else 1) + 8 * tiling.units + 36
         most, expected = 255, {"HGMMA": 2 * tiling.units, "UBLKCP": 1}
     resident = min(4, SHARED_BYTES_SM[arch] // (tiling.shared_bytes + 1024), 65536 // (tiling.threads * registers))
     layout = ("packed" if packed else "rows") + ("_ragged" if "ragged" in constants and ragged else "")
@@ -116,7 +120,7 @@ def gemm(
 
     Args:
         x: `[M, k]`. y: `[M, n]`. w: `[weight_rows, k]`, or packed by `pack_weight`; e4m3 only packed, with
-            `scales: [weight_rows]` f32 among the operands.
+            `scales` f32 among the operands, `[weight_rows]` or of blocks by `pack_scales`.
         scratch: of `workspace`; without it K is never split between blocks, and x not packed for warpgroups.
         ordered: of `ordered_input`, where the kernel before has written x beside `x`; None: x is packed here if needed.
         leave: of `ordered_input` for the next map: what it reads of this one's outputs is written there as well.
@@ -127,15 +131,16 @@ def gemm(
         KernelLimit: a dtype other than bf16 and fp16, k or the rows of W no multiple of 16, or misaligned operands.
     """
     _check(x, w, y, k, weight_rows)
-    if leave is not None:
+    rows, n_tiles, dtype, fp8 = x.shape[0], weight_rows // 16, DTYPES[x.dtype], w.dtype == E4M3
+    leaves = leave is not None and not fp8  # of kernels over e4m3 the scales have that place: a launch behind packs
+    if leave is not None and leaves:
         epilogue = replace(epilogue, ordered_tiles=leave.x_tiles)
     if epilogue.kind == "qkv" and "factors" in operands:
         epilogue = replace(epilogue, e4m3_cache=True)
     epilogue.check()
-    rows, n_tiles, dtype, fp8 = x.shape[0], weight_rows // 16, DTYPES[x.dtype], w.dtype == E4M3
     if fp8:
-        _check_fp8(operands.get("scales"), packed, weight_rows)
-        tiling = as_fp8(tiling) if tiling else choose_fp8_tiling(arch, rows, n_tiles, k, dtype)
+        blocks = _has_block_scales(operands.get("scales"), packed, weight_rows, k)
+        tiling = as_fp8(tiling, blocks) if tiling else choose_fp8_tiling(arch, rows, n_tiles, k, dtype, blocks)
     tiling = tiling or choose_tiling(arch, rows, n_tiles, k, packed and scratch is not None, dtype)
     if tiling.split > 1 and scratch is None:
         tiling = replace(tiling, split=1, together=False)
@@ -169,11 +174,14 @@ def gemm(
     launches.append(variant.launch(
         grid,
         x=x, w=w, y=y, **{name: operands.get(name) for name in names},
-        **({"scales": operands["scales"]} if fp8 else {"workspace": scratch[0] if scratch else None}),
-        counters=scratch[1] if scratch else None, ordered=None if leave is None else leave.words,
+        workspace=scratch[0] if scratch else None, counters=scratch[1] if scratch else None,
+        **({"scales": operands["scales"]} if fp8 else {"ordered": None if leave is None else leave.words}),
         rows=rows, n=y.shape[-1] if epilogue.kind != "qkv" else q_heads * epilogue.head_dim, k=k, tiles=n_tiles,
         q_heads=q_heads, kv_heads=kv_heads, inv_width=1.0 / k, eps=eps,
     ))  # fmt: skip
+    if leave is not None and not leaves:
+        left = operands["second"] if epilogue.kind == "residual" else y
+        launches.append(pack_rows(arch, left, leave.words, leave.x_tiles, 1))  # whole stages: the same at any units
     return launches
 
 
@@ -193,13 +201,18 @@ def _check(x: Tensor, w: Tensor, y: Tensor, k: int, weight_rows: int) -> None:
             )
 
 
-def _check_fp8(scales: Tensor | None, packed: bool, weight_rows: int) -> None:
+def _has_block_scales(scales: Tensor | None, packed: bool, weight_rows: int, k: int) -> bool:
+    """Whether scales are those of blocks, of W in e4m3 that has its scales."""
     found = "no scales" if scales is None else f"scales {list(scales.shape)} {scales.dtype}"
-    if scales is None or scales.dtype != torch.float32 or scales.shape != (weight_rows,) or not packed:
+    of_blocks = (weight_rows // 16, -(-k // (BLOCK_UNITS * UNIT)), 2)
+    is_known = scales is not None and tuple(scales.shape) in ((weight_rows,), of_blocks)
+    if scales is None or scales.dtype != torch.float32 or not is_known or not packed:
         raise KernelLimit(
             f"W in e4m3 {'packed' if packed else 'by rows'} with {found}",
-            f"packed W, and {weight_rows} scales in fp32", f"pack it with its scales, or {PLAIN_TORCH}",
+            f"packed W, and {weight_rows} scales in fp32, or {list(of_blocks)} of blocks",
+            f"pack it with its scales, or {PLAIN_TORCH}",
         )  # fmt: skip
+    return scales.ndim > 1
 
 
 @cache
@@ -209,8 +222,12 @@ def _multiprocessors(device: torch.device) -> int:
 
 def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) -> None:
     units = -(-k // UNIT)
-    if isinstance(tiling, Fp8Tiling) and tiling.kernel not in ("ring", "bulk"):
-        raise KernelLimit(f"{tiling} for W in e4m3", "ring or bulk", "pass no tiling")
+    if isinstance(tiling, Fp8Tiling) and not takes(tiling, k):
+        raise KernelLimit(
+            f"{tiling} for W in e4m3 and k {k}",
+            "of tile a tile of W a warp and scales of rows; of scales of blocks at most 4 units a stage, of group whole"
+            " blocks a stream and at most 8 tiles of x, 12 beside up to 8 of W", "pass no tiling",
+        )  # fmt: skip
     if tiling.kernel == "group" and (not packed or tiling.units > units):
         raise KernelLimit(
             f"{tiling} for W {'packed' if packed else 'by rows'}",
@@ -235,7 +252,8 @@ def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool)
 def gemm_cost(case: Case) -> Cost:
     """Weights, x, y once; and what the epilogue reads and writes beside y."""
     m, k, n, n_w = case["m"], case["k"], n_columns(case), n_weight_rows(case)
-    w_bytes = n_w * k + 4 * n_w if case.get("fp8") else 2 * n_w * k
+    n_scales = n_w // 8 * -(-k // (BLOCK_UNITS * UNIT)) if case.get("fp8") == "blocks" else n_w
+    w_bytes = n_w * k + 4 * n_scales if case.get("fp8") else 2 * n_w * k
     moved = w_bytes + 2 * (m * k + m * n)
     if case.get("bias"):
         moved += 2 * n_w

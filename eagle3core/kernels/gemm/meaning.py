@@ -11,9 +11,10 @@ from torch import Tensor
 
 from eagle3core.kernels.card import DTYPES, Op
 from eagle3core.kernels.gemm.epilogue import Epilogue
+from eagle3core.kernels.gemm.fp8.operands import by_element
 from eagle3core.kernels.gemm.launcher import gemm
 from eagle3core.kernels.gemm.order.pack import OrderedRows
-from eagle3core.kernels.gemm.order.weight import unpack_weight
+from eagle3core.kernels.gemm.order.weight import unpack_scales, unpack_weight
 from eagle3core.kernels.gemm.reference import EPS
 from eagle3core.kernels.isa.powers import pieces_of
 from eagle3core.kernels.layer.cache_write import write_cache_rows
@@ -53,9 +54,12 @@ def gemm_meaning(
     if epilogue.quads:
         mean = operands["sums"][: len(x)].sum(dim=1, keepdim=True) / k  # [M, 1]
         rows = (rows * torch.rsqrt(mean + eps)).to(wide)
-    v = F.linear(rows, weight.to(wide))  # [M, n_w]
-    if "scales" in operands:
-        v = v * operands["scales"]
+    weight, scales = weight.to(wide), operands.get("scales")
+    if scales is not None and scales.ndim > 1:  # of blocks, which sums cannot wait for
+        weight = weight * by_element(unpack_scales(scales, epilogue) if packed else scales, k)
+    v = F.linear(rows, weight)  # [M, n_w]
+    if scales is not None and scales.ndim == 1:
+        v = v * scales
     if epilogue.has_bias:
         v = v + operands["bias"]
     if epilogue.kind == "swiglu":

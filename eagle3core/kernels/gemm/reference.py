@@ -1,8 +1,8 @@
 """The GEMM op in plain torch, and fresh inputs for its proofs.
 
 A case has: kind (see `epilogue.Epilogue`), m rows of x, n columns of y, k, dtype ("bf16", "f16"), packed; and if
-wanted fp8 (W in e4m3 with a scale a row; packed), norm (scale by 1 / rms), bias, residual=False; for qkv q_heads,
-kv_heads, head_dim, block instead of n.
+wanted fp8 (W in e4m3, packed, with a scale a row, or with "blocks" one for 8 rows by 128 k), norm (scale by 1 / rms),
+bias, residual=False; for qkv q_heads, kv_heads, head_dim, block instead of n.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from torch import Tensor
 
 from eagle3core.kernels.card import E4M3, Case, Tensors, poison
 from eagle3core.kernels.gemm.epilogue import PARTIALS_STEP, Epilogue, quads_of
+from eagle3core.kernels.gemm.fp8.blocks import BLOCK_UNITS
+from eagle3core.kernels.gemm.fp8.operands import by_element
+from eagle3core.kernels.gemm.order.weight import pack_scales, pack_weight
 from eagle3core.kernels.isa.powers import pieces_of
 
 EPS = 1e-5
@@ -48,6 +51,23 @@ def n_weight_rows(case: Case) -> int:
     return int(case["n"] * (2 if case["kind"] == "swiglu" else 1))
 
 
+def scales_shape(case: Case) -> tuple[int, ...]:
+    """Of W's scales in a case with `fp8`, before they are packed: `[n_w]`, or `[n_w / 8, blocks]`."""
+    n_w = n_weight_rows(case)
+    return (n_w // 8, -(-case["k"] // (BLOCK_UNITS * 32))) if case["fp8"] == "blocks" else (n_w,)
+
+
+def packed_inputs(case: Case, inputs: Tensors) -> Tensors:
+    """Inputs of a case as kernels take them: W, and scales of blocks, in the order in which they are read."""
+    if not case.get("packed"):
+        return inputs
+    epilogue = epilogue_of(case)
+    made = {**inputs, "w": pack_weight(inputs["w"], epilogue)}
+    if case.get("fp8") == "blocks":
+        made["scales"] = pack_scales(inputs["scales"], epilogue)
+    return made
+
+
 def pitch_of(n: int) -> int:
     """Partial sums of squares kept for a row of n columns: n / 16 rounded up to whole groups."""
     return quads_of(n) * PARTIALS_STEP
@@ -71,7 +91,7 @@ def gemm_example(case: Case, generator: torch.Generator, device: torch.device) -
     if case.get("fp8"):  # any byte of the format but its two NaNs, and scales that bring y to unit scale
         codes = torch.randint(0, 254, (n_w, k), generator=generator, device=device, dtype=torch.int32)
         made["w"] = (codes + (codes >= 127)).to(torch.uint8).view(E4M3)
-        made["scales"] = (1 + normal(n_w).abs()) * (k**-0.5 / 100)
+        made["scales"] = (1 + normal(*scales_shape(case)).abs()) * (k**-0.5 / 100)
     if case.get("norm"):
         made["sums"] = partial_squares(normal(m, k) * (0.5 + torch.arange(m, device=device)[:, None]))
     if case.get("bias"):
@@ -110,9 +130,12 @@ def gemm_outputs(case: Case, inputs: Tensors) -> Tensors:
 
 def gemm_reference(case: Case, inputs: Tensors) -> Tensors:
     """The outputs in plain torch, in the dtype of the inputs."""
-    v = F.linear(inputs["x"], inputs["w"].to(inputs["x"].dtype))
-    if "scales" in inputs:
-        v = v * inputs["scales"].to(v.dtype)
+    weight, scales = inputs["w"].to(inputs["x"].dtype), inputs.get("scales")
+    if scales is not None and scales.ndim > 1:
+        weight = weight * by_element(scales.to(weight.dtype), case["k"])
+    v = F.linear(inputs["x"], weight)
+    if scales is not None and scales.ndim == 1:
+        v = v * scales.to(v.dtype)
     if "sums" in inputs:
         mean = inputs["sums"].sum(-1, keepdim=True) / case["k"]
         v = v * torch.rsqrt(mean + EPS).to(v.dtype)

@@ -22,6 +22,7 @@ import numpy as np
 from eagle3core.kernels.gemm.bulk import make_bulk_ring
 from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch, make_pairing
 from eagle3core.kernels.gemm.finish import make_finish
+from eagle3core.kernels.gemm.fp8.blocks import BLOCK_UNITS, make_block_sums
 from eagle3core.kernels.gemm.fp8.operands import make_fetch_scales
 from eagle3core.kernels.gemm.products import FRAGMENT as FRAGMENT
 from eagle3core.kernels.gemm.products import make_multiply
@@ -55,6 +56,7 @@ def make_gemm_ring(
     overlap: bool,
     bulk: bool = False,
     fp8: bool = False,
+    blocks: bool = False,
 ) -> Any:
     """The kernel for blocks of 8 `x_tiles` rows of x and 16 `w_tiles` rows of W; grid (tiles of W, blocks of x rows).
 
@@ -66,7 +68,8 @@ def make_gemm_ring(
         ragged: K is 16 more than a multiple of 32.
         overlap: wait for the kernel before (programmatic dependent launch).
         bulk: W, packed, comes by bulk copies; `x_tiles` is 1 or 2 (`bulk.holds_x`) and K not ragged.
-        fp8: W, packed, is in e4m3, and the scales of its rows come in the place of the workspace.
+        fp8: W, packed, is in e4m3, and its scales come in the place of `ordered`: one a row, or
+        blocks: of blocks of 128 k (`fp8.blocks`), with at most 4 units a stage.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     # A step may leave the newest stages - 2 groups of copies under way: the group of its own stage is then the newest
@@ -89,6 +92,8 @@ def make_gemm_ring(
     n_items = 64 * x_tiles * w_tiles  # pairs of rows of W, by rows of x
     items = (n_items + threads - 1) // threads
     n_held, n_scales = 6 * items, 2 * items  # what `fetch` and `fetch_scales` give
+    by_row, n_blocks_held = fp8 and not blocks, 2 * w_tiles
+    block_shift, block_mask = BLOCK_UNITS.bit_length() - 1, BLOCK_UNITS - 1
     scale_rows = x_rows // STREAMS
     scale_at = STREAMS * block_sums * 4
     n_operands = 8 * units * x_tiles  # x of two stages, where it goes straight to registers (`bulk`)
@@ -122,8 +127,10 @@ def make_gemm_ring(
 
     copy_w, copy_x = isa.inlined(copy_w), isa.inlined(copy_x)
     start_w, start_x, multiply_all = make_bulk_ring(
-        isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units, stages=stages, fp8=fp8
+        isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units, stages=stages, fp8=fp8,
+        blocks=blocks,
     )  # fmt: skip
+    load_scales, add_block = make_block_sums(isa, x_tiles=x_tiles, w_tiles=w_tiles)
     multiply = make_multiply(
         isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units,
         pitches=(units * FRAGMENT, units * tile_bytes_w), steps=(FRAGMENT, tile_bytes_w), fp8=fp8,
@@ -177,6 +184,15 @@ def make_gemm_ring(
                     copy_w(i32(own + stage * stage_bytes), sources, partner, offset, loading, n_units, t)
                     offset += units * unit_bytes
                     loading = i32(loading + units)
+        # Scales of the stream's first block; those of the last one are asked for once more where there is no next.
+        scales_at, scales_end, scales_pitch = i64(0), i64(0), i64(0)
+        if blocks:
+            n_blocks = i32((n_units + block_mask) >> block_shift)
+            scales_pitch = i64(n_blocks) * 8
+            scales_end = ordered + i64(tile0) * scales_pitch + i64(n_blocks - 1) * 8
+            scales_at = min(ordered + i64(tile0) * scales_pitch + i64(unit >> block_shift) * 8, scales_end)
+            block_scales = cuda.local.array(n_blocks_held, f32)
+            load_scales(block_scales, scales_at, scales_pitch)
         if overlap:
             isa.wait_previous()  # only weights, which no kernel writes, were read before
 
@@ -204,7 +220,7 @@ def make_gemm_ring(
         # Operands of the epilogue are asked for now, so that they have arrived when the sums are ready.
         held = cuda.local.array(n_held, f32)
         held_slot = cuda.local.array(items, i32)
-        if fp8:
+        if by_row:
             held_scales = cuda.local.array(n_scales, f32)
         for j in range(items):
             item = i32(tid + j * threads)
@@ -215,8 +231,8 @@ def make_gemm_ring(
             for c in range(6):
                 held[j * 6 + c] = fetched[0][c]
             held_slot[j] = fetched[1]
-            if fp8 and item < n_items:
-                held_scales[2 * j], held_scales[2 * j + 1] = fetch_scales(workspace, tile, i32(item & 7), n)
+            if by_row and item < n_items:
+                held_scales[2 * j], held_scales[2 * j + 1] = fetch_scales(ordered, tile, i32(item & 7), n)
         shares = cuda.local.array(scale_rows, f32)
         if scaled:
             for j in range(scale_rows):
@@ -226,10 +242,19 @@ def make_gemm_ring(
         accumulators = cuda.local.array(n_accumulators, f32)
         for i in range(n_accumulators):
             accumulators[i] = zero
-        if bulk:
+        if blocks:
+            totals = cuda.local.array(n_accumulators, f32)
+            for i in range(n_accumulators):
+                totals[i] = zero
+        if bulk and blocks:
             multiply_all(
                 accumulators, operands_x, ring, full, source_w, pitch, source_x, tile_bytes, has_row, has_far, n_steps,
-                lane,
+                lane, totals, block_scales, scales_at, scales_end, scales_pitch, unit,
+            )  # fmt: skip
+        elif bulk:
+            multiply_all(
+                accumulators, operands_x, ring, full, source_w, pitch, source_x, tile_bytes, has_row, has_far, n_steps,
+                lane, accumulators, accumulators, scales_at, scales_end, scales_pitch, unit,
             )  # fmt: skip
         else:
             reading, writing = i32(0), i32(ahead * stage_bytes)
@@ -246,6 +271,12 @@ def make_gemm_ring(
                 isa.copy_commit()
                 # Units upwards, two products each: within a stream this is the order of sums.
                 multiply(accumulators, own + x_offset, own, reading)
+                if blocks:
+                    unit = i32(unit + units)
+                    if units == BLOCK_UNITS or unit & block_mask == 0 or step == n_steps - 1:
+                        add_block(accumulators, totals, block_scales)
+                        scales_at = min(scales_at + 8, scales_end)
+                        load_scales(block_scales, scales_at, scales_pitch)
                 reading = i32(reading + stage_bytes)
                 if reading == ring_bytes:
                     reading = i32(0)
@@ -253,6 +284,9 @@ def make_gemm_ring(
                 if writing == ring_bytes:
                     writing = i32(0)
             wait_all()  # nothing may still land where the sums go next
+        if blocks:
+            for i in range(n_accumulators):
+                accumulators[i] = totals[i]
 
         # The warps' sums meet in shared memory: [stream][tile][x row][16 rows of W], the lower rows of pairs first.
         # All warps have read their rings, which the sums overwrite.
@@ -283,7 +317,7 @@ def make_gemm_ring(
                 for s in range(1, STREAMS):
                     v0 = v0 + isa.shared_load_f32(i32(at + s * (block_sums * 4)))
                     v1 = v1 + isa.shared_load_f32(i32(at + s * (block_sums * 4) + 32))
-                if fp8:
+                if by_row:
                     v0, v1 = isa.product(v0, held_scales[2 * j]), isa.product(v1, held_scales[2 * j + 1])
                 scale = zero
                 if scaled:

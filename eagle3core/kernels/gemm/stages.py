@@ -43,20 +43,21 @@ def make_following(isa: Any, units: int) -> Any:
     return isa.inlined(following)
 
 
-def make_fetch_w(isa: Any, *, w_tiles: int, units: int, stages: int, stage_bytes: int) -> Any:
+def make_fetch_w(isa: Any, *, w_tiles: int, units: int, stages: int, stage_bytes: int, fp8: bool = False) -> Any:
     """Inlined `fetch_w(ring, full, empty, w, tile0, tiles, unit, stop, stream, last, n_units, lane)`, by one warp.
 
-    A tile past the last is fetched from the last one's place.
+    A tile past the last is fetched from the last one's place. `fp8`: W is in e4m3.
     """
     i32, i64, cuda = isa.i32, isa.i64, isa.cuda
     following = make_following(isa, units)
-    piece = units * 2 * FRAGMENT
+    unit_bytes = FRAGMENT if fp8 else 2 * FRAGMENT
+    piece = units * unit_bytes
 
     def fetch_w(
         ring: Any, full: Any, empty: Any, w: Any, tile0: Any, tiles: Any, unit: Any, stop: Any, stream: Any, last: Any,
         n_units: Any, lane: Any,
     ) -> None:  # fmt: skip
-        tile_bytes = i64(n_units) * (2 * FRAGMENT)
+        tile_bytes = i64(n_units) * unit_bytes
         source, far = w + i64(tile0) * tile_bytes, i32(tiles - 1 - tile0)
         target, barrier, parity = ring, i32(0), i32(1)  # the first round finds all stages empty
         while unit < stop:
@@ -71,7 +72,7 @@ def make_fetch_w(isa: Any, *, w_tiles: int, units: int, stages: int, stage_bytes
             # before.
             if units > 1 and start + units > n_units:
                 start = i32(n_units - units)
-            at = source + i64(start) * (2 * FRAGMENT)
+            at = source + i64(start) * unit_bytes
             for i in range(w_tiles):
                 isa.warp_bulk_copy(i32(target + i * piece), at, i32(piece), i32(full + barrier))
                 if i < far:

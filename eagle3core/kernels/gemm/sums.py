@@ -17,6 +17,7 @@ import numpy as np
 
 from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch
 from eagle3core.kernels.gemm.finish import make_finish
+from eagle3core.kernels.gemm.fp8.operands import make_fetch_scales
 from eagle3core.kernels.gemm.ring import STREAMS
 
 PITCH = 20  # words from one x row's sums to the next in shared memory: 16, and 4 so that lanes meet in no bank
@@ -111,18 +112,21 @@ def make_walk(
     split: int,
     scale_at: int,
     together: bool = False,
+    scales_rows: bool = False,
 ) -> Any:
     """Inlined walk of a block's threads over its items (x row, pair of a tile): adds streams, runs the epilogue.
 
     A warp takes 16 rows of W by 8 of x at a time, a lane one pair of two x rows. `part` is the quarter of the tiles
-    that this block finishes where the four finish `together`, else 0.
+    that this block finishes where the four finish `together`, else 0. `scales_rows`: W is in e4m3, and its
+    scales, one a row, come in the place of `ordered`.
     """
     cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
     fetch, finish = make_fetch(isa, epilogue, dtype), make_finish(isa, epilogue, dtype)
     scaled, zero = epilogue.quads > 0, np.float32(0)
+    fetch_scales = make_fetch_scales(isa, epilogue)
     warps, pieces = threads // 32, x_tiles * w_tiles // (split if together else 1)
     rounds, items = -(-pieces // (_FRAGMENTS * warps)), 2 * _FRAGMENTS
-    n_held = 6 * items
+    n_held, n_scales = 6 * items, 2 * items
     inverse = -(-(1 << _SHIFT) // x_tiles)
     stream_bytes = 4 * 128 * x_tiles * w_tiles
 
@@ -133,6 +137,8 @@ def make_walk(
     ) -> None:  # fmt: skip
         held, held_slot = cuda.local.array(n_held, f32), cuda.local.array(items, i32)
         v0s, v1s = cuda.local.array(items, f32), cuda.local.array(items, f32)
+        if scales_rows:
+            held_scales = cuda.local.array(n_scales, f32)
         local_rows, item_tiles, item_rows = (
             cuda.local.array(items, i32), cuda.local.array(items, i32), cuda.local.array(items, i32),
         )  # fmt: skip
@@ -160,6 +166,10 @@ def make_walk(
                     for c in range(6):
                         held[i * 6 + c] = fetched[0][c]
                     held_slot[i] = fetched[1]
+                    if scales_rows:
+                        held_scales[2 * i], held_scales[2 * i + 1] = zero, zero
+                        if item_rows[i] < rows:
+                            held_scales[2 * i], held_scales[2 * i + 1] = fetch_scales(ordered, item_tiles[i], pair, n)
                 if split == 1:
                     at = i32(base + ((piece * 8 + t * 2) * PITCH + pair) * 4)
                     for e in range(2):
@@ -175,6 +185,11 @@ def make_walk(
                         a0, a1, b0, b1 = a0 + v[0], a1 + v[1], b0 + v[2], b1 + v[3]
                     v0s[j * 2], v0s[j * 2 + 1], v1s[j * 2], v1s[j * 2 + 1] = a0, a1, b0, b1
             for i in range(items):
+                if scales_rows:
+                    v0s[i], v1s[i] = (
+                        isa.product(v0s[i], held_scales[2 * i]),
+                        isa.product(v1s[i], held_scales[2 * i + 1]),
+                    )
                 scale = zero
                 if scaled:
                     scale = isa.shared_load_f32(i32(base + scale_at + local_rows[i] * 4))

@@ -26,9 +26,11 @@ def totals_in_shared(x_tiles: int, w_tiles: int, warps: int, split: int) -> bool
     return split == 1 and 4 * x_tiles * w_tiles // warps > 64
 
 
-def tile_shared_bytes(x_tiles: int, w_tiles: int, units: int, stages: int, warps: int, split: int) -> int:
+def tile_shared_bytes(
+    x_tiles: int, w_tiles: int, units: int, stages: int, warps: int, split: int, fp8: bool = False
+) -> int:
     """Dynamic shared memory of a block, bytes: ring and totals, reused for the block's sums; row scales; a flag."""
-    ring = stages * (2 * w_tiles + x_tiles) * units * FRAGMENT
+    ring = stages * ((1 if fp8 else 2) * w_tiles + x_tiles) * units * FRAGMENT
     totals = 512 * x_tiles * w_tiles if totals_in_shared(x_tiles, w_tiles, warps, split) else 0
     return max(ring + totals, sums_bytes(x_tiles, w_tiles) if split == 1 else 0) + 32 * x_tiles + 16
 
@@ -48,14 +50,15 @@ def make_gemm_tile(
     packed: bool,
     ragged: bool,
     overlap: bool,
+    fp8: bool = False,
 ) -> Any:
     """The kernel; grid (blocks of x rows, blocks of W tiles, split).
 
     Args:
-        warps_x, warps_w: how the warps divide the block; they must divide x_tiles and w_tiles, and their product
-            2 w_tiles.
+        warps_x, warps_w: how the warps divide the block; they must divide x_tiles and w_tiles, and their product the
+            fragments of W, 2 w_tiles, of e4m3 w_tiles.
         split: 1, or 4 blocks with one stream each.
-        units, stages, packed, ragged, overlap: as in `gemm_ring`.
+        units, stages, packed, ragged, overlap, fp8: as in `gemm_ring`.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     wait_stage, wait_all = isa.COPY_WAIT[stages - 2], isa.COPY_WAIT[0]
@@ -71,26 +74,28 @@ def make_gemm_tile(
     # registers. (4: an array of none cannot be declared.)
     n_totals = n_accumulators if split == 1 and not spilled else 4
     n_operands = 4 * own_x
-    w_copies, x_copies = 2 * w_tiles // n_warps, (x_tiles + n_warps - 1) // n_warps
+    pieces = 1 if fp8 else 2  # fragments of a unit of a tile of W
+    tile_bytes_w = pieces * FRAGMENT
+    w_copies, x_copies = pieces * w_tiles // n_warps, (x_tiles + n_warps - 1) // n_warps
     even_x = x_tiles % n_warps == 0
-    unit_stage = (2 * w_tiles + x_tiles) * FRAGMENT
-    x_offset, stage_bytes = 2 * w_tiles * FRAGMENT, (2 * w_tiles + x_tiles) * units * FRAGMENT
+    unit_stage = (pieces * w_tiles + x_tiles) * FRAGMENT
+    x_offset, stage_bytes = w_tiles * tile_bytes_w, unit_stage * units
     ring_bytes, ahead = stages * stage_bytes, stages - 1
-    w_unit_bytes = 2 * FRAGMENT if packed else 2 * UNIT
+    w_unit_bytes = tile_bytes_w if packed else 2 * UNIT
     unit_shift = units.bit_length() - 1
     x_rows, stream_bytes = 8 * x_tiles, 512 * x_tiles * w_tiles
     # At the end of shared memory, past what is reused: the row scales, then the flag of `hand_over`.
-    flag_at = tile_shared_bytes(x_tiles, w_tiles, units, stages, n_warps, split) - 16
+    flag_at = tile_shared_bytes(x_tiles, w_tiles, units, stages, n_warps, split, fp8) - 16
     scale_at = flag_at - 4 * x_rows
     multiply = make_multiply(
         isa, dtype=dtype, x_tiles=own_x, w_tiles=own_w, units=units,
-        pitches=(FRAGMENT, 2 * FRAGMENT), steps=(unit_stage, unit_stage),
+        pitches=(FRAGMENT, tile_bytes_w), steps=(unit_stage, unit_stage), fp8=fp8,
     )  # fmt: skip
     put_scales = make_put_scales(isa, epilogue, x_rows=x_rows, n_warps=n_warps, scale_at=scale_at)
     leave, hand_over = make_leave(isa, x_tiles, split), make_hand_over(isa, split)
     walk = make_walk(
         isa, dtype=dtype, epilogue=epilogue, x_tiles=x_tiles, w_tiles=w_tiles, threads=threads, split=split,
-        scale_at=scale_at,
+        scale_at=scale_at, scales_rows=fp8,
     )  # fmt: skip
 
     def gemm_tile(
@@ -119,12 +124,14 @@ def make_gemm_tile(
         for c in range(w_copies):
             fragment = i32(warp + c * n_warps)
             tile, far = i32(tile0 + (fragment >> 1)), i32(fragment & 1)
+            if fp8:
+                tile, far = i32(tile0 + fragment), i32(0)
             targets[c] = i32(ring + fragment * FRAGMENT)
             sizes[c] = i32(16)
             if tile >= tiles:
                 sizes[c] = i32(0)
             if packed:
-                sources[c] = w + (i64(tile) * n_units + unit) * (2 * FRAGMENT) + far * FRAGMENT + lane * 16
+                sources[c] = w + (i64(tile) * n_units + unit) * tile_bytes_w + far * FRAGMENT + lane * 16
             else:
                 row = i64(first_row(tile) + g) + i64(distance(n)) * far
                 sources[c] = w + row * row_bytes + unit * (2 * UNIT) + t * 16
@@ -180,7 +187,7 @@ def make_gemm_tile(
         for i in range(n_totals):
             totals[i] = zero
         part_w, part_x = i32(warp // warps_x), i32(warp % warps_x)
-        operands_w = i32(ring + part_w * (own_w * 2 * FRAGMENT))
+        operands_w = i32(ring + part_w * (own_w * tile_bytes_w))
         operands_x = i32(ring + x_offset + part_x * (own_x * FRAGMENT))
         stream, stream_end, has_totals = i32(0), i32(0), i32(0)
         own_totals = i32(base + ring_bytes + tid * 4)

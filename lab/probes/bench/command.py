@@ -77,6 +77,7 @@ def scenario_of(options: BenchOptions) -> Scenario:
         draft_weights=options.draft_weights,
         cache_dtype=options.cache_dtype,
         draft_cache_dtype=options.draft_cache_dtype,
+        target_weights=options.target_weights,
         forced=options.forced,
     )
 

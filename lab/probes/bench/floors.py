@@ -83,17 +83,18 @@ UNIFORM = Routing()
 
 def step_floor(
     target: TargetGeometry, draft: DraftGeometry | None, *, k: int, batch: int, cached: float, itemsize: int,
-    draft_weights: WeightFormat = "as_stored", cache_dtype: CacheDtype = "as_computed",
-    draft_cache_dtype: CacheDtype = "as_computed", routing: Routing = UNIFORM,
+    draft_weights: WeightFormat = "as_stored", target_weights: WeightFormat = "as_stored",
+    cache_dtype: CacheDtype = "as_computed", draft_cache_dtype: CacheDtype = "as_computed", routing: Routing = UNIFORM,
 ) -> Floor:  # fmt: skip
     """The floor of a step with `k` draft passes (0: plain) and `cached` tokens a sequence in the cache.
 
-    `itemsize`: bytes of a value in weights and cache, but for the draft's own maps in `draft_weights`, and for caches.
+    `itemsize`: bytes of a value in weights and cache, but for maps in `target_weights`, the draft's own in
+    `draft_weights`, and caches; a head that is the token table is no map.
     """
     of_cache, of_drafts = cached_itemsize(cache_dtype, itemsize), cached_itemsize(draft_cache_dtype, itemsize)
     sequences = batch * cached
     unread, unread_by_plain = (_unread_experts(target, n, batch, routing, itemsize) for n in (k + 1, 1))
-    weights = _by_stage(target_shapes(target), _TARGET_STAGES, itemsize)
+    weights = _by_stage(target_shapes(target), _TARGET_STAGES, itemsize, target_weights)
     weights["mlp"] -= unread
     hidden = target.block.hidden_size * itemsize
     stages = {f"target.{stage}": weights[stage] for stage in ("attn", "mlp", "head")}
@@ -103,10 +104,20 @@ def step_floor(
         return Floor(stages, unread_by_plain - unread)
     weights = _by_stage(draft_shapes(draft), _DRAFT_STAGES, itemsize, draft_weights)
     weights["attn"] += int(sequences * token_bytes(draft.block, 1, of_drafts))
-    weights["head"] += 0 if draft.has_head else draft.draft_vocab_size * draft.block.hidden_size * itemsize
+    weights["head"] += 0 if draft.has_head else _shared_head_bytes(target, draft, itemsize, target_weights)
     stages["draft.fc"] = weights["fc"]
     stages |= {f"draft.{stage}": k * weights[stage] for stage in ("qkv", "attn", "mlp", "head")}
     return Floor(stages, unread_by_plain - unread)
+
+
+def _shared_head_bytes(
+    target: TargetGeometry, draft: DraftGeometry, itemsize: int, target_weights: WeightFormat
+) -> int:
+    """What a draft reads of the target's head."""
+    shape = (draft.draft_vocab_size, draft.block.hidden_size)
+    return stored_bytes(
+        "lm_head.weight", shape, itemsize, "as_stored" if target.tie_word_embeddings else target_weights
+    )
 
 
 def _unread_experts(target: TargetGeometry, rows: int, batch: int, routing: Routing, itemsize: int) -> int:
@@ -147,9 +158,9 @@ def _by_stage(
     return found
 
 
-def weight_bytes(target: TargetGeometry, itemsize: int) -> int:
-    """All weights of a target."""
-    return sum(stored_bytes(name, shape, itemsize) for name, shape in target_shapes(target))
+def weight_bytes(target: TargetGeometry, itemsize: int, weights: WeightFormat = "as_stored") -> int:
+    """All weights of a target, its maps in `weights`."""
+    return sum(stored_bytes(name, shape, itemsize, weights) for name, shape in target_shapes(target))
 
 
 def draft_weight_bytes(draft: DraftGeometry, itemsize: int, weights: WeightFormat = "as_stored") -> int:

@@ -68,6 +68,7 @@ def plan(
     n_peers: int,
     device: torch.device,
     draft_weights: WeightFormat = "as_stored",
+    target_weights: WeightFormat = "as_stored",
     cache_dtype: CacheDtype = "as_computed",
     draft_cache_dtype: CacheDtype = "as_computed",
 ) -> Plan:
@@ -77,7 +78,7 @@ def plan(
     stored_token = token_bytes(target.block, target.n_layers, cached_itemsize(cache_dtype, itemsize))
     drafts_token = token_bytes(draft.block, 1, cached_itemsize(draft_cache_dtype, itemsize))
     kv = sum(batch * cached_tokens(k, session_len) * (stored_token + (drafts_token if k else 0)) for k in ks)
-    weights = weight_bytes(target, itemsize) + draft_weight_bytes(draft, itemsize, draft_weights)
+    weights = weight_bytes(target, itemsize, target_weights) + draft_weight_bytes(draft, itemsize, draft_weights)
     copies = weight_bytes(target, itemsize) + draft_weight_bytes(draft, itemsize)
     peers = copies + n_peers * batch * session_len * (target_token + draft_token) if n_peers else 0
     reserve = RESERVE_BYTES if device.type == "cuda" else 0

@@ -81,7 +81,8 @@ class PointResult:
         return step_floor(
             self.source.target_geometry, self.source.draft_geometry, k=k, batch=self.point.batch,
             cached=self.point.context + self.scenario.tokens / 2, itemsize=itemsize,
-            draft_weights=self.source.draft.weights, routing=self.routing(k), **self.source.caches,
+            draft_weights=self.source.draft.weights, target_weights=self.source.target.weights,
+            routing=self.routing(k), **self.source.caches,
         )  # fmt: skip
 
     def routing(self, k: int) -> Routing:

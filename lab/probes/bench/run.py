@@ -166,6 +166,7 @@ class Bench:
         rule = scenario.rule(k)
         forced = {} if rule is None else {"acceptance": rule.label}
         stored = {} if k == 0 or scenario.draft_weights == "as_stored" else {"draft_weights": scenario.draft_weights}
+        stored |= {} if scenario.target_weights == "as_stored" else {"target_weights": scenario.target_weights}
         repeated = {"repeated_experts": scenario.repeated} if scenario.repeated else {}
         names = ("cache_dtype", *(("draft_cache_dtype",) if k else ()))
         cache |= {name: scenario.caches[name] for name in names if scenario.caches[name] != "as_computed"}
@@ -187,7 +188,8 @@ class Bench:
         return memory.plan(
             target, draft, ks=self.scenario.ks, batch=point.batch, session_len=self.session_len(point),
             itemsize=getattr(torch, self.scenario.dtype).itemsize, n_peers=len(self._peer_keys()), device=self.device,
-            draft_weights=self.scenario.draft_weights, **self.scenario.caches,
+            draft_weights=self.scenario.draft_weights, target_weights=self.scenario.target_weights,
+            **self.scenario.caches,
         )  # fmt: skip
 
     def _peer_keys(self) -> list[Key]:

@@ -37,9 +37,9 @@ class Scenario:
         peers: what is timed beside the engine.
         seed: of a planted pair's weights and of prompts.
         cache_share: of the free memory, for both KV caches.
-        draft_weights: format of the draft's maps.
-        repeated: of a planted pair with experts, share of tokens that take their predecessor's.
+        draft_weights, target_weights: format of the draft's maps, and of the target's.
         cache_dtype, draft_cache_dtype: of the target's and the draft's keys and values.
+        repeated: of a planted pair with experts, share of tokens that take their predecessor's.
         forced: tokens that every step of drafts is forced to commit, bonus included; None: what the target agrees with.
     """
 
@@ -58,9 +58,10 @@ class Scenario:
     cache_share: float = CACHE_SHARE
     forced: float | None = None
     draft_weights: WeightsName = "as_stored"
-    repeated: float = 0.0
+    target_weights: WeightsName = "as_stored"
     cache_dtype: CacheName = "as_computed"
     draft_cache_dtype: CacheName = "as_computed"
+    repeated: float = 0.0
 
     def __post_init__(self) -> None:
         if self.pair not in PAIRS:

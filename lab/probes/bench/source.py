@@ -161,7 +161,7 @@ def open_pair(scenario: Scenario) -> PairSource:
             scenario.geometry, share=scenario.share, repeated=scenario.repeated, seed=scenario.seed, dtype=dtype,
             device=scenario.device,
         )  # fmt: skip
-        target, draft = pair.models(draft_weights=scenario.draft_weights)
+        target, draft = pair.models(scenario.draft_weights, scenario.target_weights)
         mapping = pair.tokens.draft_to_target.to(pair.device)
         return PairSource(
             target, draft, pair.target_weights, pair.draft_weights, mapping, pair, pair.card(), scenario.caches
@@ -174,6 +174,7 @@ def open_pair(scenario: Scenario) -> PairSource:
     target = pack_target(
         checkpoint.geometry, checkpoint.weights.__getitem__, dtype=dtype, device=torch.device(scenario.device),
         block=EngineConfig().block_size, taps=head.geometry.taps, packs=packs_for(torch.device(scenario.device), dtype),
+        weights=scenario.target_weights,
     )  # fmt: skip
     draft = pack_draft(
         head.geometry, head.weights.__getitem__, head.draft_to_target, target, block=EngineConfig().block_size,

@@ -167,18 +167,24 @@ def floor_of(row: Row) -> Floor | None:
     k, batch, context, tokens = known
     shapes: tuple[TargetGeometry, DraftGeometry] = geometry.target, geometry.draft
     itemsize: int = getattr(torch, str(at["dtype"])).itemsize
-    stored: WeightFormat = "fp8" if at.get("draft_weights") == "fp8" else "as_stored"
+    draft_weights, target_weights = (_format_of(at.get(name)) for name in ("draft_weights", "target_weights"))
     cached = context + tokens / 2
     read = row.number("experts_read")
     routing = Routing(repeated * share, {} if read is None else {int(k) + 1: read})
     of_target, of_draft = (_cache(at.get(name)) for name in ("cache_dtype", "draft_cache_dtype"))
     return step_floor(
-        *shapes, k=int(k), batch=int(batch), cached=cached, itemsize=itemsize, draft_weights=stored,
-        cache_dtype=of_target, draft_cache_dtype=of_draft, routing=routing,
+        *shapes, k=int(k), batch=int(batch), cached=cached, itemsize=itemsize, draft_weights=draft_weights,
+        target_weights=target_weights, cache_dtype=of_target, draft_cache_dtype=of_draft, routing=routing,
     )  # fmt: skip
 
 
+def _format_of(said: object) -> WeightFormat:
+    """A format of maps as a row's parameter names it; where it names none, as stored."""
+    return "fp8" if said == "fp8" else "as_stored"
+
+
 def _cache(said: object) -> CacheDtype:
+    """The same of a cache."""
     return "fp8" if said == "fp8" else "as_computed"
 
 

@@ -48,6 +48,7 @@ def declared_bytes(engine: Engine, k: int, cached: float) -> tuple[dict[str, int
         itemsize=engine.target.dtype.itemsize,
         draft_weights="as_stored" if engine.draft is None else engine.draft.weights,
         cache_dtype=runner.sizes.cache_dtype, draft_cache_dtype=runner.sizes.draft_cache_dtype,
+        target_weights=engine.target.weights,
     )  # fmt: skip
     return dict(floor.stages), BY_FLOORS
 
@@ -67,7 +68,8 @@ def launch_bytes(launch: Launch, cached: float) -> int:
     kind = launch.variant.make.__name__.removeprefix("make_")
     constants = launch.variant.constants
     if kind.startswith("gemm_"):
-        return gemm_cost(_gemm_case(values, constants["epilogue"])).bytes
+        fp8 = "blocks" if constants.get("blocks") else bool(constants.get("fp8"))
+        return gemm_cost({**_gemm_case(values, constants["epilogue"]), "fp8": fp8}).bytes
     if kind.startswith("attention_") and kind != "attention_combine":
         shape, (batch, kv_heads) = constants["shape"], (len(values["prefix"]), values["k"].shape[1])
         behind = values.get("earlier", 0)  # with a window above

@@ -57,7 +57,7 @@ class Plans:
         shipped, planted: identity over trained prompts, and over one long planted prompt of `context` tokens.
         company: identity over four planted prompts of `company_context` tokens.
         n_prompts, prompt_tokens: of the trained ones.
-        draft_weights: format of the planted draft's maps.
+        draft_weights, target_weights: format of the planted draft's maps, and of the target's.
     """
 
     geometry: str = "llama-3.1-8b"
@@ -78,6 +78,7 @@ class Plans:
     serving: ServingPlan = field(default_factory=ServingPlan)
     adaptive: AdaptivePlan = field(default_factory=AdaptivePlan)
     draft_weights: WeightFormat = "as_stored"
+    target_weights: WeightFormat = "as_stored"
 
     def settings(self, part: str) -> dict[str, list[Setting]]:
         """Engines that a part makes, by pair: "shipped", or the geometry's name."""
@@ -229,7 +230,7 @@ def needed_variants(plans: Plans, parts: Sequence[str], arch: str) -> list[Varia
     found: dict[tuple[str, str], Variant] = {}
     subjects = {
         SHIPPED: _shapes_of_shipped(arch),
-        plans.geometry: shapes_of(find_geometry(plans.geometry), arch, plans.draft_weights),
+        plans.geometry: shapes_of(find_geometry(plans.geometry), arch, plans.draft_weights, plans.target_weights),
     }
     for part in parts:
         for name, settings in plans.settings(part).items():
@@ -253,7 +254,10 @@ def build(
 _META = torch.device("meta")
 
 
-def shapes_of(geometry: PlantedGeometry, arch: str, draft_weights: WeightFormat = "as_stored") -> Subject:
+def shapes_of(
+    geometry: PlantedGeometry, arch: str, draft_weights: WeightFormat = "as_stored",
+    target_weights: WeightFormat = "as_stored",
+) -> Subject:  # fmt: skip
     """A geometry's pair without weights."""
 
     def empty(shapes: dict[str, tuple[int, ...]]) -> Source:
@@ -262,8 +266,9 @@ def shapes_of(geometry: PlantedGeometry, arch: str, draft_weights: WeightFormat 
     target, draft = geometry.target, geometry.draft
     common: dict[str, Any] = {"block": EngineConfig().block_size}
     packed = pack_target(
-        target, empty(dict(target_shapes(target))), dtype=torch.bfloat16, device=_META, taps=draft.taps, **common
-    )
+        target, empty(dict(target_shapes(target))), dtype=torch.bfloat16, device=_META, taps=draft.taps,
+        weights=target_weights, **common,
+    )  # fmt: skip
     mapping = torch.empty(draft.draft_vocab_size, dtype=torch.int32, device=_META)
     named = empty(dict(draft_shapes(draft)))
     head = pack_draft(draft, named, mapping, packed, weights=draft_weights, **common)

@@ -30,7 +30,10 @@ def run(options: SpeedOptions) -> int:
     """Measures; 0, or 1 if tokens were wrong, or 3 if nothing could be measured."""
     scenario = scenario_of(options)
     if options.build is not None:
-        plans = SpeedPlans(geometry=scenario.geometry, scenario=scenario, draft_weights=scenario.draft_weights)
+        plans = SpeedPlans(
+            geometry=scenario.geometry, scenario=scenario, draft_weights=scenario.draft_weights,
+            target_weights=scenario.target_weights,
+        )  # fmt: skip
         tell_summary({"command": "speed", "built": build(plans, ("speed",), options.arch, options.build)})
         return EXIT_PASSED
     return conclude(measure(scenario, options.stage_depths, options.out))
@@ -104,6 +107,7 @@ def scenario_of(options: SpeedOptions) -> Scenario:
         draft_weights=options.draft_weights,
         cache_dtype=options.cache_dtype,
         draft_cache_dtype=options.draft_cache_dtype,
+        target_weights=options.target_weights,
     )
 
 

@@ -161,7 +161,7 @@ class Speed:
         return step_floor(
             source.target_geometry, source.draft_geometry, k=k, batch=point.batch, cached=point.context + generated,
             itemsize=getattr(torch, self.scenario.dtype).itemsize, draft_weights=source.draft.weights,
-            routing=routing, **source.caches,
+            target_weights=source.target.weights, routing=routing, **source.caches,
         )  # fmt: skip
 
     def _timed(self, point: Point, k: int) -> dict[str, Any]:

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from eagle3core.kernels import Case, Launch, Tensors, Variant, launch, proof, tuned
-from eagle3core.kernels.gemm import Tiling, epilogue_of, gemm, n_columns, n_weight_rows, pack_weight, workspace
+from eagle3core.kernels.gemm import (
+    Tiling,
+    epilogue_of,
+    gemm,
+    n_columns,
+    n_weight_rows,
+    packed_inputs,
+    scales_shape,
+    workspace,
+)
 from lab.probes.kernels import bench
 from lab.probes.sweeps.regimes import CARDS
 from lab.rows import clock, gpus
@@ -126,9 +135,7 @@ class TwinMachine:
 def operands(op: str, case: Case, seed: int, device: torch.device) -> Tensors:
     """Fresh inputs of a case; of a GEMM with W packed already."""
     inputs = CARDS[op].example(case, proof.generator(seed, device), device)
-    if op == "gemm" and case.get("packed"):
-        inputs["w"] = pack_weight(inputs["w"], epilogue_of(case))
-    return inputs
+    return packed_inputs(case, inputs) if op == "gemm" else inputs
 
 
 def launches_of(
@@ -162,7 +169,10 @@ def variants_of(op: str, arch: str, case: Case, setting: tuned.Setting) -> list[
 
     inputs = {"x": empty(case["m"], case["k"]), "w": empty(n_weight_rows(case), units if case["packed"] else case["k"])}
     if case.get("fp8"):
-        inputs |= {"w": inputs["w"].to(torch.float8_e4m3fn), "scales": torch.empty(n_weight_rows(case), device=meta)}
+        scales = torch.empty(scales_shape(case), device=meta)
+        if case["fp8"] == "blocks":
+            scales = scales.view(n_weight_rows(case) // 16, -1, 2)
+        inputs |= {"w": inputs["w"].to(torch.float8_e4m3fn), "scales": scales}
     made = launches_of(
         op, arch, case, inputs, {"y": empty(case["m"], n_columns(case))}, setting, workspace(meta)
     )  # fmt: skip

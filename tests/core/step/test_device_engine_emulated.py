@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from device_engines import device_engine, device_runner, write_nano_pair
+from quantised_heads import write_fp8
 from rings import exhaustive_but
 from tiny_engines import Pair, new_tokens, random_prompts, tokens_of
 from torch import Tensor
@@ -46,6 +48,28 @@ def test_speculation_gives_the_baselines_tokens_and_the_bits_of_its_logits(pair:
     assert drafted == tokens
     assert torch.equal(same, logits)
     assert tokens == tokens_of(device_engine(pair, 3, MEANING).generate([prompt], new_tokens(n)))[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "stored", exhaustive_but(["at load", "fp8"], ["at load", "fp8", "modelopt", "compressed-tensors"])
+)
+def test_a_target_in_fp8_gives_its_baselines_tokens_and_the_bits_of_its_logits(tmp_path: Path, stored: str) -> None:
+    """Maps of 256 columns, so that those stored as "fp8" have scales of two blocks of 128."""
+    width = 256 if stored == "fp8" else 64
+    pair = write_nano_pair(tmp_path, seed=5, n_layers=1, taps=(0, 1), vocab=64, hidden=width)
+    how: dict[str, Any] = {"chunk": 8, "target_weights": "fp8" if stored == "at load" else "as_stored"}
+    if stored != "at load":
+        pair = write_fp8(pair[0], tmp_path / "quantised", stored, block=(16, 128)), pair[1]
+    prompt, n = random_prompts([6], n_vocab=64, seed=2)[0], 3
+    tokens, logits = recorded(pair, None, prompt, n, **how)
+    drafted, same = recorded(pair, 3, prompt, n, **how)
+    assert drafted == tokens
+    assert torch.equal(same, logits)
+    assert tokens == tokens_of(device_engine(pair, 3, MEANING, **how).generate([prompt], new_tokens(n)))[0]
+    scales = device_engine(pair, None, MEANING, **how).target.layers[0].qkv.scales
+    assert scales is not None
+    assert scales.ndim == (3 if stored == "fp8" else 1)
 
 
 @pytest.mark.slow

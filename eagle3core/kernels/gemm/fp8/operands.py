@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from eagle3core.kernels.gemm.epilogue import Epilogue, make_pairing
+from eagle3core.kernels.gemm.fp8.blocks import BLOCK_UNITS
 
 _UNIT = 32  # k of one unit
 
@@ -28,6 +29,13 @@ def halves_first(packed: Tensor) -> Tensor:
     """The inverse of `lanes_first`."""
     pieces = packed.view(len(packed) // 16, -1, 8, 4, 2, 2, 2, 2)  # tile, unit, row, lane, half, word, value, pair
     return pieces.permute(0, 1, 4, 2, 3, 5, 7, 6).reshape(packed.shape).contiguous()
+
+
+def by_element(scales: Tensor, k: int) -> Tensor:
+    """Scales `[rows]`, or `[rows / 8, blocks]` of 8 rows by 128 k, as factors of a matrix `[rows, k]`."""
+    if scales.ndim == 1:
+        return scales[:, None]
+    return scales.repeat_interleave(8, 0).repeat_interleave(BLOCK_UNITS * _UNIT, 1)[:, :k]
 
 
 def make_load_widened(isa: Any, dtype: str) -> Any:

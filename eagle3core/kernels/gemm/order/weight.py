@@ -46,3 +46,26 @@ def unpack_weight(w: Tensor, epilogue: Epilogue, k: int) -> Tensor:
     else:
         rows = w.view(n_w // 16, units, 2, 8, UNIT).permute(0, 2, 3, 1, 4)
     return rows.reshape(n_w, units * UNIT)[:, :k]
+
+
+def pack_scales(scales: Tensor, epilogue: Epilogue) -> Tensor:
+    """Scales `[n_w / 8, blocks]` of 8 rows of W by 128 k each, as kernels read them: `[tiles, blocks, 2]`.
+
+    The two are those of a tile's lower and upper eight rows, so that a lane loads both of its own at once.
+    """
+    groups = _groups_of_tiles(8 * len(scales), epilogue).to(scales.device)
+    return scales[groups].permute(0, 2, 1).contiguous()
+
+
+def unpack_scales(packed: Tensor, epilogue: Epilogue) -> Tensor:
+    """The inverse of `pack_scales`."""
+    groups = _groups_of_tiles(16 * len(packed), epilogue).to(packed.device)
+    scales = packed.new_empty(2 * len(packed), packed.shape[1])
+    scales[groups] = packed.permute(0, 2, 1)
+    return scales
+
+
+def _groups_of_tiles(n_w: int, epilogue: Epilogue) -> Tensor:
+    """Which eight rows of W are the lower and the upper ones of each tile, `[tiles, 2]`."""
+    rows = torch.arange(n_w)[:, None].expand(n_w, UNIT)
+    return pack_weight(rows, epilogue).view(-1, 2, 8 * UNIT)[..., 0] // 8

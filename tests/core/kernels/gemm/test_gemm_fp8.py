@@ -21,17 +21,26 @@ from eagle3core.kernels.gemm import tiling_for, workspace
 from eagle3core.kernels.gemm.candidates import fp8_candidates
 from eagle3core.kernels.gemm.card import CARD, gemm_variants_of
 from eagle3core.kernels.gemm.epilogue import Epilogue
+from eagle3core.kernels.gemm.fp8.operands import by_element
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, choose_fp8_tiling
 from eagle3core.kernels.gemm.launcher import gemm
-from eagle3core.kernels.gemm.order.weight import pack_weight
+from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows_reference, packed_words
+from eagle3core.kernels.gemm.order.weight import pack_scales, pack_weight, unpack_scales
+from eagle3core.kernels.gemm.reference import gemm_outputs
 from eagle3core.kernels.gemm.tiling import Tiling
-from eagle3core.kernels.isa import e4m3
+from eagle3core.kernels.gemm.tiling import ruled_tiling as ruled
 from eagle3core.step.gemm_audit import products_of
 from lab.probes.sweeps.machines import variants_of
 
 CODES = [code for code in range(256) if code & 0x7F != 0x7F]  # two of them are no numbers
 KINDS = {"bf16": torch.bfloat16, "f16": torch.float16}
+SMALL = {
+    "ring": {"x_tiles": 1, "w_tiles": 1, "units": 1, "stages": 3},
+    "group": {"x_tiles": 1, "w_tiles": 4, "units": 2, "stages": 2, "split": 1},
+}  # fmt: skip
 WHOLE = {"kind": "store", "m": 3, "n": 48, "k": 256, "dtype": "bf16", "packed": True, "fp8": True}
+BLOCKS = {**WHOLE, "n": 32, "k": 512, "fp8": "blocks"}
+OF_BLOCKS = {"operands": {"scales": torch.ones(3, 2, 2)}}
 
 
 def two_of(word: int, kind: str) -> list[float]:
@@ -83,7 +92,7 @@ def test_the_statement_and_its_twin_widen_every_value_exactly(kind: str, monkeyp
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("arch", slow_but(["sm_90a"], ["sm_80", "sm_90a"]))
-@pytest.mark.parametrize("case", [case for case in (*CARD.cases, *CARD.slow_cases) if case.get("fp8")],
+@pytest.mark.parametrize("case", [case for case in (*CARD.cases, *CARD.slow_cases) if case.get("fp8") is True],
                          ids=lambda case: case["kind"])  # fmt: skip
 def test_with_powers_of_two_as_scales_bits_are_those_of_16_bit_weights(case: dict[str, Any], arch: str) -> None:
     inputs = example(case)
@@ -96,11 +105,29 @@ def test_with_powers_of_two_as_scales_bits_are_those_of_16_bit_weights(case: dic
 
 
 @pytest.mark.emulated
+@pytest.mark.parametrize("kernel", ["ring", "group"])
+def test_where_a_stream_is_one_block_its_scales_are_those_of_16_bit_weights_too(kernel: str) -> None:
+    """Then a stream's sum is scaled once, by a power of two exactly, as if its weights had been."""
+    inputs, setting = example(BLOCKS), {"kernel": kernel, **SMALL[kernel]}
+    inputs["scales"] = 2.0 ** (torch.arange(inputs["scales"].numel()).view(inputs["scales"].shape) % 5 - 9.0)
+    wide = {**inputs, "w": (inputs["w"].float() * by_element(inputs["scales"], BLOCKS["k"])).to(inputs["x"].dtype)}
+    del wide["scales"]
+    ours = proof.run(CARD, "sm_90a", BLOCKS, inputs, emulator.execute, setting)
+    theirs = proof.run(CARD, "sm_90a", {**BLOCKS, "fp8": False}, wide, emulator.execute)
+    assert proof.differing(ours["y"], theirs["y"]) == 0
+
+
+@pytest.mark.emulated
 @pytest.mark.parametrize(
     "setting",
     slow_from(2, [
         {"kernel": "bulk", "x_tiles": 1, "w_tiles": 3, "units": 1, "stages": 3},
+        {"kernel": "group", **SMALL["group"]},
         {"kernel": "bulk", "x_tiles": 2, "w_tiles": 1, "units": 2, "stages": 2},
+        {"kernel": "tile", "x_tiles": 2, "w_tiles": 2, "warps_x": 2, "warps_w": 1, "units": 1, "stages": 3},
+        {"kernel": "tile", "x_tiles": 1, "w_tiles": 4, "warps_x": 1, "warps_w": 2, "units": 1, "stages": 2, "split": 4},
+        {"kernel": "group", "x_tiles": 6, "w_tiles": 8, "units": 1, "stages": 3},
+        {"kernel": "group", "x_tiles": 1, "w_tiles": 4, "units": 2, "stages": 2, "split": 4, "together": True},
         {"kernel": "bulk", "x_tiles": 1, "w_tiles": 1, "units": 2, "stages": 2},
         {"kernel": "ring", "x_tiles": 1, "w_tiles": 1, "units": 2, "stages": 2},
         {"kernel": "ring", "x_tiles": 4, "w_tiles": 3, "units": 1, "stages": 4},
@@ -115,33 +142,73 @@ def test_every_kernel_over_e4m3_gives_the_same_bits(setting: dict[str, Any]) -> 
 
 
 @pytest.mark.emulated
-def test_a_scale_of_another_row_shows() -> None:
-    inputs = example(WHOLE)
-    right = proof.run(CARD, "sm_90a", WHOLE, inputs, emulator.execute)
-    wrong = proof.run(CARD, "sm_90a", WHOLE, {**inputs, "scales": inputs["scales"].roll(1)}, emulator.execute)
-    assert any(not each.passes for each in proof.deviations(CARD, WHOLE, inputs, wrong))
-    assert proof.differing(right["y"], wrong["y"]) > 100
+@pytest.mark.parametrize(
+    "setting",
+    slow_from(2, [
+        {"kernel": "ring", "x_tiles": 1, "w_tiles": 1, "units": 1, "stages": 3},
+        {"kernel": "group", **SMALL["group"]},
+        {"kernel": "bulk", "x_tiles": 1, "w_tiles": 1, "units": 2, "stages": 2},
+        {"kernel": "bulk", "x_tiles": 2, "w_tiles": 2, "units": 1, "stages": 2},
+        {"kernel": "ring", "x_tiles": 2, "w_tiles": 2, "units": 4, "stages": 2},
+        {"kernel": "group", "x_tiles": 6, "w_tiles": 8, "units": 4, "stages": 2},
+        {"kernel": "group", "x_tiles": 1, "w_tiles": 4, "units": 1, "stages": 2, "split": 4, "together": True},
+    ]),
+    ids=lambda setting: "_".join(map(str, setting.values())),
+)  # fmt: skip
+def test_every_kernel_over_blocks_with_scales_gives_the_same_bits(setting: dict[str, Any]) -> None:
+    case = {**BLOCKS, "k": 1024}  # two blocks a stream
+    inputs = example(case)
+    expected = proof.run(CARD, "sm_90a", case, inputs, emulator.execute)["y"]
+    assert proof.differing(proof.run(CARD, "sm_90a", case, inputs, emulator.execute, setting)["y"], expected) == 0
+    assert all(each.passes for each in proof.deviations(CARD, case, inputs, {"y": expected}))
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_streams_may_begin_and_end_within_a_block(arch: str) -> None:
+    case = {**BLOCKS, "k": 336}  # 11 units, the last one half: streams of 2, 3, 3 and 3
+    inputs = example(case)
+    made = proof.run(CARD, arch, case, inputs, emulator.execute)
+    alone = proof.run(CARD, arch, {**case, "m": 1}, {**inputs, "x": inputs["x"][2:]}, emulator.execute)
+    assert all(each.passes for each in proof.deviations(CARD, case, inputs, made))
+    assert torch.equal(made["y"][2:], alone["y"])
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("case", [WHOLE, BLOCKS], ids=["rows", "blocks"])
+def test_scales_of_another_place_show(case: dict[str, Any]) -> None:
+    inputs = example(case)
+    right = proof.run(CARD, "sm_90a", case, inputs, emulator.execute)
+    wrong = proof.run(CARD, "sm_90a", case, {**inputs, "scales": inputs["scales"].roll(1, -1)}, emulator.execute)
+    assert any(not each.passes for each in proof.deviations(CARD, case, inputs, wrong))
+    assert proof.differing(right["y"], wrong["y"]) > 80
 
 
 @pytest.mark.reference
 @pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("rows", [1, 5, 9, 16, 20, 64, 512])
 @pytest.mark.parametrize(("n", "k"), [(4096, 4096), (6144, 8192), (4096, 14336), (32000, 4096), (48, 272), (64, 80)])
-def test_every_shape_has_a_tiling_that_fits_and_that_the_launcher_takes(arch: str, rows: int, n: int, k: int) -> None:
-    tiling = choose_fp8_tiling(arch, rows, n // 16, k)
-    assert tiling.kernel in ("ring", "bulk")
-    assert tiling.shared_bytes <= SHARED_BYTES[arch]
+def test_every_shape_has_a_tiling_that_fits_and_that_the_launcher_takes(
+    arch: str, rows: int, n: int, k: int, blocks: bool
+) -> None:
+    tiling = choose_fp8_tiling(arch, rows, n // 16, k, blocks=blocks)
+    assert tiling.blocks == blocks
     meta = {"device": "meta"}
-    operands = {"scales": torch.empty(n, **meta)}
-    for each in (tiling, *fp8_candidates(arch, rows, n // 16, k)):
-        (launch,) = gemm(
+    operands = {"scales": torch.empty((n // 16, -(-k // 128), 2) if blocks else n, **meta)}
+    for each in (tiling, *fp8_candidates(arch, rows, n // 16, k, blocks)):
+        assert each.shared_bytes <= SHARED_BYTES[arch]
+        *_, launch = gemm(
             arch, Epilogue("store"), x=torch.empty(rows, k, dtype=torch.bfloat16, **meta),
             w=torch.empty(n, -(-k // 32) * 32, dtype=torch.float8_e4m3fn, **meta),
             y=torch.empty(rows, n, dtype=torch.bfloat16, **meta), k=k, packed=True, weight_rows=n, tiling=each,
             scratch=workspace(torch.device("meta")), operands=operands,
         )  # fmt: skip
         assert launch.operands["scales"] is operands["scales"]
-        assert "workspace" not in launch.operands
+        assert "ordered" not in launch.operands
+        assert launch.variant.name.endswith(
+            f"{each.name}_packed{'_ragged' if k % 32 and each.kernel != 'group' else ''}"
+        )
 
 
 @pytest.mark.reference
@@ -152,6 +219,53 @@ def test_a_ring_over_e4m3_takes_half_of_w_and_all_of_x() -> None:
     assert half.shared_bytes == 4 * 4 * 2 * (2 + 2) * 512
     assert half.name == f"{tiling.name}_fp8"
     assert isinstance(replace(half, stages=3), Fp8Tiling)
+
+
+@pytest.mark.reference
+def test_more_rows_get_the_kernels_of_16_bit_weights_with_deeper_rings() -> None:
+    for rows, n in ((64, 28672), (512, 4096)):
+        wide, ours = (choose("sm_90a", rows, n // 16, 4096) for choose in (ruled, choose_fp8_tiling))
+        assert (ours.kernel, ours.split, ours.w_tiles) == ("group", wide.split, wide.w_tiles)
+        assert ours.units * ours.stages > wide.units * wide.stages
+    # Sums of blocks and of their stream beside each other: 96 rows a block at most.
+    assert choose_fp8_tiling("sm_90a", 512, 256, 4096, blocks=True).x_tiles == 11
+    assert choose_fp8_tiling("sm_90a", 512, 256, 2880, blocks=True).kernel == "ring"
+    assert choose_fp8_tiling("sm_80", 512, 256, 4096).kernel == "tile"
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    "epilogue", [Epilogue("store"), Epilogue("swiglu"), Epilogue("qkv", head_dim=32, block=16)],
+    ids=lambda epilogue: epilogue.kind,
+)  # fmt: skip
+def test_packed_scales_lie_beside_the_rows_that_they_scale(epilogue: Epilogue) -> None:
+    n_w, k = 96, 272
+    scales = torch.arange(n_w // 8 * 3).view(n_w // 8, 3) + 1.0
+    packed = pack_scales(scales, epilogue)
+    assert packed.shape == (n_w // 16, 3, 2)
+    assert torch.equal(unpack_scales(packed, epilogue), scales)
+    # What a tile's rows of a weight whose values are their own scales hold: the tile's two scales of each block.
+    tiles = pack_weight(by_element(scales, k).contiguous(), epilogue).view(n_w // 16, -1, 2, 8, 32)  # tile, unit, half
+    for unit in range(8):
+        assert torch.equal(tiles[:, unit, :, 0, 0], packed[:, unit // 4])
+        assert torch.equal(tiles[:, unit].flatten(2).amin(2), packed[:, unit // 4])
+
+
+@pytest.mark.emulated
+def test_a_map_in_fp8_leaves_what_the_next_one_reads_by_a_launch_of_its_own() -> None:
+    case = {"kind": "residual", "m": 17, "n": 128, "k": 128, "dtype": "bf16", "packed": True, "fp8": True}
+    inputs = example(case)
+    outputs = gemm_outputs(case, inputs)
+    words = torch.zeros(packed_words(17, 128, 3, 1))
+    launches = gemm(
+        "sm_90a", Epilogue("residual"), x=inputs["x"], w=pack_weight(inputs["w"], Epilogue("residual")),
+        y=outputs["y"], k=128, packed=True, weight_rows=128, leave=OrderedRows(words, 3),
+        scratch=workspace(torch.device("cpu")), operands={**inputs, **outputs},
+    )  # fmt: skip
+    assert [launch.variant.name for launch in launches][::2] == ["gemm_pack_rows"] * 2  # its own x, and the next one's
+    emulator.execute(launches)
+    expected = pack_rows_reference(outputs["second"], 3, 1)
+    assert torch.equal(words.view(torch.int32), expected.contiguous().view(torch.int32).flatten())
 
 
 @pytest.mark.emulated
@@ -178,7 +292,7 @@ def test_kernels_over_16_bit_weights_are_named_and_made_as_before() -> None:
         assert "fp8" not in plain.name
         assert "fp8" not in plain.constants
         assert fp8.constants["fp8"] is True
-        assert [p.name for p in plain.parameters if p.name not in {q.name for q in fp8.parameters}] == ["workspace"]
+        assert [p.name for p in plain.parameters if p.name not in {q.name for q in fp8.parameters}] == ["ordered"]
 
 
 @pytest.mark.reference
@@ -187,8 +301,11 @@ def test_kernels_over_16_bit_weights_are_named_and_made_as_before() -> None:
     [({"packed": False}, "W in e4m3 by rows"), ({"operands": {}}, "W in e4m3 packed with no scales"),
      ({"operands": {"scales": torch.ones(48, dtype=torch.float64)}}, r"scales \[48\] torch.float64"),
      ({"operands": {"scales": torch.ones(16)}}, r"scales \[16\] torch.float32"),
-     ({"tiling": Tiling("tile", 2, 2, 1, 3, 2, 1)}, "ring or bulk"),
-     ({"tiling": Tiling("group", 2, 4, 1, 3)}, "ring or bulk")],
+     ({"operands": {"scales": torch.ones(3, 3, 2)}}, r"or \[3, 2, 2\] of blocks"),
+     ({"tiling": Tiling("tile", 2, 2, 1, 3, 2, 2)}, "a tile of W a warp"),
+     ({"tiling": Tiling("tile", 2, 2, 1, 3, 2, 1), **OF_BLOCKS}, "and scales of rows"),
+     ({"tiling": Tiling("bulk", 1, 1, 8, 3), **OF_BLOCKS}, "at most 4 units a stage"),
+     ({"tiling": Tiling("group", 13, 4, 1, 3), **OF_BLOCKS}, "whole blocks a stream")],
 )  # fmt: skip
 def test_what_no_kernel_over_e4m3_takes_is_refused(changes: dict[str, Any], words: str) -> None:
     inputs = example(WHOLE)

@@ -8,8 +8,7 @@ from eagle3core.kernels.card import case_id
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.gemm.card import CARD
 from eagle3core.kernels.gemm.meaning import GEMM
-from eagle3core.kernels.gemm.order.weight import pack_weight
-from eagle3core.kernels.gemm.reference import epilogue_of, n_weight_rows
+from eagle3core.kernels.gemm.reference import epilogue_of, n_weight_rows, packed_inputs
 
 pytestmark = pytest.mark.reference
 CPU = torch.device("cpu")
@@ -18,10 +17,10 @@ CPU = torch.device("cpu")
 def by_meaning(case, inputs):
     """Outputs of the call that a program would make of a case, written over poison."""
     outputs, epilogue = CARD.outputs(case, inputs), epilogue_of(case)
+    inputs = packed_inputs(case, inputs)
     others = {name: tensor for name, tensor in {**inputs, **outputs}.items() if name not in ("x", "w", "y")}
-    w = pack_weight(inputs["w"], epilogue) if case["packed"] else inputs["w"]
     call = GEMM.call(
-        None, epilogue, x=inputs["x"], w=w, y=outputs["y"], k=case["k"], packed=case["packed"],
+        None, epilogue, x=inputs["x"], w=inputs["w"], y=outputs["y"], k=case["k"], packed=case["packed"],
         weight_rows=n_weight_rows(case), q_heads=case.get("q_heads", 0), kv_heads=case.get("kv_heads", 0),
         operands=others,
     )  # fmt: skip

@@ -93,6 +93,17 @@ def test_caches_in_fp8_are_the_engines_and_a_series_of_their_own(rows: list[Row]
     assert (4 * quarter.kv_bytes, quarter.peer_bytes) == (whole.kv_bytes, whole.peer_bytes)
 
 
+def test_a_target_in_fp8_commits_the_planted_tokens_and_its_rows_are_series_of_their_own(rows: list[Row]) -> None:
+    bench = Bench(replace(SCENARIO, target_weights="fp8", peers=(), rounds=1), tell=lambda _: None)
+    for row in bench.run().rows:
+        assert row.parameters["target_weights"] == "fp8"
+        assert not wrong_tokens(row.values)
+        usual = by_name(rows)[row.name]
+        assert "target_weights" not in usual.parameters
+        bytes_moved, usually = (one.number("floor_ms") * one.number("ceiling_gb_per_s") for one in (row, usual))
+        assert bytes_moved < usually
+
+
 def test_a_bench_writes_a_row_for_every_depth_and_every_peer(rows: list[Row]) -> None:
     names = [row.name for row in rows]
     assert names == [

@@ -63,6 +63,28 @@ def test_the_floor_of_caches_in_fp8_is_that_counted_by_hand() -> None:
     assert target.step_bytes - both.step_bytes == 3 * a_layer
 
 
+def test_the_floor_of_a_target_in_fp8_is_that_counted_by_hand() -> None:
+    geometry = GEOMETRIES["llama-3.1-8b"]
+    target, at = geometry.target, {"k": 3, "batch": 1, "cached": 512, "itemsize": 2}
+    bf16, fp8 = (step_floor(target, geometry.draft, **at, target_weights=w) for w in ("as_stored", "fp8"))
+    values = 32 * (6144 + 4096 + 28672 + 14336) * 4096 + 128256 * 4096
+    rows = 32 * (6144 + 4096 + 28672 + 4096) + 128256
+    assert bf16.base_bytes - fp8.base_bytes == values - 4 * rows
+    assert bf16.step_bytes - fp8.step_bytes == values - 4 * rows
+    both = step_floor(target, geometry.draft, **at, draft_weights="fp8", target_weights="fp8")
+    assert both.ms(4578.0) == pytest.approx(1.913, abs=0.002)
+    # A head that the draft shares is the target's, unless it is the token table, which stays as it is.
+    shared = replace(geometry.draft, has_head=False)
+    for tied, size in ((False, 1), (True, 2)):
+        floors = [
+            step_floor(replace(target, tie_word_embeddings=tied), shared, **{**at, "k": k}, target_weights="fp8")
+            for k in (1, 2)
+        ]
+        heads = [floor.stages["draft.head"] for floor in floors]
+        read = shared.draft_vocab_size * (4096 * size + (0 if tied else 4))
+        assert heads[1] - heads[0] == read + 2 * 4096  # and the gain of the norm before it
+
+
 def test_a_tied_table_is_read_as_the_head_and_a_shared_head_by_the_draft() -> None:
     geometry = GEOMETRIES["nano"]
     target, draft = geometry.target, geometry.draft
