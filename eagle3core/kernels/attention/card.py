@@ -167,6 +167,7 @@ def attention_slow_variants(arch: str) -> list[Variant]:
         made += _variants(arch, [("bf16", 128, 10), ("bf16", 64, 3)], batches=(1,), earlier=30)
         made += _variants(arch, [("bf16", 128, 10)], batches=(1,), earlier=30, window=512)
         made += _variants(arch, [("bf16", 128, 8), ("bf16", 64, 16)], batches=(1,), paths=True)
+        made += _variants(arch, [("bf16", 64, 16)], batches=(1,), paths=True, window=128)
     else:
         made = _variants(arch, [("bf16", dim, t) for dim, _ in _KINDS for t in (1, 4, 8, 16, 64)], batches=(4,))
         made += _variants(arch, [("bf16", 128, 64)], batches=(1,))  # whose splits are all left apart
@@ -176,6 +177,7 @@ def attention_slow_variants(arch: str) -> list[Variant]:
         made += _variants(arch, [("bf16", 128, t) for t in (3, 10)], batches=(1,), earlier=30, window=512)
         made += _variants(arch, [("bf16", 128, t) for t in (8, 32, 60)] + [("bf16", 64, 60)], batches=(1,), paths=True)
         made += _variants(arch, [("bf16", 128, t) for t in (60, 16)], batches=(1,), paths=True, kv=32768)
+        made += _variants(arch, [("bf16", 64, t) for t in (8, 60)], batches=(1,), paths=True, window=128)
     fast = {v.name for v in attention_variants(arch)}
     return list({v.name: v for v in made if v.name not in fast}.values())
 
@@ -227,6 +229,7 @@ CARD = Card(
         _tiny(prefix=(37, -4), earlier=5, counting=True),
         _tiny(prefix=(75, 9), earlier=5, window=20, counting=True),
         _tiny(prefix=(41, -2), tokens=5, paths=True),
+        _tiny(prefix=(70,), tokens=4, window=20, sinks=True, paths=True),
     ),
     slow_cases=(
         _tiny(prefix=(150, 0, 63), dim=128, heads=4, tokens=4, order=(4, 2), tree="chain"),
@@ -247,6 +250,9 @@ CARD = Card(
         _tiny(prefix=(160, 0), tokens=40, paths=True),
         _tiny(prefix=(0, 64), dim=128, heads=4, tokens=7, order=(4, 2), paths=True),
         _tiny(prefix=(63,), heads=3, tokens=17, paths=True, tree="chain", dtype="f16"),
+        _tiny(prefix=(150, -2, 9), heads=16, kv_heads=2, tokens=9, window=40, sinks=True, paths=True),
+        _tiny(prefix=(77,), dim=128, heads=4, tokens=17, window=6, order=(4, 2), paths=True, tree="chain"),
+        _tiny(prefix=(200, 30), heads=8, tokens=17, window=128, sinks=True, order=(2, 4), tree="chain"),
     ),
     shapes=_measured(),
     hand_counts=(
