@@ -44,8 +44,6 @@ def why_plain_torch(
         experts = experts or draft.block.experts
     if experts is not None:
         return f"a layer has {experts.n} experts; the kernels take {NEEDED}"
-    if any(target.windows) or target.block.has_sinks:
-        return "layers have a window, or sinks; the kernels take targets without: a tree's bits are not theirs there"
     blocks, vocabularies = [target.block], [target.vocab_size]
     if isinstance(draft, TargetGeometry):
         blocks.append(draft.block)

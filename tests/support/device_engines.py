@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,16 @@ def packed_pair(
     return pack_checkpoints(target, draft, device=CPU, block=64, weights=weights, draft_weights=draft_weights)
 
 
+def with_windows(target: PackedTarget, windows: tuple[int, ...]) -> PackedTarget:
+    """The target with gpt-oss's attention: a window in some layers, sinks in all; no published family has those without
+    experts."""
+    block = replace(target.geometry.block, has_sinks=True)
+    random, layers = torch.Generator().manual_seed(1), []
+    for layer in target.layers:
+        layers.append(replace(layer, sinks=2 * torch.randn(block.n_heads, generator=random)))
+    return replace(target, geometry=replace(target.geometry, block=block, windows=windows), layers=tuple(layers))
+
+
 def device_runner(
     pair: Pair,
     k: int | None,
@@ -62,15 +73,17 @@ def device_runner(
     method: str = "eagle3",
     draft_weights: WeightFormat = "as_stored",
     target_weights: TargetFormat = "as_stored",
+    windows: tuple[int, ...] = (),
     **sized: Any,
 ) -> DeviceRunner:
     """A runner of `k` drafts a step, of a tree that the draft grows, or of another whose tokens come from outside.
 
-    `sized`: further fields of `DeviceSizes`.
+    `windows`: of the target's layers, which then have sinks too. `sized`: further fields of `DeviceSizes`.
     """
     drafts = k is not None or isinstance(tree, GrownTree) if drafts is None else drafts
     stored: dict[str, Any] = {"draft_weights": draft_weights, "target_weights": target_weights}
     target, draft = packed_pair(pair, drafts=drafts, method=method, **stored)
+    target = with_windows(target, windows) if windows else target
     shape = tree or chain_tree(k or 0)
     beams = shape.beam_rows if isinstance(shape, GrownTree) else 0
     room = session_len + max(shape.n_nodes, 2 * (k or 0), beams)
@@ -92,10 +105,14 @@ def device_engine(
     acceptance: AcceptanceRule | None = None,
     cache_dtype: CacheDtype = "as_computed",
     target_weights: TargetFormat = "as_stored",
+    windows: tuple[int, ...] = (),
     **changes: Any,
 ) -> Engine:
-    """An engine whose runner is the device's, with prefill passes of `chunk` rows; `cache_dtype`: of both caches."""
-    sizes: dict[str, Any] = {"n_slots": n_slots, "session_len": session_len, "chunk": chunk}
+    """An engine whose runner is the device's, with prefill passes of `chunk` rows.
+
+    `cache_dtype`: of both caches. `windows`: of `device_runner`.
+    """
+    sizes: dict[str, Any] = {"n_slots": n_slots, "session_len": session_len, "chunk": chunk, "windows": windows}
     sizes |= {"cache_dtype": cache_dtype, "draft_cache_dtype": cache_dtype, "target_weights": target_weights}
     runner = device_runner(pair, k, replayer, **sizes, n_behind=n_behind, acceptance=acceptance)
     how: dict[str, Any] = {

@@ -173,6 +173,7 @@ def attention_slow_variants(arch: str) -> list[Variant]:
         made += _variants(arch, [("bf16", 128, 8), ("bf16", 64, 16)], batches=(1,), paths=True)
         made += _variants(arch, [("bf16", 128, 8), ("bf16", 64, 64)], batches=(4,), fp8=True)
         made += _variants(arch, [("bf16", 128, 8)], batches=(1,), paths=True, fp8=True)
+        made += _variants(arch, [("bf16", 64, 16)], batches=(1,), paths=True, window=128)
     else:
         made = _variants(arch, [("bf16", dim, t) for dim, _ in _KINDS for t in (1, 4, 8, 16, 64)], batches=(4,))
         made += _variants(arch, [("bf16", 128, 64)], batches=(1,))  # whose splits are all left apart
@@ -186,6 +187,7 @@ def attention_slow_variants(arch: str) -> list[Variant]:
         made += _variants(arch, [("bf16", 128, t) for t in (8, 60)], batches=(1,), paths=True, fp8=True)
         made += _variants(arch, [("bf16", 128, 10)], batches=(1,), earlier=30, fp8=True)
         made += _variants(arch, [("f16", 128, 8)], batches=(4,), fp8=True)
+        made += _variants(arch, [("bf16", 64, t) for t in (8, 60)], batches=(1,), paths=True, window=128)
     fast = {v.name for v in attention_variants(arch)}
     return list({v.name: v for v in made if v.name not in fast}.values())
 
@@ -238,6 +240,7 @@ CARD = Card(
         _tiny(prefix=(75, 9), earlier=5, window=20, counting=True),
         _tiny(prefix=(41, -2), tokens=5, paths=True),
         _tiny(prefix=(93, 14), tree="chain", fp8=True),
+        _tiny(prefix=(70,), tokens=4, window=20, sinks=True, paths=True),
     ),
     slow_cases=(
         _tiny(prefix=(150, 0, 63), dim=128, heads=4, tokens=4, order=(4, 2), tree="chain"),
@@ -264,6 +267,9 @@ CARD = Card(
         _tiny(prefix=(13, -2, 95), heads=4, tokens=9, paths=True, fp8=True),
         _tiny(prefix=(160, 0), tokens=20, dim=128, heads=4, paths=True, fp8=True),
         _tiny(prefix=(75, 9), earlier=5, window=20, counting=True, fp8=True),
+        _tiny(prefix=(150, -2, 9), heads=16, kv_heads=2, tokens=9, window=40, sinks=True, paths=True),
+        _tiny(prefix=(77,), dim=128, heads=4, tokens=17, window=6, order=(4, 2), paths=True, tree="chain"),
+        _tiny(prefix=(200, 30), heads=8, tokens=17, window=128, sinks=True, order=(2, 4), tree="chain"),
     ),
     shapes=_measured(),
     hand_counts=(

@@ -73,7 +73,9 @@ def make_attention_group(
     moves_registers = n_warps == MULTIPLYING_WARPS  # fewer warps have enough
     span = make_span(isa, earlier=words > 0, paths=paths, windowed=windowed)
     load_tile = make_load_tile(isa, shape, held=pieces)
-    owns_tail, load_tail, add_paths = make_paths(isa, shape, threads=32 * n_warps, held=pieces, tail=tail, tiles=1)
+    owns_tail, load_tail, add_paths = make_paths(
+        isa, shape, threads=32 * n_warps, held=pieces, tail=tail, tiles=1, windowed=windowed
+    )
     follow, _, _ = make_ring(isa, shape, row_warps=units, groups=groups, units=units)
     fetch_sets = make_fetch_sets(isa, shape, groups=groups, units=units, stages=stages, overlap=overlap)
     steps = make_steps(isa, shape, tiles=1, half=False, held=pieces, units=units, words=words, windowed=windowed)
@@ -252,7 +254,7 @@ def make_attention_group(
                             if paths and i32(first + UNIT) > ctx:
                                 sees = add_paths(
                                     i32(base + tail_offset), queries, i32(0), accumulators, tops, sums, tokens, ctx,
-                                    first, row0, scale, pinned(lane),
+                                    first, row0, window, scale, pinned(lane),
                                 )  # fmt: skip
                             else:
                                 if i32(first + UNIT) > ctx or first < seen_by_all:

@@ -175,7 +175,7 @@ def attention(
             window hides none of them. One kernel serves every number, for masks of as many words.
         path_len: tokens of the longest path, the root included, where the T keys are the nodes of a tree, parents
             before children and no two of a path at one depth; 0 for a chain or a chunk. A row then adds its ancestors
-            at their positions, to the bits of plain decoding after the same path. Not with earlier keys or a window.
+            at their positions, to the bits of plain decoding after the same path. Not with earlier keys.
         scales: of a cache in e4m3: what its keys and values are multiplied by. That of keys joins the scale of scores,
             that of values the last division, so no entry is rounded once more.
         ordered: of `gemm.ordered_input`, where the output is written a second time, for the map that follows.
@@ -188,7 +188,7 @@ def attention(
     check_limits(
         q.dtype, dim, n_heads, n_kv_heads, tokens, k_blocks.shape[2], earlier=earlier, window=window, path_len=path_len
     )
-    assert not path_len or not (earlier or window), "paths are of the nodes of one pass, which all keys are seen by"
+    assert not path_len or not earlier, "paths are of the nodes of one pass"
     words, least = masks.shape[-1], -(-(earlier + tokens) // 32)
     assert words >= least, f"{words} mask words for {earlier} + {tokens} keys, which take {least}"
     has_more = earlier > 0 or words > least  # than the T new keys, for which the mask of a pass has just the words
@@ -202,8 +202,9 @@ def attention(
     partial, tops_sums = scratch
     scale = dim**-0.5 * LOG2_E * scales[0]
     of_values = {"v_scale": scales[1]} if shape.is_fp8 else {}
-    many = {"earlier": earlier | window << EARLIER_BITS}
-    behind = {"path_len": path_len} if path_len else many if has_more else {"window": window}
+    behind = {"window": window}
+    if path_len or has_more:
+        behind = {"path_len" if path_len else "earlier": (path_len or earlier) | window << EARLIER_BITS}
     variant = attention_variant(
         arch, shape, tokens, plan, words=words if has_more else 0, paths=path_len > 0, windowed=window > 0
     )

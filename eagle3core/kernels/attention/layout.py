@@ -18,7 +18,7 @@ import numpy as np
 UNIT = 16  # keys
 BUNDLE = 4  # splits; where a block handles all of a bundle, a quarter of the sums leaves it
 BLOCK_SHIFT = 6  # keys of a cache block: 64
-EARLIER_BITS = 9  # lowest bits of `behind`, which hold how many earlier keys there are; a window is above them
+EARLIER_BITS = 9  # lowest bits of `behind`: how many earlier keys there are, or tokens of a path; a window is above
 FLOOR = np.float32(-1e30)  # the running maximum before any visible key; finite, so that differences are never NaN
 LOG2_E = 1.4426950408889634
 
@@ -135,8 +135,8 @@ def make_span(isa: Any, *, earlier: bool = False, paths: bool = False, windowed:
 
     Args:
         earlier: the third operand is no window, but how many masked keys lie before the T newest.
-        windowed: with `earlier`: the third operand is `behind`, the number of those keys and a window in one.
         paths: it is the tokens of a tree's longest path, and units are those of positions (`paths`).
+        windowed: with either: the third operand is `behind`, that number and a window in one.
     """
     i32 = isa.i32
 
@@ -160,6 +160,13 @@ def make_span(isa: Any, *, earlier: bool = False, paths: bool = False, windowed:
             n_units = i32(0)
         return i32(ctx + tokens), n_units, i32(0), i32(0)
 
+    def span_of_paths_near(ctx: Any, tokens: Any, behind: Any) -> Any:
+        window, after = i32(behind >> EARLIER_BITS), i32(ctx + (behind & ((1 << EARLIER_BITS) - 1)))
+        n_units, nearest = i32((after + (UNIT - 1)) >> 4), i32(max(ctx - window + 1, 0))
+        if ctx < 0:
+            n_units = i32(0)
+        return i32(ctx + tokens), n_units, i32(nearest >> 4), i32(after - window)  # no node stands at `after` or behind
+
     def span(ctx: Any, tokens: Any, window: Any) -> Any:
         end = i32(ctx + tokens)
         n_units, first_unit, seen_by_all = i32((end + (UNIT - 1)) >> 4), i32(0), i32(0)
@@ -171,8 +178,11 @@ def make_span(isa: Any, *, earlier: bool = False, paths: bool = False, windowed:
             n_units = i32(0)
         return end, n_units, first_unit, seen_by_all
 
-    of_many = span_of_many_near if windowed else span_of_many
-    return isa.inlined(span_of_paths if paths else of_many if earlier else span)
+    if paths:
+        return isa.inlined(span_of_paths_near if windowed else span_of_paths)
+    if earlier:
+        return isa.inlined(span_of_many_near if windowed else span_of_many)
+    return isa.inlined(span)
 
 
 def make_fp8_order(isa: Any) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 A pass masks its own T keys, at most 64, and a row's bits fit one register pair. Under `earlier` it also masks the rows
 that earlier passes left between the prefix and its own, and a row takes the 16 bits of a unit from the two words that
-hold them, however many words there are.
+hold them, however many words there are. Rows of paths come here with units of old keys alone, which a window hides.
 
 Source: derived here; docs/requirements.md R-108.
 """
@@ -23,7 +23,8 @@ def make_hide(isa: Any, shape: Shape, tiles: int, *, words: int = 0, windowed: b
 
     Args:
         words: of a row's mask where keys ctx .. end - 1 are masked and not the T newest alone.
-        windowed: with `words`: old keys are hidden by a window too, which the operand `window` holds as `behind` says.
+        windowed: the operand `window` is `behind` (`layout.EARLIER_BITS`). With `words` its window hides old keys too;
+            without it is that of rows of paths, whose units here hold old keys alone.
     """
     i32, i64 = isa.i32, isa.i64
     token_of = make_token_of(isa, shape.group)
@@ -63,7 +64,10 @@ def make_hide(isa: Any, shape: Shape, tiles: int, *, words: int = 0, windowed: b
                     scores[s + h * 4 + e] = HIDDEN
         return i32(sees & 0x303)
 
-    hide_row = _make_hide_row_of_many(isa, shape, words, windowed) if words else isa.inlined(hide_row)
+    if words:
+        hide_row = _make_hide_row_of_many(isa, shape, words, windowed)
+    else:
+        hide_row = _make_hide_row_of_paths(isa, shape) if windowed else isa.inlined(hide_row)
 
     def hide(
         scores: Any, first: Any, row0: Any, tokens: Any, ctx: Any, end: Any, window: Any, mask: Any, positions: Any,
@@ -113,6 +117,30 @@ def _make_hide_row_of_many(isa: Any, shape: Shape, words: int, windowed: bool) -
             gone = i32(min(max(position + 1 - (behind >> EARLIER_BITS) - first, 0), before))
             seen = i32(seen & i32(-(1 << gone)))
         sees = i32(seen & 0xFFFF) >> column  # bit 8 h + e: sees this lane's key e of half h
+        for h in range(2):
+            for e in range(2):
+                if (sees >> (h * 8 + e)) & 1 == 0:
+                    scores[s + h * 4 + e] = HIDDEN
+        return i32(sees & 0x303)
+
+    return isa.inlined(hide_row)
+
+
+def _make_hide_row_of_paths(isa: Any, shape: Shape) -> Any:
+    """`hide_row` of a unit of old keys alone, which stand at their index, below a tree's nodes."""
+    i32 = isa.i32
+    token_of = make_token_of(isa, shape.group)
+
+    def hide_row(
+        s: Any, row: Any, scores: Any, first: Any, tokens: Any, ctx: Any, end: Any, behind: Any, mask: Any,
+        positions: Any, lane: Any,
+    ) -> Any:  # fmt: skip
+        token, column = token_of(row), i32((lane & 3) * 2)
+        if token >= tokens:
+            token = i32(tokens - 1)  # a row that does not exist; nobody reads its result
+        position = isa.load_u32(positions + token * 4)
+        gone = i32(min(max(position + 1 - (behind >> EARLIER_BITS) - first, 0), UNIT))
+        sees = i32(i32(-(1 << gone)) & 0xFFFF) >> column  # bit 8 h + e: sees this lane's key e of half h
         for h in range(2):
             for e in range(2):
                 if (sees >> (h * 8 + e)) & 1 == 0:

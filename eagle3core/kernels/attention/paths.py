@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from eagle3core.kernels.attention.layout import BLOCK_SHIFT, UNIT, Shape, make_token_of
+from eagle3core.kernels.attention.layout import BLOCK_SHIFT, EARLIER_BITS, UNIT, Shape, make_token_of
 from eagle3core.kernels.attention.mask import HIDDEN
 from eagle3core.kernels.attention.tile import make_steps
 
@@ -33,14 +33,16 @@ def tail_bytes(shape: Shape, tail: int) -> int:
 
 
 def make_paths(
-    isa: Any, shape: Shape, *, threads: int, held: int, tail: int, tiles: int, abreast: int = 0
+    isa: Any, shape: Shape, *, threads: int, held: int, tail: int, tiles: int, abreast: int = 0, windowed: bool = False
 ) -> tuple[Any, Any, Any]:
     """`owns_tail`, `load_tail` and `add_paths` of a block of `threads`; three that do nothing where `tail` is 0."""
     if tail:
         return (
             make_owns_tail(isa, shape),
             make_load_tail(isa, shape, threads, tail),
-            make_add_paths(isa, shape, held=held, tail=tail, tiles=tiles, abreast=abreast or 3 - tiles),
+            make_add_paths(
+                isa, shape, held=held, tail=tail, tiles=tiles, abreast=abreast or 3 - tiles, windowed=windowed
+            ),
         )
 
     def nothing(*operands: Any) -> Any:
@@ -152,15 +154,18 @@ def make_row_at(isa: Any) -> Any:
     return isa.inlined(row_at)
 
 
-def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int, tiles: int, abreast: int) -> Callable[..., Any]:
+def make_add_paths(
+    isa: Any, shape: Shape, *, held: int, tail: int, tiles: int, abreast: int, windowed: bool = False
+) -> Callable[..., Any]:
     """`add_paths(...)`: a warp's rows take in the unit that begins at `first`; 1 if any row sees it.
 
     Operands: `at` (see `load_tail`), queries and q_at as `score` takes them, accumulators, tops, sums, tokens, ctx,
-    first, row0, scale, lane. Scores and values are those of one node after the other; maxima move once for all.
+    first, row0, behind, scale, lane. Scores and values are those of one node after the other; maxima move once for all.
 
     Args:
         held: of `make_steps`. tail: units at `at`. tiles: of the warp, 16 rows each. abreast: nodes scored at once,
             whose products then need not wait for each other.
+        windowed: `behind` holds a window (`layout.EARLIER_BITS`), counted back from the node's last place, its own.
     """
     cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
     token_of = make_token_of(isa, shape.group)
@@ -174,14 +179,18 @@ def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int, tiles: int, 
 
     keys_at = isa.inlined(keys_at)
 
-    def take_own(s: Any, scores: Any, all_scores: Any, row: Any, node: Any, n_seen: Any, lane: Any) -> None:
-        """A node's scores join those of its tile, but for places that are not filled."""
-        column = i32((lane & 3) * 2)
+    def take_own(
+        s: Any, scores: Any, all_scores: Any, row: Any, node: Any, n_seen: Any, behind: Any, lane: Any
+    ) -> None:
+        """A node's scores join those of its tile, but for places that are not filled, or out of its window."""
+        column, nearest = i32((lane & 3) * 2), i32(0)
+        if windowed:
+            nearest = i32(n_seen - (behind >> EARLIER_BITS))
         for far in range(2):
             if token_of(i32(row + far * 8)) == node:
                 for h in range(2):
                     for e in range(2):
-                        if column + h * 8 + e < n_seen:
+                        if column + h * 8 + e < n_seen and (not windowed or column + h * 8 + e >= nearest):
                             all_scores[far * 2 + h * 4 + e] = scores[s + far * 2 + h * 4 + e]
 
     def weights_of(all_weights: Any, weights: Any, row: Any, node: Any) -> None:
@@ -202,7 +211,7 @@ def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int, tiles: int, 
 
         def add_tile(
             at: Any, queries: Any, q_at: Any, accumulators: Any, tops: Any, sums: Any, tokens: Any, ctx: Any,
-            first: Any, row0: Any, scale: Any, lane: Any,
+            first: Any, row0: Any, behind: Any, scale: Any, lane: Any,
         ) -> Any:  # fmt: skip
             scores, all_scores = cuda.local.array(n_scores, f32), cuda.local.array(8, f32)
             seen, keys = cuda.local.array(abreast, i32), cuda.local.array(n_keys, i32)
@@ -226,7 +235,7 @@ def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int, tiles: int, 
                 if sees_here != 0:
                     score(scores, queries, q_at, keys)
                     for a in range(abreast):
-                        take_own(8 * a, scores, all_scores, own, i32(node + a), seen[a], lane)
+                        take_own(8 * a, scores, all_scores, own, i32(node + a), seen[a], behind, lane)
                     sees = i32(1)
                 node = i32(node + abreast)
             if sees != 0:
@@ -250,11 +259,13 @@ def make_add_paths(isa: Any, shape: Shape, *, held: int, tail: int, tiles: int, 
 
     def add_paths(
         at: Any, queries: Any, q_at: Any, accumulators: Any, tops: Any, sums: Any, tokens: Any, ctx: Any, first: Any,
-        row0: Any, scale: Any, lane: Any,
+        row0: Any, behind: Any, scale: Any, lane: Any,
     ) -> Any:  # fmt: skip
-        sees = first_tile(at, queries, q_at, accumulators, tops, sums, tokens, ctx, first, row0, scale, lane)
+        sees = first_tile(at, queries, q_at, accumulators, tops, sums, tokens, ctx, first, row0, behind, scale, lane)
         if tiles == 2:
-            sees |= second_tile(at, queries, q_at, accumulators, tops, sums, tokens, ctx, first, row0, scale, lane)
+            sees |= second_tile(
+                at, queries, q_at, accumulators, tops, sums, tokens, ctx, first, row0, behind, scale, lane
+            )
         return i32(sees)
 
     return isa.inlined(add_paths)  # type: ignore[no-any-return]

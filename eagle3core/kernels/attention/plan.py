@@ -25,7 +25,7 @@ PARAMETERS = parameters(
 )
 # With earlier rows its place says how many there are, and above `layout.EARLIER_BITS` what the window is.
 EARLIER_PARAMETERS = tuple(replace(p, name="earlier") if p.name == "window" else p for p in PARAMETERS)
-# With paths neither.
+# With paths their longest one, likewise.
 PATHS_PARAMETERS = tuple(replace(p, name="path_len") if p.name == "window" else p for p in PARAMETERS)
 COMBINE_PARAMETERS = parameters(
     "partial:in tops_sums:in sinks:const out:out words:out tokens:i32 x_tiles:i32 scale:f32"
@@ -185,8 +185,9 @@ def attention_variant(
     """The first kernel for `tokens` queries a sequence.
 
     Args:
-        words: of a row's mask, 0 if only the T newest have bits. windowed: with these, old keys have a window.
+        words: of a row's mask, 0 if only the T newest have bits.
         paths: rows add their ancestors as plain decoding does; of `attention_rows` alone.
+        windowed: keys have a window; with `words` or `paths` a kernel of its own.
     """
     order = f"{_shape_name(shape)}_s{plan.stages}"
     order += "_counting" if plan.counting else ""
@@ -195,7 +196,7 @@ def attention_variant(
     shared["overlap"] = overlaps(arch)
     if words:  # only where set: the other variants are to stay as they were proven, name, constants and machine code
         shared["words"] = words
-    if words and windowed:
+    if windowed and (words or paths):
         order, shared["windowed"] = f"{order}_window", True
     tail = tail_units(tokens) if paths else 0
     if paths:

@@ -67,7 +67,8 @@ def make_attention_rows(
         joined: the block's `run` is a multiple of a bundle, whose splits it joins.
         counting, overlap, words, windowed: as in `attention_streams`.
         tail: units for which there is room beyond the prefix, where the T keys are a tree's nodes and rows add their
-            ancestors as plain decoding does (`paths`); the parameter `window` says how long a path can be.
+            ancestors as plain decoding does (`paths`); the parameter `window` says how long a path can be, and where it
+            is `windowed` a window beside that.
         tiles: of 16 rows of a warp. One where a tree has few nodes: they are added one after the other, so warps share
             them, and each key serves one tile alone. abreast: nodes scored at once; 0 for two with one tile, else one.
     """
@@ -81,7 +82,14 @@ def make_attention_rows(
     span = make_span(isa, earlier=words > 0, paths=paths, windowed=windowed)
     load_tile = make_load_tile(isa, shape, held=held)
     owns_tail, load_tail, add_paths = make_paths(
-        isa, shape, threads=32 * row_warps * groups, held=held, tail=tail, tiles=tiles, abreast=abreast
+        isa,
+        shape,
+        threads=32 * row_warps * groups,
+        held=held,
+        tail=tail,
+        tiles=tiles,
+        abreast=abreast,
+        windowed=windowed,
     )
     follow, look_up, copy_set = make_ring(isa, shape, row_warps=row_warps, groups=groups, units=units)
     score, hide, start_tops, grows, raise_tops, add_values, *_ = make_steps(
@@ -256,7 +264,7 @@ def make_attention_rows(
                         if paths and i32(first + UNIT) > ctx:
                             seen, sees = add_paths(
                                 i32(base + tail_offset), queries, q_at, accumulators, tops, sums, tokens, ctx, first,
-                                row0, scale, pinned(lane),
+                                row0, window, scale, pinned(lane),
                             ), i32(0)  # fmt: skip
                             executed, mask_empty = i32(executed + seen), i32(mask_empty - seen)
                         elif i32(first + UNIT) > ctx or first < seen_by_all:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,13 @@ def test_the_published_config_of_the_120b_gives_its_sizes(tmp_path: Path) -> Non
     reason = why_plain_torch(geometry, None, EngineConfig(), torch.bfloat16)
     assert reason is not None
     assert "a layer has 128 experts" in reason
+
+
+def test_all_but_its_experts_runs_on_the_kernels(tmp_path: Path) -> None:
+    geometry = geometry_of(published(), tmp_path)
+    dense = replace(geometry, block=replace(geometry.block, experts=None))
+    assert dense.block.has_sinks
+    assert why_plain_torch(dense, None, EngineConfig(), torch.bfloat16) is None
 
 
 def test_a_silent_config_means_what_the_class_defaults_to(tmp_path: Path) -> None:

@@ -58,6 +58,7 @@ CASES = [
         {**TINY, "prefix": (75, 9), "earlier": 5, "window": 20, "tokens": 3, "counting": True}, ONE, marks=slow
     ),
     pytest.param({**TINY, "heads": 4, "prefix": (300, 9), "tokens": 17, "paths": True}, TWO_STREAMS, marks=slow),
+    pytest.param({**TREE, "prefix": (150,), "window": 40, "sinks": True}, ONE, marks=slow),
     pytest.param(
         {
             **TINY,

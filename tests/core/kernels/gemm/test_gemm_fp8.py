@@ -29,6 +29,7 @@ from eagle3core.kernels.gemm.order.weight import pack_scales, pack_weight, unpac
 from eagle3core.kernels.gemm.reference import gemm_outputs
 from eagle3core.kernels.gemm.tiling import Tiling
 from eagle3core.kernels.gemm.tiling import ruled_tiling as ruled
+from eagle3core.kernels.isa import e4m3
 from eagle3core.step.gemm_audit import products_of
 from lab.probes.sweeps.machines import variants_of
 
