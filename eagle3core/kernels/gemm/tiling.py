@@ -33,6 +33,7 @@ class Tiling:
         units, stages: units of 32 k of a stage, and stages of the ring.
         warps_x, warps_w: of `tile`; see `make_gemm_tile`.
         split: of `tile` and `group`. together: of a split `group`; see `sums.make_hand_over`.
+        cluster: of `group`, blocks of x that share tiles of W; see `make_gemm_group`.
     """
 
     kernel: Literal["ring", "bulk", "tile", "group"]
@@ -44,6 +45,7 @@ class Tiling:
     warps_w: int = 1
     split: int = 1
     together: bool = False
+    cluster: int = 1
 
     @property
     def threads(self) -> int:
@@ -65,7 +67,8 @@ class Tiling:
             "ring": "",
             "bulk": "",
             "tile": f"_{self.warps_x}x{self.warps_w}_s{self.split}",
-            "group": f"_{'t' if self.together else 's'}{self.split}",
+            "group": f"_{'t' if self.together else 's'}{self.split}"
+            + (f"_c{self.cluster}" if self.cluster > 1 else ""),
         }
         return f"{self.kernel}_{self.x_tiles}x{self.w_tiles}_u{self.units}_p{self.stages}{more[self.kernel]}"
 
