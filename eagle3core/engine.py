@@ -87,7 +87,10 @@ class Engine(Closing):
         self.speculation = speculation or speculation_from(config, draft)
         check_fit(target, draft, config)
         self.memory_plan = memory_plan or plan_loaded(target, draft, config, self.backend)
-        self.runner = runner or new_runner(target, draft, config, self.memory_plan.n_blocks, self.trace)
+        only_tuned = performance_mode.is_on()
+        self.runner = runner or new_runner(
+            target, draft, config, self.memory_plan.n_blocks, self.trace, only_tuned=only_tuned
+        )
         self.promises = performance_mode.Watch(config, self.backend, self.runner, self.speculation)
         self.book = Book(self.runner, self.promises, config)
         self.is_closed = False

@@ -17,11 +17,12 @@ from eagle3core.geometry import BlockGeometry, DrafterGeometry, TargetGeometry
 from eagle3core.kernels.gemm.scratch import workspace_bytes
 from eagle3core.kernels.launch import device_arch
 from eagle3core.loading import Reading, device_sizes, steps_draft
-from eagle3core.step.sizes import StateShape, blocks_for, stored_dtype
+from eagle3core.step.sizes import StateShape, blocks_for, chunk_shapes, stored_dtype
 from eagle3core.step.state import state_bytes
 from eagle3core.weights.packed import Drafter, PackedTarget
 
 GRAPH_BYTES = 80 << 20  # 76 MiB seen on an H200 for a first engine, up to 4 MiB for each further one (docs/log.md)
+PASS_BYTES = 16 << 20  # for each narrower pass: 2 MiB a kernel, as of those seen, of about seven that no other pass has
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def plan_memory(
     Raises:
         ConfigError: the weights and scratch exceed free memory, or the caches their share of what is left.
     """
-    graphs = GRAPH_BYTES if backend.path == "kernels" else 0
+    graphs = _graph_bytes(config) if backend.path == "kernels" else 0
     free = backend.free_bytes if free_bytes is None else free_bytes
     left = free - unloaded_bytes - scratch_bytes - graphs
     if left <= 0:
@@ -154,6 +155,11 @@ def plan_memory(
         weight_bytes, n_blocks * target_block, n_blocks * draft_block, a_sequence, allowed, scratch_bytes, graphs,
         n_blocks,
     )  # fmt: skip
+
+
+def _graph_bytes(config: EngineConfig) -> int:
+    """Graphs and code of an engine's kernels, about."""
+    return GRAPH_BYTES + PASS_BYTES * (len(chunk_shapes(device_sizes(config, drafts=False), kernels=True)) - 1)
 
 
 def _block_bytes(geometry: BlockGeometry, n_layers: int, block: int, dtype: torch.dtype) -> int:

@@ -1,9 +1,9 @@
 """The one book of an engine: which requests wait, whose prompt is being read, and who runs.
 
 Result rows carry a request's id, and a row whose request has left the book was made before the host knew, so it is
-thrown away. A slot is where a request lies. Prompts are read first come first served, as many in a pass as fill it;
-while others run, pass by pass with steps in between. What waits when nothing runs is read before the first step.
-Where cache blocks run out, the youngest request waits again, before all others, and is read again with its tokens.
+thrown away. Prompts are read first come first served, as many in a pass as fill it; while others run, pass by pass with
+steps in between. What waits when nothing runs is read before the first step. Where cache blocks run out, the youngest
+request waits again, before all others, and is read again with its tokens.
 """
 
 from __future__ import annotations
@@ -161,17 +161,17 @@ class Book:
         if not self.running:
             self._n_steps = 0  # steps are numbered from the first request of a batch, as taps name them
             self._share.forget()
-        ended: list[int] = []
-        while self._may_read and not ended:
-            while self._may_begin and not is_full(list(self._progress.values()), self.runner.sizes):
+        while True:
+            largest = self.runner.largest_pass(self._share.most_rows if self._n_steps else None)
+            while self._may_begin and not is_full(list(self._progress.values()), largest):
                 self._begin(trace)
             with trace.scope("prefill"):
-                rows = self.runner.read_on(list(self._progress.values()), trace)
+                rows = self.runner.read_on(list(self._progress.values()), trace, largest)
             self.n_passes += 1
             if self._n_steps:
                 self._share.read(rows)
             ended = [id_ for id_, progress in self._progress.items() if progress.is_done]
-            if pauses():
+            if ended or pauses() or not self._may_read:
                 break
         for id_ in ended:
             self.running[id_] = self.reading[id_]

@@ -11,6 +11,10 @@ from __future__ import annotations
 # costs about what 512 * 4.6 / 31 = 76 rows of a chunk cost, of which this is the power of two below.
 LEAST_ROWS = 64
 
+# A pass that owes more is too long for those that wait for it: at a share of one half eight steps, which 512 rows owe.
+# Those take an H200 about 30 ms at the 8B shape, 45 behind 32K tokens, and longer passes read hardly faster.
+MOST_OWED = 8 * LEAST_ROWS
+
 
 class ReadingShare:
     """What prompts owe to the steps of the requests that run.
@@ -22,6 +26,11 @@ class ReadingShare:
     def __init__(self, share: float) -> None:
         self._steps_per_row = (1.0 - share) / share
         self._owed = 0.0  # rows of steps; less than 0 where the last step was larger than what was owed
+
+    @property
+    def most_rows(self) -> float | None:
+        """Rows of the largest pass that may be made while requests run; None: of any."""
+        return MOST_OWED / self._steps_per_row if self._steps_per_row else None
 
     @property
     def may_read(self) -> bool:

@@ -104,6 +104,7 @@ class Variant:
         dependent: the kernel waits for the kernel before by itself, so it may be launched to overlap with it.
         rounds_itself: several kernels promise the same bits, so the source says (`fused`, `product`) where a product
             that is added to something is rounded, and the compiler must not have merged any by its own choice.
+        cluster: blocks that run side by side and reach each other's shared memory; they divide the grid.
     """
 
     name: str
@@ -117,6 +118,7 @@ class Variant:
     instructions: Mapping[str, int] = field(default_factory=dict)
     dependent: bool = False
     rounds_itself: bool = False
+    cluster: tuple[int, int, int] = (1, 1, 1)
 
     def launch(self, grid: tuple[int, ...], **values: Value) -> Launch:
         """A launch of this variant, `grid` blocks, with every parameter by name."""

@@ -111,8 +111,11 @@ def execute(launches: Sequence[Launch]) -> None:
 def _config(item: Launch) -> Any:
     from cuda.core import LaunchConfig
 
+    cluster = item.variant.cluster
+    clusters = {"cluster": cluster} if cluster != (1, 1, 1) else {}  # of which the driver then wants the grid
     return LaunchConfig(
-        grid=item.grid,
+        grid=tuple(n // of for n, of in zip(item.grid, cluster, strict=True)),
+        **clusters,
         block=item.variant.threads,
         shmem_size=item.variant.shared_bytes,
         programmatic_stream_serialization=item.variant.dependent and item.overlap,

@@ -37,10 +37,11 @@ Setting = Mapping[str, Any]
 # What an entry has to give, and what it must not: the first changes time, the second bits.
 NEUTRAL: dict[str, frozenset[str]] = {
     "gemm": frozenset(
-        {"kernel", "x_tiles", "w_tiles", "units", "stages", "warps_x", "warps_w", "split", "together"}
+        {"kernel", "x_tiles", "w_tiles", "units", "stages", "warps_x", "warps_w", "split", "together", "cluster"}
     ),
     "attention": frozenset({"row_warps", "groups", "units", "stages", "run"}),
 }  # fmt: skip
+BEFORE: dict[str, Setting] = {"gemm": {"cluster": 1}, "attention": {}}  # what older files do not name, and what it was
 ORDER: dict[str, frozenset[str]] = {
     "gemm": frozenset({"streams", "unit"}),
     "attention": frozenset({"key unit", "splits", "streams", "bundle"}),
@@ -219,6 +220,7 @@ def checked_entry(op: str, entry: Any, where: str) -> tuple[Key, Setting]:
             there.
     """
     setting, given = _parts_of(entry, where)
+    setting = {**BEFORE[op], **setting}
     for name in setting:
         if name in ORDER[op]:
             raise ConfigError(

@@ -78,10 +78,11 @@ def tree_of(spec: SpeculativeConfig) -> FlatTree | GrownTree:
 
 def new_runner(
     target: PackedTarget, draft: Drafter | None, config: EngineConfig, n_blocks: int | None = None,
-    trace: Trace | None = None,
+    trace: Trace | None = None, *, only_tuned: bool = False,
 ) -> DeviceRunner:  # fmt: skip
     """The runner of models on their device, with `n_blocks` as in `device_sizes`: captured graphs of kernels for packed
-    ones, plain torch for others; what that takes are spans of the trace."""
+    ones, plain torch for others; what that takes are spans of the trace. `only_tuned`:
+    `DeviceRunner.keep_tuned_passes`."""
     sizes = device_sizes(config, drafts=steps_draft(config, draft), n_blocks=n_blocks)
     spec = config.speculative_config
     n_behind = 0 if spec is not None and spec.is_lookup else None  # what is looked up begins with the newest tokens
@@ -89,6 +90,8 @@ def new_runner(
         return DeviceRunner(target, draft, sizes, arch=None, replayer=EagerReplayer(), n_behind=n_behind)
     arch, replayer = device_arch(target.device), GraphReplayer(target.device)
     runner = DeviceRunner(target, draft, sizes, arch=arch, replayer=replayer, n_behind=n_behind)
+    if only_tuned:
+        runner.keep_tuned_passes()
     runner.prepare(trace)
     return runner
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from eagle3core.sampling import Sampling
-from eagle3core.step.sizes import ChunkShape, DeviceSizes, blocks_for
+from eagle3core.step.sizes import ChunkShape, blocks_for
 
 EVERY_DRAFT = (1 << 31) - 1
 
@@ -66,14 +66,15 @@ class Part(NamedTuple):
 
 
 def parts_of_pass(
-    readings: Sequence[Reading], shapes: Sequence[ChunkShape], sizes: DeviceSizes
+    readings: Sequence[Reading], shapes: Sequence[ChunkShape], largest: ChunkShape
 ) -> tuple[list[Part], ChunkShape]:
-    """What the next pass reads, first come first served in whole spans, and the smallest of `shapes` that holds it."""
-    n_free, counts = sizes.n_spans, []
+    """What the next pass reads, first come first served in whole spans up to those of `largest`, and the smallest of
+    `shapes`, of which that is one, that holds it."""
+    n_free, counts = largest.spans, []
     for reading in readings:
-        n_spans = min(blocks_for(reading.n_left, sizes.span), n_free)
+        n_spans = min(blocks_for(reading.n_left, largest.tokens), n_free)
         n_free -= n_spans
-        counts.append(min(reading.n_left, n_spans * sizes.span))
+        counts.append(min(reading.n_left, n_spans * largest.tokens))
     shape = next(shape for shape in shapes if shape.holds(counts))
     # A span of more tokens than those that are shared may have room left for what follows in its prompt.
     rounded = [blocks_for(n, shape.tokens) * shape.tokens for n in counts]
@@ -81,6 +82,6 @@ def parts_of_pass(
     return read, shape
 
 
-def is_full(readings: Sequence[Reading], sizes: DeviceSizes) -> bool:
+def is_full(readings: Sequence[Reading], largest: ChunkShape) -> bool:
     """Whether these prompts leave no span of a pass to another."""
-    return sum(blocks_for(reading.n_left, sizes.span) for reading in readings) >= sizes.n_spans
+    return sum(blocks_for(reading.n_left, largest.tokens) for reading in readings) >= largest.spans

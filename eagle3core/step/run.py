@@ -8,6 +8,7 @@ knows whose it is; the runner keeps no book of requests. Source: docs/requiremen
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -23,17 +24,19 @@ from eagle3core.step.depths import KEEPS, StepKind, Unread, kinds_of
 from eagle3core.step.depths.programs import StepPrograms
 from eagle3core.step.depths.timing import Times, times_of
 from eagle3core.step.draw import set_draws
-from eagle3core.step.gemm_audit import audit
+from eagle3core.step.gemm_audit import audit, products_of
 from eagle3core.step.outcome import Outcome, RowOutcome
 from eagle3core.step.passes import Emitter
 from eagle3core.step.prefill import chunk_program, finish_program
 from eagle3core.step.program import Program, variants_of
 from eagle3core.step.replay import Enqueue, Replayer, Staged
 from eagle3core.step.results import GivenDrafts, GivenPrompts, ResultQueue, Sent
-from eagle3core.step.sizes import DeviceSizes, StateShape, buckets, chunk_shapes
+from eagle3core.step.sizes import ChunkShape, DeviceSizes, StateShape, buckets, chunk_shapes, largest_pass
 from eagle3core.step.state import DeviceState, new_device_state
 from eagle3core.trace import Trace
 from eagle3core.weights.packed import Drafter, PackedTarget
+
+log = logging.getLogger("eagle3core")
 
 
 class DeviceRunner:
@@ -48,7 +51,7 @@ class DeviceRunner:
     Attributes:
         n_slots: sequences at once. depth: drafts on the longest path. n_drafts: drafts of a step, at most.
         kinds: of steps, by number. steps: their programs.
-        chunks: programs of a pass over prompts, by shape; largest last. finish: what follows one in which prompts end.
+        chunks: programs of a pass over prompts, by shape; smallest first. finish: follows one in which prompts end.
         gemms: the matrix products of all programs; none where no kernels run.
         tables: which blocks the slots' rows lie in.
     """
@@ -121,6 +124,15 @@ class DeviceRunner:
             for program in self.all_programs:
                 self._enqueue_of(program)
 
+    def keep_tuned_passes(self) -> None:
+        """Read prompts by the largest pass and those others of which a tuned file, where there is one, knows all."""
+        missed, largest = set(self.gemms.misses), self.largest_pass()
+        known = {shape for shape, program in self.chunks.items() if missed.isdisjoint(products_of(program))}
+        if left_out := sorted(shape.rows for shape in self.chunks.keys() - known - {largest}):
+            log.warning("[EAGLE] no passes of %s rows, whose products are not in the tuned file", left_out)
+            self.chunks = {shape: program for shape, program in self.chunks.items() if shape in known | {largest}}
+            self.gemms = audit(self.emit.arch, self.all_programs)
+
     def replay_by(self, replayer: Replayer) -> None:
         """Run programs by `replayer` from now on; what was captured before is dropped."""
         self.replayer = replayer
@@ -145,16 +157,23 @@ class DeviceRunner:
         set_draws(self.state.draws, slot, request.sampling, request.first)
         return Reading(slot, request, request.n_cached)
 
-    def read_on(self, readings: Sequence[Reading], trace: Trace) -> int:
+    def largest_pass(self, most_rows: float | None = None) -> ChunkShape:
+        """The largest pass over prompts of at most so many rows (None: of any), or the smallest of whole spans."""
+        return largest_pass(self.chunks, self.sizes.span, most_rows)
+
+    def read_on(self, readings: Sequence[Reading], trace: Trace, largest: ChunkShape | None = None) -> int:
         """One pass over prompts, first come first served as far as its spans go; where prompts end in it, sample their
-        first tokens, and their slots take part from the next step on.
+        first tokens, and their slots take part from the next step on. The smallest pass that holds what is read.
 
         Belongs inside the scope "prefill" of the trace.
+
+        Args:
+            largest: of `largest_pass`, None for that of any number of rows.
 
         Returns:
             rows of the pass, padding included.
         """
-        parts, shape = parts_of_pass(readings, list(self.chunks), self.sizes)
+        parts, shape = parts_of_pass(readings, list(self.chunks), largest or self.largest_pass())
         self._is_next = False
         self._prompts.write(parts, shape)
         self._run(self.chunks[shape], trace)

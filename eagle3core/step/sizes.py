@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -214,14 +214,21 @@ def buckets(sizes: DeviceSizes) -> list[int]:
 def chunk_shapes(sizes: DeviceSizes, *, kernels: bool) -> list[ChunkShape]:
     """Shapes of the passes that read prompts, the smallest first, the last of which any pass fits into.
 
-    Kernels have that one alone. Plain torch, which pays for every row, has smaller ones, doubling in spans and tokens;
-    of as many rows fewer spans come first, since each reads its prefix.
+    Kernels have whole spans, doubling in number. Plain torch, which pays for every row, has smaller ones, doubling in
+    spans and tokens; of as many rows fewer spans come first, since each reads its prefix.
     """
+    spans = _doubling(1, sizes.n_spans)
     if kernels:
-        return [ChunkShape(sizes.n_spans, sizes.span)]
-    tokens, spans = {*_doubling(_SHORT_SPAN, sizes.chunk), sizes.span}, _doubling(1, sizes.n_spans)
+        return [ChunkShape(n, sizes.span) for n in spans]
+    tokens = {*_doubling(_SHORT_SPAN, sizes.chunk), sizes.span}
     found = [ChunkShape(n, t) for n in spans for t in tokens if n * t <= sizes.chunk]
     return sorted(found, key=lambda shape: (shape.rows, shape.spans))
+
+
+def largest_pass(shapes: Iterable[ChunkShape], span: int, most_rows: float | None) -> ChunkShape:
+    """Of those of whole spans of `span` tokens the largest of at most `most_rows` (None: of any), or the smallest."""
+    whole = sorted(shape for shape in shapes if shape.tokens == span)
+    return max((shape for shape in whole if most_rows is None or shape.rows <= most_rows), default=whole[0])
 
 
 def _doubling(first: int, last: int) -> list[int]:

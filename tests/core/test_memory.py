@@ -14,7 +14,7 @@ from eagle3core import ConfigError, Engine, EngineConfig, SpeculativeConfig, bac
 from eagle3core.backend import Backend, choose_backend
 from eagle3core.geometry import BlockGeometry, DraftGeometry, RopeGeometry, TargetGeometry
 from eagle3core.loading import runners
-from eagle3core.memory import GRAPH_BYTES, MemoryPlan, plan_memory
+from eagle3core.memory import GRAPH_BYTES, PASS_BYTES, MemoryPlan, plan_memory
 from eagle3core.step.sizes import SPAN
 
 pytestmark = pytest.mark.reference
@@ -80,8 +80,10 @@ def test_the_plan_is_told_in_mebibytes() -> None:
 def test_the_kernels_path_leaves_room_for_its_graphs() -> None:
     """More than this device has, so the refusal shows what was counted."""
     device = FixedBackend(torch.device("cpu"), "test", "kernels", "sm_90a")
-    with pytest.raises(ConfigError, match=f"graphs of {GRAPH_BYTES} bytes"):
-        plan_memory(TARGET, None, EngineConfig(), device, dtype=torch.bfloat16, weight_bytes=12345)
+    for chunk, n_narrower in ((64, 0), (512, 3), (2048, 5)):
+        config, n_bytes = EngineConfig(prefill_chunk=chunk), GRAPH_BYTES + n_narrower * PASS_BYTES
+        with pytest.raises(ConfigError, match=f"graphs of {n_bytes} bytes"):
+            plan_memory(TARGET, None, config, device, dtype=torch.bfloat16, weight_bytes=12345)
     made = MemoryPlan(0, 0, 0, 1, 0, scratch_bytes=2**20, graph_bytes=GRAPH_BYTES)
     assert str(made).endswith("scratch 1.0 MiB, graphs 80.0 MiB")
 
@@ -155,7 +157,7 @@ def test_an_engine_over_packed_weights_plans_for_the_kernels_that_will_run_them(
     config = EngineConfig(session_len=128, max_batch_size=2, dtype="bfloat16", device="cpu", prefill_chunk=64)
     for module in (runners, memory):
         monkeypatch.setattr(module, "device_arch", lambda device: "sm_90a")
-    monkeypatch.setattr(engine, "new_runner", lambda target, draft, config, n_blocks, trace: runner)
+    monkeypatch.setattr(engine, "new_runner", lambda target, draft, config, n_blocks, trace, only_tuned: runner)
     made = Engine(runner.target, None, config)
     assert (made.backend.path, made.backend.path_reason) == ("kernels", "kernels for sm_90a")
     assert made.memory_plan.graph_bytes == GRAPH_BYTES

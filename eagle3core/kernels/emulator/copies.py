@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from eagle3core.kernels.emulator.machine import Arrivals, EmulationError, Lane
+from eagle3core.kernels.emulator.machine import Arrivals, Block, EmulationError, Lane
 from eagle3core.kernels.emulator.machine_memory import IN_FLIGHT
 from eagle3core.kernels.emulator.now import Warp, collective, now
 from eagle3core.kernels.emulator.now import lane as current
@@ -61,14 +61,19 @@ ARRIVING_LANES = 1
 
 def mbarrier_init(address: int, count: int) -> None:
     lane = current()
-    lane.block.mbarriers[address] = Arrivals(count, count, seen=[0] * len(lane.seen))
+    lane.block.mbarriers[address] = Arrivals(count, count, lane.block, seen=[0] * len(lane.seen))
 
 
-def _mbarrier(address: int) -> Arrivals:
-    found = current().block.mbarriers.get(address)
+def mbarrier_of(block: Block, address: int) -> Arrivals:
+    """The mbarrier of a block at an address of its shared memory."""
+    found = block.mbarriers.get(address)
     if found is None:
         raise EmulationError(f"no mbarrier at shared address {address}")
     return found
+
+
+def _mbarrier(address: int) -> Arrivals:
+    return mbarrier_of(current().block, address)
 
 
 def mbarrier_expect(address: int, n_bytes: int) -> None:
@@ -77,14 +82,19 @@ def mbarrier_expect(address: int, n_bytes: int) -> None:
 
 
 def mbarrier_arrive(address: int) -> None:
-    _arrive(current(), _mbarrier(address))
+    arrive_at(current(), _mbarrier(address))
 
 
-def _arrive(lane: Lane, barrier: Arrivals) -> None:
+def arrive_at(lane: Lane, barrier: Arrivals) -> None:
+    """`lane` counts at a barrier, of its own block or of another of its cluster; who waits there sees what it saw."""
     lane.block.clock += 1
     published = list(lane.seen)
     published[lane.index] = lane.block.clock
-    barrier.seen = [max(pair) for pair in zip(barrier.seen, published, strict=True)]
+    if barrier.block is lane.block:
+        barrier.seen = _newest(barrier.seen, published)
+    else:
+        of = lane.block.cluster.index(lane.block)
+        barrier.peers[of] = _newest(barrier.peers.get(of, published), published)
     barrier.missing -= 1
     barrier.settle()
 
@@ -103,7 +113,11 @@ def _complete(barrier: Arrivals, of: Lane | None = None) -> None:
     barrier.with_copies = [(lane, copies) for lane, copies in barrier.with_copies if not (of is None or lane is of)]
     for lane, copies in due:
         _land(lane, copies)
-        _arrive(lane, barrier)
+        arrive_at(lane, barrier)
+
+
+def _newest(seen: Sequence[int], others: Sequence[int]) -> list[int]:
+    return [max(pair) for pair in zip(seen, others, strict=True)]
 
 
 def mbarrier_wait(address: int, parity: int) -> None:
@@ -115,7 +129,9 @@ def mbarrier_wait(address: int, parity: int) -> None:
 
     if not is_over():
         lane.wait("until", address, is_over)
-    lane.seen = [max(pair) for pair in zip(barrier.seen, lane.seen, strict=True)]
+    lane.seen = _newest(barrier.seen, lane.seen)
+    for of, seen in barrier.peers.items():
+        lane.peers[of] = _newest(lane.peers.get(of, seen), seen)
 
 
 mbarrier_poll = mbarrier_wait

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.card import Launch
+from eagle3core.kernels.emulator import cluster as cluster
 from eagle3core.kernels.emulator import group as emulator_group
 from eagle3core.kernels.emulator.copies import (  # noqa: F401  part of the instruction set
     ARRIVING_LANES,
@@ -109,7 +110,9 @@ def execute(launches: Iterable[Launch], isa: Any = None) -> None:
         variant = launch.variant
         kernel = variant.make(isa or sys.modules[__name__], **variant.constants)
         arguments, regions = _operands(launch)
-        machine = Machine(kernel, arguments, regions, variant.threads, variant.shared_bytes, variant.dependent)
+        machine = Machine(
+            kernel, arguments, regions, variant.threads, variant.shared_bytes, variant.dependent, variant.cluster
+        )
         run(machine, launch.grid)
 
 

@@ -14,13 +14,15 @@ Source: derived here; the memory rules are those of the PTX ISA's consistency mo
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from eagle3core.errors import BackendUnavailable
+from eagle3core.kernels.emulator.machine_memory import Arrivals as Arrivals
 from eagle3core.kernels.emulator.machine_memory import EmulationError as EmulationError
 from eagle3core.kernels.emulator.machine_memory import Region as Region
 from eagle3core.kernels.emulator.machine_memory import Shared, Stamp
@@ -58,6 +60,8 @@ class Lane:
     products: list[list[tuple[int, Stamp]]] = field(default_factory=list)  # shared words that batches under way read
     open_products: list[tuple[int, Stamp]] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)  # per lane: its writes before this time are visible to us
+    peers: dict[int, list[int]] = field(default_factory=dict)  # the same of other blocks of the cluster, by rank
+    meetings: int = 0  # of its cluster, so far
 
     def wait(self, *request: Any) -> Any:
         """Stop here until the machine answers `request`."""
@@ -69,30 +73,14 @@ class Lane:
         return Stamp(self.index, self.block.clock)
 
 
-@dataclass
-class Arrivals:
-    """An mbarrier: arrivals and bytes still missing in this phase."""
-
-    expected: int
-    missing: int
-    pending_bytes: int = 0
-    phase: int = 0
-    seen: list[int] = field(default_factory=list)
-    with_copies: list[tuple[Lane, list[tuple[int, int, int]]]] = field(default_factory=list)  # they arrive with these
-
-    def settle(self) -> None:
-        if self.missing == 0 and self.pending_bytes == 0:
-            self.phase ^= 1
-            self.missing = self.expected
-
-
 class Block:
     """One thread block while it runs."""
 
     def __init__(self, machine: Machine, index: tuple[int, int, int]) -> None:
         self.machine, self.index = machine, index
         self.hub = getcurrent()
-        self.clock = 1
+        self.cluster = [self]  # all of its blocks, in the order of their ranks
+        self.clock, self.n_turns = 1, 0  # of which something could go on
         self.shared = Shared(machine.shared_bytes)
         self.mbarriers: dict[int, Arrivals] = {}
         self.arrived: dict[tuple[int, int], list[list[int]]] = {}  # what lanes published that went on at once
@@ -123,8 +111,9 @@ class Block:
             progress |= self._serve_collectives("warp", WARP)
             progress |= self._serve_collectives("group", GROUP)
             progress |= self._serve_barriers()
+            self.n_turns += progress
             if not progress:
-                if any(lane.request[0] == "count" for lane in self.lanes if not lane.is_done):
+                if len(self.cluster) > 1 or any(lane.request[0] == "count" for lane in self.lanes if not lane.is_done):
                     return False
                 waiting = {(lane.index, lane.request[:2]) for lane in self.lanes if not lane.is_done}
                 raise EmulationError(f"deadlock in block {self.index}: {sorted(waiting, key=str)[:8]} ...")
@@ -192,6 +181,17 @@ class Block:
         return progress
 
 
+def run_together(blocks: list[Block]) -> bool:
+    """Run the blocks of a cluster by turns until all are done, or none can go on; whether they are done."""
+    left = [block for block in blocks if not all(lane.is_done for lane in block.lanes)]
+    while left:
+        before = sum(block.n_turns for block in blocks)
+        left = [block for block in left if not block.run()]
+        if left and sum(block.n_turns for block in blocks) == before:
+            return False
+    return True
+
+
 class Machine:
     """Runs one launch, block after block; one that waits for others is resumed after them.
 
@@ -202,6 +202,7 @@ class Machine:
         n_threads: of a block, a multiple of 32.
         shared_bytes: dynamic shared memory of a block.
         is_dependent: the kernel must call `wait_previous` before it touches anything but constants.
+        cluster: blocks that run side by side.
     """
 
     def __init__(
@@ -212,10 +213,11 @@ class Machine:
         n_threads: int,
         shared_bytes: int,
         is_dependent: bool,
+        cluster: tuple[int, int, int] = (1, 1, 1),
     ) -> None:
         self.kernel, self.arguments, self.regions = kernel, arguments, regions
         self.n_threads, self.shared_bytes, self.is_dependent = n_threads, shared_bytes, is_dependent
-        self.grid = (1, 1, 1)
+        self.grid, self.cluster = (1, 1, 1), cluster
         self.current: Lane
         # The operands no other shares bytes with, by address: most accesses are to the one found last.
         self._own = [r for r in regions if not any(r is not o and o.start < r.end and r.start < o.end for o in regions)]
@@ -228,20 +230,29 @@ class Machine:
 
     def run(self, grid: tuple[int, int, int]) -> None:
         self.grid = grid
-        parked: list[Block] = []
-        for z in range(grid[2]):
-            for y in range(grid[1]):
-                for x in range(grid[0]):
-                    block = Block(self, (x, y, z))
-                    if not block.run():
-                        parked.append(block)
-                    elif parked:
-                        parked = [other for other in parked if not other.run()]
+        if any(n % of for n, of in zip(grid, self.cluster, strict=True)):
+            raise EmulationError(f"a grid of {grid} in clusters of {self.cluster}")
+        parked: list[list[Block]] = []
+        for blocks in self._clusters(grid):
+            if not run_together(blocks):
+                parked.append(blocks)
+            elif parked:
+                parked = [others for others in parked if not run_together(others)]
         while parked:
-            left = [block for block in parked if not block.run()]
+            left = [blocks for blocks in parked if not run_together(blocks)]
             if len(left) == len(parked):
                 raise EmulationError(f"deadlock: {len(left)} blocks wait for a count that nobody reaches")
             parked = left
+
+    def _clusters(self, grid: tuple[int, int, int]) -> Iterator[list[Block]]:
+        """Blocks of each cluster, in the order of the grid; ranks count x first."""
+        (a, b, c), (x, y, z) = self.cluster, grid
+        for first in product(range(0, z, c), range(0, y, b), range(0, x, a)):
+            steps = product(range(c), range(b), range(a))
+            blocks = [Block(self, (first[2] + s[2], first[1] + s[1], first[0] + s[0])) for s in steps]
+            for block in blocks:
+                block.cluster = blocks
+            yield blocks
 
     def region(self, address: int, n_bytes: int, *, writes: bool) -> Region:
         """The operand that holds these bytes, after all checks."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -54,6 +55,25 @@ class Lane(Protocol):
 
     def stamp(self) -> Stamp:
         """What its writes of this moment are marked with."""
+
+
+@dataclass
+class Arrivals:
+    """An mbarrier: arrivals and bytes still missing in this phase."""
+
+    expected: int
+    missing: int
+    block: Clock
+    pending_bytes: int = 0
+    phase: int = 0
+    seen: list[int] = field(default_factory=list)
+    with_copies: list[tuple[Any, list[tuple[int, int, int]]]] = field(default_factory=list)  # they arrive with these
+    peers: dict[int, list[int]] = field(default_factory=dict)  # what lanes of other blocks, by rank, published
+
+    def settle(self) -> None:
+        if self.missing == 0 and self.pending_bytes == 0:
+            self.phase ^= 1
+            self.missing = self.expected
 
 
 class Shared:

@@ -6,6 +6,7 @@ Every one gives the same bits (`tiling`), so only time decides. Source: docs/log
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from eagle3core.kernels.card import SHARED_BYTES
 from eagle3core.kernels.gemm.bulk import holds_x
@@ -95,6 +96,9 @@ def _groups(arch: str, widest: tuple[int, ...], rows: int, n_tiles: int, units: 
                 if (split > 1 and not whole.together) or x_tiles * w_tiles > 256:
                     continue
                 made.append(deepest(arch, whole, units, blocks=1))
+                # Blocks of one cluster fetch W for each other, which else each brings from the L2 cache.
+                sizes = (of for of in (2, 4) if split == 1 and blocks_x % of == 0)
+                made += [replace(made[-1], cluster=of) for of in sizes]
                 if x_tiles <= 4 and w_tiles == 4 and split == 1:
                     made.append(deepest(arch, whole, units, blocks=2))
     return made

@@ -181,6 +181,7 @@ CARD = Card(
         "stages": "ring depth",
         "split": "blocks that share K",
         "together": "whether those add the sums together",
+        "cluster": "blocks of x that fetch W for each other",
         "packed": "layout of W",
     },
     cases=(

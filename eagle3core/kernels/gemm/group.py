@@ -64,6 +64,7 @@ def make_gemm_group(
     overlap: bool,
     fp8: bool = False,
     blocks: bool = False,
+    cluster: int = 1,
 ) -> Any:
     """The kernel; grid (split, blocks of x rows, blocks of W tiles). W and x are packed.
 
@@ -76,6 +77,8 @@ def make_gemm_group(
         stages: depth of the ring. split, overlap: as in `gemm_tile`.
         together: as in `sums.make_hand_over`.
         fp8, blocks: as in `gemm_ring`; with `blocks` streams are whole blocks, and x_tiles at most 12.
+        cluster: blocks of x rows that share tiles of W: each brings its part of a stage into the shared memory of all.
+            A stage is free when the warps of all of them have left it, so they go through K side by side.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     n_columns = 8 * x_tiles
@@ -98,7 +101,9 @@ def make_gemm_group(
     scale_at = flag_at - 4 * x_rows
     put_scales = make_put_scales(isa, epilogue, x_rows=x_rows, n_warps=n_warps, scale_at=scale_at)
     steps_of, following = make_steps_of(isa, units), make_following(isa, units)
-    fetch_w = make_fetch_w(isa, w_tiles=w_tiles, units=units, stages=stages, stage_bytes=stage_bytes, fp8=fp8)
+    fetch_w = make_fetch_w(
+        isa, w_tiles=w_tiles, units=units, stages=stages, stage_bytes=stage_bytes, cluster=cluster, fp8=fp8
+    )
     fetch_x = make_fetch_x(isa, x_tiles=x_tiles, units=units, stages=stages, stage_bytes=stage_bytes)
     leave, hand_over = make_leave(isa, x_tiles, split), make_hand_over(isa, split, threads, together=together)
     walk = make_walk(
@@ -129,9 +134,12 @@ def make_gemm_group(
         # multiplying warp has arrived.
         if tid < stages:
             isa.mbarrier_init(i32(full + tid * 8), i32(2))
-            isa.mbarrier_init(i32(empty + tid * 8), i32(n_warps * isa.ARRIVING_LANES))
+            isa.mbarrier_init(i32(empty + tid * 8), i32(cluster * n_warps * isa.ARRIVING_LANES))
             isa.mbarrier_fence_init()
         cuda.syncthreads()  # nobody waits at a barrier that is not there yet; the only one that all warps meet at
+        if cluster > 1:  # nor copies to another block before it has barriers
+            isa.cluster.arrive()
+            isa.cluster.wait()
         if overlap:
             isa.let_next_start()
 
@@ -210,7 +218,11 @@ def make_gemm_group(
                     cuda.syncwarp()
                     # All lanes have read W: one arrives for them.
                     if lane < isa.ARRIVING_LANES:
-                        isa.mbarrier_arrive(i32(empty + barrier))
+                        if cluster == 1:
+                            isa.mbarrier_arrive(i32(empty + barrier))
+                        else:
+                            for block in range(cluster):
+                                isa.cluster.mbarrier_arrive(i32(empty + barrier), i32(block))
                     reading, barrier = i32(reading + stage_bytes), i32(barrier + 8)
                     if barrier == 8 * stages:
                         reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
@@ -241,6 +253,8 @@ def make_gemm_group(
             if split == 1 and not spilled:
                 for i in range(n_sums):
                     accumulators[i] = totals[i]
+            if cluster > 1:
+                isa.cluster.arrive()
             # Of the multiplying warps alone: those who fetch have gone. The sums overwrite the ring.
             isa.named_barrier(1, threads)  # everything that was fetched has been read
 
@@ -260,5 +274,7 @@ def make_gemm_group(
                     base, block_sums, part, tid, row0, tile0, tiles, rows, n, bias, gain, residual, positions, slots,
                     table, q_heads, kv_heads, y, second, third, ordered,
                 )  # fmt: skip
+            if cluster > 1:
+                isa.cluster.wait()  # the others have arrived at this block's barriers for the last time
 
     return gemm_group

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from math import gcd
 from typing import Any
 
 import torch
@@ -77,6 +78,7 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
         del constants["packed"], constants["ragged"]
         constants |= {"split": tiling.split, "together": tiling.together}
         in_shared = group_totals_in_shared(tiling.x_tiles, tiling.w_tiles, tiling.split, blocks)
+        constants |= {"cluster": tiling.cluster} if tiling.cluster > 1 else {}
         twice = blocks or (tiling.split == 1 and not in_shared)  # sums of streams, or of blocks and of their stream
         registers = 4 * tiling.x_tiles * (2 if twice else 1) + 8 * tiling.units + 36
         most, expected = 255, {"HGMMA": 2 * tiling.units, "UBLKCP": 1}
@@ -94,6 +96,7 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
         instructions=expected,
         dependent=overlaps(arch),
         rounds_itself=True,
+        cluster=(1, tiling.cluster, 1),
     )
 
 
@@ -146,6 +149,7 @@ def gemm(
         tiling = replace(tiling, split=1, together=False)
     _check_tiling(tiling, arch, n_tiles, k, packed)
     blocks_x, blocks_w = -(-rows // (8 * tiling.x_tiles)), -(-n_tiles // tiling.w_tiles)
+    tiling = replace(tiling, cluster=gcd(tiling.cluster, blocks_x))
     if tiling.together and blocks_x * blocks_w * tiling.split > _multiprocessors(x.device):
         tiling = replace(tiling, together=False)  # some might wait for a block that has no place
     launches = []
@@ -234,6 +238,11 @@ def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool)
             f"packed W, and at most {units} units a stage",
             "pack the weight, or pass no tiling",
         )
+    if tiling.cluster > 1 and (tiling.kernel != "group" or tiling.w_tiles % tiling.cluster):
+        raise KernelLimit(
+            f"{tiling}, {tiling.cluster} blocks a cluster", "a cluster of 1, or of `group` one that divides w_tiles",
+            "set cluster=1, or pass no tiling",
+        )  # fmt: skip
     if tiling.kernel in ("ring", "bulk") and (
         n_tiles % tiling.w_tiles or (tiling.units > 1 and units % (STREAMS * tiling.units))
     ):

@@ -25,9 +25,10 @@ COUNTERS = 4096
 
 
 def workspace_bytes(rows: int, k: int) -> int:
-    """Room for maps of up to `rows` rows of x and `k` columns: sums, and x packed for whole blocks and stages."""
-    packed = 4 * packed_words(rows + _WIDEST, k, _WIDEST // 8, _MOST_UNITS)
-    return max(WORKSPACE_BYTES, _SUMS_BYTES + packed)
+    """Room for maps of up to `rows` rows of x and `k` columns: sums, and x packed for whole blocks and stages; of whole
+    blocks of the widest also the next map's, for which `ordered_input` has a quarter."""
+    packed, whole = (4 * packed_words(n, k, _WIDEST // 8, _MOST_UNITS) for n in (rows + _WIDEST, rows))
+    return max(WORKSPACE_BYTES, _SUMS_BYTES + max(packed, -(-whole * 4 // 3)))
 
 
 def workspace(device: torch.device, n_bytes: int = WORKSPACE_BYTES) -> tuple[Tensor, Tensor]:

@@ -43,15 +43,17 @@ def make_following(isa: Any, units: int) -> Any:
     return isa.inlined(following)
 
 
-def make_fetch_w(isa: Any, *, w_tiles: int, units: int, stages: int, stage_bytes: int, fp8: bool = False) -> Any:
+def make_fetch_w(isa: Any, *, w_tiles: int, units: int, stages: int, stage_bytes: int, cluster: int, fp8: bool) -> Any:
     """Inlined `fetch_w(ring, full, empty, w, tile0, tiles, unit, stop, stream, last, n_units, lane)`, by one warp.
 
-    A tile past the last is fetched from the last one's place. `fp8`: W is in e4m3.
+    A tile past the last is fetched from the last one's place. The blocks of a cluster have the same tiles: each fetches
+    its part of them for all. `fp8`: W is in e4m3.
     """
     i32, i64, cuda = isa.i32, isa.i64, isa.cuda
     following = make_following(isa, units)
     unit_bytes = FRAGMENT if fp8 else 2 * FRAGMENT
     piece = units * unit_bytes
+    part, everyone = w_tiles // cluster, (1 << cluster) - 1
 
     def fetch_w(
         ring: Any, full: Any, empty: Any, w: Any, tile0: Any, tiles: Any, unit: Any, stop: Any, stream: Any, last: Any,
@@ -60,6 +62,10 @@ def make_fetch_w(isa: Any, *, w_tiles: int, units: int, stages: int, stage_bytes
         tile_bytes = i64(n_units) * unit_bytes
         source, far = w + i64(tile0) * tile_bytes, i32(tiles - 1 - tile0)
         target, barrier, parity = ring, i32(0), i32(1)  # the first round finds all stages empty
+        begin = i32(0)
+        if cluster > 1:
+            begin = i32(isa.cluster.rank() * part)
+            source += i64(min(begin, far)) * tile_bytes
         while unit < stop:
             # The multiplying warps have left this stage.
             isa.mbarrier_wait(i32(empty + barrier), parity)
@@ -73,10 +79,20 @@ def make_fetch_w(isa: Any, *, w_tiles: int, units: int, stages: int, stage_bytes
             if units > 1 and start + units > n_units:
                 start = i32(n_units - units)
             at = source + i64(start) * unit_bytes
-            for i in range(w_tiles):
-                isa.warp_bulk_copy(i32(target + i * piece), at, i32(piece), i32(full + barrier))
-                if i < far:
-                    at += tile_bytes
+            if cluster == 1:
+                for i in range(w_tiles):
+                    isa.warp_bulk_copy(i32(target + i * piece), at, i32(piece), i32(full + barrier))
+                    if i < far:
+                        at += tile_bytes
+            else:
+                # Bytes of other blocks may come before this one has announced them: a phase ends with its arrivals.
+                for i in range(part):
+                    tile = i32(begin + i)
+                    isa.cluster.warp_bulk_copy(
+                        i32(target + tile * piece), at, i32(piece), i32(full + barrier), i32(everyone)
+                    )
+                    if tile < far:
+                        at += tile_bytes
             unit, stop, stream = following(unit, stop, stream, last, n_units)
             target, barrier = i32(target + stage_bytes), i32(barrier + 8)
             if barrier == 8 * stages:

@@ -16,6 +16,9 @@ from eagle3core.kernels.gemm.ring import STREAMS, UNIT, ring_shared_bytes
 from eagle3core.kernels.gemm.tile import tile_shared_bytes
 
 MULTIPROCESSORS = 132  # of the GPU the tilings were chosen on
+# Wide blocks by (tiles of W, most tiles of x): products a second of each over those of the best, on an H200, of which
+# each processor has one (reports/reference/h200/sweep_gemm.jsonl, 512 rows).
+_WIDE = {(8, 32): 0.97, (12, 16): 1.0, (8, 16): 0.85}
 _MEETING = 2000 * 4096  # what blocks that share K pay for it: as many products a unit of k, times k
 
 
@@ -30,6 +33,7 @@ class Tiling:
         units, stages: units of 32 k of a stage, and stages of the ring.
         warps_x, warps_w: of `tile`; see `make_gemm_tile`.
         split: of `tile` and `group`. together: of a split `group`; see `sums.make_hand_over`.
+        cluster: of `group`, blocks of x that share tiles of W; see `make_gemm_group`.
     """
 
     kernel: Literal["ring", "bulk", "tile", "group"]
@@ -41,6 +45,7 @@ class Tiling:
     warps_w: int = 1
     split: int = 1
     together: bool = False
+    cluster: int = 1
 
     @property
     def threads(self) -> int:
@@ -62,7 +67,8 @@ class Tiling:
             "ring": "",
             "bulk": "",
             "tile": f"_{self.warps_x}x{self.warps_w}_s{self.split}",
-            "group": f"_{'t' if self.together else 's'}{self.split}",
+            "group": f"_{'t' if self.together else 's'}{self.split}"
+            + (f"_c{self.cluster}" if self.cluster > 1 else ""),
         }
         return f"{self.kernel}_{self.x_tiles}x{self.w_tiles}_u{self.units}_p{self.stages}{more[self.kernel]}"
 
@@ -131,16 +137,15 @@ def _choose_narrow(arch: str, rows: int, n_tiles: int, k: int) -> Tiling:
 
 
 def _choose_wide(arch: str, rows: int, n_tiles: int, k: int) -> Tiling:
-    """For more than 64 rows, where products count: the least rounds of blocks times products of a block.
+    """For more than 64 rows, where products count: the least rounds of blocks times what the products of a block take.
 
-    Of equals the largest blocks, which read least. Who shares K, only where all blocks run at once, pays for the sums
-    that meet.
+    Who shares K, only where all blocks run at once, pays for the sums that meet.
     """
     found = []
-    for most, w_tiles in ((32, 8), (16, 12), (16, 8)):
+    for (w_tiles, most), rate in _WIDE.items():
         blocks_x = -(-rows // (8 * most))
         x_tiles = -(-rows // (8 * blocks_x))
-        blocks, products = blocks_x * -(-n_tiles // w_tiles), 128 * x_tiles * w_tiles
+        blocks, products = blocks_x * -(-n_tiles // w_tiles), round(128 * x_tiles * w_tiles / rate)
         found.append((-(-blocks // MULTIPROCESSORS) * products, x_tiles, w_tiles, 1))
         if blocks * STREAMS <= MULTIPROCESSORS:
             found.append((products // STREAMS + _MEETING // k, x_tiles, w_tiles, STREAMS))

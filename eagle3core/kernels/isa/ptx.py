@@ -20,6 +20,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba import cuda as cuda
 from numba.cuda.extending import intrinsic
 
+from eagle3core.kernels.isa import cluster as cluster
 from eagle3core.kernels.isa.e4m3 import WIDEN_E4M3 as WIDEN_E4M3
 from eagle3core.kernels.isa.group import fewer_registers as fewer_registers
 from eagle3core.kernels.isa.group import group_mma as group_mma
@@ -233,13 +234,9 @@ warp_min_i32 = instruction(
     "warp_min_i32", "redux.sync.min.s32 $0, $1, 0xffffffff;", [i32], [i32], volatile=True, convergent=True
 )
 any_lane = instruction(
-    "any_lane",
-    "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.u32 $0, 1, 0, p; }",
-    [i32],
-    [i32],
-    volatile=True,
-    convergent=True,
-)
+    "any_lane", "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.any.pred p, p, 0xffffffff; selp.u32 $0, 1, 0, p; }",
+    [i32], [i32], volatile=True, convergent=True,
+)  # fmt: skip
 ballot = instruction(
     "ballot",
     "{ .reg .pred p; setp.ne.u32 p, $1, 0; vote.sync.ballot.b32 $0, p, 0xffffffff; }",

@@ -84,10 +84,10 @@ def stray(subject: Subject, plan: WatchedPlan) -> Watched:
 def _kernels(engine: WatchedEngine, plan: WatchedPlan) -> int:
     """Kernels of the prefills, and of one step: a lower bound of what the tool saw."""
     runner = engine.runner
-    step, [chunk] = runner.programs[plan.slots], runner.chunks.values()
-    prefill = [*launches_of(chunk), *launches_of(runner.finish)]
+    step, finish = runner.programs[plan.slots], runner.finish
+    prefill = min(len(launches_of(chunk)) for chunk in runner.chunks.values()) + len(launches_of(finish))
     n_passes = -(-plan.n_prompts // runner.sizes.n_ends)  # the fewest, with as many prompts in each as can end in it
-    return len(launches_of(step)) + n_passes * len(prefill)
+    return len(launches_of(step)) + n_passes * prefill
 
 
 def main(options: WatchedRunOptions) -> int:

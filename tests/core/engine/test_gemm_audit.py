@@ -46,8 +46,8 @@ def test_every_product_of_an_engine_has_the_tag_of_its_map(programs: list[Progra
     gate_up, down = of["BASE_FFN_GATE_UP"], of["BASE_FFN_DOWN"]
     assert (gate_up.n, gate_up.k) == (2 * block.intermediate_size, block.hidden_size)
     assert (down.n, down.k) == (block.hidden_size, block.intermediate_size)
-    # Two step programs and the chunk run all layers; three drafts are one pass over the new tokens and two levels.
-    assert found.by_tag()["BASE_QKV"] == (0, 3 * layers)
+    # Two step programs and four chunks run all layers; three drafts are one pass over the new tokens and two levels.
+    assert found.by_tag()["BASE_QKV"] == (0, 6 * layers)
     assert found.by_tag()["EAGLE3_FFN_DOWN"] == (0, 2 * 3)
     assert {product.m for product in found.counts if product.tag == "BASE_O"} >= {4, 8}
 
@@ -116,10 +116,27 @@ def test_in_performance_mode_a_product_without_an_entry_ends_the_run_before_its_
     runner.gemms = replace(runner.gemms, is_required=True)
     with pytest.raises(InvariantViolated, match="untuned_products") as refused:
         watch.begin(Trace())
-    assert "BASE_QKV 512x" in refused.value.what
+    assert "BASE_QKV 64x" in refused.value.what
     assert refused.value.remedy
     runner.gemms = replace(runner.gemms, tuned=frozenset(runner.gemms.counts))
     watch.begin(Trace())
     monkeypatch.delenv(VARIABLE)
     runner.gemms = replace(runner.gemms, tuned=frozenset())
     watch.begin(Trace())
+
+
+def test_passes_of_untuned_products_are_left_out_where_every_product_has_to_be_tuned_but_never_the_largest(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv(SHAPE_LOG_VARIABLE, raising=False)
+    runner = shapes_of(find_geometry("nano"), "sm_90a").runner(Setting(3, 2, 256))
+    every = [shape.rows for shape in runner.chunks]
+    runner.keep_tuned_passes()  # no tuned file for this machine: nothing to miss
+    assert [shape.rows for shape in runner.chunks] == every == [64, 128, 256, 512]
+    known = frozenset(product for product in runner.gemms.counts if product.m != 128 and product.m != 512)
+    runner.gemms = replace(runner.gemms, tuned=known, is_required=True)
+    runner.keep_tuned_passes()
+    assert [shape.rows for shape in runner.chunks] == [64, 256, 512]
+    assert "no passes of [128] rows" in caplog.text
+    assert 128 not in {product.m for product in runner.gemms.counts}
+    assert runner.largest_pass(200).rows == 64

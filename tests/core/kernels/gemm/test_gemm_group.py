@@ -8,12 +8,15 @@ import torch
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels import proof
+from eagle3core.kernels.compile import compile_variant
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError
 from eagle3core.kernels.gemm.card import CARD, gemm_launches, gemm_variants_of
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.group import group_totals_in_shared
 from eagle3core.kernels.gemm.launcher import gemm, gemm_variant
+from eagle3core.kernels.gemm.order.weight import pack_weight
+from eagle3core.kernels.gemm.scratch import workspace
 from eagle3core.kernels.gemm.tiling import Tiling
 
 CPU = torch.device("cpu")
@@ -55,6 +58,13 @@ def run(isa, case=STORE, **setting):
             marks=pytest.mark.slow,
         ),
         pytest.param({"m": 20, "n": 144, "k": 128}, {"w_tiles": 8, "x_tiles": 1}, marks=pytest.mark.slow),
+        ({"m": 16, "n": 80, "k": 128}, {"x_tiles": 1, "stages": 2, "cluster": 2}),  # tiles past the last
+        pytest.param({"m": 30, "n": 48}, {"x_tiles": 1, "units": 2, "stages": 3, "cluster": 4}, marks=pytest.mark.slow),
+        pytest.param(
+            {"m": 27, "n": 144, "k": 272},
+            {"x_tiles": 1, "w_tiles": 8, "split": 4, "cluster": 4},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_bits_equal_those_of_the_ring(case, setting):
@@ -210,3 +220,111 @@ def test_products_of_a_warpgroup_are_not_serialised(tiling):
     made = compile_variant(variant, "sm_90a", disassemble=True)
     assert made.faults(variant) == []
     assert made.sass["WARPGROUP"] == 2  # one fence and one wait for a stage's products
+
+
+# ---- blocks of a cluster that fetch W for each other
+
+
+PAIR = {"x_tiles": 1, "stages": 2, "cluster": 2}
+SMALL = {**STORE, "m": 16, "n": 16, "k": 128}
+
+
+def lonely_arrival(address, rank):
+    """At the own block's barrier alone."""
+    if rank == emulator.cluster.rank():
+        emulator.mbarrier_arrive(address)
+
+
+def few_arrivals(address, count):
+    """Half of those that a stage's `empty` waits for: as many as one block's warps make."""
+    emulator.mbarrier_init(address, 4 if count == 8 else count)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(
+    ("replaced", "words"),
+    [
+        ({"mbarrier_arrive": lonely_arrival}, "deadlock"),
+        ({"arrive": lambda: None, "wait": lambda: None}, "no mbarrier|after its end"),
+        ({"wait": lambda: None, "arrive": emulator.cluster.arrive}, "no mbarrier"),
+    ],
+)
+def test_blocks_of_a_cluster_that_do_not_wait_for_each_other_are_found(replaced, words):
+    isa = faulty(cluster=SimpleNamespace(**{**vars(emulator.cluster), **replaced}))
+    with pytest.raises(EmulationError, match=words):
+        run(isa, SMALL, **PAIR)
+
+
+@pytest.mark.emulated
+def test_a_block_that_writes_into_another_before_that_one_has_read_is_found():
+    with pytest.raises(EmulationError, match=r"race|overwritten"):
+        run(faulty(mbarrier_init=few_arrivals), {**SMALL, "k": 256}, **PAIR)
+
+
+@pytest.mark.emulated
+def test_a_block_that_ends_while_another_may_still_reach_it_is_found():
+    met = []
+
+    def wait_once():
+        lane = emulator.lane()
+        if (id(lane.block), lane.index) not in met:
+            met.append((id(lane.block), lane.index))
+            emulator.cluster.wait()
+
+    isa = faulty(cluster=SimpleNamespace(**{**vars(emulator.cluster), "wait": wait_once}))
+    with pytest.raises(EmulationError, match="reached after its end"):
+        run(isa, {**SMALL, "k": 256}, **PAIR)
+
+
+@pytest.mark.reference
+def test_a_cluster_is_of_warpgroups_divides_the_tiles_of_w_and_shrinks_to_the_blocks_there_are():
+    def launched(rows, **setting):
+        case = {**STORE, "m": rows}
+        inputs = example(case)
+        return gemm_launches("sm_90a", case, inputs, CARD.outputs(case, inputs), **{**GROUP, **setting})[-1]
+
+    assert launched(32, cluster=2).variant.cluster == (1, 2, 1)
+    assert launched(48, cluster=2).variant.cluster == (1, 1, 1), "three blocks of 16 rows"
+    assert launched(48, cluster=2).variant == launched(48).variant
+    for wrong in ({"cluster": 3}, {**RING, "cluster": 2}):
+        with pytest.raises(KernelLimit, match="blocks a cluster"):
+            launched(48, **wrong)
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
+@pytest.mark.parametrize(("x_tiles", "w_tiles", "units", "stages"), [(16, 12, 2, 3), (16, 8, 2, 5), (32, 8, 1, 4)])
+def test_clusters_compile_without_spills_waits_for_memory_in_the_loop_or_products_one_by_one(
+    x_tiles, w_tiles, units, stages
+):
+    tiling = Tiling("group", x_tiles, w_tiles, units, stages, cluster=4)
+    variant = gemm_variant("sm_90a", "bf16", Epilogue("residual"), tiling, True, False)
+    made = compile_variant(variant, "sm_90a", disassemble=True)
+    assert made.faults(variant) == []
+    assert made.sass["MEMBAR"] <= 4, "those of the cluster's two meetings"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("x_tiles", "w_tiles", "stages"), [(16, 12, 3), (16, 8, 5)])
+def test_clusters_of_a_real_shape_give_the_bits_of_blocks_alone_in_a_chain_of_launches(gpu, x_tiles, w_tiles, stages):
+    device, arch, execute = gpu
+    rows, n, layers = 512, 4096, 6
+    scratch = workspace(device)
+    weights = [torch.randn(n, n, device=device).div(n**0.5).bfloat16() for _ in range(layers)]
+    packed = [pack_weight(w, Epilogue("store")) for w in weights]
+    x, found = torch.randn(rows, n, device=device).bfloat16(), []
+    for cluster in (1, 2, 4):
+        tiling = Tiling("group", x_tiles, w_tiles, 2, stages, cluster=cluster)
+        made = [x, *(torch.zeros_like(x) for _ in range(layers))]
+        execute([
+            launch
+            for i, w in enumerate(packed)
+            for launch in gemm(
+                arch, Epilogue("store"), x=made[i], w=w, y=made[i + 1], k=n, packed=True, weight_rows=n,
+                scratch=scratch, tiling=tiling, operands={},
+            )
+        ])  # fmt: skip
+        torch.cuda.synchronize()
+        found.append(made[-1])
+    assert found[0].abs().max() > 0
+    assert all(torch.equal(found[0], other) for other in found[1:])
