@@ -26,6 +26,10 @@ from eagle3core.kernels.isa.group import group_settle as group_settle
 from eagle3core.kernels.isa.group import more_registers as more_registers
 from eagle3core.kernels.isa.inlined import inlined as inlined
 from eagle3core.kernels.isa.instruction import f32, i32, i64, instruction
+from eagle3core.kernels.isa.narrow import power_bf16 as power_bf16
+from eagle3core.kernels.isa.narrow import widen_e2m1_bf16 as widen_e2m1_bf16
+from eagle3core.kernels.isa.narrow import widen_e4m3_bf16 as widen_e4m3_bf16
+from eagle3core.kernels.isa.narrow import widen_e4m3_f16 as widen_e4m3_f16
 
 
 def _mma(kind: str) -> Any:
@@ -36,27 +40,6 @@ def _mma(kind: str) -> Any:
         [f32] * 4,
         [i32] * 6 + [f32] * 4,
         convergent=True,
-    )
-
-
-def _widen_e4m3(kind: str, shift: int, power: str) -> Any:
-    """Sign, exponent and fraction to their places; a product with `power`, twice, for the other bias of the exponent.
-
-    The product makes subnormal values right as well. Compute capability 8 has it fused alone: minus zero adds nothing.
-    """
-    moved = (
-        "and.b32 {to}, {of}, 0x7F007F00; shr.u32 {to}, {to}, {shift}; "
-        "lop3.b32 {to}, {of}, 0x80008000, {to}, 0xEA; "  # (of and the signs) or to
-    )
-    return instruction(
-        f"widen_e4m3_{kind}",
-        "{ .reg .b32 even, odd, word, power, zero; shl.b32 word, $2, 8; "
-        + moved.format(to="even", of="word", shift=shift)
-        + moved.format(to="odd", of="$2", shift=shift)
-        + f"mov.b32 power, {power}; mov.b32 zero, 0x80008000; "
-        f"fma.rn.{kind}x2 $0, even, power, zero; fma.rn.{kind}x2 $1, odd, power, zero; }}",
-        [i32] * 2,
-        [i32],
     )
 
 
@@ -183,6 +166,7 @@ store_f32x4 = instruction("store_f32x4", "st.global.v4.f32 [$0], {$1,$2,$3,$4};"
 
 # ---- shared memory, by the addresses that `shared_address` gives
 shared_load_u32 = instruction("shared_load_u32", "ld.shared.u32 $0, [$1];", [i32], [i32], memory=True)
+shared_load_u32x2 = instruction("shared_load_u32x2", "ld.shared.v2.u32 {$0,$1}, [$2];", [i32] * 2, [i32], memory=True)
 shared_load_u32x4 = instruction(
     "shared_load_u32x4", "ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];", [i32] * 4, [i32], memory=True
 )
@@ -214,10 +198,6 @@ def shared_address(typing_context: Any, array: Any) -> Any:
 
     return i32(array), emit
 
-
-# ---- four e4m3 of an int32, bytes upwards 0 to 3, exactly as two sixteen-bit pairs: of bytes 0 and 2, and of 1 and 3
-widen_e4m3_bf16 = _widen_e4m3("bf16", 4, "0x7B807B80")  # 2^120
-widen_e4m3_f16 = _widen_e4m3("f16", 1, "0x5C005C00")  # 2^8
 
 # ---- conversions and arithmetic; pack(high, low): two f32 rounded to nearest even into one int32
 pack_bf16 = instruction("pack_bf16", "cvt.rn.bf16x2.f32 $0, $1, $2;", [i32], [f32, f32])
