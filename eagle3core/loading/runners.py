@@ -113,7 +113,7 @@ def choose_path(
         arch = device_arch(backend.device)
     except KernelLimit as limit:
         return replace(backend, path="torch", path_reason=f"{limit.what}; the kernels take {limit.allowed}")
-    reason = why_plain_torch(target, draft, config, dtype)
+    reason = why_plain_torch(target, draft, config, dtype, arch)
     if reason is None:
         return replace(backend, path="kernels", path_reason=f"kernels for {arch}")
     return replace(backend, path="torch", path_reason=reason)

@@ -16,7 +16,9 @@ from eagle3core.kernels.attention.launcher import attention_scratch
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.plan import order_of
 from eagle3core.kernels.card import DTYPES
+from eagle3core.kernels.experts.maps.form import x_tiles_for
 from eagle3core.kernels.experts.route import Routed
+from eagle3core.kernels.experts.routing.lists import Lists, new_lists
 from eagle3core.kernels.isa.by_row import one_up
 from eagle3core.kernels.layer.embedding import partials_pitch
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
@@ -44,6 +46,16 @@ def expert_rows(act: Activations, n: int, k: int) -> tuple[Tensor, Tensor]:
     return inner, parts
 
 
+def expert_lists(act: Activations, n: int) -> Lists | None:
+    """Which of n rows go to which expert, for the kernels; None where none run."""
+    rows = _experts_of(act)
+    if rows.lists is None:
+        return None
+    k, n_experts = rows.chosen.shape[1], rows.logits.shape[1]
+    norms, groups, places, _ = rows.lists
+    return Lists(norms[:n], groups[: 1 + n * k], places[: n * k], 8 * x_tiles_for(n, k, n_experts))
+
+
 def _experts_of(act: Activations) -> ExpertRows:
     assert act.experts is not None, "a state made for layers with experts has their rows"
     return act.experts
@@ -61,6 +73,7 @@ class ExpertRows:
     Attributes:
         logits, chosen, shares: of the router, `[R, X]`, `[R, k]` int32, `[R, k]`: `kernels.experts.route.Routed`.
         inner: `[R, k * F]` of each chosen expert. parts: `[R, k * E]` what each gives, one precision up from 16 bits.
+        lists: for the kernels; None where none run.
     """
 
     logits: Tensor
@@ -68,6 +81,7 @@ class ExpertRows:
     shares: Tensor
     inner: Tensor
     parts: Tensor
+    lists: Lists | None = None
 
 
 @dataclass(frozen=True)
@@ -164,12 +178,12 @@ def new_activations(
         partial=partial,
         tops=tops,
         rope=rope_table(block.rope, block.head_dim, sizes.length, sizes.positions, accumulation_dtype(dtype), device),
-        experts=_expert_rows(block, block.experts, sizes.rows, dtype, device) if block.experts else None,
+        experts=_expert_rows(arch, block, block.experts, sizes.rows, dtype, device) if block.experts else None,
     )
 
 
 def _expert_rows(
-    block: BlockGeometry, experts: ExpertsGeometry, n: int, dtype: torch.dtype, device: torch.device
+    arch: str | None, block: BlockGeometry, experts: ExpertsGeometry, n: int, dtype: torch.dtype, device: torch.device
 ) -> ExpertRows:
     wide, k = accumulation_dtype(dtype), experts.n_chosen
     return ExpertRows(
@@ -178,6 +192,7 @@ def _expert_rows(
         shares=torch.zeros(n, k, dtype=wide, device=device),
         inner=torch.zeros(n, k * experts.intermediate_size, dtype=dtype, device=device),
         parts=torch.zeros(n, k * block.hidden_size, dtype=wide, device=device),
+        lists=None if arch is None else new_lists(n, k, 0, device),
     )
 
 

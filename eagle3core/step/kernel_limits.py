@@ -15,7 +15,10 @@ from eagle3core.kernels.attention.launcher import check_limits
 from eagle3core.kernels.card import ARCHES, DTYPES, PLAIN_TORCH
 from eagle3core.kernels.choice.argmax import MOST_PARTIALS
 from eagle3core.kernels.choice.top_k import top_k_variant
-from eagle3core.kernels.experts.route import NEEDED
+from eagle3core.kernels.experts.maps.form import form_for, x_tiles_for
+from eagle3core.kernels.experts.maps.launcher import walk_variant
+from eagle3core.kernels.experts.maps.order import UNIT
+from eagle3core.kernels.experts.routing.choose import choose_variant
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.isa.by_row import row_threads
 from eagle3core.kernels.layer.take_rows import MOST_SOURCES
@@ -30,20 +33,16 @@ MOST_TOKENS = 16 * MOST_PARTIALS  # of a vocabulary: a head's epilogue gives the
 
 
 def why_plain_torch(
-    target: TargetGeometry, draft: DrafterGeometry | None, config: EngineConfig, dtype: torch.dtype
-) -> str | None:
-    """What the kernels are not made for, or None if they can run the configuration."""
+    target: TargetGeometry, draft: DrafterGeometry | None, config: EngineConfig, dtype: torch.dtype,
+    arch: str = "sm_90a",
+) -> str | None:  # fmt: skip
+    """What the kernels are not made for, or None if they can run the configuration. `arch`: where they would run."""
     if dtype not in DTYPES:
         return f"the kernels compute in bf16 or fp16, the model in {str(dtype).removeprefix('torch.')}"
     if config.prefill_chunk % SPAN:
         return f"prefill_chunk is {config.prefill_chunk}, the kernels read prompts in multiples of {SPAN}"
     if config.max_batch_size > MOST_SLOTS:
         return f"max_batch_size is {config.max_batch_size}, the kernels handle {MOST_SLOTS}"
-    experts = target.block.experts
-    if isinstance(draft, TargetGeometry):
-        experts = experts or draft.block.experts
-    if experts is not None:
-        return f"a layer has {experts.n} experts; the kernels take {NEEDED}"
     blocks, vocabularies = [target.block], [target.vocab_size]
     if isinstance(draft, TargetGeometry):
         blocks.append(draft.block)
@@ -60,6 +59,7 @@ def why_plain_torch(
             _check_variant(draft)
         for block in blocks:
             _check_block(block, config, dtype)
+            _check_experts(block, config, dtype, arch)
     except KernelLimit as limit:
         return f"{limit.what}; the kernels take {limit.allowed}"
     return None
@@ -93,3 +93,21 @@ def _check_block(block: BlockGeometry, config: EngineConfig, dtype: torch.dtype)
         size = getattr(block, name)
         if size % 16:
             raise KernelLimit(f"{name} is {size}", "multiples of 16", PLAIN_TORCH)
+
+
+def _check_experts(block: BlockGeometry, config: EngineConfig, dtype: torch.dtype, arch: str) -> None:
+    """What the kernels of a layer's experts are made for."""
+    experts, spec = block.experts, config.speculative_config
+    if experts is None:
+        return
+    if experts.is_mxfp4 and dtype != torch.bfloat16:
+        raise KernelLimit(f"experts in MXFP4 and rows in {dtype}", "bf16", PLAIN_TORCH)
+    for name, size in (("hidden_size", block.hidden_size), ("an expert's width", experts.intermediate_size)):
+        if size % UNIT:
+            raise KernelLimit(f"{name} is {size}", f"multiples of {UNIT} where there are experts", PLAIN_TORCH)
+    rows = max(config.prefill_chunk, config.max_batch_size * (spec.n_nodes if spec else 1))
+    x_tiles = x_tiles_for(rows, experts.n_chosen, experts.n)
+    choose_variant(arch, experts.n, experts.n_chosen, experts.is_normalised, 8 * x_tiles, rows)
+    form = "mxfp4" if experts.is_mxfp4 else "plain"
+    cut = form_for(form, block.hidden_size, x_tiles)
+    walk_variant(arch, DTYPES[dtype], form, block.hidden_size, experts.gate, True, cut, early=False)

@@ -25,7 +25,7 @@ from eagle3core.kernels.gemm.order.pack import OrderedRows
 from eagle3core.kernels.gemm.scratch import ordered_input
 from eagle3core.kernels.layer.embedding import EMBEDDING
 from eagle3core.kernels.layer.rope import ROPE
-from eagle3core.step.buffers import Activations, HeadRows, expert_rows, routed_rows, rows_of
+from eagle3core.step.buffers import Activations, HeadRows, expert_lists, expert_rows, routed_rows, rows_of
 from eagle3core.step.program import Stage, Tap, after_all
 from eagle3core.weights.experts import PackedExperts
 from eagle3core.weights.packed import PackedLayer, PackedLinear, PackedTarget
@@ -176,11 +176,11 @@ class Emitter:
         mlp = layer.mlp
         if isinstance(mlp, PackedExperts):
             routed, k = routed_rows(act, n), mlp.geometry.n_chosen
-            inner, parts = expert_rows(act, n, k)
-            by = {"eps": block.rms_norm_eps, "gate": mlp.geometry.gate}
+            (inner, parts), lists = expert_rows(act, n, k), expert_lists(act, n)
+            by = {"eps": block.rms_norm_eps, "gate": mlp.geometry.gate, "lists": lists}
             return [
                 EXPERT_GATE_UP.call(self.arch, scaled, sums, routed.chosen, mlp.gate_up, inner, **by),
-                EXPERT_DOWN.call(self.arch, inner, routed.chosen, mlp.down, parts),
+                EXPERT_DOWN.call(self.arch, inner, routed.chosen, mlp.down, parts, lists=lists),
                 EXPERT_SUM.call(self.arch, parts, routed.shares, middle, next_gain, out, scaled, sums),
             ]
         return [
@@ -199,7 +199,7 @@ class Emitter:
         scaled, sums = (rows_of(t, n, t.shape[1]) for t in (act.scaled, act.sums))
         return ROUTE.call(
             self.arch, scaled, sums, experts.router, routed_rows(act, n), eps=block.rms_norm_eps,
-            is_normalised=experts.geometry.is_normalised, bias=experts.router_bias,
+            is_normalised=experts.geometry.is_normalised, bias=experts.router_bias, lists=expert_lists(act, n),
         )  # fmt: skip
 
     def project(

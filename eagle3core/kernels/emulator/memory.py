@@ -52,6 +52,7 @@ load_f32_l2, load_f32x4_l2 = load_f32, load_f32x4
 store_u8, store_u16, store_u64 = _storer("B"), _storer("H"), _storer("q")
 store_u32 = store_u32x2 = store_u32x4 = _storer("i")
 store_f32 = store_f32x2 = store_f32x4 = _storer("f")
+shared_load_u32x2 = _loader("i", 2, 4, shared=True)
 shared_load_u32, shared_load_u32x4 = _loader("i", 1, 4, shared=True), _loader("i", 4, 4, shared=True)
 shared_load_f32, shared_load_f32x4 = _loader("f", 1, 4, shared=True), _loader("f", 4, 4, shared=True)
 shared_store_u32 = shared_store_u32x4 = _storer("i", shared=True)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.emulator.machine import EmulationError
+from eagle3core.kernels.isa.four_bits import SIGNS
 
 f32 = np.float32
 
@@ -151,6 +152,27 @@ def _widen_e4m3(table: list[int]) -> Callable[[int], tuple[int, int]]:
 
 
 widen_e4m3_bf16, widen_e4m3_f16 = _widen_e4m3(_BF16_OF_E4M3), _widen_e4m3(_F16_OF_E4M3)
+
+
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
+def widen_e2m1_bf16(word: int, power: int) -> tuple[int, ...]:
+    scale = float(low_bf16(power))
+    pairs = []
+    for i, sign in enumerate(SIGNS):
+        low, high = (
+            _E2M1[word >> (first + 3 * i) & 7] * 2.0**-126 * (-scale if word >> (first + sign) & 1 else scale)
+            for first in (0, 16)
+        )
+        pairs.append(i32(_bf16(high) << 16 | _bf16(low)))
+    return tuple(pairs)
+
+
+def power_bf16(word: int, selector: int) -> int:
+    bytes_ = (word & 0xFFFFFFFF).to_bytes(4, "little") + bytes(4)
+    chosen = (bytes_[selector >> at & 7] for at in (0, 4, 8, 12))
+    return i32(int.from_bytes(bytes(chosen), "little") << 7)
 
 
 def _single(value: Any) -> Any:

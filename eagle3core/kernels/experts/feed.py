@@ -7,33 +7,20 @@ Source: SwiGLU, arXiv 2002.05202; gpt-oss's clamped form as transformers 5.17 ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from eagle3core.kernels.card import Op
+from eagle3core.kernels.experts.gates import GATES
+from eagle3core.kernels.experts.maps.launcher import expert_down, expert_gate_up
 from eagle3core.kernels.experts.matrices import Matrices
-from eagle3core.kernels.experts.route import no_kernels, normed, wide_of
+from eagle3core.kernels.experts.route import normed, wide_of
+from eagle3core.kernels.experts.routing.lists import Lists
+from eagle3core.kernels.experts.total import expert_sum
 from eagle3core.kernels.layer.embedding import partial_squares_reference
-
-ALPHA, LIMIT = 1.702, 7.0  # of the clamped gate; gpt-oss's configuration states the second and transformers fixes both
-
-
-def silu_gate(v: Tensor) -> Tensor:
-    """silu(gate) * up of `v: [n, 2 F]`, gate before up."""
-    gate, up = v.chunk(2, dim=1)
-    return F.silu(gate) * up
-
-
-def clamped_gate(v: Tensor) -> Tensor:
-    """gate sigmoid(1.702 gate) (up + 1) of `v: [n, 2 F]`, whose even columns are gate and odd ones up, both clamped."""
-    gate, up = v[:, ::2].clamp(max=LIMIT), v[:, 1::2].clamp(-LIMIT, LIMIT)
-    return gate * torch.sigmoid(ALPHA * gate) * (up + 1)
-
-
-GATES: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu_gate, "clamped": clamped_gate}
 
 
 def _rows_of_experts(chosen: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -45,24 +32,28 @@ def _rows_of_experts(chosen: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
 
 def _applied(x: Tensor, maps: Matrices, expert: int) -> Tensor:
     """`x W^T + b` of one expert, in the dtype of `x`."""
-    v = F.linear(x, maps.of(expert, x.dtype))
-    return v if maps.bias is None else v + maps.bias[expert]
+    v, bias = F.linear(x, maps.of(expert, x.dtype)), maps.bias_of(expert)
+    return v if bias is None else v + bias
 
 
 def expert_gate_up_meaning(
-    x: Tensor, sums: Tensor, chosen: Tensor, maps: Matrices, inner: Tensor, *, eps: float, gate: str
-) -> None:
+    x: Tensor, sums: Tensor, chosen: Tensor, maps: Matrices, inner: Tensor, *, eps: float, gate: str,
+    lists: Lists | None = None,
+) -> None:  # fmt: skip
     """`inner: [n, k, F]` what each chosen expert makes of its row.
 
     Args:
-        x, sums: as of `route_meaning`. chosen: `[n, k]`. maps: `[X, 2 F, E]`. gate: of `GATES`.
+        x, sums: as of `route_meaning`. chosen: `[n, k]`. maps: `[X, 2 F, E]`. gate: of `GATES`. lists: for the
+            kernels, as `route` leaves them; not read here.
     """
     rows = normed(x, sums, eps)
     for expert, at, places in _rows_of_experts(chosen):
         inner[at, places] = GATES[gate](_applied(rows[at], maps, expert)).to(inner.dtype)
 
 
-def expert_down_meaning(inner: Tensor, chosen: Tensor, maps: Matrices, parts: Tensor) -> None:
+def expert_down_meaning(
+    inner: Tensor, chosen: Tensor, maps: Matrices, parts: Tensor, *, lists: Lists | None = None
+) -> None:
     """`parts: [n, k, E]` each chosen expert's output, one precision up from 16-bit rows; `maps: [X, E, F]`."""
     for expert, at, places in _rows_of_experts(chosen):
         rows = inner[at, places].to(wide_of(inner))
@@ -87,6 +78,6 @@ def expert_sum_meaning(
     sums.copy_(partial_squares_reference(y))
 
 
-EXPERT_GATE_UP = Op("expert_gate_up", no_kernels, expert_gate_up_meaning)
-EXPERT_DOWN = Op("expert_down", no_kernels, expert_down_meaning)
-EXPERT_SUM = Op("expert_sum", no_kernels, expert_sum_meaning)
+EXPERT_GATE_UP = Op("expert_gate_up", expert_gate_up, expert_gate_up_meaning)
+EXPERT_DOWN = Op("expert_down", expert_down, expert_down_meaning)
+EXPERT_SUM = Op("expert_sum", expert_sum, expert_sum_meaning)

@@ -7,48 +7,27 @@ Source: Shazeer et al., arXiv 1701.06538, section 2.1; Qwen3 and gpt-oss as tran
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import DTYPES, PLAIN_TORCH, Launch, Op
+from eagle3core.kernels.card import DTYPES, Op
+from eagle3core.kernels.experts.routing.launcher import route
+from eagle3core.kernels.experts.routing.lists import Lists, lists_of
+from eagle3core.kernels.experts.routing.lists import Routed as Routed
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
-
-NEEDED = "layers of one feed-forward each: kernels for experts are not built"
-
-
-class Routed(NamedTuple):
-    """What the router leaves: `logits: [n, X]`, `chosen: [n, k]` int32 ascending, `shares: [n, k]` of the sum.
-
-    Logits and shares are one precision up from 16-bit rows.
-    """
-
-    logits: Tensor
-    chosen: Tensor
-    shares: Tensor
-
-
-def no_kernels(arch: str, *operands: object, **named: object) -> list[Launch]:
-    """The launches of an op over experts, of which there are none yet.
-
-    Raises:
-        KernelLimit: always.
-    """
-    raise KernelLimit(f"a layer has experts, on {arch}", NEEDED, PLAIN_TORCH)
 
 
 def route_meaning(
     x: Tensor, sums: Tensor, weight: Tensor, out: Routed, *, eps: float, is_normalised: bool,
-    bias: Tensor | None = None,
+    bias: Tensor | None = None, lists: Lists | None = None,
 ) -> None:  # fmt: skip
     """Logits, choice and shares of `x: [n, E]`, rows times a gain that are scaled here as the GEMM scales them.
 
     Args:
         sums: `[n, ...]` partial sums of the rows' squares before the gain. weight: `[X, E]`. bias: `[X]`.
-        is_normalised: shares are a softmax over the chosen experts alone, else over all.
+        is_normalised: shares are a softmax over the chosen experts alone, else over all. lists: for the kernels of
+            the experts' maps; None: none run.
     """
     wide = wide_of(x)
     logits = F.linear(normed(x, sums, eps), weight.to(wide))
@@ -58,6 +37,10 @@ def route_meaning(
     stored = out.logits.to(wide)
     taken = stored.gather(1, chosen)
     out.shares.copy_(taken.softmax(1) if is_normalised else stored.softmax(1).gather(1, chosen))
+    if lists is not None:
+        lists.norms.copy_(inverse_rms(x, sums, eps)[:, 0])
+        for made, kept in zip(lists_of(out.chosen, lists.group_rows), (lists.groups, lists.places), strict=True):
+            kept.copy_(made)
 
 
 def chosen_of(logits: Tensor, n_chosen: int) -> Tensor:
@@ -73,9 +56,12 @@ def wide_of(x: Tensor) -> torch.dtype:
 
 def normed(x: Tensor, sums: Tensor, eps: float) -> Tensor:
     """`x: [n, E]` over the root of its mean square, of which `sums` are the parts; wide."""
-    wide = wide_of(x)
-    mean = sums[: len(x)].sum(dim=1, keepdim=True) / x.shape[1]
-    return (x.to(wide) * torch.rsqrt(mean + eps)).to(wide)
+    return (x.to(wide_of(x)) * inverse_rms(x, sums, eps)).to(wide_of(x))
 
 
-ROUTE = Op("route", no_kernels, route_meaning)
+def inverse_rms(x: Tensor, sums: Tensor, eps: float) -> Tensor:
+    """`[n, 1]` 1 / rms of the rows of which `sums` are the parts."""
+    return torch.rsqrt(sums[: len(x)].sum(dim=1, keepdim=True) / x.shape[1] + eps)
+
+
+ROUTE = Op("route", route, route_meaning)

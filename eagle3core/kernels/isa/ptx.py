@@ -28,6 +28,10 @@ from eagle3core.kernels.isa.group import group_settle as group_settle
 from eagle3core.kernels.isa.group import more_registers as more_registers
 from eagle3core.kernels.isa.inlined import inlined as inlined
 from eagle3core.kernels.isa.instruction import f32, i32, i64, instruction
+from eagle3core.kernels.isa.narrow import power_bf16 as power_bf16
+from eagle3core.kernels.isa.narrow import widen_e2m1_bf16 as widen_e2m1_bf16
+from eagle3core.kernels.isa.narrow import widen_e4m3_bf16 as widen_e4m3_bf16
+from eagle3core.kernels.isa.narrow import widen_e4m3_f16 as widen_e4m3_f16
 
 
 def _mma(kind: str) -> Any:
@@ -165,6 +169,7 @@ store_f32x4 = instruction("store_f32x4", "st.global.v4.f32 [$0], {$1,$2,$3,$4};"
 
 # ---- shared memory, by the addresses that `shared_address` gives
 shared_load_u32 = instruction("shared_load_u32", "ld.shared.u32 $0, [$1];", [i32], [i32], memory=True)
+shared_load_u32x2 = instruction("shared_load_u32x2", "ld.shared.v2.u32 {$0,$1}, [$2];", [i32] * 2, [i32], memory=True)
 shared_load_u32x4 = instruction(
     "shared_load_u32x4", "ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];", [i32] * 4, [i32], memory=True
 )

@@ -107,10 +107,13 @@ def test_the_memory_plan_counts_every_expert_and_the_rows_that_they_work_on(pair
     assert rows.parts.shape[1] == experts.n_chosen * engine.target.geometry.block.hidden_size
 
 
-def test_on_a_gpu_plain_torch_takes_over_and_says_why(pair: Pair) -> None:
-    geometry = load_target(pair[0]).geometry
-    config = EngineConfig(dtype="bfloat16")
-    reason = why_plain_torch(geometry, None, config, torch.bfloat16)
-    assert reason == (
-        "a layer has 8 experts; the kernels take layers of one feed-forward each: kernels for experts are not built"
-    )
+def test_what_the_kernels_of_experts_cannot_take_is_named(tmp_path: Path) -> None:
+    reasons = {
+        24: "an expert's width is 24; the kernels take multiples of 32 where there are experts",
+        32: None,
+    }  # fmt: skip
+    for inner, reason in reasons.items():
+        how = {**KINDS["qwen3_moe"], "hidden": 64, "heads": 1, "kv_heads": 1, "head_dim": 64}
+        pair = write_tiny_pair(tmp_path / str(inner), **how, moe_intermediate_size=inner)
+        geometry = load_target(pair[0]).geometry
+        assert why_plain_torch(geometry, None, EngineConfig(dtype="bfloat16"), torch.bfloat16) == reason

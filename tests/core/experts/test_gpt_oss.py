@@ -82,8 +82,7 @@ def test_the_published_config_of_the_120b_gives_its_sizes(tmp_path: Path) -> Non
             ms, abs=0.01
         )
     reason = why_plain_torch(geometry, None, EngineConfig(), torch.bfloat16)
-    assert reason is not None
-    assert "a layer has 128 experts" in reason
+    assert "expert" not in (reason or "")  # its window and sinks are attention's
 
 
 def test_all_but_its_experts_runs_on_the_kernels(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from eagle3core.errors import KernelLimit
 from eagle3core.kernels.experts.feed import (
     EXPERT_DOWN,
     EXPERT_GATE_UP,
-    clamped_gate,
     expert_down_meaning,
     expert_gate_up_meaning,
     expert_sum_meaning,
 )
+from eagle3core.kernels.experts.gates import clamped_gate
 from eagle3core.kernels.experts.matrices import PlainMatrices
 from eagle3core.kernels.experts.route import ROUTE, Routed, chosen_of, route_meaning
 from eagle3core.kernels.layer.embedding import partial_squares_reference
@@ -119,7 +119,17 @@ def test_the_clamped_gate_bounds_gate_above_and_up_on_both_sides() -> None:
     torch.testing.assert_close(clamped_gate(far), expected, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("op", [ROUTE, EXPERT_GATE_UP, EXPERT_DOWN])
-def test_a_launch_on_a_gpu_is_refused_with_the_reason(op: object) -> None:
-    with pytest.raises(KernelLimit, match="kernels for experts are not built"):
-        op.launcher("sm_90a")  # type: ignore[attr-defined]
+def test_a_launch_over_matrices_that_are_not_in_the_kernels_order_is_refused() -> None:
+    layer = Layer(torch.bfloat16)
+    chosen, inner = torch.zeros(N, K, dtype=torch.int32), layer.normal(N, K, INNER)
+    with pytest.raises(KernelLimit, match="experts PlainMatrices, no lists"):
+        EXPERT_GATE_UP.launcher("sm_90a", layer.h, layer.h, chosen, layer.gate_up, inner, eps=EPS, gate="silu")
+    with pytest.raises(KernelLimit, match="OrderedMatrices, lists"):
+        EXPERT_DOWN.launcher("sm_90a", inner, chosen, layer.down, inner)
+
+
+def test_a_router_without_room_for_its_lists_is_refused() -> None:
+    layer = Layer(torch.bfloat16)
+    routed = Routed(*(torch.zeros(N, width) for width in (X, K, K)))
+    with pytest.raises(KernelLimit, match="without lists"):
+        ROUTE.launcher("sm_90a", layer.h, layer.h, layer.router, routed, eps=EPS, is_normalised=True)

@@ -1,0 +1,1 @@
+"""Kernels of the experts' maps: read `walk` first, then `order` in memory, and `form`, how a launch is cut."""

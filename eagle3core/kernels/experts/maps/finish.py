@@ -1,0 +1,79 @@
+"""What becomes of an expert's sums, in registers: a bias, and of gate and up the activation.
+
+An item is a pair of a tile of one row: two columns of `down`, or gate and up of one column. Products that something is
+added to are written as such: no compiler chooses where to round.
+
+Source: SwiGLU, arXiv 2002.05202; gpt-oss's clamped form as transformers 5.17 has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from eagle3core.kernels.experts.gates import ALPHA, LIMIT
+from eagle3core.kernels.isa.powers import LOG2_E
+
+
+def make_fetch_of_row(isa: Any, dtype: str, gate: str, has_bias: bool) -> Any:
+    """Inlined `fetch(item, local_row, tile, n_items, info, places, norms, bias, chosen, tiles)`.
+
+    Gives (place, 1 / rms, two biases) of an item; the place is negative where the group has no such row.
+    """
+    i32, i64, low, one, zero = isa.i32, isa.i64, isa.LOW[dtype], np.float32(1), np.float32(0)
+
+    def fetch(
+        item: Any, local_row: Any, tile: Any, n_items: Any, info: Any, places: Any, norms: Any, bias: Any, chosen: Any,
+        tiles: Any,
+    ) -> Any:  # fmt: skip
+        place, norm, b0, b1 = i32(-1), one, zero, zero
+        if item < n_items and local_row < info[2]:
+            place = i32(isa.load_u32(places + i64(info[1] + local_row) * 4))
+            if gate != "":
+                norm = isa.load_f32(norms + i64(i32(place // chosen)) * 4)
+            if has_bias:
+                at = bias + ((i64(info[0]) * tiles + tile) * 16 + (item & 7)) * 2
+                b0, b1 = low(isa.load_u16(at)), low(isa.load_u16(at + 16))
+        return place, norm, b0, b1
+
+    return isa.inlined(fetch)
+
+
+def make_gate(isa: Any, gate: str) -> Any:
+    """Inlined `gated(v0, v1)`: of a gate and its up."""
+    one, limit = np.float32(1), np.float32(LIMIT)
+    power = np.float32(-LOG2_E * (ALPHA if gate == "clamped" else 1.0))
+
+    def gated(v0: Any, v1: Any) -> Any:
+        if gate == "clamped":
+            # By comparisons, which leave a NaN what it is.
+            if v0 > limit:
+                v0 = limit
+            if v1 > limit:
+                v1 = limit
+            if v1 < -limit:
+                v1 = -limit
+            v1 = v1 + one
+        return v0 * isa.reciprocal(one + isa.exp2(v0 * power)) * v1
+
+    return isa.inlined(gated)
+
+
+def make_finish(isa: Any, dtype: str, gate: str) -> Any:
+    """Inlined `finish(v0, v1, norm, b0, b1, scales, expert, tile, pair, place, tiles, width, y)`."""
+    i64, to_bits, zero, gated = isa.i64, isa.PACK[dtype], np.float32(0), make_gate(isa, gate)
+
+    def finish(
+        v0: Any, v1: Any, norm: Any, b0: Any, b1: Any, scales: Any, expert: Any, tile: Any, pair: Any, place: Any,
+        tiles: Any, width: Any, y: Any,
+    ) -> None:  # fmt: skip
+        if gate != "":
+            v = gated(isa.product(v0, norm) + b0, isa.product(v1, norm) + b1)
+            isa.store_u16(y + (i64(place) * width + tile * 8 + pair) * 2, to_bits(zero, v))
+        else:
+            at = y + (i64(place) * width + tile * 16 + pair) * 4
+            isa.store_f32(at, v0 + b0)
+            isa.store_f32(at + 32, v1 + b1)
+
+    return isa.inlined(finish)

@@ -1,0 +1,142 @@
+"""The experts' two maps, a launch of `walk` each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagle3core.errors import KernelLimit
+from eagle3core.kernels.card import (
+    DTYPES,
+    PLAIN_TORCH,
+    SHARED_BYTES,
+    SHARED_BYTES_SM,
+    Launch,
+    Parameter,
+    Variant,
+    overlaps,
+    parameters,
+)
+from eagle3core.kernels.experts.maps.form import Form, form_for, piece_units
+from eagle3core.kernels.experts.maps.order import TILE, UNIT
+from eagle3core.kernels.experts.maps.walk import THREADS, make_walk
+from eagle3core.kernels.experts.matrices import Matrices, OrderedMatrices
+from eagle3core.kernels.experts.routing.lists import Lists
+from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS
+
+_REGISTERS = {1: 168, 2: 168, 4: 168, 8: 255}  # by tiles of x; three blocks a processor, or two
+_MOST_RESIDENT = 3
+
+
+def walk_parameters(early: bool) -> tuple[Parameter, ...]:
+    """The kernel's parameters.
+
+    x `[rows, k]`, w and bias of `OrderedMatrices`, scales `[X, rows]` fp32 of e4m3, norms `[n]` fp32, groups and places
+    of `Lists`; units of k, tiles of an expert's matrix, chosen: places of one row of x, width of y. `early`: the lists
+    were written before the kernel before this one began.
+    """
+    role = "const" if early else "in"
+    return parameters(
+        f"x:in w:const bias:const scales:const norms:in work:{role} places:{role} y:out units:i32 tiles:i32 chosen:i32 "
+        "width:i32"
+    )
+
+
+def walk_variant(
+    arch: str, dtype: str, form: str, k: int, gate: str, has_bias: bool, cut: Form, *, early: bool
+) -> Variant:
+    """The compiled form of one map.
+
+    Raises:
+        KernelLimit: more shared memory than a block may have.
+    """
+    shared = cut.shared_bytes(form)
+    if shared > SHARED_BYTES[arch]:
+        raise KernelLimit(f"{cut} takes {shared} bytes", f"{SHARED_BYTES[arch]} on {arch}", PLAIN_TORCH)
+    most = _REGISTERS[cut.x_tiles]
+    resident = min(_MOST_RESIDENT, SHARED_BYTES_SM[arch] // (shared + 1024), 65536 // (THREADS * most))
+    gated = f"_{gate}" if gate else ""
+    return Variant(
+        name=f"expert_map_{dtype}_{form}_k{piece_units(k)}{gated}{'_b' if has_bias else ''}_{cut.name}",
+        make=make_walk,
+        constants={
+            "dtype": dtype, "form": form, "gate": gate, "has_bias": has_bias, "piece": piece_units(k),
+            "x_tiles": cut.x_tiles, "w_tiles": cut.w_tiles, "step": cut.step, "stage_steps": cut.stage_steps,
+            "stages": cut.stages, "buffers": cut.buffers, "early": early, "overlap": overlaps(arch),
+        },
+        parameters=walk_parameters(early), threads=THREADS, shared_bytes=shared, blocks_per_sm=max(1, resident),
+        max_registers=most,
+        instructions={"HMMA": 4 * cut.x_tiles * cut.w_tiles * cut.step, "UBLKCP" if overlaps(arch) else "LDGSTS": 1},
+        dependent=overlaps(arch), rounds_itself=True,
+    )  # fmt: skip
+
+
+def expert_gate_up(
+    arch: str, x: Tensor, sums: Tensor, chosen: Tensor, maps: Matrices, inner: Tensor, *, eps: float, gate: str,
+    lists: Lists | None = None, setting: Mapping[str, Any] | None = None,
+) -> list[Launch]:  # fmt: skip
+    """What `feed.expert_gate_up_meaning` says; 1 / rms of the rows is read of `lists`.
+
+    `setting`: neutral parameters in place of the chosen ones, and "blocks".
+
+    Raises:
+        KernelLimit: see `_launch`.
+    """
+    return [_launch(arch, x, chosen.shape[1], chosen.numel(), maps, inner, gate, lists, setting or {}, early=False)]
+
+
+def expert_down(
+    arch: str, inner: Tensor, chosen: Tensor, maps: Matrices, parts: Tensor, *, lists: Lists | None = None,
+    setting: Mapping[str, Any] | None = None,
+) -> list[Launch]:  # fmt: skip
+    """What `feed.expert_down_meaning` says, right behind `expert_gate_up`, which has waited for the lists.
+
+    Raises:
+        KernelLimit: see `_launch`.
+    """
+    return [_launch(arch, inner, 1, chosen.numel(), maps, parts, "", lists, setting or {}, early=True)]
+
+
+def _launch(
+    arch: str, x: Tensor, chosen: int, n_places: int, maps: Matrices, y: Tensor, gate: str, lists: Lists | None,
+    setting: Mapping[str, Any], *, early: bool,
+) -> Launch:  # fmt: skip
+    """One map.
+
+    Raises:
+        KernelLimit: matrices not in the kernels' order, rows other than 16-bit ones, no lists, or as `walk_variant`.
+    """
+    if not isinstance(maps, OrderedMatrices) or x.dtype not in DTYPES or lists is None:
+        raise KernelLimit(
+            f"rows are {x.dtype}, experts {type(maps).__name__}, {'no lists' if lists is None else 'with lists'}",
+            "bf16 or fp16, OrderedMatrices, lists", PLAIN_TORCH,
+        )  # fmt: skip
+    if maps.form == "mxfp4" and x.dtype != torch.bfloat16:
+        raise KernelLimit(f"experts in MXFP4 and rows in {x.dtype}", "bf16, which holds all their values", PLAIN_TORCH)
+    n_experts, tiles, units = maps.data.shape[:3]
+    own = dict(setting)
+    blocks = own.pop("blocks", None)
+    cut = replace(form_for(maps.form, units * UNIT, lists.group_rows // 8), **own)
+    has_bias = maps.bias is not None
+    variant = walk_variant(arch, DTYPES[x.dtype], maps.form, units * UNIT, gate, has_bias, cut, early=early)
+    n_groups = min(n_places, n_experts + n_places // lists.group_rows)
+    most = n_groups * (tiles // cut.w_tiles)
+    grid = min(blocks or _multiprocessors(x.device) * variant.blocks_per_sm, most)
+    if most * grid >= 1 << 31:
+        raise KernelLimit(f"{most} tiles for {grid} blocks", "a product below 2^31", "a smaller prefill_chunk")
+    return variant.launch(
+        (grid,), x=x, w=maps.data, bias=maps.bias, scales=maps.scales, norms=lists.norms, work=lists.groups,
+        places=lists.places, y=y, units=units, tiles=tiles, chosen=chosen, width=tiles * TILE // (2 if gate else 1),
+    )  # fmt: skip
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return MULTIPROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,0 +1,1 @@
+"""Kernels of the router: `score` makes logits, `choose` takes the largest of them and lists who goes where."""

@@ -1,0 +1,148 @@
+"""Kernel that takes the largest logits of every row, makes their shares, and lists the rows of every chosen expert.
+
+One block: a warp chooses for one row at a time and leaves a bit for every expert; then a thread an expert counts the
+rows that have its bit, all experts together find where its places begin, and it goes over the rows once more to write
+them. So lists are ascending by expert and row, and nothing in them depends on who came first.
+
+Source: derived here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from eagle3core.errors import KernelLimit
+from eagle3core.kernels.card import PLAIN_TORCH, SHARED_BYTES, Variant, overlaps, parameters
+from eagle3core.kernels.isa.powers import LOG2_E
+from eagle3core.kernels.isa.reductions import make_block_prefix_pair_i32, make_warp_best, make_warp_sum
+
+_WARPS = 16
+_THREADS = 32 * _WARPS
+_PARAMETERS = parameters("logits:in chosen:out shares:out groups:out places:out rows:i32")
+MOST_EXPERTS, MOST_CHOSEN = 512, 16  # a thread each; and as many rounds as there are chosen
+_FEW_ROWS = 64
+
+
+def make_choose(
+    isa: Any, *, experts: int, n_chosen: int, is_normalised: bool, group_rows: int, most_rows: int, overlap: bool
+) -> Any:
+    """The kernel; one block, up to `most_rows` rows."""
+    cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
+    zero, infinity, log2_e = np.float32(0), np.float32(np.inf), np.float32(LOG2_E)
+    n_words = -(-experts // 32)
+    scratch_at, group_shift = 4 * n_words * most_rows, group_rows.bit_length() - 1
+    warp_best, warp_sum = make_warp_best(isa), make_warp_sum(isa)
+    prefix_pair = make_block_prefix_pair_i32(isa, _WARPS)
+
+    def largest(values: Any, lane: Any) -> Any:
+        """A bit for every 32 experts, of this lane's own that are chosen; and the largest logit."""
+        taken, top = i32(0), zero
+        for i in range(n_chosen):
+            best, index = -infinity, i32(1 << 20)
+            for j in range(n_words):
+                # Experts that are not there have the highest numbers, so of equal ones they come last.
+                if (taken >> j) & 1 == 0 and (values[j] > best or (values[j] == best and j * 32 + lane < index)):
+                    best, index = values[j], i32(j * 32 + lane)
+            best, index = warp_best(best, index)
+            if i == 0:
+                top = best
+            if index & 31 == lane:
+                taken = i32(taken | (1 << (index >> 5)))
+        return taken, top
+
+    largest = isa.inlined(largest)
+
+    def choose_row(logits: Any, chosen: Any, shares: Any, row: Any, lane: Any, bits: Any) -> None:
+        values = cuda.local.array(n_words, f32)
+        for j in range(n_words):
+            values[j] = -infinity
+            if j * 32 + lane < experts:
+                v = isa.load_f32(logits + (i64(row) * experts + j * 32 + lane) * 4)
+                # A NaN is chosen last, so that rows of nothing else have experts too.
+                if v == v:
+                    values[j] = v
+        taken, top = largest(values, lane)
+        own = zero
+        for j in range(n_words):
+            values[j] = isa.exp2(isa.product(values[j] - top, log2_e))
+            if not is_normalised or (taken >> j) & 1 != 0:
+                own = own + values[j]
+        inverse, before = isa.reciprocal(warp_sum(own)), i32(0)
+        for j in range(n_words):
+            word = isa.ballot((taken >> j) & 1)
+            if lane == 0:
+                isa.shared_store_u32(i32(bits + j * 4), word)
+            if (taken >> j) & 1 != 0:
+                place = i64(row) * n_chosen + before + isa.popcount(i32(word & ((1 << lane) - 1)))
+                isa.store_u32(chosen + place * 4, i32(j * 32 + lane))
+                isa.store_f32(shares + place * 4, values[j] * inverse)
+            before = i32(before + isa.popcount(word))
+
+    choose_row = isa.inlined(choose_row)
+
+    def choose(logits: Any, chosen: Any, shares: Any, groups: Any, places: Any, rows: Any) -> None:
+        tid = i32(cuda.threadIdx.x)
+        base = isa.shared_address(cuda.shared.array(0, f32, alignment=128))
+        if overlap:
+            isa.let_next_start()
+            isa.wait_previous()
+        row = i32(tid >> 5)
+        while row < rows:
+            choose_row(logits, chosen, shares, row, i32(tid & 31), i32(base + row * (4 * n_words)))
+            row = i32(row + _WARPS)
+        cuda.syncthreads()
+        count, column, shift = i32(0), i32(base + (tid >> 5) * 4), i32(tid & 31)
+        if tid < experts:
+            for r in range(rows):
+                count = i32(count + ((isa.shared_load_u32(i32(column + r * (4 * n_words))) >> shift) & 1))
+        n_own = i32((count + (group_rows - 1)) >> group_shift)
+        first, group, n_groups = prefix_pair(count, n_own, i32(base + scratch_at), tid)
+        if tid == 0:
+            isa.store_u32x4(groups, n_groups, i32(0), i32(0), i32(0))
+        for i in range(n_own):
+            at, done = groups + i64(1 + group + i) * 16, i32(i << group_shift)
+            isa.store_u32x4(at, tid, i32(first + done), i32(min(count - done, group_rows)), i32(0))
+        if count > 0:
+            for r in range(rows):
+                word = isa.shared_load_u32(i32(column + r * (4 * n_words)))
+                if (word >> shift) & 1 != 0:
+                    # Which of the row's experts this is: how many have a lower number.
+                    before = isa.popcount(i32(word & ((1 << shift) - 1)))
+                    for j in range(n_words):
+                        if j < tid >> 5:
+                            before = i32(before + isa.popcount(isa.shared_load_u32(i32(base + (r * n_words + j) * 4))))
+                    isa.store_u32(places + i64(first) * 4, i32(r * n_chosen + before))
+                    first = i32(first + 1)
+
+    return choose
+
+
+def choose_variant(
+    arch: str, experts: int, n_chosen: int, is_normalised: bool, group_rows: int, rows: int
+) -> Variant:  # fmt: skip
+    """The kernel for so many experts, and rows up to a power of two.
+
+    Raises:
+        KernelLimit: more experts, or chosen ones, than the block handles; or more rows than its memory has bits for.
+    """
+    if experts > MOST_EXPERTS or n_chosen > MOST_CHOSEN:
+        raise KernelLimit(
+            f"a layer has {experts} experts and chooses {n_chosen}", f"up to {MOST_EXPERTS}, {MOST_CHOSEN} chosen",
+            PLAIN_TORCH,
+        )  # fmt: skip
+    most_rows = max(_FEW_ROWS, 1 << (rows - 1).bit_length())
+    shared = 4 * -(-experts // 32) * most_rows + 8 * _WARPS
+    if shared > SHARED_BYTES[arch]:
+        raise KernelLimit(f"{rows} rows for a router of {experts} experts", "fewer rows", "a smaller prefill_chunk")
+    return Variant(
+        name=f"route_choose_{n_chosen}of{experts}{'' if is_normalised else '_all'}_g{group_rows}_r{most_rows}",
+        make=make_choose,
+        constants={
+            "experts": experts, "n_chosen": n_chosen, "is_normalised": is_normalised, "group_rows": group_rows,
+            "most_rows": most_rows, "overlap": overlaps(arch),
+        },
+        parameters=_PARAMETERS, threads=_THREADS, shared_bytes=shared, max_registers=64, dependent=overlaps(arch),
+        rounds_itself=True,
+    )  # fmt: skip

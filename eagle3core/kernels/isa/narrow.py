@@ -1,0 +1,54 @@
+"""Values of eight and of four bits as sixteen-bit pairs, exactly, for `ptx`.
+
+Sign, exponent and fraction go to their places in the wider format, where the exponent's bias is another one; a product
+with a power of two makes up for it, and makes subnormal values right as well. Compute capability 8 has that product
+fused alone: minus zero adds nothing.
+
+Source: PTX ISA 9.0, the instructions named in the texts; bits of E2M1: `four_bits`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from eagle3core.kernels.isa.instruction import i32, instruction
+
+
+def _widen_e4m3(kind: str, shift: int, power: str) -> Any:
+    moved = (
+        "and.b32 {to}, {of}, 0x7F007F00; shr.u32 {to}, {to}, {shift}; "
+        "lop3.b32 {to}, {of}, 0x80008000, {to}, 0xEA; "  # (of and the signs) or to
+    )
+    return instruction(
+        f"widen_e4m3_{kind}",
+        "{ .reg .b32 even, odd, word, power, zero; shl.b32 word, $2, 8; "
+        + moved.format(to="even", of="word", shift=shift)
+        + moved.format(to="odd", of="$2", shift=shift)
+        + f"mov.b32 power, {power}; mov.b32 zero, 0x80008000; "
+        f"fma.rn.{kind}x2 $0, even, power, zero; fma.rn.{kind}x2 $1, odd, power, zero; }}",
+        [i32] * 2,
+        [i32],
+    )
+
+
+# ---- four e4m3 of an int32, bytes upwards 0 to 3, exactly as two sixteen-bit pairs: of bytes 0 and 2, and of 1 and 3
+widen_e4m3_bf16 = _widen_e4m3("bf16", 4, "0x7B807B80")  # 2^120
+widen_e4m3_f16 = _widen_e4m3("f16", 1, "0x5C005C00")  # 2^8
+
+# ---- eight e2m1 of an int32 as four pairs, times `power`: two equal bf16 of 2^126 times the values' scale
+_SIZES, _SIGN_MASK, _BOTH = "0x01C001C0", "0x80008000", "0x81C081C0"
+widen_e2m1_bf16 = instruction(
+    "widen_e2m1_bf16",
+    "{ .reg .b32 a, b, c, d, s, zero;\n"
+    f" shl.b32 a, $4, 6; and.b32 a, a, {_SIZES}; shl.b32 s, $4, 2; lop3.b32 a, s, {_SIGN_MASK}, a, 0xEA;\n"
+    f" shl.b32 b, $4, 3; and.b32 b, b, {_BOTH};\n"
+    f" and.b32 c, $4, {_BOTH};\n"
+    f" shr.u32 d, $4, 3; and.b32 d, d, {_SIZES}; shl.b32 s, $4, 1; lop3.b32 d, s, {_SIGN_MASK}, d, 0xEA;\n"
+    f" mov.b32 zero, {_SIGN_MASK};\n"
+    " fma.rn.bf16x2 $0, a, $5, zero; fma.rn.bf16x2 $1, b, $5, zero;\n"
+    " fma.rn.bf16x2 $2, c, $5, zero; fma.rn.bf16x2 $3, d, $5, zero; }",
+    [i32] * 4,
+    [i32] * 2,
+)
+# Two equal bf16 2^(b - 127), b a byte of a word: `selector` names it twice in prmt's way, each time above a zero.
+power_bf16 = instruction("power_bf16", "{ .reg .b32 t; prmt.b32 t, $1, 0, $2; shl.b32 $0, t, 7; }", [i32], [i32, i32])

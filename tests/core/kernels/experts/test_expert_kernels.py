@@ -1,0 +1,116 @@
+"""The kernels of router and experts where rows crowd one expert, have no numbers, or change places; lane by lane."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from eagle3core.errors import KernelLimit
+from eagle3core.kernels import proof, registry
+from eagle3core.kernels.emulator import instructions as emulator
+from eagle3core.kernels.experts.route import chosen_of
+from eagle3core.kernels.experts.routing.choose import choose_variant
+from eagle3core.kernels.experts.routing.lists import lists_of
+
+pytestmark = pytest.mark.emulated
+
+CPU = torch.device("cpu")
+ROUTE, EXPERTS = registry()["route"], registry()["experts"]
+OF_ROUTE: dict[str, Any] = {"experts": 40, "chosen": 3, "hidden": 32, "normalised": True, "bias": False,
+                            "dtype": torch.bfloat16}  # fmt: skip
+OF_EXPERTS: dict[str, Any] = {"experts": 2, "chosen": 1, "hidden": 32, "inner": 32, "form": "mxfp4", "gate": "clamped",
+                              "dtype": torch.bfloat16}  # fmt: skip
+
+
+def chosen_by_kernel(logits: Tensor, k: int, group_rows: int = 8) -> tuple[Tensor, ...]:
+    """(chosen, shares, groups, places) of `logits: [n, X]`."""
+    n, experts = logits.shape
+    chosen, places = torch.full((n, k), -9, dtype=torch.int32), torch.full((n * k,), -9, dtype=torch.int32)
+    shares, groups = torch.full((n, k), torch.nan), torch.full((1 + n * k, 4), -9, dtype=torch.int32)
+    variant = choose_variant("sm_90a", experts, k, True, group_rows, n)
+    made = {"chosen": chosen, "shares": shares, "groups": groups, "places": places}
+    emulator.execute([variant.launch((1,), logits=logits, rows=n, **made)])
+    return chosen, shares, groups, places
+
+
+def test_of_equal_logits_the_lower_expert_is_chosen_by_the_kernel_too() -> None:
+    logits = torch.tensor([1.0, 2.0, 2.0, 1.0, 2.0])[torch.arange(70) % 5].repeat(2, 1)
+    logits[1] = 0.0
+    chosen, shares, _, _ = chosen_by_kernel(logits, 4)
+    assert torch.equal(chosen.long(), chosen_of(logits, 4))
+    assert chosen.tolist() == [[1, 2, 4, 6], [0, 1, 2, 3]]
+    assert torch.equal(shares, torch.full_like(shares, 0.25))
+
+
+def test_a_row_of_no_numbers_has_experts_and_disturbs_no_other() -> None:
+    logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
+    alone = chosen_by_kernel(logits[2:], 3)
+    logits[0] = torch.nan
+    logits[1, ::2] = torch.inf
+    chosen, shares, groups, places = chosen_by_kernel(logits, 3)
+    assert chosen[0].tolist() == [0, 1, 2]
+    assert bool(shares[0].isnan().all())
+    assert torch.equal(chosen[2], alone[0][0])
+    assert torch.equal(shares[2], alone[1][0])
+    expected = lists_of(chosen, 8)
+    assert torch.equal(places, expected[1])
+    assert torch.equal(groups[: 1 + int(groups[0, 0])], expected[0][: 1 + int(groups[0, 0])])
+
+
+def test_rows_that_all_want_one_expert_are_listed_in_groups() -> None:
+    logits = torch.zeros(19, 33)
+    logits[:, 32] = 1.0
+    _, _, groups, places = chosen_by_kernel(logits, 2)
+    assert groups[:7].tolist() == [
+        [6, 0, 0, 0], [0, 0, 8, 0], [0, 8, 8, 0], [0, 16, 3, 0], [32, 19, 8, 0], [32, 27, 8, 0], [32, 35, 3, 0],
+    ]  # fmt: skip
+    assert places.tolist() == [*range(0, 38, 2), *range(1, 38, 2)]
+
+
+def test_rows_that_change_places_keep_their_bits() -> None:
+    case = {**OF_EXPERTS, "m": 9}
+    inputs = EXPERTS.example(case, proof.generator(3, CPU), CPU)
+    inputs["chosen"][:] = 1  # a group of eight rows, and one of one
+    inputs["chosen"][4] = 0
+    there = proof.run(EXPERTS, "sm_90a", case, inputs, emulator.execute, {"x_tiles": 1})
+    order = torch.tensor([8, 4, 0, 7, 1, 6, 2, 5, 3])
+    turned = {name: t[order] if name in ("x", "norms", "chosen", "shares", "residual") else t
+              for name, t in inputs.items()}  # fmt: skip
+    back = proof.run(EXPERTS, "sm_90a", case, turned, emulator.execute, {"x_tiles": 1, "blocks": 1})
+    assert all(proof.differing(there[name][order], back[name]) == 0 for name in there)
+
+
+def test_a_row_of_no_numbers_spoils_no_row_of_its_expert() -> None:
+    case = {**OF_EXPERTS, "m": 3}
+    inputs = EXPERTS.example(case, proof.generator(4, CPU), CPU)
+    inputs["chosen"][:] = 1
+    whole = proof.run(EXPERTS, "sm_90a", case, inputs, emulator.execute)
+    inputs["x"][1] = torch.nan
+    spoilt = proof.run(EXPERTS, "sm_90a", case, inputs, emulator.execute)
+    assert bool(spoilt["y"][1].isnan().all())
+    assert all(proof.differing(whole[name][::2], spoilt[name][::2]) == 0 for name in whole)
+
+
+@pytest.mark.parametrize("change", [{"experts": 513}, {"chosen": 17}])
+def test_more_experts_than_a_block_chooses_among_are_refused(change: dict[str, int]) -> None:
+    case = {**OF_ROUTE, **change}
+    with pytest.raises(KernelLimit, match="up to 512, 16 chosen"):
+        choose_variant("sm_90a", case["experts"], case["chosen"], True, 8, 1)
+
+
+def test_more_rows_than_a_router_has_bits_for_are_refused() -> None:
+    with pytest.raises(KernelLimit, match="100000 rows for a router of 128 experts"):
+        choose_variant("sm_90a", 128, 4, True, 8, 100_000)
+
+
+def test_wrong_shares_and_lists_of_a_router_are_found() -> None:
+    case = {**OF_ROUTE, "m": 3, "experts": 5, "normalised": False}
+    inputs = ROUTE.example(case, proof.generator(5, CPU), CPU)
+    outputs = proof.run(ROUTE, "sm_90a", case, inputs, emulator.execute)
+    assert ROUTE.invariants(case, inputs, outputs) == []
+    outputs["shares"][2] *= 1.001
+    outputs["places"][5] += 1
+    assert len(ROUTE.invariants(case, inputs, outputs)) == 2
