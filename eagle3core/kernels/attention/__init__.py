@@ -5,16 +5,16 @@ head), `rows` (more) or `group` (a tree's, over many keys); `combine` joins what
 """
 
 from eagle3core.kernels.attention.card import CARD, attention_cost
-from eagle3core.kernels.attention.layout import EARLIER_BITS, Fp8Shape, Shape
+from eagle3core.kernels.attention.layout import EARLIER_BITS, Shape, shape_over
 from eagle3core.kernels.attention.plan import choose_plan, order_of, plan_key
 
 __all__ = [
     "CARD",
     "EARLIER_BITS",
-    "Fp8Shape",
     "Shape",
     "attention_cost",
     "choose_plan",
     "order_of",
     "plan_key",
+    "shape_over",
 ]

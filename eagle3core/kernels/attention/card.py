@@ -29,15 +29,15 @@ from eagle3core.kernels.attention.launcher import (
     visible_keys,
     within_window,
 )
-from eagle3core.kernels.attention.layout import BUNDLE, UNIT, Fp8Shape, Shape
+from eagle3core.kernels.attention.layout import BUNDLE, UNIT, Shape, shape_over
 from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
 from eagle3core.kernels.card import SHARED_BYTES, Card, Case, Cost, Launch, Tensors, Variant
 
 
 def _shape(arch: str, case: Case) -> Shape:
-    splits, streams = case.get("order") or order_of(arch, case["kv_heads"], case["dim"])
-    cached = Fp8Shape if case.get("fp8") else Shape
-    return cached(case["dtype"], case["dim"], case["heads"] // case["kv_heads"], splits, streams)
+    order = case.get("order") or order_of(arch, case["kv_heads"], case["dim"])
+    group = case["heads"] // case["kv_heads"]
+    return shape_over(arch, bool(case.get("fp8")), case["dtype"], case["dim"], group, order)
 
 
 def _plan(arch: str, case: Case, setting: Mapping[str, Any]) -> Plan:

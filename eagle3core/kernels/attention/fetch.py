@@ -107,7 +107,7 @@ def make_queries(isa: Any, shape: Shape) -> tuple[Any, Any]:
     i32, i64 = isa.i32, isa.i64
     token_of = make_token_of(isa, shape.group)
     group, row_bytes, fp8 = shape.group, 2 * shape.dim, shape.is_fp8
-    beside, in_pairs = make_fp8_order(isa)
+    beside, as_operands = make_fp8_order(isa, shape)
 
     def query_at(row: Any, b: Any, kv_head: Any, n_kv: Any, tokens: Any) -> Any:
         query, token = i32(-1), token_of(row)
@@ -124,7 +124,7 @@ def make_queries(isa: Any, shape: Shape) -> tuple[Any, Any]:
                 source += beside(lane, piece)
             v = isa.load_u32x4(source)
             if fp8:
-                v = in_pairs(v)
+                v = as_operands(v)
             for c in range(4):
                 at[place + 2 * c] = v[c]
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.attention.combine import combine_rows
-from eagle3core.kernels.attention.layout import BLOCK_SHIFT, EARLIER_BITS, LOG2_E, UNIT, Fp8Shape, Shape
+from eagle3core.kernels.attention.layout import BLOCK_SHIFT, EARLIER_BITS, LOG2_E, UNIT, Shape, shape_over
 from eagle3core.kernels.attention.paths import PLACES
 from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
 from eagle3core.kernels.card import DTYPES, E4M3, PLAIN_TORCH, Launch, Op
@@ -193,8 +193,8 @@ def attention(
     assert words >= least, f"{words} mask words for {earlier} + {tokens} keys, which take {least}"
     has_more = earlier > 0 or words > least  # than the T new keys, for which the mask of a pass has just the words
     splits, streams = order or order_of(arch, n_kv_heads, dim)
-    cached = Fp8Shape if k_blocks.dtype == E4M3 else Shape
-    shape = cached(DTYPES[q.dtype], dim, n_heads // n_kv_heads, splits, streams)
+    is_fp8 = k_blocks.dtype == E4M3
+    shape = shape_over(arch, is_fp8, DTYPES[q.dtype], dim, n_heads // n_kv_heads, (splits, streams))
     room = block_tables.shape[1] * k_blocks.shape[2]
     room = min(room, window + earlier + tokens) if window else room  # keys that are read at all
     plan = plan or choose_plan(arch, shape, tokens, batch, n_kv_heads, room, paths=path_len > 0)

@@ -58,6 +58,11 @@ class Shape:
         return False
 
     @property
+    def product_dtype(self) -> str:
+        """Of the operands of both products."""
+        return "f16" if self.is_fp8 else self.dtype
+
+    @property
     def row_bytes(self) -> int:
         """A cached key or value."""
         return self.dim if self.is_fp8 else 2 * self.dim
@@ -85,11 +90,27 @@ class Shape:
 
 @dataclass(frozen=True)
 class Fp8Shape(Shape):
-    """The same over a cache in e4m3. In its kernels keys and values lie in half the shared memory."""
+    """The same over a cache in e4m3. In its kernels keys and values lie in half the shared memory.
+
+    Products are of fp16, in which e4m3 is exact; so is a query of bf16 between 2^-14 and 65504, and below a sum loses
+    less than bf16 would round.
+
+    Attributes:
+        converts: the target makes fp16 of e4m3 by an instruction, which sm_80 has none for.
+    """
+
+    converts: bool = True
 
     @property
     def is_fp8(self) -> bool:
         return True
+
+
+def shape_over(arch: str, fp8: bool, dtype: str, dim: int, group: int, order: tuple[int, int]) -> Shape:
+    """A head's work over a cache in the dtype, or in e4m3, on a target; `order`: (splits, streams)."""
+    if fp8:
+        return Fp8Shape(dtype, dim, group, *order, converts=arch != "sm_80")
+    return Shape(dtype, dim, group, *order)
 
 
 def make_token_of(isa: Any, group: int) -> Any:
@@ -185,32 +206,31 @@ def make_span(isa: Any, *, earlier: bool = False, paths: bool = False, windowed:
     return isa.inlined(span)
 
 
-def make_fp8_order(isa: Any) -> tuple[Any, Any]:
-    """What differs in a lane's 16 bytes of a query where keys are in e4m3: the order of keys there.
+def make_fp8_order(isa: Any, shape: Shape) -> tuple[Any, Any]:
+    """What differs in a lane's 16 bytes of a query where keys are in e4m3.
 
-    A lane's 16 bytes of a key are elements 16t .. 16t + 15 of 64, which make operands of two products each of pieces 2j
-    and 2j + 1; and of every four, `isa.WIDEN_E4M3` gives the first and third, then the second and fourth.
+    A lane's 16 bytes of a key are elements 16t .. 16t + 15 of 64: of pieces 2j and 2j + 1, eight each.
 
     `beside(lane, piece)`: bytes from where a query's piece is read for a 16-bit cache.
-    `in_pairs(v)`: four words of a query in that order.
+    `as_operands(v)`: four words of a query in the dtype of the products.
     """
-    i32 = isa.i32
+    i32, pack = isa.i32, isa.PACK[shape.product_dtype]
+    low, high, is_same = isa.LOW[shape.dtype], isa.HIGH[shape.dtype], shape.dtype == shape.product_dtype
 
     def beside(lane: Any, piece: Any) -> Any:
         return i32((lane & 3) * 16 - (piece & 1) * 48)  # 128 (piece / 2) + 32t + 16 (piece mod 2) in all
 
-    def firsts(low: Any, high: Any) -> Any:
-        return i32((low & 0xFFFF) | ((high & 0xFFFF) << 16))
+    def as_operand(word: Any) -> Any:
+        if is_same:
+            return word
+        return pack(high(word), low(word))
 
-    def seconds(low: Any, high: Any) -> Any:
-        return i32(((low >> 16) & 0xFFFF) | i32(high & -65536))
+    as_operand = isa.inlined(as_operand)
 
-    firsts, seconds = isa.inlined(firsts), isa.inlined(seconds)
+    def as_operands(v: Any) -> Any:
+        return as_operand(v[0]), as_operand(v[1]), as_operand(v[2]), as_operand(v[3])
 
-    def in_pairs(v: Any) -> Any:
-        return firsts(v[0], v[1]), seconds(v[0], v[1]), firsts(v[2], v[3]), seconds(v[2], v[3])
-
-    return isa.inlined(beside), isa.inlined(in_pairs)
+    return isa.inlined(beside), isa.inlined(as_operands)
 
 
 def make_load_queries(isa: Any, shape: Shape) -> Any:
@@ -222,7 +242,7 @@ def make_load_queries(isa: Any, shape: Shape) -> Any:
     i32, i64 = isa.i32, isa.i64
     token_of = make_token_of(isa, shape.group)
     group, row_bytes, fp8 = shape.group, 2 * shape.dim, shape.is_fp8
-    beside, in_pairs = make_fp8_order(isa)
+    beside, as_operands = make_fp8_order(isa, shape)
 
     def load_queries(
         q: Any, at: Any, m: Any, b: Any, kv_head: Any, n_kv: Any, tokens: Any, row0: Any, lane: Any, piece: Any
@@ -239,7 +259,7 @@ def make_load_queries(isa: Any, shape: Shape) -> Any:
                     source += beside(lane, piece)
                 v = isa.load_u32x4(q + source)
                 if fp8:
-                    v = in_pairs(v)
+                    v = as_operands(v)
                 for c in range(4):
                     at[m * 8 + 2 * c + far] = v[c]
 

@@ -64,7 +64,7 @@ def make_steps(
             are those of some; scores are always of `tiles` alone.
     """
     cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
-    pack = isa.PACK[shape.dtype]
+    pack = isa.PACK[shape.product_dtype]
     hide = make_hide(isa, shape, tiles, words=words, windowed=windowed)
     score, score_apart = make_score(isa, shape, tiles=tiles, held=held, units=units, first_tile=first_tile)
     add_weighed = make_add_weighed(isa, shape, tiles=tiles, half=half, first_tile=first_tile)

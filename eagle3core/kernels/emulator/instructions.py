@@ -74,6 +74,8 @@ from eagle3core.kernels.emulator.memory import (  # noqa: F401  part of the inst
 )
 from eagle3core.kernels.emulator.now import Warp, collective, lane, now, run
 from eagle3core.kernels.emulator.numbers import (  # noqa: F401  part of the instruction set
+    F16_OF_E4M3,
+    F16_OF_E4M3_APART,
     bits_of_f32,
     exp2,
     f32,

@@ -143,15 +143,22 @@ def _e4m3(code: int) -> float:
 _BF16_OF_E4M3, _F16_OF_E4M3 = ([to(_e4m3(code)) for code in range(256)] for to in (_bf16, _f16))
 
 
-def _widen_e4m3(table: list[int]) -> Callable[[int], tuple[int, int]]:
+_F16_OR_NAN = [0x7FFF if code & 0x7F == 0x7F else bits for code, bits in enumerate(_F16_OF_E4M3)]
+
+
+def _widen_e4m3(table: list[int], *, apart: bool = True) -> Callable[[int], tuple[int, int]]:
+    first, second = ((0, 16), (8, 24)) if apart else ((0, 8), (16, 24))
+
     def widen(word: int) -> tuple[int, int]:
-        even, odd = ([table[word >> at & 0xFF] for at in (first, first + 16)] for first in (0, 8))
+        even, odd = ([table[word >> at & 0xFF] for at in places] for places in (first, second))
         return i32(even[1] << 16 | even[0]), i32(odd[1] << 16 | odd[0])
 
     return widen
 
 
 widen_e4m3_bf16, widen_e4m3_f16 = _widen_e4m3(_BF16_OF_E4M3), _widen_e4m3(_F16_OF_E4M3)
+F16_OF_E4M3 = {has: _widen_e4m3(_F16_OR_NAN if has else _F16_OF_E4M3, apart=False) for has in (True, False)}
+F16_OF_E4M3_APART = {True: _widen_e4m3(_F16_OR_NAN), False: widen_e4m3_f16}
 
 
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)

@@ -38,7 +38,7 @@ def write_cache_rows(pages: Tensor, slots: Tensor, rows: Tensor, factor: Tensor 
 def make_to_e4m3(isa: Any) -> Any:
     """Inlined `to_e4m3(x, factor)`: the byte of x * factor, in an int32.
 
-    In integers and not by an instruction: compute capability 8.0 has none, and these are few values.
+    In integers and not by an instruction: sm_80 has none, and these are few values.
     """
     i32 = isa.i32
     # Beside 2^14 a sum's last bit is worth 2^-9, the unit of subnormal values: the addition rounds as they want.

@@ -11,7 +11,7 @@ from typing import Any
 from eagle3core.errors import ConfigError
 from eagle3core.kernels import Card, Case, tuned
 from eagle3core.kernels.attention import CARD as ATTENTION
-from eagle3core.kernels.attention import Fp8Shape, Shape, choose_plan, order_of, plan_key
+from eagle3core.kernels.attention import Shape, choose_plan, order_of, plan_key, shape_over
 from eagle3core.kernels.gemm import CARD as GEMM
 from eagle3core.kernels.gemm import tiling_for
 from eagle3core.step import Product, read_shapes
@@ -157,6 +157,6 @@ def _attention_regime(arch: str, case: Case) -> Regime:
 
 def shape_of(arch: str, case: Case) -> Shape:
     """One head's work, with the order of its sums."""
-    splits, streams = case.get("order") or order_of(arch, case["kv_heads"], case["dim"])
-    kind = Fp8Shape if case.get("fp8") else Shape
-    return kind(case["dtype"], case["dim"], case["heads"] // case["kv_heads"], splits, streams)
+    order = case.get("order") or order_of(arch, case["kv_heads"], case["dim"])
+    group = case["heads"] // case["kv_heads"]
+    return shape_over(arch, bool(case.get("fp8")), case["dtype"], case["dim"], group, order)

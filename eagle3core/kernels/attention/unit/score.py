@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.attention.layout import Shape
+from eagle3core.kernels.attention.layout import Fp8Shape, Shape
 
 
 def make_score(isa: Any, shape: Shape, *, tiles: int, held: int, units: int, first_tile: int) -> tuple[Any, Any]:
     """`score` and `score_apart` of `tile.Steps`; arguments of `tile.make_steps`."""
     cuda, i32 = isa.cuda, isa.i32
-    mma, widen = isa.MMA[shape.dtype], isa.WIDEN_E4M3[shape.dtype]
+    mma = isa.MMA[shape.product_dtype]
+    widen: Any = isa.F16_OF_E4M3[shape.converts] if isinstance(shape, Fp8Shape) else None
     pieces, row_pieces, unit_bytes, fp8 = shape.pieces, shape.row_pieces, shape.unit_bytes, shape.is_fp8
     unit_scores, n_keys, n_stored = 8 * tiles, 8 * units, 8 * units
     n_scores, zero = unit_scores * units, np.float32(0)

@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from eagle3core.kernels.attention.layout import Shape
+from eagle3core.kernels.attention.layout import Fp8Shape, Shape
 
 
 def make_add_weighed(isa: Any, shape: Shape, *, tiles: int, half: bool, first_tile: int) -> Any:
     """`add_weighed` of `tile.Steps`; arguments of `tile.make_steps`."""
-    add = _make_add_stored(isa, shape, tiles=tiles, first_tile=first_tile) if shape.is_fp8 else None
-    if add is not None and half:
-        add = _make_add_stored_tall(isa, shape)
-    add_step = add or _make_add_step(isa, shape, tiles=tiles, half=half, first_tile=first_tile)
+    if not isinstance(shape, Fp8Shape):
+        add_step = _make_add_step(isa, shape, tiles=tiles, half=half, first_tile=first_tile)
+    elif half:
+        add_step = _make_add_stored_tall(isa, shape)
+    else:
+        add_step = _make_add_stored(isa, shape, tiles=tiles, first_tile=first_tile)
     pieces = shape.row_pieces
 
     # A piece of a value is 64 bytes: two steps of two 16-byte columns. In the slot they lie 32 bytes apart but for the
@@ -70,12 +72,12 @@ def _make_add_step(isa: Any, shape: Shape, *, tiles: int, half: bool, first_tile
     return isa.inlined(add_step)
 
 
-def _make_add_stored(isa: Any, shape: Shape, *, tiles: int, first_tile: int) -> Any:
+def _make_add_stored(isa: Any, shape: Fp8Shape, *, tiles: int, first_tile: int) -> Any:
     """32 columns of values in e4m3: of each 16 the even ones in one product, the odd ones in another.
 
     Sums n of a row are columns 16 (n / 2) + 4t + 2 (n mod 2), + 1 of lane (g, t): neighbours come from both products.
     """
-    i32, mma, widen = isa.i32, isa.MMA[shape.dtype], isa.WIDEN_E4M3[shape.dtype]
+    i32, mma, widen = isa.i32, isa.MMA[shape.product_dtype], isa.F16_OF_E4M3_APART[shape.converts]
     n_columns = shape.dim // 8
 
     def add_step(step: Any, v_at: Any, weights: Any, accumulators: Any) -> None:
@@ -97,9 +99,9 @@ def _make_add_stored(isa: Any, shape: Shape, *, tiles: int, first_tile: int) -> 
     return isa.inlined(add_step)
 
 
-def _make_add_stored_tall(isa: Any, shape: Shape) -> Any:
+def _make_add_stored_tall(isa: Any, shape: Fp8Shape) -> Any:
     """The same for eight rows: [D / 16][4] sums, of columns 16n + 2g and then 16n + 2g + 1 of rows 2t, 2t + 1."""
-    i32, mma, widen = isa.i32, isa.MMA[shape.dtype], isa.WIDEN_E4M3[shape.dtype]
+    i32, mma, widen = isa.i32, isa.MMA[shape.product_dtype], isa.F16_OF_E4M3_APART[shape.converts]
 
     def add_step(step: Any, v_at: Any, weights: Any, accumulators: Any) -> None:
         v = isa.ldmatrix_x4_trans(i32(v_at + (step >> 1) * 512))

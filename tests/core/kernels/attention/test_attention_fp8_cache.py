@@ -12,7 +12,7 @@ from torch import Tensor
 from eagle3core.kernels import proof
 from eagle3core.kernels.attention.card import CARD, attention_variants_of
 from eagle3core.kernels.attention.launcher import attention, attention_scratch
-from eagle3core.kernels.attention.layout import Fp8Shape, Shape
+from eagle3core.kernels.attention.layout import Shape, shape_over
 from eagle3core.kernels.attention.plan import choose_plan, order_of
 from eagle3core.kernels.card import ARCHES, SHARED_BYTES, Case, Tensors
 from eagle3core.kernels.emulator import instructions as emulator
@@ -34,42 +34,44 @@ _KINDS: dict[str, Case] = {
 def multiplied_order(dim: int) -> Tensor:
     """Which element of a head stands at each place of the products of 16-bit keys, for the same sums over e4m3.
 
-    A lane's 16 bytes are elements 16t .. 16t + 15 of 64, the operands of two pieces of 32; in every four of them the
-    second and third change places.
+    A lane's 16 bytes are elements 16t .. 16t + 15 of 64, the operands of two pieces of 32.
     """
     order = []
     for j in range(dim // 32):
         for t in range(4):
             first = 64 * (j // 2) + 16 * t + 8 * (j % 2)
-            order += [first + i for i in (0, 2, 1, 3, 4, 6, 5, 7)]
+            order += range(first, first + 8)
     return torch.tensor(order)
 
 
-def output(case: Case, inputs: Tensors, plan: Any = None) -> Tensor:
-    """What the kernels make of a case's inputs, whatever its cache is stored in; scales of 1."""
+def sums(case: Case, inputs: Tensors, arch: str = "sm_90a") -> tuple[Tensor, ...]:
+    """Bits of what the first kernel leaves of a case's inputs, whatever its cache is stored in; scales of 1."""
     q, out = inputs["q"], torch.full_like(inputs["q"], float("nan"))
     (batch, tokens, n_heads, dim), n_kv = q.shape, inputs["k"].shape[1]
     shape = Shape(case["dtype"], dim, n_heads // n_kv, *ORDER)
     path_len = int(inputs["mask"].sum(-1).max()) if case.get("paths") else 0
+    scratch = attention_scratch(shape, batch, tokens, n_kv, CPU)
     emulator.execute(attention(
-        "sm_90a", q=q, k_blocks=inputs["k"], v_blocks=inputs["v"], block_tables=inputs["tables"],
-        prefix_lens=inputs["prefix"], masks=inputs["words"], out=out,
-        scratch=attention_scratch(shape, batch, tokens, n_kv, CPU), order=ORDER, window=case.get("window", 0),
-        positions=inputs["positions"], earlier=case.get("earlier", 0), path_len=path_len,
+        arch, q=q, k_blocks=inputs["k"], v_blocks=inputs["v"], block_tables=inputs["tables"],
+        prefix_lens=inputs["prefix"], masks=inputs["words"], out=out, scratch=scratch, order=ORDER,
+        window=case.get("window", 0), positions=inputs["positions"], earlier=case.get("earlier", 0),
+        path_len=path_len,
     ))  # fmt: skip
-    return out
+    assert out.isfinite().all()
+    return tuple(part.view(torch.int32) for part in scratch)
 
 
 @pytest.mark.parametrize("kind", slow_from(3, list(_KINDS)))
-def test_keys_and_values_in_e4m3_give_the_bits_of_the_same_values_in_sixteen(kind: str) -> None:
+def test_sums_over_e4m3_are_those_over_the_same_values_in_fp16(kind: str) -> None:
     case = {"dtype": "bf16", "dim": 64, "order": ORDER, "fp8": True, **_KINDS[kind]}
     inputs = CARD.example(case, proof.generator(4, CPU), CPU)
     order = multiplied_order(case["dim"])
-    wide = {name: inputs[name].float().nan_to_num(480.0).to(inputs["q"].dtype) for name in "kv"}
-    as_sixteen = {**inputs, **wide, "q": inputs["q"][..., order].contiguous(), "k": wide["k"][..., order].contiguous()}
-    ours, theirs = output(case, inputs), output(case, as_sixteen)
-    assert torch.equal(ours, theirs)
-    assert ours.isfinite().all()
+    half = {name: inputs[name].to(torch.float16) for name in ("q", "k", "v")}
+    in_order = {name: half[name][..., order].contiguous() for name in "qk"}
+    theirs = sums({**case, "dtype": "f16"}, {**inputs, **half, **in_order})
+    for arch in ("sm_90a", "sm_80"):  # which converts in integers
+        ours = sums(case, inputs, arch)
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_the_order_of_products_has_every_element_once() -> None:
@@ -83,7 +85,7 @@ def test_a_ring_of_half_the_bytes_holds_twice_the_keys(arch: str) -> None:
     for dim, group in ((128, 4), (64, 8)):
         for tokens in (1, 4, 8, 16, 64):
             order = order_of(arch, 8, dim)
-            stored, sixteen = (kind("bf16", dim, group, *order) for kind in (Fp8Shape, Shape))
+            stored, sixteen = (shape_over(arch, fp8, "bf16", dim, group, order) for fp8 in (True, False))
             assert 2 * stored.unit_bytes == sixteen.unit_bytes
             plan = choose_plan(arch, stored, tokens, 1, 8)
             about = {"dtype": "bf16", "dim": dim, "heads": 8 * group, "kv_heads": 8, "batch": 1, "kv": 1024}
@@ -97,5 +99,6 @@ def test_a_ring_of_half_the_bytes_holds_twice_the_keys(arch: str) -> None:
 def test_warpgroups_are_left_out_where_the_cache_is_in_e4m3(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EAGLE3_FMHA_WARPGROUPS", "1")
     order = order_of("sm_90a", 8, 128)
-    grouped = [choose_plan("sm_90a", kind("bf16", 128, 4, *order), 64, 1, 8).grouped for kind in (Shape, Fp8Shape)]
+    shapes = [shape_over("sm_90a", fp8, "bf16", 128, 4, order) for fp8 in (False, True)]
+    grouped = [choose_plan("sm_90a", shape, 64, 1, 8).grouped for shape in shapes]
     assert grouped == [True, False]

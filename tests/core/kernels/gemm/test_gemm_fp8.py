@@ -66,8 +66,12 @@ def computed(statement: str, given: int, kind: str) -> tuple[int, int]:
         places = ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1 for i in range(32))
         return sum((table >> place & 1) << i for i, place in enumerate(places))
 
+    def picked(a: int, b: int, places: int) -> int:
+        from_bytes = (b << 32 | a).to_bytes(8, "little")
+        return sum(from_bytes[places >> 4 * i & 7] << 8 * i for i in range(4))
+
     act = {"and": lambda a, b: a & b, "shr": lambda a, n: a >> n, "shl": lambda a, n: a << n & 0xFFFFFFFF,
-           "mov": lambda a: a, "lop3": chosen, "fma": products}  # fmt: skip
+           "mov": lambda a: a, "lop3": chosen, "fma": products, "prmt": picked}  # fmt: skip
     for line in statement.strip("{ }").split(";"):
         words = re.findall(r"[$\w.]+", line)
         if words and words[0] != ".reg":
@@ -89,6 +93,28 @@ def test_the_statement_and_its_twin_widen_every_value_exactly(kind: str, monkeyp
         for even, odd in (computed(statements[0], word, kind), emulator.WIDEN_E4M3[kind](word)):
             assert two_of(even, kind) == [values[0], values[2]]
             assert two_of(odd, kind) == [values[1], values[3]]
+
+
+@pytest.mark.reference
+def test_fp16_of_neighbours_is_exact_made_in_integers_or_by_the_instructions_twin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    statements: list[str] = []
+    monkeypatch.setattr(e4m3, "instruction", lambda name, asm, *_: statements.append(asm))
+    e4m3.neighbours_in_integers()
+    for first in range(0, len(CODES), 2):
+        codes = [CODES[(first + step) % len(CODES)] for step in (0, 1, 77, 140)]
+        values = torch.tensor(codes, dtype=torch.uint8).view(torch.float8_e4m3fn).double().tolist()
+        word = sum(code << 8 * i for i, code in enumerate(codes))
+        twins = [emulator.F16_OF_E4M3[has](word) for has in (True, False)]
+        for low, high in (computed(statements[0], word, "f16"), *twins):
+            assert two_of(low, "f16") + two_of(high, "f16") == values
+        for has in (True, False):
+            even, odd = emulator.F16_OF_E4M3_APART[has](word)
+            assert two_of(even, "f16") + two_of(odd, "f16") == [values[i] for i in (0, 2, 1, 3)]
+    low, high = (two_of(pair, "f16") for pair in emulator.F16_OF_E4M3[True](0x7FFF0000))
+    assert low == [0.0, 0.0]
+    assert all(value != value for value in high), "no number stays none where the instruction converts"
 
 
 @pytest.mark.emulated
