@@ -128,7 +128,8 @@ _KINDS = ((128, 32), (64, 64))  # head size, query heads; 8 key heads
 
 def _measured() -> tuple[Case, ...]:
     """Decoding and verifying, chunks and chains, then trees; then a draft that reads its tree a level of 10 nodes at a
-    time, in a middle and in its last pass of seven (the default tree of github.com/SafeAILab/EAGLE)."""
+    time, in a middle and in its last pass of seven (the default tree of github.com/SafeAILab/EAGLE); then gpt-oss's
+    layers with a window of 128 over a long text: a token, a chain of three drafts, a chunk and a tree."""
     kinds: list[Case] = [{"dtype": "bf16", "dim": dim, "heads": heads, "kv_heads": 8} for dim, heads in _KINDS]
     whole = [
         {**kind, "batch": batch, "kv": kv, "tokens": tokens}
@@ -143,7 +144,9 @@ def _measured() -> tuple[Case, ...]:
         for kv in (512, 32768)
         for earlier in (30, 60)
     ]
-    return (*whole, *trees, *levels)
+    near: list[Case] = [{**kinds[1], "batch": 1, "kv": 32768, "tokens": tokens, "window": 128} for tokens in (1, 4, 64)]
+    near.append({**near[0], "tokens": 60, "paths": True})
+    return (*whole, *trees, *levels, *near)
 
 
 def _variants(arch: str, wanted: Sequence[tuple[str, int, int]], batches: Sequence[int], **more: Any) -> list[Variant]:

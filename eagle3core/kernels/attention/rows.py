@@ -79,6 +79,7 @@ def make_attention_rows(
     wait_others = isa.mbarrier_wait if overlap else isa.mbarrier_poll  # both of compute capability 9
     first_of, _ = make_walk(isa, shape)
     paths = tail > 0
+    near = paths and windowed
     span = make_span(isa, earlier=words > 0, paths=paths, windowed=windowed)
     load_tile = make_load_tile(isa, shape, held=held)
     owns_tail, load_tail, add_paths = make_paths(
@@ -296,7 +297,10 @@ def make_attention_rows(
                 turn_parity = i32(turn_parity ^ 1)
             here = pinned(lane)
             totals_at = i32(totals + here * 16)
-            join(totals_at, place == 0, accumulators, tops, sums, total_tops, total_sums, scale)
+            # Under a window most streams have no units. Joined, they would leave the sums' bits as they are; a split's
+            # first lays them down, and its last has them from all before.
+            if not near or place == 0 or place == split_mask or first_of(stream, first_unit) < n_units:
+                join(totals_at, place == 0, accumulators, tops, sums, total_tops, total_sums, scale)
             if place == split_mask:
                 head = i32(pinned(b) * n_kv + kv_head)
                 first_row, split = i32(i32(head * splits) * rows), i32(stream >> stream_shift)

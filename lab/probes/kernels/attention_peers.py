@@ -34,12 +34,22 @@ FLEX_TOKENS_BY_ROWS = 32
 
 
 def contiguous(case: Case, inputs: Tensors) -> tuple[Tensor, Tensor, int]:
-    """(keys, values `[B, K, S, D]`, old keys) of sequences that are equally long."""
+    """(keys, values `[B, K, S, D]`, old keys) of sequences that are equally long; under a window of one token its own.
+
+    Raises:
+        BackendUnavailable: several tokens under a window, of which each sees other old keys.
+    """
     prefix = int(inputs["prefix"][0])
     n_keys, block = prefix + inputs["mask"].shape[2], inputs["k"].shape[2]
     used = inputs["tables"][:, : -(-n_keys // block)].long()
     whole = (inputs[name][used].transpose(1, 2).flatten(2, 3)[:, :, :n_keys].contiguous() for name in ("k", "v"))
     keys, values = whole
+    window = case.get("window", 0)
+    if window and case["tokens"] > 1:
+        raise BackendUnavailable(f"{case['tokens']} tokens under a window", "one token", "time it without a window")
+    if window:
+        gone = max(prefix + 1 - window, 0)
+        keys, values, prefix = keys[:, :, gone:].contiguous(), values[:, :, gone:].contiguous(), prefix - gone
     return keys, values, prefix
 
 

@@ -135,7 +135,7 @@ def _attention_checks(cells: Sequence[Cell]) -> list[Check]:
 def _attention_cell(cells: Sequence[Cell], dim: int, batch: int, kv: int, tokens: int) -> Cell | None:
     heads, kv_heads = ATTENTION_HEADS[dim]
     wanted: dict[str, Any] = {"dtype": "bf16", "dim": dim, "heads": heads, "kv_heads": kv_heads}
-    wanted |= {"batch": batch, "kv": kv, "tokens": tokens, "earlier": None}
+    wanted |= {"batch": batch, "kv": kv, "tokens": tokens, "earlier": None, "window": None}
     found = [c for c in cells if c.op == "attention" and all(c.shape.get(k) == v for k, v in wanted.items())]
     return found[-1] if found else None
 

@@ -95,7 +95,21 @@ def test_the_peer_made_of_two_parts_computes_the_same_attention():
     torch.testing.assert_close(out, ours, atol=1e-6, rtol=1e-5)
 
 
+def test_a_peer_reads_the_keys_of_one_tokens_window_alone():
+    case = {"dtype": "bf16", "dim": 64, "heads": 4, "kv_heads": 2, "tokens": 1, "prefix": (128,), "window": 20}
+    inputs = CARD.example(case, proof.generator(9, CPU), CPU)
+    inputs |= {name: inputs[name].double().nan_to_num() for name in ("q", "k", "v")}
+    keys, values, prefix = peers.contiguous(case, inputs)
+    assert (prefix, keys.shape[2]) == (19, 20)
+    scores = (peers.folded(inputs["q"], 2) @ keys.mT) / 8
+    out = (scores.softmax(-1) @ values).view(1, 1, 4, 64)
+    torch.testing.assert_close(out, CARD.reference(case, inputs)["out"])
+
+
 def test_a_peer_that_does_not_exist_for_a_case_says_why():
+    case = {"dtype": "bf16", "dim": 64, "heads": 4, "kv_heads": 2, "tokens": 3, "prefix": (128,), "window": 20}
+    with pytest.raises(BackendUnavailable, match="3 tokens under a window"):
+        peers.flash_tail_merge(case, CARD.example(case, proof.generator(9, CPU), CPU))
     case = {"tokens": 1}
     with pytest.raises(BackendUnavailable, match="more than one token"):
         peers.flash_tail_merge(case, {})
