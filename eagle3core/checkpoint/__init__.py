@@ -6,6 +6,7 @@ in `layouts` or `keys`, a new variant a field of `HeadVariant`, read in `variant
 """
 
 from eagle3core.checkpoint.draft import DraftCheckpoint, load_draft, read_refused_draft
+from eagle3core.checkpoint.fp8 import scale_name
 from eagle3core.checkpoint.pickled import load_pickled
 from eagle3core.checkpoint.plan import draft_shapes
 from eagle3core.checkpoint.preflight import Preflight, preflight
@@ -28,5 +29,6 @@ __all__ = [
     "load_target",
     "preflight",
     "read_refused_draft",
+    "scale_name",
     "target_shapes",
 ]

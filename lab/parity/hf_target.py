@@ -13,19 +13,57 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Mxfp4Config
 from transformers.utils import logging as transformers_logging
 
+from eagle3core.checkpoint import load_target, scale_name
+from eagle3core.config import TargetFormat
+from eagle3core.weights import Fp8Matrix, quantised
 from lab.parity.exact import additive_mask, make_exact, shares_of
 
 
-def load_model(directory: str | Path, dtype: torch.dtype, attention: str) -> Any:
-    """The model of a checkpoint; weights in 4 bits are decoded, and what no fast attention serves is eager."""
+def load_model(directory: str | Path, dtype: torch.dtype, attention: str, weights: TargetFormat = "as_stored") -> Any:
+    """The model of a checkpoint; weights in 4 bits are decoded, and what no fast attention serves is eager.
+
+    Maps in FP8 hold what their bytes and scales mean, in fp64, whatever `dtype` is: they are never rounded to it.
+    `weights`: as of `EngineConfig.target_weights`.
+    """
     config = AutoConfig.from_pretrained(str(directory))
     how: dict[str, Any] = {"attn_implementation": attention, "experts_implementation": "eager"}
     if config.model_type == "gpt_oss":
         how["attn_implementation"] = "eager"
         if hasattr(config, "quantization_config"):
             how["quantization_config"] = Mxfp4Config(dequantize=True)
+    elif hasattr(config, "quantization_config"):
+        del config.quantization_config
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float64, **how)
+        meant, kept = _meant_by_fp8(directory, dtype, weights)
+        model.load_state_dict(meant)
+        return _quantised(model, dtype, kept) if weights == "fp8" else model
     with _no_progress_bar():
-        return AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, **how)
+        model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, **how)
+    return _quantised(model, dtype) if weights == "fp8" else model
+
+
+def _meant_by_fp8(
+    directory: str | Path, dtype: torch.dtype, weights: TargetFormat
+) -> tuple[dict[str, Tensor], frozenset[str]]:
+    """The weights of a checkpoint in FP8, fp64: of kept maps what they mean, others after a cast to `dtype`; and the
+    names of the kept ones."""
+    named = load_target(directory, dtype=dtype, keeps_fp8=weights != "dequantised").weights
+    kept = {name: Fp8Matrix(named[name], named[scale_name(name)]) for name in named if scale_name(name) in named}
+    scales = {scale_name(name) for name in kept}
+    found = {name: tensor.double() for name, tensor in named.items() if name not in scales | kept.keys()}
+    return found | {name: matrix.values(torch.float64) for name, matrix in kept.items()}, frozenset(kept)
+
+
+def _quantised(model: Any, dtype: torch.dtype, kept: frozenset[str] = frozenset()) -> Any:
+    """The model in fp64 with what FP8 with a scale a row leaves of its maps in `dtype`, but for the `kept` ones."""
+    model = model.double()
+    tables = {model.get_input_embeddings().weight.data_ptr()}
+    for name, module in model.named_modules():
+        is_map = isinstance(module, nn.Linear) and (name.endswith("_proj") or name == "lm_head")
+        is_own = f"{name}.weight" not in kept and ".experts." not in name
+        if is_map and is_own and module.weight.data_ptr() not in tables:
+            module.weight.data = quantised(module.weight.data.to(dtype)).values(torch.float64)
+    return model
 
 
 @contextmanager
@@ -49,6 +87,7 @@ class TargetReference:
         compute_dtype: the dtype to compute in. Wider than `dtype` for the truth, so that the rounding of the weights
             is no part of the error.
         device: where to compute.
+        weights: format of its maps, as of `EngineConfig.target_weights`.
         attention: "eager" or "sdpa", two summation orders of plain torch; an fp64 model computes exactly instead.
     """
 
@@ -59,9 +98,10 @@ class TargetReference:
         dtype: torch.dtype,
         compute_dtype: torch.dtype,
         device: torch.device,
+        weights: TargetFormat = "as_stored",
         attention: str = "eager",
     ) -> None:
-        model = load_model(directory, dtype, attention)
+        model = load_model(directory, dtype, attention, weights)
         self.model = model.to(device=device, dtype=compute_dtype).eval().requires_grad_(False)
         # A cast of the whole model also casts the frequencies; they are fp32 constants, so make them anew.
         self.model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config).to(device)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from eagle3core import Engine
-from eagle3core.config import EngineConfig, GenerationConfig
+from eagle3core.config import EngineConfig, GenerationConfig, TargetFormat
 from eagle3core.speculative import SpeculativeConfig
 from lab.errors import ExperimentError
 from lab.parity import faults
@@ -57,6 +57,7 @@ class PairUnderTest:
         fault: name of a bug to plant in every engine (`lab.parity.faults`); empty plants none.
         norm_output: what that key of a flat draft config means, "feedback" or "head"; empty where it is not there.
         draft_weights: format of the draft's maps, as `SpeculativeConfig` names it.
+        target_weights: of the target's, as `EngineConfig` names it; references hold what they mean.
     """
 
     target: Path
@@ -68,6 +69,7 @@ class PairUnderTest:
     fault: str = ""
     norm_output: str = ""
     draft_weights: str = "as_stored"
+    target_weights: TargetFormat = "as_stored"
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -123,6 +125,7 @@ class PairUnderTest:
         config = EngineConfig(
             dtype=self.dtype,
             device=self.device,
+            target_weights=self.target_weights,
             session_len=n_tokens,
             max_batch_size=max_batch_size,
             prefill_chunk=prefill_chunk,

@@ -58,6 +58,7 @@ class Reference:
             dtype=pair.torch_dtype,
             compute_dtype=compute_dtype,
             device=pair.torch_device,
+            weights=pair.target_weights,
             attention=attention,
         )
         self.draft = DraftReference(

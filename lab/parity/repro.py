@@ -148,6 +148,7 @@ def _write(one: Evidence, again: RunAgain, folder: Path) -> Path:
     pair = again.pair
     kept = {"dtype": pair.dtype, "device": pair.torch_device.type}
     kept |= {name: getattr(pair, name) for name in ("capture_layers", "capture_convention") if getattr(pair, name)}
+    kept |= {} if pair.target_weights == "as_stored" else {"target_weights": pair.target_weights}
     text = SCRIPT.format(
         headline=f"{one.name} of prompt {one.cell.prompt}: {one.cell.reason}.",
         prompt=one.cell.prompt,

@@ -16,6 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from eagle3core.config import TargetFormat
 from lab.errors import ExperimentError
 from lab.parity.judge import Place, StageCell, Triple, judge_stage
 from lab.parity.names import is_integer_stage, split_name
@@ -119,6 +120,7 @@ def run_stage_parity(
     capture_layers: tuple[int, ...] | None = None,
     capture_convention: str | None = None,
     norm_output: str = "",
+    target_weights: TargetFormat = "as_stored",
 ) -> StageReport:
     """Run the engine on `prompts`, and compare what every stage gave with Hugging Face.
 
@@ -135,7 +137,7 @@ def run_stage_parity(
         stages: compare these stages only, e.g. ("draft.fc", "draft.head"); for recordings that hold no more.
         fault: name of a bug to plant in the engine (`lab.parity.faults`), to see it found.
         capture_layers, capture_convention: explicit tap ids.
-        norm_output: as of `PairUnderTest`.
+        norm_output, target_weights: as of `PairUnderTest`.
 
     Raises:
         ExperimentError: an unusable prompt, dtype, fault or reference file, or stages that no pass has.
@@ -144,8 +146,9 @@ def run_stage_parity(
 
     taps = (capture_layers, capture_convention)
     pair = PairUnderTest(
-        Path(target_dir), Path(draft_dir), dtype, device, *taps, fault=fault or "", norm_output=norm_output
-    )
+        Path(target_dir), Path(draft_dir), dtype, device, *taps, fault=fault or "", norm_output=norm_output,
+        target_weights=target_weights,
+    )  # fmt: skip
     ours = record(pair, prompts, k=k, steps=steps, slots=slots, prefill_chunk=prefill_chunk)
     recorded = read_taps(reference, prompts, k=k, steps=steps) if reference else None
     report = report_of(pair, ours, prompts, recorded, stages=stages)
