@@ -53,13 +53,15 @@ class ChatWriter:
         """
         return self._encoded(self.text(messages), add_special_tokens=False)
 
-    def text_ids(self, text: str) -> list[int]:
-        """Token ids of a text as it is.
+    def text_ids(self, text: str, *, with_specials: bool = True) -> list[int]:
+        """Token ids of a text as it is; `with_specials`: with what the tokenizer puts around a text.
 
         Raises:
             ConfigError: half a letter, or whatever else the tokenizer refuses.
         """
-        return self._encoded(text)
+        # A text that is not for the model may be longer than what the model reads; the engine says so of a prompt.
+        settings = {} if with_specials else {"add_special_tokens": False, "verbose": False}
+        return self._encoded(text, **settings)
 
     def _encoded(self, text: str, **settings: bool) -> list[int]:
         if any("\ud800" <= letter <= "\udfff" for letter in text):

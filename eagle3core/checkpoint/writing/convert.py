@@ -25,6 +25,7 @@ from eagle3core.errors import CheckpointError, InvariantViolated
 from eagle3core.geometry import Decision, DraftGeometry, TargetGeometry
 
 FORMATS = tuple(FORMS)
+_FLAT = ("specforge", "modelopt", "speculators")  # from the smallest file to the largest
 GGUF_NAME = "eagle3.gguf"
 
 
@@ -89,6 +90,17 @@ def convert_draft(
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return Conversion(place, head.geometry, names, decisions, tuple(said))
+
+
+def fitting_format(source: str | Path, target: str | Path, *, norm_output: str | None = None) -> str:
+    """The first flat format that loses nothing of a head, of those with a map that says which tokens it has.
+
+    Raises:
+        CheckpointError: the pair cannot be read.
+    """
+    shapes = target_of(target)
+    head = read_head(source, shapes, taps_known=True, norm_output=norm_output)
+    return next((to for to in _FLAT if not losses(head, FORMS[to], shapes.default_taps)), _FLAT[0])
 
 
 def _require_taps(head: Head, target: str | Path | None, names_taps: bool) -> None:

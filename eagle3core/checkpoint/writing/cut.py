@@ -31,8 +31,8 @@ def cut_head(head: Head, kept: Sequence[int]) -> Head:
     what = ""
     if not len(ids):
         what = "no id is kept"
-    elif len(ids) > len(ids.unique()):
-        what = f"{int(ids[:-1][ids[1:] == ids[:-1]][0])} is kept twice"
+    elif len(twice := ids[:-1][ids[1:] == ids[:-1]]):
+        what = f"{int(twice[0])} is kept twice"
     elif bool((missing := ~torch.isin(ids, own)).any()):
         what = f"{int(missing.sum())} kept ids are none of the draft's own, the first {int(ids[missing][0])}"
     if what:
