@@ -26,11 +26,12 @@ class Job(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What is new of the answer to prompt number `place`: text, and the log-probabilities of the tokens that came with
-    it, if asked for; with its last piece, the whole."""
+    """What is new of the answer to prompt number `place`: text, the tokens that came with it, and their
+    log-probabilities, if asked for; with its last piece, the whole."""
 
     place: int
     text: str
+    token_ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] = ()
     response: Response | None = None
 
@@ -81,7 +82,7 @@ class Service:
         pool, so_far = blocks.pool, blocks.counts
         return Now(
             engine.backend.path, self.config.max_batch_size, self.n_running, self.n_waiting, pool.n_blocks, pool.n_held,
-            pool.n_kept, so_far.n_put_back, so_far.n_found_tokens,
+            pool.n_kept, so_far.n_put_back, so_far.n_found_tokens, self.pipe.answers.n_plain,
         )  # fmt: skip
 
     async def jobs(self, asked: Asked) -> list[Job]:
@@ -203,9 +204,10 @@ async def _pieces_of(index: int, stream: AsyncTextStream) -> AsyncIterator[Piece
     n_told = 0
     async for text in stream:
         n_taken = len(stream.token_ids)
-        yield Piece(index, text, stream.tokens.logprobs[n_told:n_taken])
+        yield Piece(index, text, stream.token_ids[n_told:n_taken], stream.tokens.logprobs[n_told:n_taken])
         n_told = n_taken
-    yield Piece(index, "", stream.tokens.logprobs[n_told:], stream.response)
+    response = stream.response
+    yield Piece(index, "", response.token_ids[n_told:], stream.tokens.logprobs[n_told:], response)
 
 
 async def _read(index: int, stream: AsyncTextStream, arrived: asyncio.Queue[Piece | BaseException]) -> None:
