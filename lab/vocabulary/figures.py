@@ -50,6 +50,10 @@ def head_times(times: Sequence[HeadTime], title: str, caption: str) -> Drawing:
         axes.plot(part["size"], part["bytes_alone_us"], **{**look_of("bound"), "marker": ""})
     axes.plot([], [], label="bytes alone", **{**look_of("bound"), "marker": ""})
     axes.set(title=title, ylabel="microseconds a row", yscale="log")
+    least, most = table["bytes_alone_us"].min(), table["us"].max()
+    steps = [digit * 10**power for power in range(9) for digit in (1, 2, 5)]
+    ticks = [step for step in steps if least / 2 <= step <= 2 * most]
+    axes.set_yticks(ticks, [f"{tick}" for tick in ticks])
     _size_axis(axes, sorted(set(table["size"])))
     axes.legend(fontsize=8.5)
     words = "; ".join(_ratio(part) for _, part in table.groupby("width"))
