@@ -91,8 +91,9 @@ class Pipeline(Closing):
         """As `Engine.close`."""
         self.engine.close()
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, or of a chat by the tokenizer's template."""
+    def encode(self, prompt: Prompt, template_settings: Mapping[str, Any] | None = None) -> list[int]:
+        """Token ids of a text, or of a chat by the tokenizer's template, which reads further settings if it knows them
+        (`{"reasoning_effort": "high"}`)."""
         if isinstance(prompt, str):
             return self._chats.text_ids(prompt)
         chat = cast("Sequence[Message]", prompt) if isinstance(prompt, Sequence) else ()
@@ -102,7 +103,7 @@ class Pipeline(Closing):
                 "a text, or a list of messages with 'role' and 'content'",
                 "write [{'role': 'user', 'content': '...'}]",
             )
-        return self._chats.ids(chat)
+        return self._chats.ids(chat, template_settings)
 
 
 def _only_prompt(prompts: str | list[Message] | list[Prompt] | list[str]) -> Prompt | None:

@@ -97,13 +97,13 @@ class Service:
                 404, f"model is {asked.model!r}", self.name, "name the model that is served, or leave model out",
                 param="model", code="model_not_found",
             )  # fmt: skip
-        prompts = asked.prompts if isinstance(asked, CompletionAsked) else _chats(asked)
+        prompts, settings = _prompts_of(asked)
         if len(prompts) > self.most_open:
             raise Refused(
                 400, f"{len(prompts)} prompts in one request", f"at most {self.most_open}, the places of this server",
                 "send several requests", param="prompt",
             )  # fmt: skip
-        ids = [await self._ids_of(prompt) for prompt in prompts]
+        ids = [await self._ids_of(prompt, settings) for prompt in prompts]
         jobs = [Job(each, asked.generation(len(each), self.config.session_len)) for each in ids]
         for job in jobs:
             self.pipe.engine.check_request(job.ids, job.generation)
@@ -113,13 +113,13 @@ class Service:
         """Text of one token by itself, special ones too."""
         return str(self.pipe.tokenizer.decode([token_id]))
 
-    async def _ids_of(self, prompt: Any) -> list[int]:
-        """Token ids of a text, of a chat, or of what is token ids already."""
+    async def _ids_of(self, prompt: Any, settings: dict[str, Any]) -> list[int]:
+        """Token ids of a text, of a chat, whose template reads `settings`, or of what is token ids already."""
         if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
             return prompt
         if self.is_closing:  # and the thread is gone
             raise closing()
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, self.pipe.encode, prompt)
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, self.pipe.encode, prompt, settings)
 
     def begin(self, jobs: Sequence[Job]) -> Work:
         """Let jobs take their places.
@@ -218,6 +218,9 @@ async def _read(index: int, stream: AsyncTextStream, arrived: asyncio.Queue[Piec
         arrived.put_nowait(error)
 
 
-def _chats(asked: Asked) -> list[Any]:
+def _prompts_of(asked: Asked) -> tuple[list[Any], dict[str, Any]]:
+    """What is to be answered, and what a chat's template is told beside it."""
+    if isinstance(asked, CompletionAsked):
+        return list(asked.prompts), {}
     assert isinstance(asked, ChatAsked), "a body is a completion's or a chat's"
-    return [asked.chat]
+    return [asked.chat], asked.template_settings

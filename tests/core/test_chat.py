@@ -116,6 +116,13 @@ def test_published_templates_write_what_transformers_writes(name: str) -> None:
         assert chats.ids(letters) == list(encoded["input_ids"])
 
 
+def test_a_template_is_told_further_settings_and_none_in_the_place_of_its_own() -> None:
+    chats = ChatWriter(letter_tokenizer("{{ effort }}{{ messages[0].content }}{{ add_generation_prompt }}"))
+    chat = [{"role": "user", "content": "a"}]
+    assert chats.text(chat, {"effort": "high", "add_generation_prompt": "no", "nobody": 1}) == "highaTrue"
+    assert chats.text(chat) == "aTrue"
+
+
 def test_of_several_templates_the_default_is_taken() -> None:
     tokenizer = letter_tokenizer("a")
     tokenizer.chat_template = {"default": "b", "tool_use": "c"}

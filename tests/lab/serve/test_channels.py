@@ -123,6 +123,27 @@ def test_a_call_of_a_tool_is_no_text(given: Any) -> None:
     assert streamed(stream)["tool_calls"] == message["tool_calls"]
 
 
+def test_the_effort_asked_for_reaches_the_template_and_another_word_is_refused(given: Any) -> None:
+    pair, prompt, tokens = given
+    tokenizer = Planned(tokens, GOOD)
+    tokenizer.chat_template = (
+        f"{CHANNEL}{MESSAGE}{{% if reasoning_effort == 'high' %}}{prompt}{{% else %}}0{{% endif %}}"
+    )
+    service = Service(Pipeline(tiny_engine(pair, 3, tokenizer=tokenizer), tokenizer), "tiny", most_waiting=4)
+
+    async def scene() -> list[httpx.Response]:
+        body = {"messages": [{"role": "user", "content": "4"}], "temperature": 0, "max_tokens": 3, "logprobs": True}
+        async with client(service) as http:
+            return [
+                await http.post(CHAT, json={**body, "reasoning_effort": word}) for word in ("high", "low", "utmost")
+            ]
+
+    high, low, refused = play(service, scene)
+    words = [[one["token"] for one in answer.json()["choices"][0]["logprobs"]["content"]] for answer in (high, low)]
+    assert words[0] == GOOD[:3] != words[1]
+    assert (refused.status_code, refused.json()["error"]["allowed"]) == (400, "low, medium or high")
+
+
 def test_log_probabilities_and_usage_count_marks_too(given: Any) -> None:
     _, (whole, stream, _) = asked(given, GOOD, logprobs=True)
     told = whole.json()["choices"][0]["logprobs"]["content"]
