@@ -17,7 +17,7 @@ from eagle3core.alignment import validate_eagle_runtime_config
 from eagle3core.arguments import check_path, check_type
 from eagle3core.batching import TextStream
 from eagle3core.batching.closing import Closing
-from eagle3core.chat import ChatWriter, Message, check_tokenizer_files
+from eagle3core.chat import ChatAnswer, ChatAnswers, ChatWriter, Message, check_tokenizer_files
 from eagle3core.config import EngineConfig, GenerationConfig
 from eagle3core.engine import Engine
 from eagle3core.errors import CheckpointError, ConfigError, shown
@@ -33,11 +33,15 @@ class Pipeline(Closing):
     Args:
         engine: decodes token ids.
         tokenizer: a Hugging Face tokenizer of the target.
+
+    Attributes:
+        answers: reads answers as the target's chat format means them, and counts those that break it.
     """
 
     def __init__(self, engine: Engine, tokenizer: Any) -> None:
         self.engine = engine
         self.tokenizer = tokenizer
+        self.answers = ChatAnswers(tokenizer)
         self._chats = ChatWriter(tokenizer)
 
     @overload
@@ -75,12 +79,21 @@ class Pipeline(Closing):
         check_type("gen_config", gen_config, GenerationConfig, NoneType)
         return TextStream(self.engine.stream(self.encode(prompt), gen_config))
 
+    def read_answer(self, response: Response, gen_config: GenerationConfig | None = None) -> ChatAnswer:
+        """The answer to a chat, taken apart: what the user is told, and of formats with channels what was thought.
+
+        An answer that breaks its format is plain text from there on, with a warning and a count; nothing is raised.
+        """
+        words = (gen_config or GenerationConfig()).stop_words
+        return self.answers.read(response.token_ids, response.text, words)
+
     def close(self) -> None:
         """As `Engine.close`."""
         self.engine.close()
 
-    def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a text, or of a chat by the tokenizer's template."""
+    def encode(self, prompt: Prompt, template_settings: Mapping[str, Any] | None = None) -> list[int]:
+        """Token ids of a text, or of a chat by the tokenizer's template, which reads further settings if it knows them
+        (`{"reasoning_effort": "high"}`)."""
         if isinstance(prompt, str):
             return self._chats.text_ids(prompt)
         chat = cast("Sequence[Message]", prompt) if isinstance(prompt, Sequence) else ()
@@ -90,7 +103,7 @@ class Pipeline(Closing):
                 "a text, or a list of messages with 'role' and 'content'",
                 "write [{'role': 'user', 'content': '...'}]",
             )
-        return self._chats.ids(chat)
+        return self._chats.ids(chat, template_settings)
 
 
 def _only_prompt(prompts: str | list[Message] | list[Prompt] | list[str]) -> Prompt | None:

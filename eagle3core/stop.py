@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from eagle3core.config import GenerationConfig
@@ -57,8 +57,7 @@ class StopCriteria:
 
     def cut(self, text: str) -> str:
         """`text` up to the first stop word."""
-        found = [at for at in (text.find(word) for word in self._stop_words) if at >= 0]
-        return text[: min(found)] if found else text
+        return text_before(text, self._stop_words)
 
     def _ends_in_stop_word(self, tokens: list[int]) -> bool:
         if not self._stop_words or self._detokenize is None:
@@ -75,3 +74,9 @@ class StopCriteria:
             if n >= len(tokens) or len(self._detokenize(tail[:-1])) > longest + 3:
                 return False
             n *= 2
+
+
+def text_before(text: str, words: Sequence[str]) -> str:
+    """`text` up to the first of these words."""
+    found = [at for at in (text.find(word) for word in words) if at >= 0]
+    return text[: min(found)] if found else text

@@ -23,6 +23,7 @@ from lab.options.doctor import DraftDoctorOptions
 from lab.options.examples import CHAPTERS, EXAMPLES
 from lab.options.exchange import (
     ConvertOptions,
+    DraftVocabOptions,
     ExportOptions,
     ImportOptions,
     InspectStatesOptions,
@@ -108,6 +109,7 @@ COMMANDS = (
     Command("rows upgrade", "carry stored rows over to today's form", UpgradeOptions, "rows.carried.upgrade:run"),
     Command("serve", "answer OpenAI's completions and chats over HTTP", ServeOptions, "serve.command:run"),
     Command("convert", "write a draft head in another format", ConvertOptions, "pairs.converted:run"),
+    Command("draft-vocab", "cut a draft head to the most frequent tokens", DraftVocabOptions, "vocabulary.command:run"),
     Command("taps", "write the engine's recorded stages to a file", TapsOptions, "parity.taps:run"),
 )  # fmt: skip
 GROUPS = {

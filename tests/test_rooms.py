@@ -83,6 +83,7 @@ ORDER = (
     "lab.probes.ceilings",
     "lab.probes.sanitizer",
     "lab.probes.kernels",
+    "lab.vocabulary",
     "lab.probes.bench",
     "lab.probes.bits",
     "lab.probes.proofs",

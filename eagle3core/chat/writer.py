@@ -45,21 +45,27 @@ class ChatWriter:
         """Whether the tokenizer has a chat template at all."""
         return getattr(self.tokenizer, "chat_template", None) is not None
 
-    def ids(self, messages: Sequence[Message]) -> list[int]:
+    def ids(self, messages: Sequence[Message], settings: Mapping[str, Any] | None = None) -> list[int]:
         """Token ids of a chat, ending where the assistant is to begin.
+
+        Args:
+            settings: further variables for the template, as gpt-oss's `reasoning_effort`; one that it does not know
+                changes nothing.
 
         Raises:
             ConfigError: there is no template, or it refuses this chat, or asks for more than it may.
         """
-        return self._encoded(self.text(messages), add_special_tokens=False)
+        return self._encoded(self.text(messages, settings), add_special_tokens=False)
 
-    def text_ids(self, text: str) -> list[int]:
-        """Token ids of a text as it is.
+    def text_ids(self, text: str, *, with_specials: bool = True) -> list[int]:
+        """Token ids of a text as it is; `with_specials`: with what the tokenizer puts around a text.
 
         Raises:
             ConfigError: half a letter, or whatever else the tokenizer refuses.
         """
-        return self._encoded(text)
+        # A text that is not for the model may be longer than what the model reads; the engine says so of a prompt.
+        settings = {} if with_specials else {"add_special_tokens": False, "verbose": False}
+        return self._encoded(text, **settings)
 
     def _encoded(self, text: str, **settings: bool) -> list[int]:
         if any("\ud800" <= letter <= "\udfff" for letter in text):
@@ -80,15 +86,19 @@ class ChatWriter:
                 "check tokenizer.json and tokenizer_config.json, or correct the text",
             ) from error
 
-    def text(self, messages: Sequence[Message]) -> str:
+    def text(self, messages: Sequence[Message], settings: Mapping[str, Any] | None = None) -> str:
         """The chat as the template writes it.
+
+        Args:
+            settings: as of `ids`.
 
         Raises:
             ConfigError: as `ids`.
         """
         template = self._template()
         chat = [dict(message) for message in messages]
-        variables = {"messages": chat, "tools": None, "documents": None, "add_generation_prompt": True}
+        own = {"messages": chat, "tools": None, "documents": None, "add_generation_prompt": True}
+        variables = {**(settings or {}), **own}
         try:
             letters = len(json.dumps(chat, ensure_ascii=False))
             most = OWN_LETTERS + TIMES_THE_CHAT * letters

@@ -11,8 +11,9 @@ from eagle3core.checkpoint.pickled import load_pickled
 from eagle3core.checkpoint.plan import draft_shapes
 from eagle3core.checkpoint.preflight import Preflight, preflight
 from eagle3core.checkpoint.target import TargetCheckpoint, load_target, target_shapes
-from eagle3core.checkpoint.writing.convert import FORMATS, Conversion, convert_draft, described
+from eagle3core.checkpoint.writing.convert import FORMATS, Conversion, convert_draft, described, fitting_format
 from eagle3core.checkpoint.writing.forms import FEATURES
+from eagle3core.checkpoint.writing.head import target_of
 
 __all__ = [
     "FEATURES",
@@ -24,11 +25,13 @@ __all__ = [
     "convert_draft",
     "described",
     "draft_shapes",
+    "fitting_format",
     "load_draft",
     "load_pickled",
     "load_target",
     "preflight",
     "read_refused_draft",
     "scale_name",
+    "target_of",
     "target_shapes",
 ]

@@ -94,7 +94,7 @@ def ask_all_turns(
     pair = PairUnderTest(Path(target), Path(draft), dtype, device)
     tokenizer: Any = _tokenizer(target) if waiting else None
     while waiting:
-        answers = _answers(pair, waiting, max_new_tokens, batch)
+        answers = plain_answers(pair, waiting, max_new_tokens, batch)
         texts = [tokenizer.decode(answer.token_ids, skip_special_tokens=True) for answer in answers]
         n_answers, n_cut = n_answers + len(answers), n_cut + sum(answer.finish_reason == "length" for answer in answers)
         later = [
@@ -108,7 +108,8 @@ def ask_all_turns(
     return AskedTurns(asked, n_answers, n_cut, n_short, max_new_tokens)
 
 
-def _answers(pair: PairUnderTest, prompts: Sequence[Prompt], max_new_tokens: int, batch: int) -> list[Response]:
+def plain_answers(pair: PairUnderTest, prompts: Sequence[Prompt], max_new_tokens: int, batch: int) -> list[Response]:
+    """The target's greedy answers to prompts, without a draft; an end token ends one."""
     n_tokens = max(len(prompt.ids) for prompt in prompts) + max_new_tokens
     engine = pair.engine(0, n_tokens=n_tokens, max_batch_size=min(batch, len(prompts)))
     generation = GenerationConfig(max_new_tokens=max_new_tokens)

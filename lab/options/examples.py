@@ -6,7 +6,7 @@ CHAPTERS = (
     ("Begin here", ("doctor", "nightly", "run", "notebooks")),
     ("Look at runs", ("report", "compare", "export", "rows")),
     ("Is it right", ("prove", "inspect", "taps", "fuzz")),
-    ("What is accepted", ("import", "golden", "train", "planted", "convert")),
+    ("What is accepted", ("import", "golden", "train", "planted", "convert", "draft-vocab")),
     ("Is it fast", ("bench", "scenarios", "speed", "profile", "ab", "gates", "kernels", "sweep")),
     ("Use it", ("serve",)),
 )
@@ -46,5 +46,6 @@ EXAMPLES = {
     "rows upgrade": "rows upgrade FILE.jsonl",
     "serve": "serve --target TARGET_DIR --draft DRAFT_DIR --port 8000 --spec-k 3",
     "convert": "convert DRAFT_DIR OUT_DIR --to gguf --target TARGET_DIR",
+    "draft-vocab": "draft-vocab --target TARGET_DIR --draft DRAFT_DIR --size 32768 --text corpus.txt --out DRAFT_32K",
     "taps": "taps --out ours.safetensors",
 }

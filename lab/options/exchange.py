@@ -7,8 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, model_validator
 
+from lab.errors import ExperimentError
 from lab.options.fields import Options, option
-from lab.options.values import MOST_DRAFTS, DeviceName, ExistingFile, refused
+from lab.options.values import MOST_DRAFTS, DeviceName, ExistingFile, of_text, read_counts, refused
 
 FormatName = Literal["safeailab", "specforge", "modelopt", "speculators", "turbomind", "gguf"]
 TapDtypeName = Literal["float64", "float32", "bfloat16", "float16"]
@@ -18,6 +19,15 @@ def _safetensors(path: Path) -> Path:
     if path.suffix != ".safetensors":
         raise refused(path.name, "a name ending in .safetensors")
     return path
+
+
+SIZES = "different whole numbers of 2 or more, separated by commas"
+
+
+def _distinct(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if len(set(sizes)) < len(sizes) or min(sizes) < 2:
+        raise refused(",".join(map(str, sizes)), SIZES)
+    return sizes
 
 
 class TapsOptions(Options):
@@ -48,6 +58,42 @@ class ConvertOptions(Options):
     dtype: Literal["keep", "bfloat16", "float16", "float32"] = option("keep", "of the tensors written")
     drop: tuple[str, ...] = option((), "features that may be lost, as the refusal names them", shape="several")
     norm_output: Literal["feedback", "head"] | None = option(None, "what that key means at the top of a flat file")
+
+
+class DraftVocabOptions(Options):
+    """Cut a draft head to the tokens that occur most often, counted with the target's tokenizer (FR-Spec).
+
+    End tokens and the special tokens of a chat's turns are always kept.
+    """
+
+    target: str = option(..., "directory of the target, with its tokenizer", metavar="DIR")
+    draft: Path = option(..., "directory of the head, in any layout", metavar="DIR")
+    size: Annotated[tuple[int, ...], AfterValidator(_distinct), of_text(read_counts)] = option(
+        ..., "tokens to keep; several sizes write a directory each", metavar="N[,N..]", allowed=SIZES
+    )
+    out: Path = option(..., "directory to write, which must not exist; of several sizes their parent", metavar="DIR")
+    text: tuple[str, ...] = option((), "files of plain text; - is the standard input", metavar="FILE", shape="several")
+    prompts: tuple[str, ...] = option(
+        (), "prompt sets to count; --text then ranks the rest", metavar="FILE", shape="several"
+    )
+    answers: int = option(0, "count the target's own answers to --prompts instead, so many tokens each", ge=0)
+    counts: Path | None = option(None, "write the list of frequencies too", metavar="FILE.json")
+    to: FormatName | Literal["auto"] = option("auto", "the format; auto: the first flat one that holds all of the head")
+    drop: tuple[str, ...] = option((), "features that may be lost, as the refusal names them", shape="several")
+    norm_output: Literal["feedback", "head"] | None = option(None, "what that key means at the top of a flat file")
+    chat_template: str = option("", "Jinja, or a file of it, for a target whose tokenizer has none", metavar="FILE")
+    dtype: TapDtypeName = option("bfloat16", "of the engine that answers")
+    device: DeviceName = option("auto", "where it runs")
+
+    @model_validator(mode="after")
+    def _has_something_to_count(self) -> DraftVocabOptions:
+        if not self.text and not self.prompts:
+            raise ExperimentError(
+                "neither --text nor --prompts", "text, prompt sets, or both", "name what is like the text to be drafted"
+            )
+        if self.answers and not self.prompts:
+            raise ExperimentError("--answers without --prompts", "both", "name the prompts that are to be answered")
+        return self
 
 
 class InspectStatesOptions(Options):

@@ -58,6 +58,9 @@ class ServeOptions(Options):
         None, "of both caches; default: every slot's longest session, or what fits", metavar="N",
         allowed="a whole number of at least 1",
     )  # fmt: skip
+    channels: bool = option(
+        True, "answers of a target that writes channels (gpt-oss) are taken apart; --no-channels gives them as text"
+    )
     prefix_cache: bool = option(False, "keep full blocks of ended requests, and read no token in them again")
     dtype: ServeDtypeName = option("auto", "of weights and cache; auto: the checkpoint's")
     device: DeviceName = option("auto", "where it runs")

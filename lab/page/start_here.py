@@ -27,6 +27,7 @@ SYMPTOMS = (
     Symptom("drafts do not pay, or the depth is unclear", ("40_speed", "30_decode"),
             "slide the depth and the share of drafts accepted"),
     Symptom("a chain, or which tree", ("32_trees",), "choose a budget of nodes"),
+    Symptom("the draft's head takes too long, or its vocabulary is too large", ("34_draft_vocabulary",)),
     Symptom("a step takes longer than its bytes", ("50_profile", "40_speed", "22_kernels"),
             "choose a GPU for the roofline"),
     Symptom("a kernel is wrong, slow or new", ("22_kernels", "20_fmha_sweep", "21_gemm_sweep")),

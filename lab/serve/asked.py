@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -184,6 +184,12 @@ class ChatAsked(Asked):
     max_completion_tokens: int | None = _field(None, "a whole number of at least 1", ge=1)
     logprobs: bool | None = _field(None, "true or false")
     top_logprobs: int | None = _field(None, f"a whole number of 0 to {MOST_LOGPROBS}", ge=0, le=MOST_LOGPROBS)
+    reasoning_effort: Literal["low", "medium", "high"] | None = _field(None, "low, medium or high")
+
+    @property
+    def template_settings(self) -> dict[str, Any]:
+        """What the chat template is told beside the messages."""
+        return {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
 
     @property
     def kept_logprobs(self) -> bool | int:

@@ -80,6 +80,7 @@ def bound(host: str, port: int) -> socket.socket:
 def opened(options: ServeOptions) -> tuple[Pipeline, str]:
     """The pipeline that the options name, and its target's name."""
     from eagle3core import pipeline
+    from eagle3core.chat import ChatAnswers
     from lab.pairs import pair_on_disk, shipped_pair
 
     if options.target and not options.draft:
@@ -88,7 +89,9 @@ def opened(options: ServeOptions) -> tuple[Pipeline, str]:
         pair = pair_on_disk(options.target, options.draft) if options.target else shipped_pair()
         target, draft = pair.target, pair.draft
     speculative = speculative_config(options, draft)
-    return pipeline(target, engine_config=engine_config(options, speculative)), target.resolve().name
+    pipe = pipeline(target, engine_config=engine_config(options, speculative))
+    pipe.answers = ChatAnswers(pipe.tokenizer, parses=options.channels)
+    return pipe, target.resolve().name
 
 
 def engine_config(options: ServeOptions, speculative: SpeculativeConfig | None) -> EngineConfig:

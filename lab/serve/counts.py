@@ -44,7 +44,7 @@ class Now(NamedTuple):
         path: what computes: `kernels` or `torch`. slots: requests that can be decoded together.
         running, waiting: requests.
         blocks: of the cache; held by requests; kept: held by nobody, for what is in them.
-        put_back, found_tokens: so far, of `CacheCounts`.
+        put_back, found_tokens: so far, of `CacheCounts`. plain_answers: so far, of `ChatAnswers`.
     """
 
     path: str
@@ -56,6 +56,7 @@ class Now(NamedTuple):
     kept: int
     put_back: int
     found_tokens: int
+    plain_answers: int
 
 
 def prometheus(counts: Counts, now: Now) -> str:
@@ -78,6 +79,7 @@ def prometheus(counts: Counts, now: Now) -> str:
     ended = {f'{{reason="{reason}"}}': n for reason, n in sorted(counts.ended.items())}
     told("requests_total", "counter", "Requests that ended, by reason.", ended)
     told("requests_refused_total", "counter", "Requests that found no place to wait.", {"": counts.refused})
+    told("chat_answers_broken_total", "counter", "Answers that broke their chat format.", {"": now.plain_answers})
     told("prompt_tokens_total", "counter", "Tokens of the prompts of ended requests.", {"": counts.prompt_tokens})
     told("generated_tokens_total", "counter", "Tokens of their answers.", {"": counts.generated_tokens})
     told("steps_total", "counter", "Speculative steps of ended requests.", {"": counts.steps})

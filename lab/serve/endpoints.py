@@ -46,7 +46,7 @@ def application(service: Service, most_bytes: int) -> Starlette:
 
     async def chats(request: Request) -> Response:
         asked = read_body(ChatAsked, await _body(request, most_bytes))
-        form = forms.ChatForm(service.name, service.token_text, includes_usage=asked.includes_usage)
+        form = _chat_form(service, asked)
         return await _answer(request, form, service.begin(await service.jobs(asked)), bool(asked.stream))
 
     async def models(request: Request) -> Response:
@@ -82,6 +82,14 @@ def application(service: Service, most_bytes: int) -> Starlette:
     )  # fmt: skip
 
 
+def _chat_form(service: Service, asked: ChatAsked) -> forms.ChatForm:
+    """How a chat is answered: in channels where the target writes them."""
+    name, text, usage, answers = service.name, service.token_text, asked.includes_usage, service.pipe.answers
+    if not answers.has_channels:
+        return forms.ChatForm(name, text, includes_usage=usage)
+    return forms.ChannelForm(name, text, answers, asked.stops, includes_usage=usage)
+
+
 class Events(StreamingResponse):  # type: ignore[misc]  # starlette's types are not looked at
     """A stream of events; whichever way it ends, its work is closed."""
 
@@ -103,9 +111,8 @@ async def _events(form: forms.Form, work: Work) -> AsyncIterator[bytes]:
     ended = []
     try:
         async for piece in work.pieces():
-            reason = None if piece.response is None else piece.response.finish_reason
             is_first, before = piece.place not in n_letters, n_letters.get(piece.place, 0)
-            yield form.piece(piece.place, piece.text, piece.logprobs, before, is_first=is_first, reason=reason)
+            yield form.piece(piece, before, is_first=is_first)
             n_letters[piece.place] = before + form.letters_of(piece.logprobs)
             ended += [] if piece.response is None else [piece.response]
         if form.includes_usage:

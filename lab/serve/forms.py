@@ -11,9 +11,13 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eagle3core import Response, TokenLogprob
+
+if TYPE_CHECKING:
+    from eagle3core.chat import ChatAnswers, Part
+    from lab.serve.service import Piece
 
 DONE = b"data: [DONE]\n\n"
 # An answer that an end token ended and one that a stop text ended are one to OpenAI's clients.
@@ -51,28 +55,27 @@ class Form(ABC):
         """What is a whole answer's own."""
 
     @abstractmethod
-    def delta(self, text: str, *, is_first: bool) -> dict[str, Any]:
-        """What is new of an answer; `is_first`: none of it has come before."""
+    def delta(self, piece: Piece, *, is_first: bool) -> list[dict[str, Any]]:
+        """What is new of an answer, a choice an event; `is_first`: none of it has come before."""
 
     @abstractmethod
     def logprobs(self, tokens: Sequence[TokenLogprob], n_letters: int) -> dict[str, Any]:
         """Log-probabilities of tokens, whose text follows `n_letters` of the tokens before."""
 
-    def piece(
-        self,
-        index: int,
-        text: str,
-        tokens: Sequence[TokenLogprob],
-        n_letters: int,
-        *,
-        is_first: bool,
-        reason: str | None,
-    ) -> bytes:
-        """The event of a piece of the answer to prompt number `index`; reason: why it ended, with the last one."""
-        told = self.logprobs(tokens, n_letters) if tokens else None
-        finish = None if reason is None else REASONS[reason]
-        choice = {"index": index, **self.delta(text, is_first=is_first), "logprobs": told, "finish_reason": finish}
-        return self._event([choice], {"usage": None})
+    def piece(self, piece: Piece, n_letters: int, *, is_first: bool) -> bytes:
+        """The events of a piece: log-probabilities with the first of them, why the answer ended with the last.
+
+        Args:
+            n_letters: of the tokens before. is_first: none of the answer has come before.
+        """
+        told = self.logprobs(piece.logprobs, n_letters) if piece.logprobs else None
+        finish = None if piece.response is None else REASONS[piece.response.finish_reason]
+        choices = [
+            {"index": piece.place, **delta, "logprobs": None, "finish_reason": None}
+            for delta in self.delta(piece, is_first=is_first)
+        ]
+        choices[0]["logprobs"], choices[-1]["finish_reason"] = told, finish
+        return b"".join(self._event([choice], {"usage": None}) for choice in choices)
 
     def letters_of(self, tokens: Sequence[TokenLogprob]) -> int:
         """Letters of tokens, each by itself."""
@@ -96,9 +99,9 @@ class CompletionForm(Form):
         """The text."""
         return {"text": response.text}
 
-    def delta(self, text: str, *, is_first: bool) -> dict[str, Any]:
+    def delta(self, piece: Piece, *, is_first: bool) -> list[dict[str, Any]]:
         """The text that is new."""
-        return {"text": text}
+        return [{"text": piece.text}]
 
     def logprobs(self, tokens: Sequence[TokenLogprob], n_letters: int) -> dict[str, Any]:
         """Lists of equal length, an entry a token; likeliest tokens by their text."""
@@ -118,11 +121,16 @@ class ChatForm(Form):
         """The assistant's message."""
         return {"message": {"role": "assistant", "content": response.text}}
 
-    def delta(self, text: str, *, is_first: bool) -> dict[str, Any]:
+    def delta(self, piece: Piece, *, is_first: bool) -> list[dict[str, Any]]:
         """What is new of it; the role comes with the first piece, and the last is empty."""
-        role = {"role": "assistant"} if is_first else {}
-        content = {"content": text} if text or is_first else {}
-        return {"delta": {**role, **content}}
+        first, *others = self.changes(piece)
+        if is_first:
+            first = {"role": "assistant", "content": "", **first}
+        return [{"delta": change} for change in (first, *others)]
+
+    def changes(self, piece: Piece) -> list[dict[str, Any]]:
+        """What a piece adds to the message, at least one change, which may be none."""
+        return [{"content": piece.text} if piece.text else {}]
 
     def logprobs(self, tokens: Sequence[TokenLogprob], n_letters: int) -> dict[str, Any]:
         """An entry a token, with its likeliest ones in it."""
@@ -135,6 +143,53 @@ class ChatForm(Form):
     def _entry(self, token_id: int, value: float) -> dict[str, Any]:
         text = self.token_text(token_id)
         return {"token": text, "logprob": value, "bytes": list(text.encode())}
+
+
+class ChannelForm(ChatForm):
+    """Of /v1/chat/completions for a target whose answers are messages in channels: what it thought has a field of its
+    own, as vLLM's servers give it, and so have calls of tools.
+
+    Args:
+        answers: reads them. words: stop words of the request. Others: as of `Form`.
+    """
+
+    def __init__(
+        self, model: str, token_text: Callable[[int], str], answers: ChatAnswers, words: Sequence[str], **given: bool
+    ) -> None:
+        super().__init__(model, token_text, **given)
+        self._answers, self._words = answers, words
+        self._parts = answers.begin(words)  # of the one answer that a chat has
+        self._n_calls = 0
+
+    def choice(self, response: Response) -> dict[str, Any]:
+        """The assistant's message."""
+        answer = self._answers.read(response.token_ids, response.text, self._words)
+        message: dict[str, Any] = {
+            "role": "assistant", "content": answer.content, "reasoning_content": answer.reasoning
+        }  # fmt: skip
+        if answer.calls:
+            message["tool_calls"] = [_call(i, *call) for i, call in enumerate(answer.calls)]
+        return {"message": message}
+
+    def changes(self, piece: Piece) -> list[dict[str, Any]]:
+        """What is new, a delta for each part of a channel."""
+        parts = self._parts.more(piece.token_ids)
+        parts += self._parts.rest() if piece.response is not None else []
+        return [self._change(part) for part in parts] or [{}]
+
+    def _change(self, part: Part) -> dict[str, Any]:
+        if part.kind != "call":
+            return {"content" if part.kind == "content" else "reasoning_content": part.text}
+        self._n_calls += part.begins
+        index = self._n_calls - 1
+        if part.begins:
+            return {"tool_calls": [{"index": index, **_call(index, part.recipient, part.text)}]}
+        return {"tool_calls": [{"index": index, "function": {"arguments": part.text}}]}
+
+
+def _call(index: int, recipient: str, arguments: str) -> dict[str, Any]:
+    name = recipient.removeprefix("functions.")
+    return {"id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def event(value: dict[str, Any]) -> bytes:

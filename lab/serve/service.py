@@ -26,11 +26,12 @@ class Job(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What is new of the answer to prompt number `place`: text, and the log-probabilities of the tokens that came with
-    it, if asked for; with its last piece, the whole."""
+    """What is new of the answer to prompt number `place`: text, the tokens that came with it, and their
+    log-probabilities, if asked for; with its last piece, the whole."""
 
     place: int
     text: str
+    token_ids: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] = ()
     response: Response | None = None
 
@@ -81,7 +82,7 @@ class Service:
         pool, so_far = blocks.pool, blocks.counts
         return Now(
             engine.backend.path, self.config.max_batch_size, self.n_running, self.n_waiting, pool.n_blocks, pool.n_held,
-            pool.n_kept, so_far.n_put_back, so_far.n_found_tokens,
+            pool.n_kept, so_far.n_put_back, so_far.n_found_tokens, self.pipe.answers.n_plain,
         )  # fmt: skip
 
     async def jobs(self, asked: Asked) -> list[Job]:
@@ -96,13 +97,13 @@ class Service:
                 404, f"model is {asked.model!r}", self.name, "name the model that is served, or leave model out",
                 param="model", code="model_not_found",
             )  # fmt: skip
-        prompts = asked.prompts if isinstance(asked, CompletionAsked) else _chats(asked)
+        prompts, settings = _prompts_of(asked)
         if len(prompts) > self.most_open:
             raise Refused(
                 400, f"{len(prompts)} prompts in one request", f"at most {self.most_open}, the places of this server",
                 "send several requests", param="prompt",
             )  # fmt: skip
-        ids = [await self._ids_of(prompt) for prompt in prompts]
+        ids = [await self._ids_of(prompt, settings) for prompt in prompts]
         jobs = [Job(each, asked.generation(len(each), self.config.session_len)) for each in ids]
         for job in jobs:
             self.pipe.engine.check_request(job.ids, job.generation)
@@ -112,13 +113,13 @@ class Service:
         """Text of one token by itself, special ones too."""
         return str(self.pipe.tokenizer.decode([token_id]))
 
-    async def _ids_of(self, prompt: Any) -> list[int]:
-        """Token ids of a text, of a chat, or of what is token ids already."""
+    async def _ids_of(self, prompt: Any, settings: dict[str, Any]) -> list[int]:
+        """Token ids of a text, of a chat, whose template reads `settings`, or of what is token ids already."""
         if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
             return prompt
         if self.is_closing:  # and the thread is gone
             raise closing()
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, self.pipe.encode, prompt)
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, self.pipe.encode, prompt, settings)
 
     def begin(self, jobs: Sequence[Job]) -> Work:
         """Let jobs take their places.
@@ -203,9 +204,10 @@ async def _pieces_of(index: int, stream: AsyncTextStream) -> AsyncIterator[Piece
     n_told = 0
     async for text in stream:
         n_taken = len(stream.token_ids)
-        yield Piece(index, text, stream.tokens.logprobs[n_told:n_taken])
+        yield Piece(index, text, stream.token_ids[n_told:n_taken], stream.tokens.logprobs[n_told:n_taken])
         n_told = n_taken
-    yield Piece(index, "", stream.tokens.logprobs[n_told:], stream.response)
+    response = stream.response
+    yield Piece(index, "", response.token_ids[n_told:], stream.tokens.logprobs[n_told:], response)
 
 
 async def _read(index: int, stream: AsyncTextStream, arrived: asyncio.Queue[Piece | BaseException]) -> None:
@@ -216,6 +218,9 @@ async def _read(index: int, stream: AsyncTextStream, arrived: asyncio.Queue[Piec
         arrived.put_nowait(error)
 
 
-def _chats(asked: Asked) -> list[Any]:
+def _prompts_of(asked: Asked) -> tuple[list[Any], dict[str, Any]]:
+    """What is to be answered, and what a chat's template is told beside it."""
+    if isinstance(asked, CompletionAsked):
+        return list(asked.prompts), {}
     assert isinstance(asked, ChatAsked), "a body is a completion's or a chat's"
-    return [asked.chat]
+    return [asked.chat], asked.template_settings

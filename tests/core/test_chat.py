@@ -57,7 +57,31 @@ MISTRAL = (
     "'assistant' %}{% generation %}{{ message['content'] + eos_token}}{% endgeneration %}{% else %}"
     "{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
 )
-TEMPLATES = {"llama3": LLAMA3, "llama31": LLAMA31, "qwen": QWEN, "vicuna": VICUNA, "mistral": MISTRAL}
+# In the manner of gpt-oss's: macros with variables that may not be given, the date, a developer's part, channels.
+CHANNELS = (
+    "{#- channels -#}\n{%- macro system() -%}\n    {%- if effort is not defined %}{%- set effort = 'medium' %}"
+    "{%- endif %}\n"
+    "    {{- 'Today is ' + strftime_now('%Y-%m-%d') + '\n\nReasoning: ' + effort }}\n"
+    "    {%- if tools %}{{- tools | tojson }}{%- endif %}\n{%- endmacro -%}\n"
+    "{{- '<|start|>system<|message|>' }}{{- system() }}{{- '<|end|>' }}\n"
+    "{%- if messages[0].role in ('developer', 'system') %}\n    {%- set rest = messages[1:] %}\n"
+    "    {{- '<|start|>developer<|message|># Instructions\n\n' + messages[0].content + '<|end|>' }}\n"
+    "{%- else %}\n    {%- set rest = messages %}\n{%- endif %}\n{%- set last = namespace(call=none) %}\n"
+    "{%- for message in rest -%}\n    {%- if message.role == 'assistant' and '<|channel|>' in message.content %}\n"
+    "        {{- raise_exception('channels belong into fields of their own') }}\n    "
+    "{%- elif message.role == 'assistant' %}\n        "
+    "{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}\n    {%- else %}\n"
+    "        {{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}\n    {%- endif %}\n"
+    "{%- endfor -%}\n{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"
+)
+TEMPLATES = {
+    "channels": CHANNELS,
+    "llama3": LLAMA3,
+    "llama31": LLAMA31,
+    "qwen": QWEN,
+    "vicuna": VICUNA,
+    "mistral": MISTRAL,
+}
 CHATS: dict[str, list[dict[str, Any]]] = {
     "one": [{"role": "user", "content": "  Bad cab? <&> é 𝔘 \ud83d"}],
     "turns": [
@@ -90,6 +114,13 @@ def test_published_templates_write_what_transformers_writes(name: str) -> None:
         letters = [{**message, "content": "bad cab"} for message in chat]
         encoded = tokenizer.apply_chat_template(letters, add_generation_prompt=True, return_dict=True)
         assert chats.ids(letters) == list(encoded["input_ids"])
+
+
+def test_a_template_is_told_further_settings_and_none_in_the_place_of_its_own() -> None:
+    chats = ChatWriter(letter_tokenizer("{{ effort }}{{ messages[0].content }}{{ add_generation_prompt }}"))
+    chat = [{"role": "user", "content": "a"}]
+    assert chats.text(chat, {"effort": "high", "add_generation_prompt": "no", "nobody": 1}) == "highaTrue"
+    assert chats.text(chat) == "aTrue"
 
 
 def test_of_several_templates_the_default_is_taken() -> None:

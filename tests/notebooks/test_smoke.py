@@ -41,6 +41,9 @@ parameters = { n_prompts = 2, max_new_tokens = 8, shapes = ["dynamic-12/1/4"], b
 notebook = "33_doctor"
 parameters = { n_prompts = 4, max_new_tokens = 12, device = "cpu", gates = false }
 [[job]]
+notebook = "34_draft_vocabulary"
+parameters = { n_prompts = 2, n_counted = 2, max_new_tokens = 8, sizes = [2], head_sizes = [512, 1024], device = "cpu" }
+[[job]]
 notebook = "40_speed"
 parameters = { measure = true, points = "16x1", ks = [0, 2], spec_k = 2, tokens = 24, rounds = 1, device = "cpu" }
 [[job]]
@@ -60,6 +63,7 @@ KINDS = {
     "kernel_proof",
     "tree_acceptance",
     "draft_lamp",
+    "draft_vocabulary",
     "speed_curve",
     "sweep",
     "bench",

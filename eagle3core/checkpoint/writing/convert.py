@@ -1,19 +1,21 @@
 """A head from one published format to another: nothing is lost unsaid, and what was written is read back and compared.
 
-Source: docs/requirements.md R-146, R-147, R-94.
+Source: docs/requirements.md R-146, R-147, R-94, R-97.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from eagle3core.checkpoint.containers.turbomind import DTYPES
+from eagle3core.checkpoint.plan import HEAD
+from eagle3core.checkpoint.writing.cut import cut_head
 from eagle3core.checkpoint.writing.flat import write_flat
 from eagle3core.checkpoint.writing.forms import FEATURES, FORMS, losses, without
 from eagle3core.checkpoint.writing.gguf import write_gguf
@@ -23,6 +25,7 @@ from eagle3core.errors import CheckpointError, InvariantViolated
 from eagle3core.geometry import Decision, DraftGeometry, TargetGeometry
 
 FORMATS = tuple(FORMS)
+_FLAT = ("specforge", "modelopt", "speculators")  # from the smallest file to the largest
 GGUF_NAME = "eagle3.gguf"
 
 
@@ -52,18 +55,20 @@ def convert_draft(
     dtype: torch.dtype | None = None,
     drop: Collection[str] = (),
     norm_output: str | None = None,
+    kept: Sequence[int] | None = None,
 ) -> Conversion:
-    """Write a head in another format.
+    """Write a head in another format, or with fewer tokens to choose among.
 
     Args:
         source: directory of a head. out: a directory that does not exist yet. to: one of `FORMATS`.
         target: its target; needed where the head's files leave open what the format has to say.
         dtype: of the tensors written; None keeps their bits.
         drop: names of features that may be lost. norm_output: as of `load_draft`.
+        kept: target ids that the head shall choose among, any of those it has; None keeps them all.
 
     Raises:
-        CheckpointError: `out` exists, the source cannot be read, or the format cannot hold something that `drop` does
-            not name; nothing is written.
+        CheckpointError: `out` exists, the source cannot be read, `kept` names what the head does not choose among, or
+            the format cannot hold something that `drop` does not name; nothing is written.
     """
     place, form = Path(out), FORMS[to]
     if place.exists() or place.is_symlink():
@@ -72,6 +77,8 @@ def convert_draft(
     head = read_head(source, shapes, taps_known=knows_taps, norm_output=norm_output, dtype=dtype)
     decisions = head.geometry.decisions
     _require_taps(head, target, form.names_taps)
+    if kept is not None:  # of a head that the target shares, the target's own rows
+        head = cut_head(with_tables(head, [HEAD], Path(target) if target is not None else None, dtype), kept)
     head, said = _fitted(head, to, shapes, target, drop, dtype)
     place.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
@@ -83,6 +90,17 @@ def convert_draft(
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return Conversion(place, head.geometry, names, decisions, tuple(said))
+
+
+def fitting_format(source: str | Path, target: str | Path, *, norm_output: str | None = None) -> str:
+    """The first flat format that loses nothing of a head, of those with a map that says which tokens it has.
+
+    Raises:
+        CheckpointError: the pair cannot be read.
+    """
+    shapes = target_of(target)
+    head = read_head(source, shapes, taps_known=True, norm_output=norm_output)
+    return next((to for to in _FLAT if not losses(head, FORMS[to], shapes.default_taps)), _FLAT[0])
 
 
 def _require_taps(head: Head, target: str | Path | None, names_taps: bool) -> None:

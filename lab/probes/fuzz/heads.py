@@ -50,25 +50,25 @@ def all_heads() -> dict[str, Model]:
     layouts = {name: _changed(change) for name, change in _LAYOUTS.items()}
     ropes = {f"{name} rotation": _changed(_with(**rope)) for name, rope in ROPES.items() if name != "dynamic"}
     return {"plain": _plain(), **variants, **layouts, **ropes, "EAGLE-1": _eagle(), "EAGLE-1, biases": _eagle(True),
-            "FP8": _in_fp8(_plain())}  # fmt: skip
+            "FP8": in_fp8(_plain())}  # fmt: skip
 
 
 def all_targets() -> dict[str, Model]:
     """Targets by family and rotation."""
-    tied = _target("llama", {"tie_word_embeddings": True})
+    tied = target_model("llama", {"tie_word_embeddings": True})
     del tied.weights["lm_head.weight"]
     return {
-        "qwen2": _target("qwen2", {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 1}),
-        "qwen3": _target("qwen3", {"head_dim": HEAD_DIM, "attention_bias": False, "layer_types": None}),
-        "mistral": _target("mistral", {"head_dim": HEAD_DIM, "sliding_window": None}),
-        "biases": _target("llama", {"attention_bias": True, "mlp_bias": True}),
+        "qwen2": target_model("qwen2", {"use_sliding_window": False, "sliding_window": 64, "max_window_layers": 1}),
+        "qwen3": target_model("qwen3", {"head_dim": HEAD_DIM, "attention_bias": False, "layer_types": None}),
+        "mistral": target_model("mistral", {"head_dim": HEAD_DIM, "sliding_window": None}),
+        "biases": target_model("llama", {"attention_bias": True, "mlp_bias": True}),
         "tied": tied,
-        "FP8": _in_fp8(_target("llama", {})),
-        **{name: _target("llama", rope) for name, rope in ROPES.items()},
+        "FP8": in_fp8(target_model("llama", {})),
+        **{name: target_model("llama", rope) for name, rope in ROPES.items()},
     }
 
 
-def _in_fp8(model: Model) -> Model:
+def in_fp8(model: Model) -> Model:
     """The model with its projections stored in e4m3, a scale a row, as compressed-tensors describes it."""
     weights = dict(model.weights)
     for name in [name for name in weights if name.endswith("_proj.weight")]:
@@ -79,29 +79,29 @@ def _in_fp8(model: Model) -> Model:
     return Model({**model.config, "quantization_config": method}, weights, model.settings)
 
 
-def _target(family: str, more: Config) -> Model:
+def target_model(family: str, more: Config) -> Model:
     config = {"model_type": family, "num_hidden_layers": LAYERS, "eos_token_id": [1, 2], "bos_token_id": 0,
               **_layer(), **more}  # fmt: skip
-    weights = {"model.embed_tokens.weight": _noise(VOCAB, WIDTH), "model.norm.weight": torch.ones(WIDTH)}
+    weights = {"model.embed_tokens.weight": noise(VOCAB, WIDTH), "model.norm.weight": torch.ones(WIDTH)}
     for i in range(LAYERS):
         one = _layer_tensors(WIDTH)
         if family == "qwen3":
             one |= {f"self_attn.{name}_norm.weight": torch.ones(HEAD_DIM) for name in "qk"}
         biased = [name for name in _maps(one) if name[10] in "qkv" and family == "qwen2"]
         biased += _maps(one) if more.get("attention_bias") else []
-        one |= {f"{name}.bias": _noise(len(one[f"{name}.weight"])) for name in biased}
+        one |= {f"{name}.bias": noise(len(one[f"{name}.weight"])) for name in biased}
         weights |= {f"model.layers.{i}.{name}": tensor for name, tensor in one.items()}
-    return Model(config, {**weights, "lm_head.weight": _noise(VOCAB, WIDTH)})
+    return Model(config, {**weights, "lm_head.weight": noise(VOCAB, WIDTH)})
 
 
 def _plain() -> Model:
     kept = torch.arange(DRAFTED) * 2
     weights = {
-        "fc.weight": _noise(WIDTH, 3 * WIDTH),
+        "fc.weight": noise(WIDTH, 3 * WIDTH),
         "midlayer.hidden_norm.weight": torch.ones(WIDTH),
         **{f"midlayer.{name}": tensor for name, tensor in _layer_tensors(2 * WIDTH).items()},
         "norm.weight": torch.ones(WIDTH),
-        "lm_head.weight": _noise(DRAFTED, WIDTH),
+        "lm_head.weight": noise(DRAFTED, WIDTH),
         "d2t": kept - torch.arange(DRAFTED),
         "t2d": torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, kept, True),
     }
@@ -111,13 +111,13 @@ def _plain() -> Model:
 
 
 def _eagle(biased: bool = False) -> Model:
-    weights = {"fc.weight": _noise(WIDTH, 2 * WIDTH)}
+    weights = {"fc.weight": noise(WIDTH, 2 * WIDTH)}
     weights |= {f"layers.0.{name}": tensor for name, tensor in _layer_tensors(WIDTH).items()}
     del weights["layers.0.input_layernorm.weight"]
     if biased:
-        weights["fc.bias"] = _noise(WIDTH)
+        weights["fc.bias"] = noise(WIDTH)
         for name in "qkv":
-            weights[f"layers.0.self_attn.{name}_proj.bias"] = _noise(
+            weights[f"layers.0.self_attn.{name}_proj.bias"] = noise(
                 len(weights[f"layers.0.self_attn.{name}_proj.weight"])
             )
     keys = {"model_type": "llama", "num_hidden_layers": 1, "bias": biased, "qkv_bias": biased}
@@ -135,11 +135,11 @@ def _layer_tensors(reads: int) -> Weights:
            "v": (SHAPE.kv_heads * HEAD_DIM, reads), "o": (WIDTH, SHAPE.heads * HEAD_DIM)}  # fmt: skip
     return {
         "input_layernorm.weight": torch.ones(WIDTH),
-        **{f"self_attn.{name}_proj.weight": _noise(*shape) for name, shape in out.items()},
+        **{f"self_attn.{name}_proj.weight": noise(*shape) for name, shape in out.items()},
         "post_attention_layernorm.weight": torch.ones(WIDTH),
-        "mlp.gate_proj.weight": _noise(SHAPE.ffn, WIDTH),
-        "mlp.up_proj.weight": _noise(SHAPE.ffn, WIDTH),
-        "mlp.down_proj.weight": _noise(WIDTH, SHAPE.ffn),
+        "mlp.gate_proj.weight": noise(SHAPE.ffn, WIDTH),
+        "mlp.up_proj.weight": noise(SHAPE.ffn, WIDTH),
+        "mlp.down_proj.weight": noise(WIDTH, SHAPE.ffn),
     }
 
 
@@ -147,7 +147,7 @@ def _maps(weights: Weights) -> list[str]:
     return [name.removesuffix(".weight") for name in weights if name.endswith("_proj.weight")]
 
 
-def _noise(*shape: int) -> Tensor:
+def noise(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(3)) / 8
 
 
@@ -184,7 +184,7 @@ def _speculators(model: Model) -> None:
     model.config |= {"transformer_layer_config": layer, "speculators_model_type": "eagle3", **flags}
     model.config |= {"architectures": ["Eagle3DraftModel"], "speculators_config": nested}
     _renamed(_numbered)(model)
-    model.weights["embed_tokens.weight"] = _noise(VOCAB, WIDTH)
+    model.weights["embed_tokens.weight"] = noise(VOCAB, WIDTH)
 
 
 def _modelopt(model: Model) -> None:
@@ -204,7 +204,7 @@ def _last_state(model: Model) -> None:
 
 def _full(model: Model) -> None:
     del model.weights["d2t"], model.weights["t2d"], model.config["draft_vocab_size"]
-    model.weights["lm_head.weight"] = _noise(VOCAB, WIDTH)
+    model.weights["lm_head.weight"] = noise(VOCAB, WIDTH)
 
 
 def _normed(*names: str, **keys: Any) -> Change:
@@ -222,7 +222,7 @@ def _normed_heads(model: Model) -> None:
 def _biased(model: Model) -> None:
     model.config |= {"attention_bias": True, "mlp_bias": True, "bias": True}
     maps = [*_maps(model.weights), "fc"]
-    model.weights |= {f"{name}.bias": _noise(len(model.weights[f"{name}.weight"])) for name in maps}
+    model.weights |= {f"{name}.bias": noise(len(model.weights[f"{name}.weight"])) for name in maps}
 
 
 _LAYOUTS: dict[str, Change] = {

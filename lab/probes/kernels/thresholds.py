@@ -31,6 +31,7 @@ GEMM_SIZES = (
     (4096, 4096), (6144, 4096), (14336, 4096), (28672, 4096), (4096, 14336), (34560, 2880), (4096, 5760), (2880, 8640),
     (4096, 12288), (6144, 8192), (32000, 4096), (128256, 4096), (201088, 2880),
 )  # fmt: skip
+HEADS = ((201088, 2880), (32768, 2880))  # of a draft for gpt-oss-120b: whole, and cut to its most frequent tokens
 FEW_ROWS, MANY_ROWS = (1, 2, 3, 4, 5, 8), (16, 32, 64, 240)
 ATTENTION_HEADS = {128: (32, 8), 64: (64, 8)}  # head size: query heads, key heads
 ATTENTION_LENGTHS = ((1, 32768), (4, 16384))  # batch, keys
@@ -83,14 +84,18 @@ def _small_check(op: str, wanted: Sequence[tuple[str, Cell | None]], gb_per_s: f
 
 
 def _gemm_checks(cells: Sequence[Cell]) -> list[Check]:
-    def wanted(rows: Sequence[int]) -> list[tuple[str, Cell | None]]:
+    def wanted(rows: Sequence[int], sizes: Sequence[tuple[int, int]] = GEMM_SIZES) -> list[tuple[str, Cell | None]]:
         found = {
             (c.shape.get("m"), c.shape.get("n"), c.shape.get("k")): c
             for c in cells
             if c.op == "gemm" and c.shape.get("kind") == "store" and c.shape.get("dtype") == "bf16"
         }
-        return [(f"{m}x{n}x{k}", found.get((m, n, k))) for m, (n, k) in product(rows, GEMM_SIZES)]
+        return [(f"{m}x{n}x{k}", found.get((m, n, k))) for m, (n, k) in product(rows, sizes)]
 
+    heads = {
+        text: None if whole is None or cut is None else cut.us / whole.us
+        for (_, whole), (text, cut) in zip(wanted(FEW_ROWS, HEADS[:1]), wanted(FEW_ROWS, HEADS[1:]), strict=True)
+    }
     few, many, sixteen = wanted(FEW_ROWS), wanted(MANY_ROWS), wanted(MANY_ROWS[:1])
     ratio_few = values_of(few, peer_ratio)
     shares = values_of(few, lambda cell: cell.share)
@@ -100,6 +105,7 @@ def _gemm_checks(cells: Sequence[Cell]) -> list[Check]:
         on_every_cell("gemm M <= 8: time over F.linear, worst cell", ratio_few, "at most", 1.02),
         on_mean(f"gemm M <= 8: {means} share of floor", shares, "at least", 0.84),
         on_mean(f"gemm M 16..240: {means} time over F.linear", values_of(many, peer_ratio), "at most", 1.10),
+        on_every_cell("gemm M <= 8: a head of 32,768 tokens over one of 201,088", heads, "at most", 0.25),
         on_mean(f"gemm M <= 8: {means} time over F.linear", ratio_few, "at most", 0.85, is_must=False),
         on_mean(f"gemm M <= 8: {means} share of floor", shares, "at least", 0.90, is_must=False),
         on_mean(

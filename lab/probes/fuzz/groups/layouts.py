@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from eagle3core.checkpoint import preflight
 from lab.probes.fuzz.damage import as_bytes, damaged_text, long_text, odd_value
+from lab.probes.fuzz.experts import EXPERT_KEYS, all_expert_targets, damage_experts
 from lab.probes.fuzz.group import Group
+from lab.probes.fuzz.groups.headers import damaged_file
 from lab.probes.fuzz.heads import Model, Weights, all_heads, all_targets
 from lab.probes.fuzz.outcomes import has_three_parts
 from lab.probes.fuzz.pairs import SmallPair, open_pair, prepare_pair
@@ -101,6 +104,24 @@ def _with_odd_keys(model: Model, random: Random) -> dict[str, object]:
     return dict(config)
 
 
+def _make_experts(prepared: tuple[SmallPair, list[Model]], random: Random, folder: Path) -> None:
+    """One of the targets with experts, damaged as only those can be, or in its keys, its header or its tensors."""
+    model = random.choice(prepared[1])
+    config, weights = deepcopy(model.config), dict(model.weights)
+    kind = random.randrange(10)
+    for _ in range(random.choice((1, 1, 2)) if kind < 6 else 0):
+        damage_experts(config, weights, random)
+    if kind == 6:
+        config[random.choice(EXPERT_KEYS)] = odd_value(random)
+    if kind == 7 and weights:
+        random.choice(_DAMAGES)(weights, random)
+    text = damaged_text(config, random) if kind == 8 else as_bytes(config)
+    _write(folder, text, weights, model.settings)
+    if kind == 9:
+        stored = folder / "model.safetensors"
+        stored.write_bytes(damaged_file(stored.read_bytes(), random))
+
+
 def _write(folder: Path, config: bytes, weights: Weights, settings: dict[str, object]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_bytes(config)
@@ -181,9 +202,11 @@ def _is_target(models: Sequence[Model]) -> bool:
 
 
 GROUPS = tuple(
-    Group(name, f"{about}, to preflight and the engine", _prepare(models), _make, _open)
-    for name, about, models in (
-        ("heads", "keys and tensors of heads of every layout and variant", all_heads),
-        ("targets", "keys and tensors of targets of every family and rotation", all_targets),
+    Group(name, f"{about}, to preflight and the engine", _prepare(models), make, _open)
+    for name, about, models, make in (
+        ("heads", "keys and tensors of heads of every layout and variant", all_heads, _make),
+        ("targets", "keys and tensors of targets of every family and rotation", all_targets, _make),
+        ("experts", "keys, headers and tensors of targets with experts, plain, FP8 and MXFP4", all_expert_targets,
+         _make_experts),
     )
-)
+)  # fmt: skip

@@ -8,6 +8,7 @@ from eagle3core.kernels.card import case_id
 from lab.errors import ExperimentError
 from lab.options.kernels import BenchOptions, SanitizeOptions
 from lab.probes.kernels import bench
+from lab.probes.kernels.thresholds import GEMM_SIZES, HEADS
 from lab.probes.sanitizer.command import run as sanitize
 
 
@@ -48,7 +49,7 @@ def test_everything_a_gemm_run_launches_is_known_without_tensors():
 @pytest.mark.reference
 def test_the_gemm_is_measured_on_every_shape_of_its_gate():
     shapes = registry()["gemm"].shapes
-    assert len({(case["n"], case["k"]) for case in shapes}) == 13
+    assert {(case["n"], case["k"]) for case in shapes} == {*GEMM_SIZES, *HEADS}
     assert {case["m"] for case in shapes} == {1, 2, 3, 4, 5, 8, 16, 32, 64, 240}
 
 

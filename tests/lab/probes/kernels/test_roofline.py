@@ -59,11 +59,21 @@ def good_cells() -> list[Cell]:
         attention_cell(dim, batch, kv, tokens)
         for dim, (batch, kv), tokens in product(musts.ATTENTION_HEADS, musts.ATTENTION_LENGTHS, musts.ATTENTION_TOKENS)
     ]
-    return cells + [Cell("embedding", shape, 1.9, 0.001, 4578) for shape in SMALL["embedding"]]
+    cut = [replace(gemm_cell(m, *musts.HEADS[1]), us=2.0) for m in musts.FEW_ROWS]
+    return cells + cut + [Cell("embedding", shape, 1.9, 0.001, 4578) for shape in SMALL["embedding"]]
 
 
 def outcome(checks: list[Check]) -> dict[str, bool | None]:
     return {check.name: check.holds for check in checks if check.is_must}
+
+
+def test_a_cut_head_has_to_take_a_quarter_of_the_whole_ones_time() -> None:
+    name = "gemm M <= 8: a head of 32,768 tokens over one of 201,088"
+    assert outcome(judge(good_cells(), PROOFS, SMALL, H200))[name] is True
+    slow = replace(gemm_cell(3, *musts.HEADS[1]), us=2.5)
+    assert outcome(judge([*good_cells(), slow], PROOFS, SMALL, H200))[name] is False
+    whole = [cell for cell in good_cells() if cell.shape.get("n") != musts.HEADS[1][0]]
+    assert outcome(judge(whole, PROOFS, SMALL, H200))[name] is None
 
 
 def test_a_small_kernel_is_held_to_its_own_gpu_and_to_nothing_where_no_rate_is_known() -> None:
