@@ -117,6 +117,7 @@ class CacheWrite:
     Attributes:
         q: `[n, H, D]` rotated. k, v: `[n_blocks, K, block, D]`. positions, slots: `[n]`.
         table: `[positions, D / 2, 2]` cos and sin.
+        factors: `[2]` what k and v were multiplied by, in a cache of FP8.
     """
 
     q: Tensor
@@ -125,17 +126,29 @@ class CacheWrite:
     positions: Tensor
     slots: Tensor
     table: Tensor
+    factors: Tensor | None = None
+
+    def kept(self) -> tuple[Tensor, Tensor]:
+        """k and v `[n, K * D]` of every row as attention will read them, in the dtype of q; padding reads any row."""
+        block = self.k.shape[2]
+        slot = self.slots.clamp_min(0).long()
+        k, v = (pages[slot // block, :, slot % block].flatten(1) for pages in (self.k, self.v))
+        if self.factors is None:
+            return k, v
+        wide = (part.double() / factor for part, factor in zip((k, v), self.factors.double(), strict=True))
+        k, v = (part.to(self.q.dtype) for part in wide)
+        return k, v
 
 
 def cache_write(call: Call) -> CacheWrite | None:
     """Of a map of q, k and v, or of the launch behind it where heads are normed first; None of any other call."""
     of, names = call.operands, ("positions", "slots", "table")
     if call.op == "rope":
-        return CacheWrite(of["q"], of["k_blocks"], of["v_blocks"], *(of[name] for name in names))
+        return CacheWrite(of["q"], of["k_blocks"], of["v_blocks"], *(of[name] for name in names), of.get("factors"))
     if call.op != "gemm" or of.get("slots") is None:
         return None
     q = of["y"].view(len(of["y"]), of["q_heads"], -1)
-    return CacheWrite(q, of["second"], of["third"], *(of[name] for name in names))
+    return CacheWrite(q, of["second"], of["third"], *(of[name] for name in names), of.get("factors"))
 
 
 def _projections(product: Mapping[str, Any], write: CacheWrite) -> tuple[Tensor, Tensor]:
@@ -144,9 +157,7 @@ def _projections(product: Mapping[str, Any], write: CacheWrite) -> tuple[Tensor,
     The map rotates what it sums, so q and k exist in rotated form only. Before it they are made of its operands, and
     what the map itself gets wrong shows in the rotated ones; v, which is not rotated, is read where it was written.
     """
-    block = write.k.shape[2]
-    slot = write.slots.clamp_min(0).long()  # rows of padding are dropped by whoever records
-    k, v = (pages[slot // block, :, slot % block].flatten(1) for pages in (write.k, write.v))
+    k, v = write.kept()  # rows of padding are dropped by whoever records
     weight = unpack_weight(product["w"], product["epilogue"], product["k"]) if product["packed"] else product["w"]
     sums = product["x"].double() @ weight.double()[: -v.shape[1]].T
     if "bias" in product:

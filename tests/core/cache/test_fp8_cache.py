@@ -32,6 +32,7 @@ from eagle3core.geometry import CacheScales
 from eagle3core.weights import PackedTarget
 from lab.pairs import shipped_pair
 from lab.pairs.prompts import prompts_for
+from lab.parity.derived import cache_write
 
 pytestmark = pytest.mark.reference
 
@@ -229,3 +230,19 @@ def test_a_scale_that_is_none_is_refused(pair: Pair, tmp_path: Path, scale: Tens
 def test_a_cache_that_is_not_built_is_refused(make: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make()
+
+
+def test_what_is_recorded_of_a_cache_in_fp8_is_what_attention_reads(pair: Pair, tmp_path: Path) -> None:
+    scaled = with_scales(pair[0], tmp_path / "scaled")
+    runner = tiny_engine((scaled, pair[1]), None, **FP8).runner
+    [stage] = [stage for stage in runner.programs[1] if stage.name == "target.1.attn"]
+    [write] = [found for call in stage.calls if (found := cache_write(call)) is not None]
+    codes = torch.randint(0, 127, write.k.shape, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    write.k.copy_(codes)
+    write.v.copy_(codes)
+    write.slots.fill_(5)
+    block = runner.sizes.block
+    stored = codes[5 // block, :, 5 % block].flatten().double()
+    for part, scale in zip(write.kept(), read_scales()[1], strict=True):
+        assert part.dtype == write.q.dtype
+        assert torch.allclose(part[0], stored * scale, rtol=1e-6)  # the factor was rounded to fp32
