@@ -11,7 +11,8 @@ from lab.options.fields import Options, option
 from lab.options.values import ArchName, ExistingFile, GeometryName, PlantedGeometryName, Seconds, ShareSlice
 
 PartName = Literal[
-    "identity", "parity", "quiet", "slots", "long", "memory", "trees", "waiting", "adaptive", "serving"
+    "identity", "parity", "quiet", "slots", "long", "memory", "trees", "waiting", "adaptive", "serving",
+    "prefill",
 ]  # fmt: skip
 STATE_FILE = Path("reports", "gates.jsonl")
 
