@@ -3,6 +3,7 @@
 Imports kernels, weights and geometry; knows no request and no engine. `build` reads as the table of contents of a step.
 """
 
+from eagle3core.step.admission import SlotRequest
 from eagle3core.step.build import step_program
 from eagle3core.step.gemm_audit import Product, products_of, read_shapes, write_shapes
 from eagle3core.step.program import Program, Stage, Tap, after_all, calls_of, launches_of, variants_of
@@ -20,6 +21,7 @@ __all__ = [
     "Product",
     "Program",
     "Replayer",
+    "SlotRequest",
     "Stage",
     "Staged",
     "Tap",

@@ -25,7 +25,8 @@ from lab.options.values import (
 )
 
 PartName = Literal[
-    "identity", "parity", "quiet", "slots", "long", "memory", "trees", "waiting", "adaptive", "serving"
+    "identity", "parity", "quiet", "slots", "long", "memory", "trees", "waiting", "adaptive", "serving",
+    "prefill",
 ]  # fmt: skip
 STATE_FILE = Path("reports", "gates.jsonl")
 

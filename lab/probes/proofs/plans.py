@@ -28,6 +28,7 @@ from lab.probes.proofs.identity import Identity, IdentityPlan
 from lab.probes.proofs.kernel_parity import KernelParity, ParityPlan, wide_pair
 from lab.probes.proofs.long import LongPlan, LongRuns
 from lab.probes.proofs.memory_access import MemoryAccess
+from lab.probes.proofs.prefill.checks import Prefill, PrefillPlan
 from lab.probes.proofs.quiet import Quiet, QuietPlan
 from lab.probes.proofs.serving.checks import Serving
 from lab.probes.proofs.serving.plan import ServingPlan
@@ -75,6 +76,7 @@ class Plans:
     long: LongPlan = field(default_factory=LongPlan)
     trees: TreeCostPlan = field(default_factory=lambda: H200_TREES)
     waiting: WaitingPlan = field(default_factory=WaitingPlan)
+    prefill: PrefillPlan = field(default_factory=PrefillPlan)
     serving: ServingPlan = field(default_factory=ServingPlan)
     adaptive: AdaptivePlan = field(default_factory=AdaptivePlan)
     draft_weights: WeightFormat = "as_stored"
@@ -95,6 +97,7 @@ class Plans:
             "memory": {SHIPPED: WatchedPlan().settings()},
             "trees": {self.geometry: self.trees.settings()},
             "waiting": {self.geometry: self.waiting.settings()},
+            "prefill": {self.geometry: self.prefill.settings()},
             "serving": {SHIPPED: self.serving.settings()},
             "adaptive": {self.geometry: self.adaptive.settings()},
         }[part]
@@ -118,7 +121,7 @@ class Proofs:
         yield from {
             "identity": self._identity, "parity": self._parity, "quiet": self._quiet, "slots": self._slots,
             "long": self._long, "memory": self._memory, "trees": self._trees, "waiting": self._waiting,
-            "serving": self._serving, "adaptive": self._adaptive,
+            "prefill": self._prefill, "serving": self._serving, "adaptive": self._adaptive,
         }[part]()  # fmt: skip
 
     def close(self) -> None:
@@ -176,6 +179,9 @@ class Proofs:
 
     def _waiting(self) -> Iterator[Check]:
         yield from Waiting(self.pair(self.plans.geometry), self._planted_prompts, self.plans.waiting).checks()
+
+    def _prefill(self) -> Iterator[Check]:
+        yield from Prefill(self.pair(self.plans.geometry), self._planted_prompts, self.plans.prefill).checks()
 
     def _serving(self) -> Iterator[Check]:
         yield from Serving(self.plans.serving).checks()

@@ -55,6 +55,7 @@ class Setting:
         tree: name of a tree's shape (`lab.acceptance.shapes`), or None for a chain.
         cache_blocks: of a cache that keeps blocks for texts that begin alike; None: room for every session, none kept.
         adaptive: `k` is the most, and each step's depth is chosen anew.
+        chunk: rows of the largest pass over prompts, or None for the subject's.
     """
 
     k: int
@@ -63,6 +64,7 @@ class Setting:
     tree: str | None = None
     cache_blocks: int | None = None
     adaptive: bool = False
+    chunk: int | None = None
 
     @property
     def drafts(self) -> str:
@@ -114,10 +116,12 @@ class Subject:
 
     def config(self, setting: Setting) -> EngineConfig:
         """The configuration of an engine."""
+        chunk = {} if setting.chunk is None else {"prefill_chunk": setting.chunk}
         return EngineConfig(**{
             "session_len": setting.session_len, "max_batch_size": setting.batch, "cache_max_entry_count": 0.95,
             "dtype": str(self.target.dtype).removeprefix("torch."), "device": self.target.device.type,
             "cache_blocks": setting.cache_blocks, "prefix_cache": setting.cache_blocks is not None, **self.settings,
+            **chunk,
         }, speculative_config=setting.speculation(self.name))  # fmt: skip
 
     def runner(

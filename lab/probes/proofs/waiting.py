@@ -180,9 +180,9 @@ class Waiting:
         engine.generate([prompts[0]], GenerationConfig(2, ignore_eos=True))  # whatever is made on first use
         handles: list[RequestHandle] = []
         passes = [engine.book.n_passes]
-        together = _first_tokens(engine, prompts, handles)
+        together = first_tokens(engine, prompts, handles)
         passes.append(engine.book.n_passes)
-        alone = [_first_tokens(engine, [prompt], handles)[0] for prompt in prompts]
+        alone = [first_tokens(engine, [prompt], handles)[0] for prompt in prompts]
         passes.append(engine.book.n_passes)
         return Arrivals(
             passes[1] - passes[0], passes[2] - passes[1], -(-plan.n_short // engine.runner.sizes.n_spans),
@@ -206,7 +206,7 @@ def _stepped(engine: WatchedEngine, times: TokenTimes, n: int) -> float:
     return now
 
 
-def _first_tokens(engine: WatchedEngine, prompts: Sequence[Sequence[int]], handles: list[RequestHandle]) -> list[float]:
+def first_tokens(engine: WatchedEngine, prompts: Sequence[Sequence[int]], handles: list[RequestHandle]) -> list[float]:
     """Seconds from the arrival of prompts to each one's first token; the requests run to their ends."""
     start = time.perf_counter()
     added = [engine.add_request(prompt, GenerationConfig(HEADROOM // 2, ignore_eos=True)) for prompt in prompts]

@@ -49,7 +49,8 @@ def log_shapes(options: ShapesOptions) -> int:
     options.out.unlink(missing_ok=True)
     for point in options.at:
         for k in options.spec:
-            runner = subject.runner(Setting(k, point.batch, point.context + options.micro_tokens + HEADROOM))
+            session = point.context + options.micro_tokens + HEADROOM
+            runner = subject.runner(Setting(k, point.batch, session, chunk=options.prefill_chunk))
             write_shapes(options.out, runner.gemms.counts)
     found = load_shapes(options.out)
     tags = sorted({product.tag for product in found})

@@ -160,6 +160,7 @@ def test_parts_list_their_checks_over_the_pairs_they_need(planted: Subject) -> N
         "memory": 2,
         "trees": 10,
         "waiting": 3,
+        "prefill": 9,
         "serving": 4,
         "adaptive": 16,
     }
