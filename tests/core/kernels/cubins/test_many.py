@@ -139,6 +139,7 @@ def test_a_damaged_kernel_in_the_cache_is_compiled_anew(cache: Path) -> None:
     assert damaged.read_bytes() == whole
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 def test_an_archive_stands_for_a_folder(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, archive = tmp_path / "ahead", tmp_path / "kernels.zip"
