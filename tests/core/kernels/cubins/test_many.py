@@ -199,8 +199,8 @@ def test_a_terminal_sees_one_line_with_the_time_left_and_nothing_of_it_afterward
     shown = terminal.getvalue().split("\r\x1b[K")[1:]
     assert shown == [
         "compiling kernels: 0 of 3, about 5 s left",
-        "compiling kernels: 1 of 3, about 16 s left",
-        "compiling kernels: 2 of 3, about 2 s left",
+        "compiling kernels: 1 of 3, about 3 s left",
+        "compiling kernels: 2 of 3, about 1 s left",
         "compiling kernels: 3 of 3, about 1 s left",
         "",
     ]
