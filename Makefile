@@ -9,6 +9,7 @@ PIP_ARGS ?=
 HASHES ?= where-listed
 OUT ?=
 JUPYTER_ARGS ?=
+ARCH ?= sm_90a
 BIN := $(VENV)/bin
 WORKERS ?= 2
 NOTEBOOKS := reports/notebooks
@@ -20,7 +21,7 @@ export OMP_NUM_THREADS := 1
 export PYTHONDONTWRITEBYTECODE :=
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: install lab test test-slow test-exhaustive test-gpu lint jupyter clean
+.PHONY: install cubins lab test test-slow test-exhaustive test-gpu lint jupyter clean
 
 install: $(VENV)/installed
 
@@ -30,6 +31,10 @@ $(VENV)/installed: pyproject.toml constraints.txt hashes.txt tools/install.py
 
 lab: install
 	$(BIN)/eagle3lab nightly $(if $(OUT),--out $(OUT))
+
+# Kernels of the shapes that have a name, for machines without a compiler (EAGLE3_CUBINS); needs no GPU.
+cubins: install
+	$(BIN)/eagle3lab warm --geometry all --arch $(ARCH) --archive dist/cubins-$(ARCH).zip
 
 lint: install
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from lab.ending import ended
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.acceptance import GoldenOptions, InspectRunOptions
-from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions
+from lab.options.bench import BenchOptions, PlantedOptions, ScenariosOptions, StartOptions
 from lab.options.bits import InspectBitsOptions
 from lab.options.doctor import DraftDoctorOptions
 from lab.options.examples import CHAPTERS, EXAMPLES
@@ -32,7 +32,7 @@ from lab.options.exchange import (
 )
 from lab.options.fields import Options
 from lab.options.fuzz import FuzzOptions
-from lab.options.kernels import KernelsOptions
+from lab.options.kernels import KernelsOptions, WarmOptions
 from lab.options.night import (
     CompareOptions,
     DoctorOptions,
@@ -81,8 +81,10 @@ COMMANDS = (
     Command("compare", "compare two runs of one machine", CompareOptions, "cli:show_comparison"),
     Command("doctor", "say what this machine can run, or why a pair does not load", DoctorOptions, "cli:show_machine"),
     Command("doctor draft", "say why a draft head accepts so little", DraftDoctorOptions, "doctor.draft.command:run"),
+    Command("warm", "compile an engine's kernels before it starts", WarmOptions, "probes.start.warm:run"),
     Command("kernels", "list the GPU kernels and their thresholds", KernelsOptions, "probes.kernels.command:run"),
     Command("bench", "time decoding beside other engines", BenchOptions, "probes.bench.command:run"),
+    Command("startup", "time the first request of a process", StartOptions, "probes.start.command:run"),
     Command("scenarios", "run the bench over named suites", ScenariosOptions, "probes.bench.suite:run"),
     Command("ab", "compare two commits or settings, measured in turns", AbOptions, "probes.ab.command:run"),
     Command("import", "compare another engine's acceptance", ImportOptions, "acceptance.reported.command:run"),

@@ -87,6 +87,7 @@ ORDER = (
     "lab.probes.bench",
     "lab.probes.bits",
     "lab.probes.proofs",
+    "lab.probes.start",
     "lab.probes.speed",
     "lab.probes.profiles",
     "lab.probes.sweeps",

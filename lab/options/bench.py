@@ -22,11 +22,13 @@ from lab.options.values import (
     PairName,
     PeerName,
     Peers,
+    PlantedGeometryName,
     Points,
     WeightsName,
     cut_name,
     of_text,
     read_counts,
+    read_depths,
     refused,
 )
 
@@ -141,6 +143,19 @@ class BenchOptions(PairOptions):
     def _has_the_pairs_own_shapes(self) -> Self:
         check_shipped(self.pair, self.geometry)
         return self
+
+
+class StartOptions(Options):
+    """Time the first request of processes that have just begun, part by part, as rows."""
+
+    geometry: PlantedGeometryName = option("nano", "shapes of the planted pair")
+    spec: Annotated[tuple[int, ...], of_text(read_depths)] = option("0,3", "drafts a step", metavar="K,...")
+    context: int = option(512, "tokens of the prompt", ge=2)
+    batch: int = option(1, "slots of the engine", ge=1)
+    rounds: int = option(1, "processes of each kind", ge=1)
+    dtype: DtypeName | None = option(None, "default bfloat16 on a GPU, float32 on a CPU")
+    device: DeviceName = option("auto", "where it runs")
+    out: Path | None = option(None, "append rows to this file", metavar="NAME.jsonl")
 
 
 class ScenariosOptions(PairOptions):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 CHAPTERS = (
-    ("Begin here", ("doctor", "nightly", "run", "notebooks")),
+    ("Begin here", ("doctor", "warm", "nightly", "run", "notebooks")),
     ("Look at runs", ("report", "compare", "export", "rows")),
     ("Is it right", ("prove", "inspect", "taps", "fuzz")),
     ("What is accepted", ("import", "golden", "train", "planted", "convert", "draft-vocab")),
-    ("Is it fast", ("bench", "scenarios", "speed", "profile", "ab", "gates", "kernels", "sweep")),
+    ("Is it fast", ("bench", "scenarios", "speed", "startup", "profile", "ab", "gates", "kernels", "sweep")),
     ("Use it", ("serve",)),
 )
 EXAMPLES = {
@@ -18,6 +18,7 @@ EXAMPLES = {
     "compare": "compare reports/A reports/B --html two.html",
     "doctor": "doctor --target TARGET_DIR --draft DRAFT_DIR",
     "doctor draft": "doctor draft DRAFT_DIR --target TARGET_DIR",
+    "warm": "warm --geometry llama-3.1-8b --arch sm_90a",
     "kernels": "kernels --gates",
     "bench": "bench --at 24x1 --spec 0,3 --tokens 24 --rounds 1 --out rows.jsonl",
     "scenarios": "scenarios --contexts 16,24,32,40 --spec 2,3 --tokens 16",
@@ -26,6 +27,7 @@ EXAMPLES = {
     "export": "export reports/night-1 reports/night-2 --out nights.csv",
     "golden": "golden reports/lengths --out golden_lengths.json --tolerance 0.02",
     "prove": "prove parity",
+    "startup": "startup --spec 0,3 --out start.jsonl",
     "speed": "speed --spec 0,1,3,7 --at 24x1 --tokens 24 --rounds 1 --out speed.jsonl",
     "sweep shapes": "sweep shapes --out shapes.json",
     "sweep gemm": "sweep gemm --shapes shapes.json --top 12 --out sweep_gemm.jsonl",

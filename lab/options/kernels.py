@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Self, get_args
 
+from pydantic import model_validator
+
+from lab.errors import ExperimentError
 from lab.options.fields import Options, option
-from lab.options.values import ArchName, ExistingFile, Names, Seconds, ShareSlice
+from lab.options.values import (
+    ArchName,
+    Counts,
+    ExistingFile,
+    Names,
+    PlantedGeometryName,
+    Seconds,
+    ShareSlice,
+    WeightsName,
+    of_text,
+    read_depths,
+)
 
 MOST_JOBS = 12  # processes at once under the sanitizer; each holds a CUDA context and a core or more
+
+
+def _geometries(text: str) -> tuple[str, ...]:
+    """Names separated by commas; every name there is for "all", none for nothing."""
+    if text == "all":
+        return get_args(PlantedGeometryName)
+    return tuple(part.strip() for part in text.split(",")) if text else ()
 
 
 class KernelsOptions(Options):
@@ -22,6 +43,43 @@ class KernelsOptions(Options):
         None, "run every card under compute-sanitizer on this GPU, rows appended to OUT; exit 1 if anything was found",
         metavar="OUT.jsonl", shape="maybe",
     )  # fmt: skip
+
+
+class WarmOptions(Options):
+    """Compile the kernels that an engine will launch, so that its first start need not; a GPU is not needed.
+
+    They go into this machine's cache, where every engine looks, or into a folder; --archive packs them into one file
+    for other machines, which read it where EAGLE3_CUBINS names it.
+    """
+
+    geometry: Annotated[tuple[PlantedGeometryName, ...], of_text(_geometries)] = option(
+        "", "shapes with a name, or all", metavar="NAME,...",
+        allowed=f"{', '.join(get_args(PlantedGeometryName))}, separated by commas, or all",
+    )  # fmt: skip
+    target: str = option("", "directory of a target, in place of --geometry", metavar="DIR")
+    draft: str = option("", "directory of its draft; without one decoding is plain", metavar="DIR")
+    spec: Annotated[tuple[int, ...], of_text(read_depths)] = option("0,3", "drafts a step", metavar="K,...")
+    batch: Counts = option("1,4", "slots of engines", metavar="B,...")
+    session_len: int = option(2048, "tokens of a prompt with its answer", ge=2)
+    draft_weights: WeightsName = option("as_stored", "of the draft's maps")
+    arch: ArchName | None = option(None, "to compile for; default: this machine's GPU's, without one sm_90a")
+    out: Path | None = option(None, "put them into this folder instead of the cache", metavar="DIR")
+    archive: Path | None = option(None, "write them, those found included, to this file too", metavar="NAME.zip")
+
+    @model_validator(mode="after")
+    def _says_of_what(self) -> Self:
+        if bool(self.geometry) == bool(self.target):
+            what = "--geometry together with --target" if self.target else "neither --geometry nor --target"
+            raise ExperimentError(what, "one of the two", "give --geometry llama-3.1-8b or --target TARGET_DIR")
+        if self.draft and not self.target:
+            raise ExperimentError(
+                "--draft without --target", "the target it belongs to", "give --target TARGET_DIR too"
+            )
+        if self.archive is not None and self.archive.suffix != ".zip":
+            raise ExperimentError(
+                f"--archive is {str(self.archive)!r}", "a name that ends in .zip", "give cubins-sm_90a.zip, for example"
+            )
+        return self
 
 
 class BenchOptions(Options):

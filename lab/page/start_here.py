@@ -34,6 +34,7 @@ SYMPTOMS = (
     Symptom("faster or slower than another engine", ("41_bench",)),
     Symptom("something moved since an earlier night", ("90_nightly", "42_perf_gates"),
             "pick two runs and lay them over each other"),
+    Symptom("the first token of a process comes late", ("43_start",)),
     Symptom("a machine that nothing is known of", ("00_environment",)),
 )  # fmt: skip
 

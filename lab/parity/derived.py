@@ -144,11 +144,13 @@ def cache_write(call: Call) -> CacheWrite | None:
     """Of a map of q, k and v, or of the launch behind it where heads are normed first; None of any other call."""
     of, names = call.operands, ("positions", "slots", "table")
     if call.op == "rope":
-        return CacheWrite(of["q"], of["k_blocks"], of["v_blocks"], *(of[name] for name in names), of.get("factors"))
+        return CacheWrite(
+            of["q"], of["k_blocks"], of["v_blocks"], **{name: of[name] for name in names}, factors=of.get("factors")
+        )
     if call.op != "gemm" or of.get("slots") is None:
         return None
     q = of["y"].view(len(of["y"]), of["q_heads"], -1)
-    return CacheWrite(q, of["second"], of["third"], *(of[name] for name in names), of.get("factors"))
+    return CacheWrite(q, of["second"], of["third"], **{name: of[name] for name in names}, factors=of.get("factors"))
 
 
 def _projections(product: Mapping[str, Any], write: CacheWrite) -> tuple[Tensor, Tensor]:

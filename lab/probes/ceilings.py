@@ -58,6 +58,8 @@ def read_rate(gpu: str) -> ReadRate:
     if gpu in STATED_GB_PER_S:
         return ReadRate(gpu, STATED_GB_PER_S[gpu], False)
     raise ExperimentError(f"no read rate is known of a GPU {gpu!r}", ", ".join(STATED_GB_PER_S), "name one of these")
+
+
 # 10^12 operations a second of the library's product of large matrices in bf16, by a word of the GPU's name: what power
 # leaves of the tensor cores' 989 on an H200.
 _KNOWN_TFLOP_PER_S = {"H200": 690.0}

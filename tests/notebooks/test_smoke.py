@@ -53,6 +53,9 @@ parameters = { measure = true, points = "16x1", ks = [0, 2], tokens = 16, rounds
 notebook = "42_perf_gates"
 parameters = { rows = "GATES" }
 [[job]]
+notebook = "43_start"
+parameters = { measure = true, ks = [2], context = 16, device = "cpu", max_stored_s = 300.0 }
+[[job]]
 notebook = "50_profile"
 [[job]]
 notebook = "90_nightly"
@@ -67,6 +70,7 @@ KINDS = {
     "speed_curve",
     "sweep",
     "bench",
+    "start",
     "profile",
     "gate",
 }

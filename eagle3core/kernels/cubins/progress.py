@@ -14,11 +14,13 @@ class ProgressLine:
     """Work of known parts, as `with ProgressLine("compiling kernels", weights, 8) as line: ... line.done(weight)`.
 
     Args:
-        weights: what each part takes, in seconds of one worker, about. n_workers: how many are at them.
+        weights: what each part takes, in seconds of one worker, about, in the order in which they begin.
+        n_workers: how many are at them.
     """
 
     def __init__(self, what: str, weights: list[float], n_workers: int, stream: TextIO | None = None) -> None:
         self._what, self._n, self._total, self._n_workers = what, len(weights), sum(weights), n_workers
+        self._open = list(weights)
         self._stream = stream or sys.stderr
         self._is_shown = self._stream.isatty()
         self._n_done, self._done, self._began = 0, 0.0, time.monotonic()
@@ -35,14 +37,17 @@ class ProgressLine:
     def done(self, weight: float) -> None:
         """A part is over."""
         self._n_done, self._done = self._n_done + 1, self._done + weight
+        self._open.remove(weight)
         self._show()
 
     @property
     def seconds_left(self) -> float:
-        """As long as what is done took for its weight; before anything is, as long as the weights say."""
+        """As long as what is done took for its weight, what workers are at counted half; before anything is done, as
+        long as the weights say."""
         if not self._done:
             return self._total / self._n_workers
-        return (time.monotonic() - self._began) * (self._total - self._done) / self._done
+        done = self._done + sum(self._open[: self._n_workers]) / 2
+        return (time.monotonic() - self._began) * (self._total - done) / done
 
     def _show(self) -> None:
         if self._is_shown:

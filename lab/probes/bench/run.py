@@ -20,7 +20,6 @@ from lab.pairs.planted import find_geometry
 from lab.probes.bench import memory
 from lab.probes.bench.invariants import invariants_block
 from lab.probes.bench.peers import Peer, PeerRound
-from lab.probes.bench.peers.hf_static import HFStatic
 from lab.probes.bench.peers.plain_torch import PlainTorch
 from lab.probes.bench.record import Rows, memory_block, system_block
 from lab.probes.bench.results import Key, PeerResult, PointResult, line_of
@@ -229,6 +228,8 @@ class Bench:
             "n_steps": min(self.scenario.tokens, PEER_STEPS),
         }
         if name == "hf-static":
+            from lab.probes.bench.peers.hf_static import HFStatic  # transformers take two seconds, which few need
+
             return HFStatic(target, source.target_geometry, **common)
         return PlainTorch(target, draft, source.target_geometry, source.draft_geometry, k=k, **common)
 

@@ -7,19 +7,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 
-from eagle3core.checkpoint import draft_shapes, load_draft, load_target, target_shapes
+from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.config import EngineConfig
 from eagle3core.kernels import Variant, cubins, launch
 from eagle3core.speculative import WeightFormat
 from eagle3core.step import EagerReplayer, GraphReplayer, variants_of
-from eagle3core.weights import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
+from eagle3core.weights import PackedDraft, PackedTarget, pack_checkpoints, pack_draft, pack_target
 from lab.options.proofs import PartName
 from lab.pairs import shipped_pair
-from lab.pairs.planted import PlantedGeometry, TokenMap, find_geometry
+from lab.pairs.planted import PlantedGeometry, TokenMap, empty_models, find_geometry
 from lab.pairs.prompts import prompts_for
 from lab.parity.recording import PairUnderTest
 from lab.probes.proofs.adaptive import Adaptive, AdaptivePlan, draft_of_length
@@ -265,19 +265,7 @@ def shapes_of(
     target_weights: WeightFormat = "as_stored",
 ) -> Subject:  # fmt: skip
     """A geometry's pair without weights."""
-
-    def empty(shapes: dict[str, tuple[int, ...]]) -> Source:
-        return lambda name: torch.empty(shapes[name], dtype=torch.bfloat16, device=_META)
-
-    target, draft = geometry.target, geometry.draft
-    common: dict[str, Any] = {"block": EngineConfig().block_size}
-    packed = pack_target(
-        target, empty(dict(target_shapes(target))), dtype=torch.bfloat16, device=_META, taps=draft.taps,
-        weights=target_weights, **common,
-    )  # fmt: skip
-    mapping = torch.empty(draft.draft_vocab_size, dtype=torch.int32, device=_META)
-    named = empty(dict(draft_shapes(draft)))
-    head = pack_draft(draft, named, mapping, packed, weights=draft_weights, **common)
+    packed, head = empty_models(geometry, draft_weights, target_weights)
     return Subject(geometry.name, packed, head, None, arch, _nothing(), {"device": "cpu"})
 
 

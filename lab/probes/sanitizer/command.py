@@ -21,11 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
-from typing import TypeVar
 
 from eagle3core.errors import BackendUnavailable, InvariantViolated
 from eagle3core.kernels import Card, Variant, cubins, launch, registry, tool
@@ -42,8 +38,6 @@ from lab.rows.store import RowWriter, utc_now
 
 SANITIZER = "compute-sanitizer"
 TOOLS = tuple(PLANTS)
-Item = TypeVar("Item")
-Made = TypeVar("Made")
 
 
 def run(options: SanitizeOptions) -> int:
@@ -57,8 +51,8 @@ def run(options: SanitizeOptions) -> int:
 
 def _built(options: SanitizeOptions, out: Path) -> int:
     wanted = _wanted(_cards(options), options.arch)
-    build = partial(cubins.build_cubins, arch=options.arch, out=out)
-    made = sum(_side_by_side(build, [[variant] for variant in wanted], options.jobs))
+    with cubins.Compiling(wanted, options.arch, folder=out, n_processes=options.jobs) as under_way:
+        made = under_way.wait().n_compiled
     print(f"{len(wanted)} kernels wanted, {made} compiled")
     return 0
 
@@ -123,9 +117,9 @@ def located() -> str:
 def _prepare(cards: Sequence[Card], arch: str, jobs: int) -> None:
     """Finds or compiles every kernel, so that nothing is compiled under a tool."""
     begun, wanted = time.monotonic(), _wanted(cards, arch)
-    missing = [variant for variant in wanted if not cubins.is_stored(variant, arch)]
-    print(f"{len(wanted)} kernels for {arch}, {len(missing)} of them to be compiled first", flush=True)
-    _side_by_side(partial(cubins.cubin, arch=arch), missing, jobs)
+    with cubins.Compiling(wanted, arch, n_processes=jobs) as under_way:
+        print(f"{len(wanted)} kernels for {arch}, {under_way.n_missing} of them to be compiled first", flush=True)
+        under_way.wait()
     for variant in wanted:
         _, about = cubins.cubin(variant, arch)
         if NAMED not in about["entry"]:
@@ -134,15 +128,6 @@ def _prepare(cards: Sequence[Card], arch: str, jobs: int) -> None:
                 f"a name that holds {NAMED!r}", "keep kernel factories in modules of the package",
             )  # fmt: skip
     print(f"kernels at hand after {time.monotonic() - begun:.0f} s", flush=True)
-
-
-def _side_by_side(task: Callable[[Item], Made], items: Sequence[Item], jobs: int) -> list[Made]:
-    """What `task` makes of every item, in `jobs` processes."""
-    if not items:
-        return []
-    # Processes that start anew: one that is forked may not use the GPU its parent has used.
-    with ProcessPoolExecutor(min(jobs, len(items)), mp_context=get_context("spawn")) as pool:
-        return list(pool.map(task, items))
 
 
 def missed_plants(outcomes: Sequence[Outcome], plants: Mapping[str, Sequence[Pair]]) -> list[str]:

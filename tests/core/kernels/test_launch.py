@@ -1,5 +1,6 @@
 """What a launch cannot do is said before it is tried; what it can runs on the device of its operands."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,18 @@ def test_a_bound_launch_runs_and_can_be_captured(gpu):
         bound()
     x.normal_()
     graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, 2 * x)
+
+
+@pytest.mark.gpu
+def test_kernels_that_were_loaded_are_not_looked_for_again(gpu, monkeypatch):
+    again = replace(DOUBLE, constants={"width": 32}, threads=32)
+    launch.load([again], torch.device("cuda"))
+    monkeypatch.setattr(launch, "cubin", lambda *wanted: pytest.fail("looked for again"))
+    x = torch.randn(100, device="cuda")
+    y = torch.zeros_like(x)
+    launch.execute([again.launch((4,), x=x, y=y, n=100)])
     torch.cuda.synchronize()
     assert torch.equal(y, 2 * x)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tiny_engines import Pair, write_tiny_pair
 from eagle3core import ConfigError, EngineConfig, KernelLimit, SpeculativeConfig
 from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.kernels import Variant, cubins
-from eagle3core.loading import launched_kernels, needed_kernels
+from eagle3core.loading import launched_kernels, needed_kernels, read_models, reading
 from eagle3core.weights import pack_checkpoints
 
 pytestmark = pytest.mark.reference
@@ -70,6 +71,20 @@ def test_heads_of_eagle_1_and_small_models_have_kernels_of_their_own(tmp_path: P
     small = config_of(pair[0], {"method": "draft_target", "num_speculative_tokens": 2})
     plain = names(needed_kernels(pair[0], config_of(None, {}), ARCH))
     assert names(needed_kernels(pair[0], small, ARCH)) - plain
+
+
+def test_kernels_are_under_way_as_soon_as_models_are_known_where_kernels_will_run_and_nowhere_else(
+    pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(cubins.CACHE_VARIABLE, str(tmp_path))
+    config = config_of(pair[1], SETTINGS["chain"])
+    on_a_cpu = read_models(pair[0], config)
+    with on_a_cpu.compiling() as under_way:
+        assert under_way.wait().n_wanted == 0
+    monkeypatch.setattr(reading, "device_arch", lambda device: ARCH)  # there is no GPU here
+    on_a_gpu = replace(on_a_cpu, backend=replace(on_a_cpu.backend, path="kernels"))
+    with on_a_gpu.compiling() as under_way:
+        assert under_way.n_missing == len(needed_kernels(pair[0], config, ARCH))
 
 
 def test_models_that_no_kernel_takes_are_refused_with_the_reason(tmp_path: Path, pair: Pair) -> None:
