@@ -198,3 +198,13 @@ def test_an_engine_refuses_a_target_packed_in_another_format(pair: Pair, packed:
 def test_a_format_that_is_not_built_is_refused(pair: Pair, value: Any) -> None:
     with pytest.raises(ConfigError, match="target_weights is"):
         tiny_engine(pair, None, target_weights=value)
+
+
+def test_a_draft_shares_the_head_that_was_quantised(tmp_path: Path) -> None:
+    pair = write_tiny_pair(tmp_path, own_head=False)
+    prompts = random_prompts([3, 19, 1])
+    drafting = tiny_engine(pair, 3, target_weights="fp8")
+    assert drafting.draft is not None
+    assert drafting.draft.head.scales is drafting.target.head.scales is not None
+    plain = tiny_engine(pair, None, target_weights="fp8").generate(prompts, new_tokens(12))
+    assert tokens_of(drafting.generate(prompts, new_tokens(12))) == tokens_of(plain)
