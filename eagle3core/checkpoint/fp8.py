@@ -191,6 +191,8 @@ class Fp8Files(NamedTensors):
             return None
         require_finite(stored, torch.float32, self.where(name), _AGAIN)
         scales, (rows, k), (tall, wide) = self._scales(name, stored), shape, self.scheme.block
+        largest = scales * torch.finfo(torch.float8_e4m3fn).max
+        require_finite(largest, torch.float32, f"{self.files.where(self._scale_of[name])} times 448", _AGAIN)
         if scales.ndim == 0 or scales.shape[1] == 1 or wide >= k:
             return stored, scales.reshape(-1, 1 if scales.ndim < 2 else scales.shape[1])[:, 0].expand(rows).contiguous()
         if rows % _GROUP[0] or tall % _GROUP[0] or wide % _GROUP[1]:

@@ -25,7 +25,7 @@ from tiny_engines import (
 )
 from transformers import AutoModelForCausalLM
 
-from eagle3core import ConfigError, Engine
+from eagle3core import CheckpointError, ConfigError, Engine
 from eagle3core.checkpoint import load_target, target_shapes
 from eagle3core.trace import RecordingTrace
 from eagle3core.weights import Fp8Matrix, PackedTarget, bytes_on_device, pack_checkpoints, stacked
@@ -84,8 +84,9 @@ def test_a_target_quantised_at_load_decodes_as_what_fp8_leaves_of_it(pair: Pair,
     ours = tokens_of(engine.generate(prompts, new_tokens(20)))
     assert ours == plain_tokens(left, prompts, 20)
     assert ours == tokens_of(tiny_engine(pair, None, target_weights="fp8").generate(prompts, new_tokens(20)))
-    tree = drafting_engine(pair, FIXED_TREE, target_weights="fp8")
-    assert ours == tokens_of(tree.generate(prompts, new_tokens(20)))
+    for fields in (FIXED_TREE, {"draft_weights": "fp8"}):
+        drafting = drafting_engine(pair, fields, target_weights="fp8")
+        assert ours == tokens_of(drafting.generate(prompts, new_tokens(20)))
 
 
 @pytest.mark.parametrize("method", slow_but(["fp8"], [*CONFIGS, "at load"]))
@@ -194,7 +195,27 @@ def test_an_engine_refuses_a_target_packed_in_another_format(pair: Pair, packed:
         Engine(target, None, type(config)(**{**vars(config), "target_weights": asked}))
 
 
+@pytest.mark.parametrize("scale", [3e38, float("inf")])
+def test_a_scale_that_makes_weights_infinite_is_refused(pair: Pair, tmp_path: Path, scale: float) -> None:
+    path = write_fp8(pair[0], tmp_path / "target", "modelopt")
+    weights = load_file(path / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight_scale"] = torch.tensor(scale)
+    save_file(weights, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"up_proj.weight_scale times 448 holds 1 non-finite values"):
+        load_target(path, keeps_fp8=True)
+
+
 @pytest.mark.parametrize("value", ["int4", None, "bf16"])
 def test_a_format_that_is_not_built_is_refused(pair: Pair, value: Any) -> None:
     with pytest.raises(ConfigError, match="target_weights is"):
         tiny_engine(pair, None, target_weights=value)
+
+
+def test_a_draft_shares_the_head_that_was_quantised(tmp_path: Path) -> None:
+    pair = write_tiny_pair(tmp_path, own_head=False)
+    prompts = random_prompts([3, 19, 1])
+    drafting = tiny_engine(pair, 3, target_weights="fp8")
+    assert drafting.draft is not None
+    assert drafting.draft.head.scales is drafting.target.head.scales is not None
+    plain = tiny_engine(pair, None, target_weights="fp8").generate(prompts, new_tokens(12))
+    assert tokens_of(drafting.generate(prompts, new_tokens(12))) == tokens_of(plain)

@@ -52,13 +52,15 @@ def test_options_have_the_names_and_defaults_of_the_engine() -> None:
     )
 
 
-def test_the_format_of_the_drafts_maps_is_the_engines_setting() -> None:
+def test_the_formats_of_maps_are_the_engines_settings() -> None:
     assert speculative_config(options("--draft-weights", "fp8"), Path("head")) == SpeculativeConfig(
         model="head", draft_weights="fp8"
     )
     plain = speculative_config(options(), Path("head"))
     assert plain is not None
     assert plain.draft_weights == "as_stored"
+    for weights in ("as_stored", "fp8", "dequantised"):
+        assert engine_config(options("--target-weights", weights), None).target_weights == weights
 
 
 def test_what_caches_are_stored_in_are_the_engines_settings() -> None:

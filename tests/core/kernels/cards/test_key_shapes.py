@@ -48,3 +48,18 @@ def test_the_merged_query_key_value_map_of_gpt_oss_runs_and_is_right(m: int, gpu
     outputs = proof.run(CARD, arch, case, inputs, execute)
     assert [d for d in proof.deviations(CARD, case, inputs, outputs) if not d.passes] == []
     assert proof.batch_dependence(CARD, arch, case, inputs, execute, [0, m - 1]) == []
+
+
+@pytest.mark.parametrize("fp8", [True, "blocks"], ids=["rows", "blocks"])
+@pytest.mark.parametrize(("n", "k"), [(4096, 4096), (28672, 4096), (4096, 14336)])
+@pytest.mark.parametrize("m", [1, 4, 16, 24, 64, 512])
+def test_maps_of_llama_8b_in_fp8_are_right_and_a_row_has_the_same_bits_alone(
+    m: int, n: int, k: int, fp8: bool | str, gpu
+) -> None:
+    device, arch, execute = gpu
+    case = {"kind": "store", "m": m, "n": n, "k": k, "dtype": "bf16", "packed": True, "fp8": fp8}
+    inputs = CARD.example(case, proof.generator(m, device), device)
+    outputs = proof.run(CARD, arch, case, inputs, execute)
+    assert [d for d in proof.deviations(CARD, case, inputs, outputs) if not d.passes] == []
+    one = replace(CARD, settings=({},))  # tests of small shapes have the other settings
+    assert proof.batch_dependence(one, arch, case, inputs, execute, [0, m - 1]) == []

@@ -12,6 +12,7 @@ from eagle3core.kernels.card import ARCHES, SHARED_BYTES
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.gemm.card import CARD, gemm_launches
 from eagle3core.kernels.gemm.epilogue import Epilogue
+from eagle3core.kernels.gemm.fp8.tiling import choose_fp8_tiling
 from eagle3core.kernels.gemm.launcher import gemm
 from eagle3core.kernels.gemm.order.weight import pack_weight
 from eagle3core.kernels.gemm.reference import partial_squares
@@ -201,11 +202,12 @@ MAPS = [
 def test_the_workspace_holds_what_every_pass_of_its_rows_takes(arch):
     for n_w, k in MAPS:
         for rows in (1, 8, 16, 24, 64, 65, 128, 320, 512, 576, 1024, 2944, 3072, 4096, 8192):
-            tiling = choose_tiling(arch, rows, n_w // 16, k)
-            words = sum(scratch_words(tiling, rows, n_w // 16, k))
-            assert 4 * words <= workspace_bytes(rows, k), (n_w, k, rows, tiling)
-            blocks = -(-rows // (8 * tiling.x_tiles)) * -(-n_w // 16 // tiling.w_tiles)
-            assert tiling.split == 1 or blocks <= COUNTERS
+            of_fp8 = (choose_fp8_tiling(arch, rows, n_w // 16, k, blocks=blocks) for blocks in (False, True))
+            for tiling in (choose_tiling(arch, rows, n_w // 16, k), *of_fp8):
+                words = sum(scratch_words(tiling, rows, n_w // 16, k))
+                assert 4 * words <= workspace_bytes(rows, k), (n_w, k, rows, tiling)
+                n_blocks = -(-rows // (8 * tiling.x_tiles)) * -(-n_w // 16 // tiling.w_tiles)
+                assert tiling.split == 1 or n_blocks <= COUNTERS
     assert workspace_bytes(512, 14336) == WORKSPACE_BYTES, "an engine that keeps the usual chunk pays no more"
 
 
