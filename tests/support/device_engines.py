@@ -53,7 +53,8 @@ def with_windows(target: PackedTarget, windows: tuple[int, ...]) -> PackedTarget
     block = replace(target.geometry.block, has_sinks=True)
     random, layers = torch.Generator().manual_seed(1), []
     for layer in target.layers:
-        layers.append(replace(layer, sinks=2 * torch.randn(block.n_heads, generator=random)))
+        sinks = 2 * torch.randn(block.n_heads, generator=random)
+        layers.append(replace(layer, sinks=sinks.to(target.device)))
     return replace(target, geometry=replace(target.geometry, block=block, windows=windows), layers=tuple(layers))
 
 

@@ -239,7 +239,7 @@ def gpt_oss_parts(config: dict[str, Any], hidden: int, random: torch.Generator) 
         # Values of 4 bits have a root mean square of 2.9, of scales 2^-2 to 2^1 about the same again.
         typical = 127 + round(math.log2(scale / reads**0.5 / 2.9))
         shape = (n, writes, reads // 32)
-        yield f"mlp.experts.{name}_blocks", torch.randint(256, (*shape, 16), generator=random).to(torch.uint8)
+        yield f"mlp.experts.{name}_blocks", torch.randint(256, (*shape, 16), generator=random, dtype=torch.uint8)
         yield f"mlp.experts.{name}_scales", torch.randint(typical - 2, typical + 2, shape, generator=random).byte()
 
 

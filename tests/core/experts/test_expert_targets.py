@@ -61,20 +61,22 @@ def reference_tokens(target: Path, prompts: list[list[int]], n: int) -> list[lis
     return found
 
 
-def assert_tokens_of_transformers(pair: Pair, n_prompts: int) -> None:
+def assert_tokens_of_transformers(pair: Pair, n_prompts: int, *drafts: str) -> None:
     prompts = random_prompts([3 + (7 * i) % 23 for i in range(n_prompts)], seed=n_prompts)
-    ours = tokens_of(tiny_engine(pair, 3, dtype="float32").generate(prompts, new_tokens(12)))
-    assert ours == reference_tokens(pair[0], prompts, 12)
+    expected = reference_tokens(pair[0], prompts, 12)
+    for kind in drafts:
+        engine = drafting_engine(pair, DRAFTS[kind], dtype="float32")
+        assert tokens_of(engine.generate(prompts, new_tokens(12))) == expected, kind
 
 
 def test_greedy_tokens_are_those_of_transformers(pair: Pair) -> None:
-    assert_tokens_of_transformers(pair, 3)
+    assert_tokens_of_transformers(pair, 3, "chain")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss in MXFP4"])
 def test_greedy_tokens_are_those_of_transformers_after_64_prompts(kind: str, tmp_path: Path) -> None:
-    assert_tokens_of_transformers(write_tiny_pair(tmp_path, **KINDS[kind], seed=8), 64)
+    assert_tokens_of_transformers(write_tiny_pair(tmp_path, **KINDS[kind], seed=8), 64, "chain", "dynamic tree")
 
 
 @pytest.mark.parametrize("kind", slow_from(1, DRAFTS))
