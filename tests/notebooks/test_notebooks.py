@@ -17,7 +17,7 @@ from lab.night.plan import packaged_config
 pytestmark = pytest.mark.reference
 
 # What gives nothing back.
-QUIET = r"exp\.\w+|(figures\.|widgets\.)?show|print|(records|view|night)\.write\w*"
+QUIET = r"exp\.\w+|(figures\.|widgets\.)?show|print|(records|view|night|feasible_figure)\.write\w*"
 NOTEBOOKS = sorted(notebooks_folder().glob("*.ipynb"))
 
 
