@@ -135,6 +135,14 @@ def _launch(
     )  # fmt: skip
 
 
+def walk_bytes(values: Mapping[str, Any]) -> int:
+    """Bytes of a launch with these operands, where its rows choose any experts alike: those of distinct ones once."""
+    (n, k), n_experts = values["y"].shape[:2], len(values["w"])
+    share = min(1.0 - (1.0 - k / n_experts) ** n, 1.0)
+    matrices = sum(int(values[name].nbytes) for name in ("w", "bias", "scales") if values[name] is not None)
+    return round(share * matrices) + sum(int(values[name].nbytes) for name in ("x", "y", "places"))
+
+
 @cache
 def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
