@@ -61,7 +61,7 @@ def make_walk(
 
     def expert_map(
         x: Any, w: Any, bias: Any, scales: Any, norms: Any, work: Any, places: Any, y: Any, units: Any, tiles: Any,
-        chosen: Any, width: Any,
+        chosen: Any, width: Any, processors: Any,
     ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), isa.shuffle_i32(i32(tid >> 5), 0)  # one number for all lanes, as far as is known
@@ -84,7 +84,9 @@ def make_walk(
             isa.let_next_start()
         columns = i32(tiles // w_tiles)
         total = i32(isa.load_u32(work) * columns)
-        block, blocks = i32(cuda.blockIdx.x), i32(cuda.gridDim.x)
+        # Blocks come to processors in turn; those of one get neighbouring runs, so that their lengths even out.
+        blocks, turn = i32(cuda.gridDim.x), i32(cuda.blockIdx.x // processors)
+        block = i32((cuda.blockIdx.x - turn * processors) * i32(blocks // processors) + turn)
         begin = i32(i32(block * total) // blocks)
         left = i32(i32(i32((block + 1) * total) // blocks) - begin)
         group = i32(begin // columns)
