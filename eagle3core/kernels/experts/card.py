@@ -182,7 +182,7 @@ CARD = Card(
         *_variants_of(arch, {"m": 64, **_OSS, "experts": 32}),
         *_variants_of(arch, {"m": 1, **_QWEN}),
         *(_variants_of(arch, {"m": 1, **_QWEN, "form": "fp8"})[:2] if arch == "sm_90a" else ()),
-        *(_variants_of(arch, {"m": 24, **_OSS, "experts": 32})[:2] if arch == "sm_90a" else ()),
+        *(_variants_of(arch, {"m": 512, **_OSS, "experts": 32})[:2] if arch == "sm_90a" else ()),
         *(_variants_of(arch, {"m": 64, **_QWEN})[:2] if arch == "sm_90a" else ()),
     ],
     variants_of=_variants_of,

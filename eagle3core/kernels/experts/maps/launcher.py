@@ -125,6 +125,8 @@ def _launch(
     cut = replace(form_for(maps.form, units * UNIT, lists.group_rows // 8), **own)
     has_bias = maps.bias is not None
     variant = walk_variant(arch, DTYPES[x.dtype], maps.form, units * UNIT, gate, has_bias, cut, early=early)
+    if tiles % cut.w_tiles:
+        raise KernelLimit(f"{cut.w_tiles} tiles of {tiles} at once", "a divisor", "pass no setting")
     n_groups = min(n_places, n_experts + n_places // lists.group_rows)
     most = n_groups * (tiles // cut.w_tiles)
     grid = min(blocks or processors * variant.blocks_per_sm, most)
