@@ -129,6 +129,7 @@ DOORS = (
     "eagle3core.kernels",
     "eagle3core.kernels.attention",
     "eagle3core.kernels.choice",
+    "eagle3core.kernels.experts",
     "eagle3core.kernels.gemm",
     "eagle3core.kernels.layer",
     "eagle3core.kernels.slots",

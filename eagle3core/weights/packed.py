@@ -265,7 +265,7 @@ class Packer:
 
     def _experts(self, prefix: str, block: BlockGeometry) -> PackedExperts:
         self._give_back()
-        return pack_experts(self.get, self.source, prefix, block, packs=self.packs)
+        return pack_experts(self.get, self.source, prefix, block, packs=self.packs, fp8=self.weights == "fp8")
 
     def head(self, weight: Tensor | Fp8Matrix, *, may_share: bool) -> PackedLinear:
         """The output map of `weight: [V, E]`, padded; read as it lies if `may_share` and no padding is needed."""

@@ -1,8 +1,8 @@
 """The experts' card: all three launches behind the router's, as they follow each other in a layer.
 
-A case has m rows, so many experts, chosen of them a row, hidden, inner, the form of the matrices ("mxfp4", "plain"),
-the gate ("clamped": biases too) and dtype. Rows choose so that as many experts are read as would be on average if all
-were alike likely, each by about as many rows.
+A case has m rows, so many experts, chosen of them a row, hidden, inner, the form of the matrices ("mxfp4", "plain",
+"fp8"), the gate ("clamped": biases too) and dtype. Rows choose so that as many experts are read as would be on average
+if all were alike likely, each by about as many rows.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from eagle3core.kernels.experts.matrices import OrderedMatrices
 from eagle3core.kernels.experts.mxfp4 import BIAS
 from eagle3core.kernels.experts.routing.lists import Lists, lists_of
 from eagle3core.kernels.experts.total import expert_sum, total_variant
+from eagle3core.kernels.gemm.fp8.operands import E4M3
 from eagle3core.kernels.isa.by_row import alone, count, row_of
 from eagle3core.kernels.layer.embedding import PARTIAL, partial_squares_reference
 
@@ -49,6 +50,9 @@ def distinct(case: Case) -> int:
 def _matrices(case: Case, rows: int, k: int, generator: torch.Generator, device: torch.device) -> Tensor:
     """All experts' matrices of one map in the kernels' order, of scale 1 / sqrt(k)."""
     shape = case["experts"], rows // TILE, k // UNIT
+    if case["form"] == "fp8":  # any byte of the format but its two NaNs
+        codes = torch.randint(0, 254, (*shape, TILE * UNIT), generator=generator, device=device, dtype=torch.int16)
+        return (codes + (codes >= 127)).to(torch.uint8).view(E4M3)
     if case["form"] == "plain":
         values = torch.randn(*shape, TILE * UNIT, generator=generator, device=device, dtype=case["dtype"])
         return values.mul_(k**-0.5)
@@ -74,6 +78,10 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
         "gate_up": _matrices(case, 2 * inner, hidden, generator, device),
         "down": _matrices(case, hidden, inner, generator, device),
     }  # fmt: skip
+    if case["form"] == "fp8":  # that bring what random bytes give to unit scale
+        for name, n_rows, reads in (("gate_up", 2 * inner, hidden), ("down", hidden, inner)):
+            scales = 1 + torch.rand(case["experts"], n_rows, generator=generator, device=device)
+            made[f"{name}_scales"] = scales * (reads**-0.5 / 150)
     if case["gate"] == "clamped":
         made["gate_up_bias"] = normal(case["experts"], 2 * inner)
         made["down_bias"] = normal(case["experts"], hidden)
@@ -82,7 +90,10 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
 
 def _maps(case: Case, inputs: Tensors) -> tuple[OrderedMatrices, OrderedMatrices]:
     given: list[tuple[str, Pairs]] = [("gate_up", _PAIRS[case["gate"]]), ("down", COLUMNS)]
-    up, down = (OrderedMatrices(inputs[n], case["form"], p, inputs.get(f"{n}_bias")) for n, p in given)
+    up, down = (
+        OrderedMatrices(inputs[n], case["form"], p, inputs.get(f"{n}_bias"), inputs.get(f"{n}_scales"))
+        for n, p in given
+    )
     return up, down
 
 
@@ -134,7 +145,7 @@ def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **settin
 
 def _variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
     made, dtype = [], DTYPES[case["dtype"]]
-    own = {name: value for name, value in setting.items() if name != "blocks"}
+    own = {name: value for name, value in setting.items() if name not in ("blocks", "processors")}
     for k, gate in ((case["hidden"], case["gate"]), (case["inner"], "")):
         cut = replace(form_for(case["form"], k, _x_tiles(case, setting)), **own)
         has_bias = case["gate"] == "clamped"
@@ -147,6 +158,7 @@ def _cost(case: Case) -> Cost:
     m, k, hidden, inner, d = case["m"], case["chosen"], case["hidden"], case["inner"], distinct(case)
     matrix = 3 * hidden * inner * UNIT_BYTES[case["form"]] // (TILE * UNIT)
     bias = 2 * (2 * inner + hidden) if case["gate"] == "clamped" else 0
+    bias += 4 * (2 * inner + hidden) if case["form"] == "fp8" else 0
     rows = m * (4 * 2 * hidden + hidden // 4 + 4 + 8 * k) + 2 * hidden
     return Cost(d * (matrix + bias) + rows, 6 * m * k * hidden * inner, dependent_passes=3)
 
@@ -169,26 +181,30 @@ CARD = Card(
     slow_variants=lambda arch: [
         *_variants_of(arch, {"m": 64, **_OSS, "experts": 32}),
         *_variants_of(arch, {"m": 1, **_QWEN}),
-        *(_variants_of(arch, {"m": 24, **_OSS, "experts": 32})[:2] if arch == "sm_90a" else ()),
+        *(_variants_of(arch, {"m": 1, **_QWEN, "form": "fp8"})[:2] if arch == "sm_90a" else ()),
+        *(_variants_of(arch, {"m": 512, **_OSS, "experts": 32})[:2] if arch == "sm_90a" else ()),
         *(_variants_of(arch, {"m": 64, **_QWEN})[:2] if arch == "sm_90a" else ()),
     ],
     variants_of=_variants_of,
-    cases=(
-        {"m": 3, **_TINY, "form": "mxfp4", "gate": "clamped"},
-        {"m": 2, **_TINY, "form": "plain", "gate": "silu", "dtype": torch.float16},
-    ),
+    cases=({"m": 3, **_TINY, "form": "mxfp4", "gate": "clamped"},),
     slow_cases=(
+        {"m": 2, **_TINY, "form": "plain", "gate": "silu", "dtype": torch.float16},
         {"m": 11, **_TINY, "experts": 2, "form": "mxfp4", "gate": "silu"},
         {"m": 2, **_TINY, "hidden": 576, "inner": 96, "form": "mxfp4", "gate": "clamped"},
         {"m": 9, **_TINY, "hidden": 128, "form": "plain", "gate": "clamped"},
+        {"m": 3, **_TINY, "form": "fp8", "gate": "silu"},
     ),
     settings=(
         {},
-        {"step": 1, "stage_steps": 2, "stages": 2, "blocks": 2},
+        {"step": 1, "stage_steps": 2, "stages": 2, "blocks": 4, "processors": 2},
         {"x_tiles": 2, "step": 1, "stage_steps": 1, "stages": 3, "blocks": 1},
         {"x_tiles": 8, "w_tiles": 2, "step": 1, "stage_steps": 1, "stages": 2},
     ),
-    shapes=tuple({"m": m, **model} for model in (_OSS, {**_OSS, "experts": 32}, _QWEN) for m in (1, 4, 16, 64)),
+    shapes=tuple(
+        {"m": m, **model}
+        for model in (_OSS, {**_OSS, "experts": 32}, _QWEN, {**_QWEN, "form": "fp8"})
+        for m in (1, 4, 16, 64)
+    ),
     hand_counts=(
         (
             {"m": 1, **_OSS},
@@ -209,6 +225,7 @@ CARD = Card(
         "stage_steps": "steps of a stage",
         "stages": "ring depth",
         "blocks": "blocks that walk",
+        "processors": "how many of them come to different processors",
     },
     alone=alone("m", "x", "norms", "chosen", "shares", "residual"),
     row_of=row_of,

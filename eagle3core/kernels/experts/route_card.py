@@ -113,11 +113,9 @@ CARD = Card(
     ],
     variants_of=_variants_of,
     invariants=_invariants,
-    cases=(
-        {"m": 5, "experts": 40, "chosen": 3, "hidden": 48, "normalised": True, "bias": True, "dtype": _BF16},
-        {"m": 3, "experts": 7, "chosen": 2, "hidden": 32, "normalised": False, "bias": False, "dtype": torch.float16},
-    ),
+    cases=({"m": 3, "experts": 40, "chosen": 3, "hidden": 48, "normalised": True, "bias": True, "dtype": _BF16},),
     slow_cases=(
+        {"m": 3, "experts": 7, "chosen": 2, "hidden": 32, "normalised": False, "bias": False, "dtype": torch.float16},
         {"m": 35, "experts": 6, "chosen": 4, "hidden": 1040, "normalised": True, "bias": False, "dtype": _BF16},
     ),
     shapes=tuple({"m": m, **model} for model in (_OSS, {**_OSS, "experts": 32}, _QWEN) for m in (1, 4, 16, 64)),

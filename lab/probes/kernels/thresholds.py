@@ -37,6 +37,7 @@ ATTENTION_HEADS = {128: (32, 8), 64: (64, 8)}  # head size: query heads, key hea
 ATTENTION_LENGTHS = ((1, 32768), (4, 16384))  # batch, keys
 ATTENTION_TOKENS = (1, 4, 8, 16, 32, 64)
 ATTENTION_SHARES = {1: {1: 0.80, 4: 0.77, 8: 0.71}, 4: {1: 0.85, 4: 0.81, 8: 0.76}}  # batch: tokens: least share
+EXPERT_ROWS, EXPERT_SHARE = (1, 4, 16), 0.70
 # Families of libraries that must have been timed under a mask, by what their names hold.
 SDPA, MASKED_FAMILIES = "sdpa", ("sdpa", "flex", "merge")
 
@@ -60,6 +61,7 @@ def judge(
     checks = [_proof_check(op, proven.get(op)) for op in ("gemm", "attention", *others)]
     checks += _gemm_checks(list(known.values()))
     checks += _attention_checks(list(known.values()))
+    checks += _expert_checks(list(known.values()), others.get("experts", ()))
     for op, shapes in others.items():
         wanted = [(case_text(shape), known.get((op, shape_text(shape)))) for shape in shapes]
         checks.append(_small_check(op, wanted, gb_per_s))
@@ -136,6 +138,17 @@ def _attention_checks(cells: Sequence[Cell]) -> list[Check]:
     flash = values_of(wanted((128,), ATTENTION_LENGTHS, (16,)), unmasked_ratio)
     name = "attention d=128 T=16: time over the best library without a mask, worst cell"
     return [*checks, on_every_cell(name, flash, "at most", 1.0, is_must=False)]
+
+
+def _expert_checks(cells: Sequence[Cell], shapes: Sequence[Mapping[str, Any]]) -> list[Check]:
+    known = {shape_text(cell.shape): cell for cell in cells if cell.op == "experts"}
+    checks = []
+    for rows in EXPERT_ROWS if shapes else ():
+        wanted = [(case_text(shape), known.get(shape_text(shape))) for shape in shapes if shape["m"] == rows]
+        share = values_of(wanted, lambda cell: cell.share)
+        name = f"experts of {rows} rows: share of floor, worst model"
+        checks.append(on_every_cell(name, share, "at least", EXPERT_SHARE))
+    return checks
 
 
 def _attention_cell(cells: Sequence[Cell], dim: int, batch: int, kv: int, tokens: int) -> Cell | None:

@@ -16,6 +16,7 @@ from eagle3core import Engine
 from eagle3core.kernels import Launch
 from eagle3core.kernels.attention import EARLIER_BITS, attention_cost
 from eagle3core.kernels.choice import top_k_cost
+from eagle3core.kernels.experts import walk_bytes
 from eagle3core.kernels.gemm import gemm_cost
 from eagle3core.kernels.layer import (
     draft_input_cost,
@@ -80,6 +81,8 @@ def launch_bytes(launch: Launch, cached: float) -> int:
         }).bytes  # fmt: skip
     if kind == "attention_combine":
         return 0  # a pass of attention, whose card counts it
+    if kind == "walk":
+        return walk_bytes(values)
     if kind == "embedding":
         return embedding_cost(*values["h"].shape, maps=constants["maps"], scales=constants["scales"]).bytes
     if kind == "draft_input":

@@ -37,13 +37,14 @@ def walk_parameters(early: bool) -> tuple[Parameter, ...]:
     """The kernel's parameters.
 
     x `[rows, k]`, w and bias of `OrderedMatrices`, scales `[X, rows]` fp32 of e4m3, norms `[n]` fp32, groups and places
-    of `Lists`; units of k, tiles of an expert's matrix, chosen: places of one row of x, width of y. `early`: the lists
-    were written before the kernel before this one began.
+    of `Lists`; units of k, tiles of an expert's matrix, chosen: places of one row of x, width of y; processors: a
+    divisor of the grid, so many blocks come to different ones. `early`: the lists were written before the kernel before
+    this one began.
     """
     role = "const" if early else "in"
     return parameters(
         f"x:in w:const bias:const scales:const norms:in work:{role} places:{role} y:out units:i32 tiles:i32 chosen:i32 "
-        "width:i32"
+        "width:i32 processors:i32"
     )
 
 
@@ -82,7 +83,7 @@ def expert_gate_up(
 ) -> list[Launch]:  # fmt: skip
     """What `feed.expert_gate_up_meaning` says; 1 / rms of the rows is read of `lists`.
 
-    `setting`: neutral parameters in place of the chosen ones, and "blocks".
+    `setting`: neutral parameters in place of the chosen ones, "blocks" and "processors".
 
     Raises:
         KernelLimit: see `_launch`.
@@ -120,19 +121,30 @@ def _launch(
         raise KernelLimit(f"experts in MXFP4 and rows in {x.dtype}", "bf16, which holds all their values", PLAIN_TORCH)
     n_experts, tiles, units = maps.data.shape[:3]
     own = dict(setting)
-    blocks = own.pop("blocks", None)
+    blocks, processors = own.pop("blocks", None), own.pop("processors", _multiprocessors(x.device))
     cut = replace(form_for(maps.form, units * UNIT, lists.group_rows // 8), **own)
     has_bias = maps.bias is not None
     variant = walk_variant(arch, DTYPES[x.dtype], maps.form, units * UNIT, gate, has_bias, cut, early=early)
+    if tiles % cut.w_tiles:
+        raise KernelLimit(f"{cut.w_tiles} tiles of {tiles} at once", "a divisor", "pass no setting")
     n_groups = min(n_places, n_experts + n_places // lists.group_rows)
     most = n_groups * (tiles // cut.w_tiles)
-    grid = min(blocks or _multiprocessors(x.device) * variant.blocks_per_sm, most)
+    grid = min(blocks or processors * variant.blocks_per_sm, most)
     if most * grid >= 1 << 31:
         raise KernelLimit(f"{most} tiles for {grid} blocks", "a product below 2^31", "a smaller prefill_chunk")
     return variant.launch(
         (grid,), x=x, w=maps.data, bias=maps.bias, scales=maps.scales, norms=lists.norms, work=lists.groups,
         places=lists.places, y=y, units=units, tiles=tiles, chosen=chosen, width=tiles * TILE // (2 if gate else 1),
+        processors=processors if grid % processors == 0 else grid,
     )  # fmt: skip
+
+
+def walk_bytes(values: Mapping[str, Any]) -> int:
+    """Bytes of a launch with these operands, where its rows choose any experts alike: those of distinct ones once."""
+    (n, k), n_experts = values["y"].shape[:2], len(values["w"])
+    share: float = 1.0 - (1.0 - k / n_experts) ** n
+    matrices = sum(int(values[name].nbytes) for name in ("w", "bias", "scales") if values[name] is not None)
+    return round(share * matrices) + sum(int(values[name].nbytes) for name in ("x", "y", "places"))
 
 
 @cache

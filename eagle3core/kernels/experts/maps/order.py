@@ -18,6 +18,7 @@ from torch import Tensor
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import PLAIN_TORCH
 from eagle3core.kernels.experts.mxfp4 import BIAS
+from eagle3core.kernels.gemm.fp8.operands import E4M3, halves_first, lanes_first
 from eagle3core.kernels.isa.four_bits import POWER_BIAS as POWER_BIAS
 from eagle3core.kernels.isa.four_bits import SIGNS
 
@@ -61,6 +62,22 @@ def plain_of(ordered: Tensor, pairs: Pairs) -> Tensor:
     """The inverse of `ordered_plain`: `[rows, k]`."""
     tiles, units, _ = ordered.shape
     return _in_rows(ordered.view(tiles, units, 2, 8, UNIT).permute(0, 2, 3, 1, 4), pairs)
+
+
+def ordered_fp8(w: Tensor, pairs: Pairs) -> Tensor:
+    """`[tiles, units, 512]` of a matrix `[rows, k]` in e4m3.
+
+    Raises:
+        KernelLimit: as of `ordered_plain`.
+    """
+    ordered = ordered_plain(w.view(torch.uint8), pairs)
+    return lanes_first(ordered.view(len(ordered) * TILE, -1)).view(ordered.shape).view(E4M3)
+
+
+def fp8_of(ordered: Tensor, pairs: Pairs) -> Tensor:
+    """The inverse of `ordered_fp8`."""
+    values = halves_first(ordered.view(torch.uint8).reshape(len(ordered) * TILE, -1))
+    return plain_of(values.view(ordered.shape), pairs).view(E4M3)
 
 
 def ordered_mxfp4(blocks: Tensor, scales: Tensor, pairs: Pairs) -> Tensor:

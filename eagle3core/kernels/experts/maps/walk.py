@@ -46,7 +46,7 @@ def make_walk(
     n_accumulators, n_operands = 4 * x_tiles * w_tiles, 8 * step * x_tiles
     n_items = 64 * x_tiles * w_tiles
     items, tile_shift = -(-n_items // THREADS), (64 * x_tiles).bit_length() - 1
-    n_held = 3 * items
+    n_held = 4 * items
     holds = items <= 2  # what an item needs beside its sums is asked for before they are made
     start_copies, refill = make_copies(
         isa, unit_bytes=unit_bytes, w_tiles=w_tiles, step=step, stage_steps=stage_steps, stages=stages, bulk=overlap
@@ -55,12 +55,13 @@ def make_walk(
         isa, dtype=dtype, form=form, x_tiles=x_tiles, w_tiles=w_tiles, step=step, stage_steps=stage_steps,
         stages=stages, refill=refill, wait=isa.mbarrier_wait if overlap else isa.mbarrier_poll,
     )  # fmt: skip
-    fetch, finish = make_fetch_of_row(isa, dtype, gate, has_bias), make_finish(isa, dtype, gate)
+    fetch = make_fetch_of_row(isa, dtype, gate, has_bias, form == "fp8")
+    finish = make_finish(isa, dtype, gate, form == "fp8")
     steps_shift = piece // step
 
     def expert_map(
         x: Any, w: Any, bias: Any, scales: Any, norms: Any, work: Any, places: Any, y: Any, units: Any, tiles: Any,
-        chosen: Any, width: Any,
+        chosen: Any, width: Any, processors: Any,
     ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), isa.shuffle_i32(i32(tid >> 5), 0)  # one number for all lanes, as far as is known
@@ -83,7 +84,9 @@ def make_walk(
             isa.let_next_start()
         columns = i32(tiles // w_tiles)
         total = i32(isa.load_u32(work) * columns)
-        block, blocks = i32(cuda.blockIdx.x), i32(cuda.gridDim.x)
+        # Blocks come to processors in turn; those of one get neighbouring runs, so that their lengths even out.
+        blocks, turn = i32(cuda.gridDim.x), i32(cuda.blockIdx.x // processors)
+        block = i32((cuda.blockIdx.x - turn * processors) * i32(blocks // processors) + turn)
         begin = i32(i32(block * total) // blocks)
         left = i32(i32(i32((block + 1) * total) // blocks) - begin)
         group = i32(begin // columns)
@@ -109,9 +112,9 @@ def make_walk(
             if holds:
                 for j in range(items):
                     item = i32(tid + j * THREADS)
-                    held_place[j], held[3 * j], held[3 * j + 1], held[3 * j + 2] = fetch(
+                    held_place[j], held[4 * j], held[4 * j + 1], held[4 * j + 2], held[4 * j + 3] = fetch(
                         item, i32((item >> 3) & (x_rows - 1)), i32(tile0 + (item >> tile_shift)), n_items, info, places,
-                        norms, bias, chosen, tiles,
+                        norms, scales, bias, chosen, tiles,
                     )  # fmt: skip
             for i in range(n_accumulators):
                 accumulators[i] = zero
@@ -134,10 +137,12 @@ def make_walk(
                 item = i32(tid + j * THREADS)
                 tile = i32(tile0 + (item >> tile_shift))
                 if holds:
-                    place, norm, b0, b1 = held_place[j], held[3 * j], held[3 * j + 1], held[3 * j + 2]
+                    place, f0, f1 = held_place[j], held[4 * j], held[4 * j + 1]
+                    b0, b1 = held[4 * j + 2], held[4 * j + 3]
                 else:
-                    place, norm, b0, b1 = fetch(
-                        item, i32((item >> 3) & (x_rows - 1)), tile, n_items, info, places, norms, bias, chosen, tiles
+                    place, f0, f1, b0, b1 = fetch(
+                        item, i32((item >> 3) & (x_rows - 1)), tile, n_items, info, places, norms, scales, bias, chosen,
+                        tiles,
                     )  # fmt: skip
                 if place >= 0:
                     at = i32(buffer + ((item >> 3) * 16 + (item & 7)) * 4)
@@ -145,7 +150,7 @@ def make_walk(
                     for s in range(1, STREAMS):
                         v0 = v0 + isa.shared_load_f32(i32(at + s * (block_sums * 4)))
                         v1 = v1 + isa.shared_load_f32(i32(at + s * (block_sums * 4) + 32))
-                    finish(v0, v1, norm, b0, b1, scales, info[0], tile, i32(item & 7), place, tiles, width, y)
+                    finish(v0, v1, f0, f1, b0, b1, tile, i32(item & 7), place, width, y)
             if buffers > 1:
                 buffer = i32(2 * (base + sums_at) + STREAMS * block_sums * 4 - buffer)
             else:

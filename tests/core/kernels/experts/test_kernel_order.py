@@ -13,6 +13,7 @@ from eagle3core.kernels.experts.matrices import Mxfp4Matrices, PlainMatrices, in
 from eagle3core.kernels.experts.mxfp4 import E2M1
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.order.weight import pack_weight
+from eagle3core.weights.fp8 import quantised
 
 pytestmark = pytest.mark.reference
 
@@ -39,6 +40,16 @@ def test_matrices_in_order_mean_what_they_meant(pairs: Pairs) -> None:
         assert torch.equal(plain.of(i, torch.bfloat16), weight[i])
         assert torch.equal(made.rolled().of(i, torch.float64), four_bits.rolled().of(i, torch.float64))
     assert plain.bias_of(0) is None
+    eight_bits = [quantised(matrix) for matrix in weight]
+    eight = in_order(2, lambda i: eight_bits[i], pairs)
+    stored_rows, scales = (torch.stack(t) for t in zip(*eight_bits, strict=True))
+    whole = PlainMatrices(stored_rows, None, scales)
+    for i in range(2):
+        expected = eight_bits[i][0].double() * eight_bits[i][1][:, None].double()
+        assert torch.equal(eight.of(i, torch.float64), expected)
+        assert torch.equal(whole.of(i, torch.float64), expected)
+        assert torch.equal(whole.rolled().of(i, torch.float64), whole.of(i - 1, torch.float64))
+        assert torch.equal(eight.rolled().of(i, torch.float64), eight.of(i - 1, torch.float64))
 
 
 @pytest.mark.parametrize(("pairs", "kind"), [(HALVES, "swiglu"), (COLUMNS, "store")])
