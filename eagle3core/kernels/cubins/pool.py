@@ -113,10 +113,10 @@ class Pool:
 
 def processes_for(n_jobs: int, bytes_each: int) -> int:
     """How many processes are worth starting: one a job, as far as processors and free memory go, at least one."""
-    return max(1, min(n_jobs, _processors(), available_host_bytes() // bytes_each))
+    return max(1, min(n_jobs, processors(), available_host_bytes() // bytes_each))
 
 
-def _processors() -> int:
+def processors() -> int:
     """Processors that this process may use; a container's share of them where that is less."""
     n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = Path("/sys/fs/cgroup/cpu.max")

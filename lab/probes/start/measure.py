@@ -147,7 +147,7 @@ def values_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "first_token_s": statistics.median(first), "first_token_s_samples": first,
         "second_token_s": statistics.median(second), **block("part_s", parts), **facts,
-        "n_processors": len(os.sched_getaffinity(0)),
+        "n_processors": cubins.processors(),
     }  # fmt: skip
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import re
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 from eagle3core.kernels import compile as compile_module
+from eagle3core.kernels import registry
 from eagle3core.kernels.card import Variant, parameters
 from eagle3core.kernels.compile import compile_variant
 from eagle3core.kernels.isa import inlined as inlined_module
@@ -129,6 +131,20 @@ def test_a_function_that_is_called_with_several_numbers_is_compiled_once_and_eac
     places = {int(n) for n in re.findall(r"\[\$?\S*\+(\d+)\]|add\.s64\s[^;]*, (\d+);", text) for n in n if n}
     assert {4, 24, 44} <= places, "addresses are constants"
     assert "setp" not in text, "no number is looked at when the kernel runs"
+
+
+@pytest.mark.slow
+def test_the_kernel_that_takes_longest_takes_less_than_eight_seconds_of_a_processor() -> None:
+    """A start with no kernels stored waits at least as long as its longest one takes."""
+    wanted = "attention_rows_bf16_128_4_16x4_s4_8x1_u2_joined"  # of 8B's prompts
+    card = registry()["attention"]
+    [variant] = [each for each in card.slow_variants("sm_90a") if each.name == wanted]
+    compile_module._library.cache_clear()
+    inlined_module._COMPILED.clear()
+    began = time.process_time()
+    compile_variant(variant, "sm_90a")
+    assert time.process_time() - began < 8.0
+    assert len(inlined_module._COMPILED) < 60, "each function once for its types, whatever numbers it is called with"
 
 
 def test_the_bytes_of_a_kernel_do_not_tell_what_was_compiled_before_it() -> None:

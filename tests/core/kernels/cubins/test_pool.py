@@ -119,7 +119,7 @@ def test_no_process_outlives_a_program_that_is_interrupted_or_killed(number: int
 
 
 def test_there_are_no_more_processes_than_jobs_processors_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "_processors", lambda: 16)
+    monkeypatch.setattr(pool_module, "processors", lambda: 16)
     monkeypatch.setattr(pool_module, "available_host_bytes", lambda: 4000)
     assert [processes_for(3, 1), processes_for(100, 1), processes_for(100, 1000), processes_for(100, 9000)] == [
         3, 16, 4, 1

@@ -136,7 +136,7 @@ def test_the_command_writes_a_row_a_kind_of_start_and_says_when_each_had_its_fir
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "start.jsonl"
-    assert main(["bench", "start", "--spec", "0,2", "--context", "16", "--device", "cpu", "--out", str(out)]) == 0
+    assert main(["startup", "--spec", "0,2", "--context", "16", "--device", "cpu", "--out", str(out)]) == 0
     rows = list(read_rows(out))
     assert [row.name for row in rows] == ["nano/plain/plain torch", "nano/spec-2/plain torch"]
     assert figures.chosen(out) == rows
