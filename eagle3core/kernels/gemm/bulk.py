@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eagle3core.kernels.gemm.fp8.blocks import BLOCK_UNITS, make_block_sums
+from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
 from eagle3core.kernels.gemm.fp8.operands import make_load_widened
 from eagle3core.kernels.gemm.products import FRAGMENT
 
@@ -35,8 +35,8 @@ def make_bulk_ring(
     In all three, `ring` and `full` are the shared addresses of the warp's stages and barriers, `source` and `source_x`
     the addresses of its first unit of W and of this lane's first 16 bytes of x, `pitch` and `pitch_x` the bytes from a
     tile of W or x to the next, `has_row` and `has_far` whether this lane's row of the first and of the second tile of
-    x is there, `operands` a register array of 8 `units` `x_tiles` int32. With `blocks` sums go to `totals` by block,
-    whose scales lie from `scales_at` to `scales_end`; without, the last six are not read.
+    x is there, `operands` a register array of 8 `units` `x_tiles` int32. `totals`, `held` and
+    `walk` are those of `make_block_walk`.
     """
     cuda, i32 = isa.cuda, isa.i32
     piece, x_bytes = units * (FRAGMENT if fp8 else 2 * FRAGMENT), units * _UNIT_BYTES
@@ -45,8 +45,7 @@ def make_bulk_ring(
     load_even, multiply_even = _make_half(isa, dtype, x_tiles, w_tiles, units, 0, fp8)
     load_odd, multiply_odd = _make_half(isa, dtype, x_tiles, w_tiles, units, 4 * units * x_tiles, fp8)
 
-    block_mask = BLOCK_UNITS - 1
-    load_scales, add_block = make_block_sums(isa, x_tiles=x_tiles, w_tiles=w_tiles)
+    _, add_stage, _ = make_block_walk(isa, blocks=blocks, units=units, x_tiles=x_tiles, w_tiles=w_tiles)
 
     def copy_stage(target: Any, source: Any, pitch: Any, barrier: Any, lane: Any) -> None:
         if lane == 0:
@@ -87,8 +86,7 @@ def make_bulk_ring(
 
     def multiply_all(
         accumulators: Any, operands: Any, ring: Any, full: Any, source: Any, pitch: Any, source_x: Any, pitch_x: Any,
-        has_row: Any, has_far: Any, n_steps: Any, lane: Any, totals: Any, held: Any, scales_at: Any, scales_end: Any,
-        scales_pitch: Any, unit: Any,
+        has_row: Any, has_far: Any, n_steps: Any, lane: Any, totals: Any, held: Any, walk: Any,
     ) -> None:  # fmt: skip
         own = i32(ring + lane * 16)
         reading, barrier, parity, left = i32(0), i32(0), i32(0), n_steps
@@ -98,12 +96,7 @@ def make_bulk_ring(
         while left > 0:
             isa.mbarrier_wait(i32(full + barrier), parity)
             multiply_even(accumulators, operands, i32(own + reading))
-            if blocks:
-                unit = i32(unit + units)
-                if units == BLOCK_UNITS or unit & block_mask == 0 or left == 1:
-                    add_block(accumulators, totals, held)
-                    scales_at = min(scales_at + 8, scales_end)
-                    load_scales(held, scales_at, scales_pitch)
+            add_stage(accumulators, totals, held, walk, left == 1)
             # Other lanes may still be reading this stage: they meet before it is filled again.
             if left > stages:
                 cuda.syncwarp()
@@ -115,12 +108,7 @@ def make_bulk_ring(
             if left > 1:
                 isa.mbarrier_wait(i32(full + barrier), parity)
                 multiply_odd(accumulators, operands, i32(own + reading))
-                if blocks:
-                    unit = i32(unit + units)
-                    if units == BLOCK_UNITS or unit & block_mask == 0 or left == 2:
-                        add_block(accumulators, totals, held)
-                        scales_at = min(scales_at + 8, scales_end)
-                        load_scales(held, scales_at, scales_pitch)
+                add_stage(accumulators, totals, held, walk, left == 2)
                 if left > stages + 1:
                     cuda.syncwarp()
                     copy_stage(i32(ring + reading), at + piece, pitch, i32(full + barrier), lane)

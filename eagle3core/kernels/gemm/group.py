@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.gemm.epilogue import Epilogue
-from eagle3core.kernels.gemm.fp8.blocks import BLOCK_UNITS, make_block_sums
+from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
 from eagle3core.kernels.gemm.fp8.operands import make_load_widened
 from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
 from eagle3core.kernels.gemm.scale import make_put_scales
@@ -111,8 +111,8 @@ def make_gemm_group(
         scale_at=scale_at, together=together, scales_rows=fp8 and not blocks,
     )  # fmt: skip
     load_widened = make_load_widened(isa, dtype)
-    load_scales, add_block = make_block_sums(isa, x_tiles=x_tiles, w_tiles=1)
-    block_shift, block_mask = BLOCK_UNITS.bit_length() - 1, BLOCK_UNITS - 1
+    begin_blocks, add_stage, take_blocks = make_block_walk(isa, blocks=blocks, units=units, x_tiles=x_tiles, w_tiles=1)
+    n_block_sums = n_sums if blocks else 1
 
     def gemm_group(
         x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
@@ -170,16 +170,11 @@ def make_gemm_group(
             own_totals = i32(base + totals_at + tid * 4)
             own_w = i32(base + warp * (units * unit_bytes_w) + lane * 16)
             reading, barrier, parity, stream = i32(0), i32(0), i32(0), first
-            if blocks:
-                next_unit = i32((first * n_units) >> 2)
-                # A warp past the last tile multiplies that one again, and so takes its scales.
-                own_tile, n_blocks = min(i32(tile0 + warp), i32(tiles - 1)), i64(n_units >> block_shift)
-                scales_at = ordered + (i64(own_tile) * n_blocks + (next_unit >> block_shift)) * 8
-                scales_end = ordered + ((i64(own_tile) + 1) * n_blocks - 1) * 8
-                block_scales, stream_sums = cuda.local.array(2, f32), cuda.local.array(n_sums, f32)
-                load_scales(block_scales, scales_at, i64(0))
-                for i in range(n_sums):
-                    stream_sums[i] = zero
+            # A warp past the last tile multiplies that one again, and so takes its scales.
+            own_tile = min(i32(tile0 + warp), i32(tiles - 1))
+            stream_sums = cuda.local.array(n_block_sums, f32)
+            held, block_walk = cuda.local.array(2, f32), cuda.local.array(4, i64)
+            begin_blocks(stream_sums, held, block_walk, ordered, own_tile, n_units, i32((first * n_units) >> 2))
             while stream <= last:
                 for i in range(n_sums):
                     accumulators[i] = zero
@@ -226,16 +221,8 @@ def make_gemm_group(
                     reading, barrier = i32(reading + stage_bytes), i32(barrier + 8)
                     if barrier == 8 * stages:
                         reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
-                    if blocks:
-                        next_unit = i32(next_unit + units)
-                        if units == BLOCK_UNITS or next_unit & block_mask == 0:
-                            add_block(accumulators, stream_sums, block_scales)
-                            scales_at = min(scales_at + 8, scales_end)
-                            load_scales(block_scales, scales_at, i64(0))
-                if blocks:
-                    for i in range(n_sums):
-                        accumulators[i] = stream_sums[i]
-                        stream_sums[i] = zero
+                    add_stage(accumulators, stream_sums, held, block_walk, False)
+                take_blocks(accumulators, stream_sums)
                 if split == 1:
                     if spilled:
                         # ((s0 + s1) + s2) + s3, the total on the left. A thread's totals are its own: no barrier.

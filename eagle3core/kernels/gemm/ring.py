@@ -22,7 +22,7 @@ import numpy as np
 from eagle3core.kernels.gemm.bulk import make_bulk_ring
 from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch, make_pairing
 from eagle3core.kernels.gemm.finish import make_finish
-from eagle3core.kernels.gemm.fp8.blocks import BLOCK_UNITS, make_block_sums
+from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
 from eagle3core.kernels.gemm.fp8.operands import make_fetch_scales
 from eagle3core.kernels.gemm.products import FRAGMENT as FRAGMENT
 from eagle3core.kernels.gemm.products import make_multiply
@@ -92,8 +92,7 @@ def make_gemm_ring(
     n_items = 64 * x_tiles * w_tiles  # pairs of rows of W, by rows of x
     items = (n_items + threads - 1) // threads
     n_held, n_scales = 6 * items, 2 * items  # what `fetch` and `fetch_scales` give
-    by_row, n_blocks_held = fp8 and not blocks, 2 * w_tiles
-    block_shift, block_mask = BLOCK_UNITS.bit_length() - 1, BLOCK_UNITS - 1
+    by_row, n_block_scales = fp8 and not blocks, 2 * w_tiles
     scale_rows = x_rows // STREAMS
     scale_at = STREAMS * block_sums * 4
     n_operands = 8 * units * x_tiles  # x of two stages, where it goes straight to registers (`bulk`)
@@ -130,7 +129,10 @@ def make_gemm_ring(
         isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units, stages=stages, fp8=fp8,
         blocks=blocks,
     )  # fmt: skip
-    load_scales, add_block = make_block_sums(isa, x_tiles=x_tiles, w_tiles=w_tiles)
+    begin_blocks, add_stage, take_blocks = make_block_walk(
+        isa, blocks=blocks, units=units, x_tiles=x_tiles, w_tiles=w_tiles
+    )
+    n_totals = 4 * w_tiles * x_tiles if blocks else 1
     multiply = make_multiply(
         isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units,
         pitches=(units * FRAGMENT, units * tile_bytes_w), steps=(FRAGMENT, tile_bytes_w), fp8=fp8,
@@ -184,15 +186,9 @@ def make_gemm_ring(
                     copy_w(i32(own + stage * stage_bytes), sources, partner, offset, loading, n_units, t)
                     offset += units * unit_bytes
                     loading = i32(loading + units)
-        # Scales of the stream's first block; those of the last one are asked for once more where there is no next.
-        scales_at, scales_end, scales_pitch = i64(0), i64(0), i64(0)
-        if blocks:
-            n_blocks = i32((n_units + block_mask) >> block_shift)
-            scales_pitch = i64(n_blocks) * 8
-            scales_end = ordered + i64(tile0) * scales_pitch + i64(n_blocks - 1) * 8
-            scales_at = min(ordered + i64(tile0) * scales_pitch + i64(unit >> block_shift) * 8, scales_end)
-            block_scales = cuda.local.array(n_blocks_held, f32)
-            load_scales(block_scales, scales_at, scales_pitch)
+        totals, block_scales = cuda.local.array(n_totals, f32), cuda.local.array(n_block_scales, f32)
+        block_walk = cuda.local.array(4, i64)
+        begin_blocks(totals, block_scales, block_walk, ordered, tile0, n_units, unit)
         if overlap:
             isa.wait_previous()  # only weights, which no kernel writes, were read before
 
@@ -242,19 +238,10 @@ def make_gemm_ring(
         accumulators = cuda.local.array(n_accumulators, f32)
         for i in range(n_accumulators):
             accumulators[i] = zero
-        if blocks:
-            totals = cuda.local.array(n_accumulators, f32)
-            for i in range(n_accumulators):
-                totals[i] = zero
-        if bulk and blocks:
+        if bulk:
             multiply_all(
                 accumulators, operands_x, ring, full, source_w, pitch, source_x, tile_bytes, has_row, has_far, n_steps,
-                lane, totals, block_scales, scales_at, scales_end, scales_pitch, unit,
-            )  # fmt: skip
-        elif bulk:
-            multiply_all(
-                accumulators, operands_x, ring, full, source_w, pitch, source_x, tile_bytes, has_row, has_far, n_steps,
-                lane, accumulators, accumulators, scales_at, scales_end, scales_pitch, unit,
+                lane, totals, block_scales, block_walk,
             )  # fmt: skip
         else:
             reading, writing = i32(0), i32(ahead * stage_bytes)
@@ -271,12 +258,7 @@ def make_gemm_ring(
                 isa.copy_commit()
                 # Units upwards, two products each: within a stream this is the order of sums.
                 multiply(accumulators, own + x_offset, own, reading)
-                if blocks:
-                    unit = i32(unit + units)
-                    if units == BLOCK_UNITS or unit & block_mask == 0 or step == n_steps - 1:
-                        add_block(accumulators, totals, block_scales)
-                        scales_at = min(scales_at + 8, scales_end)
-                        load_scales(block_scales, scales_at, scales_pitch)
+                add_stage(accumulators, totals, block_scales, block_walk, step == n_steps - 1)
                 reading = i32(reading + stage_bytes)
                 if reading == ring_bytes:
                     reading = i32(0)
@@ -284,9 +266,7 @@ def make_gemm_ring(
                 if writing == ring_bytes:
                     writing = i32(0)
             wait_all()  # nothing may still land where the sums go next
-        if blocks:
-            for i in range(n_accumulators):
-                accumulators[i] = totals[i]
+        take_blocks(accumulators, totals)
 
         # The warps' sums meet in shared memory: [stream][tile][x row][16 rows of W], the lower rows of pairs first.
         # All warps have read their rings, which the sums overwrite.

@@ -17,18 +17,26 @@ import numpy as np
 BLOCK_UNITS = 4  # units of 32 k of a block
 
 
-def make_block_sums(isa: Any, *, x_tiles: int, w_tiles: int) -> tuple[Any, Any]:
-    """Inlined `load_scales(held, at, pitch)` and `add_block(accumulators, totals, held)`, of one warp.
+def make_block_walk(isa: Any, *, blocks: bool, units: int, x_tiles: int, w_tiles: int) -> tuple[Any, Any, Any]:
+    """Inlined `begin`, `add_stage` and `take`, of one warp and a stream after another; nothing without `blocks`.
 
-    `held` has 2 f32 a tile of W, the scales of its lower and upper eight rows; a block's lie at `at`, those of the next
-    tile `pitch` bytes on. They are asked for a block ahead, so nobody waits for them. `accumulators` and `totals` have
-    4 f32 a pair of tiles, [tile of W][tile of x]; the former begin the next block as zeros.
+    `begin(totals, held, walk, scales, tile, n_units, unit)`: before unit `unit`; asks for the first block's scales.
+    `add_stage(accumulators, totals, held, walk, is_last)`: a stage of `units` has been multiplied; where a block or the
+    stream ends with it, its sums go to the totals and are zeros again. Scales are asked for a block ahead, so nobody
+    waits for them; behind the last block those of the last one.
+    `take(accumulators, totals)`: the sums of the stream, and zeros in the totals.
+
+    `accumulators` and `totals` have 4 f32 a pair of tiles, [tile of W][tile of x]; `held` 2 f32 a tile of W, the scales
+    of its lower and upper eight rows; `walk` 4 int64: where the block's scales lie, those of the last, the bytes from a
+    tile's to the next one's, and the next unit. All are calls and not branches of a kernel, whose code over other
+    formats stays as it was.
     """
-    fused, zero = isa.fused, np.float32(0)
+    i32, i64, fused, zero = isa.i32, isa.i64, isa.fused, np.float32(0)
+    n_sums, shift, mask = 4 * x_tiles * w_tiles, BLOCK_UNITS.bit_length() - 1, BLOCK_UNITS - 1
 
-    def load_scales(held: Any, at: Any, pitch: Any) -> None:
+    def load_scales(held: Any, walk: Any) -> None:
         for r in range(w_tiles):
-            held[2 * r], held[2 * r + 1] = isa.load_f32x2(at + r * pitch)
+            held[2 * r], held[2 * r + 1] = isa.load_f32x2(walk[0] + r * walk[2])
 
     def add_block(accumulators: Any, totals: Any, held: Any) -> None:
         for r in range(w_tiles):
@@ -42,4 +50,30 @@ def make_block_sums(isa: Any, *, x_tiles: int, w_tiles: int) -> tuple[Any, Any]:
                 for c in range(4):
                     accumulators[q + c] = zero
 
-    return isa.inlined(load_scales), isa.inlined(add_block)
+    load_scales, add_block = isa.inlined(load_scales), isa.inlined(add_block)
+
+    def begin(totals: Any, held: Any, walk: Any, scales: Any, tile: Any, n_units: Any, unit: Any) -> None:
+        if blocks:
+            n_blocks = i64(i32((n_units + mask) >> shift))
+            first = scales + i64(tile) * n_blocks * 8
+            walk[1], walk[2], walk[3] = first + (n_blocks - 1) * 8, n_blocks * 8, i64(unit)
+            walk[0] = min(first + i64(unit >> shift) * 8, walk[1])
+            load_scales(held, walk)
+            for i in range(n_sums):
+                totals[i] = zero
+
+    def add_stage(accumulators: Any, totals: Any, held: Any, walk: Any, is_last: Any) -> None:
+        if blocks:
+            walk[3] = walk[3] + units
+            if units == BLOCK_UNITS or walk[3] & mask == 0 or is_last:
+                add_block(accumulators, totals, held)
+                walk[0] = min(walk[0] + 8, walk[1])
+                load_scales(held, walk)
+
+    def take(accumulators: Any, totals: Any) -> None:
+        if blocks:
+            for i in range(n_sums):
+                accumulators[i] = totals[i]
+                totals[i] = zero
+
+    return isa.inlined(begin), isa.inlined(add_stage), isa.inlined(take)

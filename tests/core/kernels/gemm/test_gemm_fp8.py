@@ -11,6 +11,7 @@ import pytest
 import torch
 from device_engines import BY_MEANING, device_runner, write_nano_pair
 from gemm_examples import STORE, example
+from quantised_heads import write_fp8
 from rings import slow_but, slow_from
 
 from eagle3core.errors import KernelLimit
@@ -309,6 +310,23 @@ def test_products_of_an_fp8_draft_have_keys_and_cases_of_their_own(tmp_path: Pat
         tiling = tiling_for("sm_90a", product.m, product.key)
         assert isinstance(tiling, Fp8Tiling)
         assert variants_of("gemm", "sm_90a", product.case, asdict(tiling))[-1].constants["fp8"] is True
+
+
+@pytest.mark.emulated
+def test_products_of_a_target_stored_in_blocks_have_keys_and_cases_of_their_own(tmp_path: Path) -> None:
+    pair = write_nano_pair(tmp_path, n_layers=1, vocab=64, taps=(0, 1), hidden=256)
+    stored = write_fp8(pair[0], tmp_path / "stored", "fp8", block=(16, 128)), pair[1]
+    runner = device_runner(stored, 2, BY_MEANING, n_slots=1)
+    products = {product for program in runner.all_programs for product in products_of(program)}
+    dtypes = {product.tag: product.key.dtype for product in products if product.tag.startswith("BASE")}
+    assert dtypes["BASE_QKV"] == dtypes["BASE_FFN_GATE_UP"] == "bf16_fp8_blocks"
+    assert dtypes["BASE_O"] == dtypes["BASE_FFN_DOWN"] == "bf16_fp8", "of at most 128 columns a row has one scale"
+    assert dtypes["BASE_LM_HEAD"] == "bf16"
+    for product in products:
+        if product.key.dtype == "bf16_fp8_blocks":
+            assert product.case["fp8"] == "blocks"
+            tiling = tiling_for("sm_90a", product.m, product.key)
+            assert variants_of("gemm", "sm_90a", product.case, asdict(tiling))[-1].constants["blocks"] is True
 
 
 @pytest.mark.reference
