@@ -24,6 +24,7 @@ from eagle3core.geometry import BlockGeometry, CacheScales, TargetGeometry
 from eagle3core.speculative import CacheDtype
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+BESIDE_WEIGHTS = ("rotary_emb.inv_freq", *OF_A_CACHE)  # ends of names that a target may bring and no weight has
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def load_target(
         most = f"no more than the {len(files.names)} tensors there are"
         raise config.bad("num_hidden_layers", geometry.n_layers, most)
     shapes = dict(target_shapes(geometry))
-    given = {name: name for name in files.names if not name.endswith(("rotary_emb.inv_freq", *OF_A_CACHE))}
+    given = {name: name for name in files.names if not name.endswith(BESIDE_WEIGHTS)}
     require_names(files, shapes, given, [HEAD] if geometry.tie_word_embeddings else [])
     weights: dict[str, Tensor] = {}
     for name, shape in shapes.items():

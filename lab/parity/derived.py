@@ -142,15 +142,14 @@ class CacheWrite:
 
 def cache_write(call: Call) -> CacheWrite | None:
     """Of a map of q, k and v, or of the launch behind it where heads are normed first; None of any other call."""
-    of, names = call.operands, ("positions", "slots", "table")
+    of = call.operands
     if call.op == "rope":
-        return CacheWrite(
-            of["q"], of["k_blocks"], of["v_blocks"], **{name: of[name] for name in names}, factors=of.get("factors")
-        )
-    if call.op != "gemm" or of.get("slots") is None:
+        q, k, v = of["q"], of["k_blocks"], of["v_blocks"]
+    elif call.op == "gemm" and of.get("slots") is not None:
+        q, k, v = of["y"].view(len(of["y"]), of["q_heads"], -1), of["second"], of["third"]
+    else:
         return None
-    q = of["y"].view(len(of["y"]), of["q_heads"], -1)
-    return CacheWrite(q, of["second"], of["third"], **{name: of[name] for name in names}, factors=of.get("factors"))
+    return CacheWrite(q, k, v, of["positions"], of["slots"], of["table"], of.get("factors"))
 
 
 def _projections(product: Mapping[str, Any], write: CacheWrite) -> tuple[Tensor, Tensor]:

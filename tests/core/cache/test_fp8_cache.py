@@ -27,7 +27,7 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaForCausalLM
 
 from eagle3core import CheckpointError, ConfigError, Engine, EngineConfig, SpeculativeConfig
-from eagle3core.checkpoint import load_target
+from eagle3core.checkpoint import load_target, preflight
 from eagle3core.geometry import CacheScales
 from eagle3core.weights import PackedTarget
 from lab.pairs import shipped_pair
@@ -204,6 +204,7 @@ def test_scales_are_read_where_the_cache_is_in_fp8_and_else_left(pair: Pair, tmp
     scaled = with_scales(pair[0], tmp_path / "scaled", writer)
     assert list(load_target(scaled, cache_dtype="fp8").cache_scales) == read_scales()
     assert load_target(scaled).cache_scales == ()
+    assert preflight(scaled, pair[1]).errors == ()
     assert set(load_target(pair[0], cache_dtype="fp8").cache_scales) == {CacheScales(1.0, 1.0)}
     engine = Engine.from_pretrained(scaled, EngineConfig(device="cpu", session_len=64, **FP8))
     assert [layer.cache_scales for layer in engine.target.layers] == read_scales()
