@@ -64,6 +64,7 @@ class ShapesOptions(_EngineOptions):
     out: Path = option("shapes.json", "the log", metavar="FILE")
     spec: Depths = option("0,3", "drafts a step", metavar="K,...")
     prefill_chunk: int = option(512, "rows of the largest pass over prompts", ge=1)
+    least_rows: int = option(1, "products of fewer rows are left out", ge=1)
 
 
 class SweepOptions(_EngineOptions):

@@ -51,7 +51,8 @@ def log_shapes(options: ShapesOptions) -> int:
         for k in options.spec:
             session = point.context + options.micro_tokens + HEADROOM
             runner = subject.runner(Setting(k, point.batch, session, chunk=options.prefill_chunk))
-            write_shapes(options.out, runner.gemms.counts)
+            counts = {product: n for product, n in runner.gemms.counts.items() if product.m >= options.least_rows}
+            write_shapes(options.out, counts)
     found = load_shapes(options.out)
     tags = sorted({product.tag for product in found})
     tell_summary({"command": "sweep shapes", "n_shapes": len(found), "tags": tags})

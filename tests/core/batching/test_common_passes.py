@@ -280,3 +280,23 @@ def test_prompts_alone_take_the_largest_passes_and_beside_running_requests_small
         pass
     assert rows == [256, 128, 128], "a share of a fifth allows 128 rows"
     assert first.token_ids == second.token_ids
+
+
+def test_many_short_prompts_fill_wide_passes_and_the_rest_of_a_long_one_takes_a_small_pass() -> None:
+    sizes = replace(SIZES, n_slots=64, chunk=2048)
+    shapes = chunk_shapes(sizes, kernels=True)
+
+    def rows_of_passes(lengths: list[int]) -> list[int]:
+        found, readings = [], readings_of(lengths)
+        while left := [reading for reading in readings if not reading.is_done]:
+            parts, shape = parts_of_pass(left, shapes, shapes[-1])
+            assert sum(part.n == part.reading.n_left for part in parts) <= sizes.n_ends
+            found.append(shape.rows)
+            for reading, n in parts:
+                reading.n_read += n
+        return found
+
+    assert rows_of_passes([100] * 64) == [2048] * 4
+    assert rows_of_passes([2048 * 3 + 20]) == [2048, 2048, 2048, 64]
+    assert rows_of_passes([64]) == [64]
+    assert rows_of_passes([512, 1]) == [1024]

@@ -64,3 +64,15 @@ def test_17_to_64_rows_try_at_most_12_tilings_of_several_heights_units_and_depth
     assert any(tiling.together for tiling in groups) == (n_w <= 6144), "small maps share K, large ones need not"
     for tiling in groups:
         assert 8 * tiling.x_tiles >= rows, "one block holds all rows"
+
+
+@pytest.mark.reference
+def test_clusters_compete_where_blocks_of_x_are_a_multiple_and_nobody_shares_k() -> None:
+    def clusters(rows: int) -> set[tuple[int, int]]:
+        found = gemm_candidates("sm_90a", rows, 256, 4096, packed=True)
+        return {(-(-rows // (8 * one.x_tiles)), one.cluster) for one in found if one.cluster > 1 and one.split == 1}
+
+    assert clusters(512) == {(2, 2), (4, 2), (4, 4)}
+    assert clusters(384) == {(2, 2)}, "three blocks of 128 rows, two of 192"
+    assert clusters(64) == clusters(128) == set()
+    assert not any(one.cluster > 1 and one.split > 1 for one in gemm_candidates("sm_90a", 512, 256, 4096, packed=True))

@@ -199,6 +199,9 @@ def test_shapes_of_an_engine_are_logged_without_a_gpu(tmp_path: Path, capsys: py
     assert "EAGLE3_LM_HEAD_SMALLVOC" in capsys.readouterr().out
     found = load_shapes(out)
     assert {product.m for product in found if product.tag == "BASE_QKV"} >= {1, 2, 3, 6}
+    more = ["--prefill-chunk", "256", "--least-rows", "64", "--out", str(out)]
+    assert main(["sweep", "shapes", "--geometry", "nano", "--at", "64x2", "--spec", "0,2", *more]) == 0
+    assert {product.m for product in load_shapes(out)} == {64, 128, 256}, "passes over prompts alone"
     (tmp_path / "bad.json").write_text("{}")
     with pytest.raises(ExperimentError, match="holds no shapes"):
         load_shapes(tmp_path / "bad.json")
