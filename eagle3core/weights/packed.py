@@ -250,7 +250,7 @@ class Packer:
 
     def _experts(self, prefix: str, block: BlockGeometry) -> PackedExperts:
         self._give_back()
-        return pack_experts(self.get, lambda name: self.source(name).to(self.device), prefix, block)
+        return pack_experts(self.get, lambda name: self.source(name).to(self.device), prefix, block, self.weights)
 
     def head(self, weight: Tensor, *, may_share: bool) -> PackedLinear:
         """The output map of `weight: [V, E]`, padded; read as it lies if `may_share` and no padding is needed."""

@@ -7,6 +7,7 @@ from math import prod
 from eagle3core.checkpoint.experts.names import PACKED_BYTES
 from eagle3core.speculative import WeightFormat
 
+_TABLES = ("embed_tokens", "mlp.gate.", "mlp.router.")  # what is no linear map of a packed layer
 SINKS = ".sinks"  # how names of attention's end
 
 
@@ -18,7 +19,7 @@ def stored_bytes(name: str, shape: tuple[int, ...], itemsize: int, weights: Weig
     """
     if name.endswith(PACKED_BYTES):
         return prod(shape)
-    is_map = len(shape) == 2 and "embed_tokens" not in name
+    is_map = len(shape) == 2 and not any(part in name for part in _TABLES)
     if weights == "fp8" and is_map:
         return prod(shape) + 4 * shape[0]
     return (max(itemsize, 4) if name.endswith(SINKS) else itemsize) * prod(shape)

@@ -5,7 +5,7 @@ row's experts stand, and are added up, in ascending order, so its bits do not de
 Imports `isa`, `layer` and the kernels' door.
 """
 
-from eagle3core.kernels.experts.matrices import Matrices, Mxfp4Matrices, PlainMatrices
+from eagle3core.kernels.experts.matrices import Fp8Matrices, Matrices, Mxfp4Matrices, PlainMatrices
 from eagle3core.kernels.experts.route import chosen_of
 
-__all__ = ["Matrices", "Mxfp4Matrices", "PlainMatrices", "chosen_of"]
+__all__ = ["Fp8Matrices", "Matrices", "Mxfp4Matrices", "PlainMatrices", "chosen_of"]

@@ -59,4 +59,29 @@ class Mxfp4Matrices:
         return replace(self, blocks=self.blocks.roll(1, dims=0), scales=self.scales.roll(1, dims=0))
 
 
-Matrices = PlainMatrices | Mxfp4Matrices
+@dataclass(frozen=True)
+class Fp8Matrices:
+    """One map of every expert in FP8, as `weights.fp8` keeps other maps: a value is stored[r, c] * scale[r].
+
+    Attributes:
+        stored: `[X, rows, k]` e4m3. scales: `[X, rows]` fp32. bias: `[X, rows]` or None.
+    """
+
+    stored: Tensor
+    scales: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.stored, self.scales, *([] if self.bias is None else [self.bias])]
+
+    def of(self, expert: int, dtype: torch.dtype) -> Tensor:
+        """`[rows, k]` of one expert, the values that are meant."""
+        return self.stored[expert].to(dtype) * self.scales[expert, :, None].to(dtype)
+
+    def rolled(self) -> Fp8Matrices:
+        """The same with every matrix one expert further, the last first."""
+        return replace(self, stored=self.stored.roll(1, dims=0), scales=self.scales.roll(1, dims=0))
+
+
+Matrices = PlainMatrices | Mxfp4Matrices | Fp8Matrices

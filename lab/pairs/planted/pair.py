@@ -62,15 +62,17 @@ class PlantedPair:
         self.draft_weights.share_table(weights["model.embed_tokens.weight"])
         return TargetCheckpoint(self.geometry.target, weights, self.dtype)
 
-    def models(self, draft_weights: WeightFormat = "as_stored") -> tuple[PackedTarget, PackedDraft]:
+    def models(
+        self, draft_weights: WeightFormat = "as_stored", target_weights: WeightFormat = "as_stored"
+    ) -> tuple[PackedTarget, PackedDraft]:
         """Both models as an engine takes them on the pair's device, made tensor by tensor; the target has the taps.
 
-        `draft_weights`: the format of the draft's maps.
+        `draft_weights`, `target_weights`: the format of their maps.
         """
         geometry, block, packs = self.geometry, EngineConfig().block_size, packs_for(self.device, self.dtype)
         target = pack_target(
             geometry.target, self.target_weights.tensor, dtype=self.dtype, device=self.device, block=block,
-            taps=geometry.draft.taps, packs=packs,
+            taps=geometry.draft.taps, packs=packs, weights=target_weights,
         )  # fmt: skip
         self.draft_weights.share_table(target.embedding)
         named, mapping = self.draft_weights.tensor, self.tokens.draft_to_target

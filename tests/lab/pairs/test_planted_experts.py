@@ -12,8 +12,9 @@ from rings import slow_but
 from eagle3core import Engine, EngineConfig, GenerationConfig, SpeculativeConfig
 from eagle3core.checkpoint import draft_shapes, target_shapes
 from eagle3core.geometry import ExpertsGeometry, TargetGeometry
+from eagle3core.kernels.experts import Fp8Matrices
 from eagle3core.trace import RecordingTrace
-from eagle3core.weights import PackedExperts
+from eagle3core.weights import PackedExperts, stored_bytes
 from lab.errors import ExperimentError
 from lab.pairs.planted import GEOMETRIES, PlantedGeometry, PlantedPair, find_geometry
 from lab.pairs.planted.check import measure_margin
@@ -110,6 +111,26 @@ def test_greedy_output_follows_the_map_and_speculation_changes_no_token(name: st
     for k in (0, K):
         responses = source.engine(k, batch=2, session_len=64).generate(prompts, GenerationConfig(max_new_tokens=16))
         assert [response.token_ids for response in responses] == wanted
+
+
+def test_qwen3s_experts_are_kept_in_fp8_where_asked_for() -> None:
+    pair = PlantedPair(in_small("qwen3"), share=0.8, dtype=torch.bfloat16)
+    plain, quantised = (pair.models(target_weights=weights)[0] for weights in ("as_stored", "fp8"))
+    held = sum(tensor.numel() * tensor.element_size() for tensor in quantised.own_tensors())
+    assert held == sum(stored_bytes(*named, 2, "fp8") for named in target_shapes(pair.geometry.target))
+    for before, after in zip(plain.layers, quantised.layers, strict=True):
+        assert isinstance(before.mlp, PackedExperts)
+        assert isinstance(after.mlp, PackedExperts)
+        assert isinstance(after.mlp.down, Fp8Matrices)
+        for kept, maps in ((before.mlp.gate_up, after.mlp.gate_up), (before.mlp.down, after.mlp.down)):
+            wanted, found = kept.of(5, torch.float64), maps.of(5, torch.float64)
+            largest = wanted.abs().amax(1, keepdim=True)
+            assert bool(((found - wanted).abs() <= wanted.abs() / 16 + largest / 448 / 1024).all()), "4 bits of each"
+        assert torch.equal(before.mlp.router, after.mlp.router), "the choice is that of the plain target"
+    engine = Engine(replace(quantised, taps=()), None, pair.config(0, **SETTINGS))
+    (prompt,) = pair.prompts(1, 5)
+    (response,) = engine.generate([prompt], GenerationConfig(max_new_tokens=6))
+    assert response.token_ids == pair.tokens.follow(prompt[-1], 6)
 
 
 def test_a_token_takes_the_same_experts_in_any_context() -> None:
