@@ -22,7 +22,6 @@ from eagle3core.checkpoint.target import TargetCheckpoint, load_target, target_s
 from eagle3core.config import EngineConfig
 from eagle3core.errors import CheckpointError, ConfigError, KernelLimit
 from eagle3core.geometry import DrafterGeometry, TargetGeometry
-from eagle3core.kernels.card import DTYPES
 from eagle3core.kernels.launch import device_arch
 from eagle3core.speculative import DRAFT_TARGET, SpeculativeConfig, WeightFormat
 from eagle3core.step.kernel_limits import why_plain_torch
@@ -161,9 +160,11 @@ def backend_of(target: PackedTarget, runner: DeviceRunner | None = None) -> Back
     return Backend(device, reason, "kernels", f"kernels for {device_arch(device)}")
 
 
-def packs_for(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether weights on a device are packed for kernels there: on a GPU, in a dtype that kernels compute in."""
-    return device.type == "cuda" and dtype in DTYPES
+def packs_for(
+    device: torch.device, dtype: torch.dtype, target: TargetGeometry, draft: DrafterGeometry | None = None
+) -> bool:
+    """Whether weights on a device are packed for kernels there: on a GPU, of models that the kernels can run."""
+    return choose_path(Backend(device, "where the weights are"), target, draft, EngineConfig(), dtype).path == "kernels"
 
 
 def read_models(target_dir: str | Path, config: EngineConfig) -> Reading:

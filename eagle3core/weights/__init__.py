@@ -10,7 +10,7 @@ from eagle3core.weights.fp8 import quantised
 from eagle3core.weights.pack import pack_draft, pack_target
 from eagle3core.weights.packed import Drafter, PackedDraft, PackedLinear, PackedMlp, PackedTarget, Source
 from eagle3core.weights.rope import rope_frequencies
-from eagle3core.weights.stored import stored_bytes
+from eagle3core.weights.stored import kept_dtype, stored_bytes
 
 __all__ = [
     "Drafter",
@@ -21,6 +21,7 @@ __all__ = [
     "PackedMlp",
     "PackedTarget",
     "Source",
+    "kept_dtype",
     "pack_checkpoints",
     "pack_draft",
     "pack_eagle",

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from math import prod
 
+import torch
+
 from eagle3core.checkpoint.experts.names import PACKED_BYTES
+from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 from eagle3core.speculative import WeightFormat
 
 _TABLES = ("embed_tokens", "mlp.gate.", "mlp.router.")  # what is no linear map of a packed layer
 SINKS = ".sinks"  # how names of attention's end
+
+
+def kept_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """In which a weight of a checkpoint is kept by models in `dtype`: bytes of 4 bits as they are, sinks as attention
+    sums."""
+    if name.endswith(PACKED_BYTES):
+        return torch.uint8
+    return accumulation_dtype(dtype) if name.endswith(SINKS) else dtype
 
 
 def stored_bytes(name: str, shape: tuple[int, ...], itemsize: int, weights: WeightFormat = "as_stored") -> int:

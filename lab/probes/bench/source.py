@@ -167,7 +167,8 @@ def open_pair(scenario: Scenario) -> PairSource:
     named = (checkpoint.weights, head.weights, head.draft_to_target)
     target = pack_target(
         checkpoint.geometry, checkpoint.weights.__getitem__, dtype=dtype, device=torch.device(scenario.device),
-        block=EngineConfig().block_size, taps=head.geometry.taps, packs=packs_for(torch.device(scenario.device), dtype),
+        block=EngineConfig().block_size, taps=head.geometry.taps,
+        packs=packs_for(torch.device(scenario.device), dtype, checkpoint.geometry, head.geometry),
     )  # fmt: skip
     draft = pack_draft(
         head.geometry, head.weights.__getitem__, head.draft_to_target, target, block=EngineConfig().block_size,

@@ -16,7 +16,7 @@ from eagle3core.config import EngineConfig
 from eagle3core.kernels import Variant, cubins, launch
 from eagle3core.speculative import WeightFormat
 from eagle3core.step import EagerReplayer, GraphReplayer, variants_of
-from eagle3core.weights import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
+from eagle3core.weights import PackedDraft, PackedTarget, Source, kept_dtype, pack_checkpoints, pack_draft, pack_target
 from lab.options.proofs import PartName
 from lab.pairs import shipped_pair
 from lab.pairs.planted import PlantedGeometry, TokenMap, find_geometry
@@ -257,7 +257,7 @@ def shapes_of(geometry: PlantedGeometry, arch: str, draft_weights: WeightFormat 
     """A geometry's pair without weights."""
 
     def empty(shapes: dict[str, tuple[int, ...]]) -> Source:
-        return lambda name: torch.empty(shapes[name], dtype=torch.bfloat16, device=_META)
+        return lambda name: torch.empty(shapes[name], dtype=kept_dtype(name, torch.bfloat16), device=_META)
 
     target, draft = geometry.target, geometry.draft
     common: dict[str, Any] = {"block": EngineConfig().block_size}

@@ -11,7 +11,7 @@ from rings import slow_but
 
 from eagle3core import Engine, EngineConfig, GenerationConfig, SpeculativeConfig
 from eagle3core.checkpoint import draft_shapes, target_shapes
-from eagle3core.geometry import ExpertsGeometry, TargetGeometry
+from eagle3core.geometry import ExpertsGeometry
 from eagle3core.kernels.experts import Fp8Matrices
 from eagle3core.trace import RecordingTrace
 from eagle3core.weights import PackedExperts, stored_bytes
@@ -26,6 +26,7 @@ from lab.probes.bench.floors import draft_weight_bytes, weight_bytes
 from lab.probes.bench.rounds import Work
 from lab.probes.bench.routed import count_experts, routing_values
 from lab.probes.bench.source import PairSource
+from lab.probes.proofs.plans import shapes_of
 
 pytestmark = pytest.mark.reference
 
@@ -113,6 +114,19 @@ def test_greedy_output_follows_the_map_and_speculation_changes_no_token(name: st
         assert [response.token_ids for response in responses] == wanted
 
 
+def test_shapes_without_weights_have_bytes_where_weights_have() -> None:
+    packed = shapes_of(find_geometry("gpt-oss-120b"), "sm_90a").target
+    for i, layer in enumerate(packed.layers):
+        assert isinstance(layer.mlp, PackedExperts)
+        assert layer.mlp.gate_up.tensors[0].dtype == torch.uint8, i
+        assert layer.sinks is not None
+        assert layer.sinks.dtype == torch.float32
+    held = sum(tensor.numel() * tensor.element_size() for layer in packed.layers for tensor in layer.tensors)
+    geometry = packed.geometry
+    beside = 2 * (2 * geometry.vocab_size + 1) * geometry.block.hidden_size  # table, head and the last norm
+    assert held == weight_bytes(geometry, 2) - beside
+
+
 def test_qwen3s_experts_are_kept_in_fp8_where_asked_for() -> None:
     pair = PlantedPair(in_small("qwen3"), share=0.8, dtype=torch.bfloat16)
     plain, quantised = (pair.models(target_weights=weights)[0] for weights in ("as_stored", "fp8"))
@@ -190,7 +204,7 @@ def test_a_written_pair_decodes_alike_and_hugging_face_agrees(name: str, tmp_pat
     written = write_pair(tmp_path / "pair", pair)
     spec = SpeculativeConfig(model=str(written.draft), num_speculative_tokens=K)
     engine = Engine.from_pretrained(written.target, EngineConfig(**SETTINGS, device="cpu", speculative_config=spec))
-    assert shapes_of(engine.target.geometry) == shapes_of(pair.geometry.target)
+    assert dict(target_shapes(engine.target.geometry)) == dict(target_shapes(pair.geometry.target))
     prompts = pair.prompts(2, 24)
     responses = engine.generate(prompts, GenerationConfig(max_new_tokens=8))
     assert [r.token_ids for r in responses] == [pair.tokens.follow(prompt[-1], 8) for prompt in prompts]
@@ -200,7 +214,3 @@ def test_a_written_pair_decodes_alike_and_hugging_face_agrees(name: str, tmp_pat
     ours = torch.stack([causal_logits(dict(pair.target_weights), pair.geometry.target, row) for row in ids])
     assert torch.equal(theirs.argmax(-1), pair.tokens.successor[ids])
     assert float((ours - theirs).abs().max()) < 1e-3 * float(theirs.abs().max())
-
-
-def shapes_of(geometry: TargetGeometry) -> dict[str, tuple[int, ...]]:
-    return dict(target_shapes(geometry))
