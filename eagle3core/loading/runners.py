@@ -11,7 +11,7 @@ from eagle3core.backend import Backend
 from eagle3core.config import EngineConfig
 from eagle3core.errors import ConfigError, KernelLimit
 from eagle3core.geometry import DrafterGeometry, TargetGeometry
-from eagle3core.kernels.card import DTYPES, Variant
+from eagle3core.kernels.card import Variant
 from eagle3core.kernels.launch import device_arch
 from eagle3core.speculative import DRAFT_TARGET, SpeculativeConfig
 from eagle3core.step.kernel_limits import why_plain_torch
@@ -134,9 +134,11 @@ def backend_of(target: PackedTarget, runner: DeviceRunner | None = None) -> Back
     return Backend(device, reason, "kernels", f"kernels for {device_arch(device)}")
 
 
-def packs_for(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether weights on a device are packed for kernels there: on a GPU, in a dtype that kernels compute in."""
-    return device.type == "cuda" and dtype in DTYPES
+def packs_for(
+    device: torch.device, dtype: torch.dtype, target: TargetGeometry, draft: DrafterGeometry | None = None
+) -> bool:
+    """Whether weights on a device are packed for kernels there: on a GPU, of models that the kernels can run."""
+    return choose_path(Backend(device, "where the weights are"), target, draft, EngineConfig(), dtype).path == "kernels"
 
 
 def speculation_from(config: EngineConfig, draft: Drafter | None) -> SpeculationState:

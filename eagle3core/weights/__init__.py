@@ -10,7 +10,7 @@ from eagle3core.weights.fp8 import Fp8Matrix, quantised, stacked
 from eagle3core.weights.pack import pack_draft, pack_target
 from eagle3core.weights.packed import Drafter, PackedDraft, PackedLinear, PackedMlp, PackedTarget, Source
 from eagle3core.weights.rope import rope_frequencies
-from eagle3core.weights.stored import bytes_on_device, stored_bytes
+from eagle3core.weights.stored import bytes_on_device, kept_dtype, stored_bytes
 
 __all__ = [
     "Drafter",
@@ -23,6 +23,7 @@ __all__ = [
     "PackedTarget",
     "Source",
     "bytes_on_device",
+    "kept_dtype",
     "pack_checkpoints",
     "pack_draft",
     "pack_eagle",

@@ -1,6 +1,7 @@
 """The experts of a layer as the step reads them: the router, and both maps of all of them in one tensor each.
 
-Matrices are taken one at a time into the tensor that they stay in, so packing needs one expert's memory beside it.
+Matrices are taken one at a time into the tensor that they stay in, so packing needs one expert's memory beside it. In
+FP8 each is quantised as it is taken; what is stored in 4 bits stays so.
 Source: names as Hugging Face stores Qwen3-MoE and gpt-oss.
 """
 

@@ -10,11 +10,11 @@ from pydantic import Field, model_validator
 
 from lab.errors import ExperimentError
 from lab.options.fields import Options, option
+from lab.options.formats import FormatOptions
 from lab.options.values import (
     DIAL_DEPTH,
     MOST_DRAFTS,
     MOST_REPEATED,
-    CacheName,
     Depths,
     DeviceName,
     DtypeName,
@@ -24,7 +24,6 @@ from lab.options.values import (
     Peers,
     PlantedGeometryName,
     Points,
-    WeightsName,
     cut_name,
     of_text,
     read_counts,
@@ -84,7 +83,7 @@ class PairOptions(Options, ABC):
         return self
 
 
-class BenchOptions(PairOptions):
+class BenchOptions(FormatOptions, PairOptions):
     """Time decoding with and without drafts, beside its peers, as rows."""
 
     pair: PairName = option("planted", "planted, or the trained pair that comes with the lab")
@@ -97,10 +96,6 @@ class BenchOptions(PairOptions):
         ",".join(get_args(PeerName)), "what is timed beside the engine, or none", metavar="NAME,...",
         allowed=f"{', '.join(get_args(PeerName))}, separated by commas, or none",
     )  # fmt: skip
-    draft_weights: WeightsName = option("as_stored", "of the draft's maps; fp8 drafts faster, and a little otherwise")
-    cache_dtype: CacheName = option("as_computed", "of the target's keys and values; fp8 takes half the bytes")
-    draft_cache_dtype: CacheName = option("as_computed", "of the draft's keys and values")
-    target_weights: WeightsName = option("as_stored", "of the target's maps; fp8 halves their bytes")
     records: Path | None = option(None, "write nested records to this file too", metavar="NAME.json")
     forced_length: Annotated[float, Field(ge=1, le=MOST_DRAFTS + 1)] | None = option(
         None, "tokens a step, bonus included, whatever the target holds: speed alone, text that means nothing",

@@ -10,6 +10,7 @@ from pydantic import model_validator
 
 from lab.errors import ExperimentError
 from lab.options.fields import Options, option
+from lab.options.formats import FormatOptions
 from lab.options.values import (
     ArchName,
     Counts,
@@ -18,7 +19,6 @@ from lab.options.values import (
     PlantedGeometryName,
     Seconds,
     ShareSlice,
-    WeightsName,
     of_text,
     read_depths,
 )
@@ -45,7 +45,7 @@ class KernelsOptions(Options):
     )  # fmt: skip
 
 
-class WarmOptions(Options):
+class WarmOptions(FormatOptions):
     """Compile the kernels that an engine will launch, so that its first start need not; a GPU is not needed.
 
     They go into this machine's cache, where every engine looks, or into a folder; --archive packs them into one file
@@ -61,7 +61,6 @@ class WarmOptions(Options):
     spec: Annotated[tuple[int, ...], of_text(read_depths)] = option("0,3", "drafts a step", metavar="K,...")
     batch: Counts = option("1,4", "slots of engines", metavar="B,...")
     session_len: int = option(2048, "tokens of a prompt with its answer", ge=2)
-    draft_weights: WeightsName = option("as_stored", "of the draft's maps")
     arch: ArchName | None = option(None, "to compile for; default: this machine's GPU's, without one sm_90a")
     out: Path | None = option(None, "put them into this folder instead of the cache", metavar="DIR")
     archive: Path | None = option(None, "write them, those found included, to this file too", metavar="NAME.zip")

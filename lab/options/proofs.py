@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 
 from lab.options.bench import POINTS
 from lab.options.fields import Options, option
+from lab.options.formats import FormatOptions
 from lab.options.values import (
     MOST_DRAFTS,
     MOST_REPEATED,
@@ -19,7 +20,6 @@ from lab.options.values import (
     Points,
     Seconds,
     ShareSlice,
-    WeightsName,
     of_text,
     refused,
 )
@@ -92,7 +92,7 @@ def _check_repeated(shares: tuple[float, ...]) -> tuple[float, ...]:
 _REPEATED = f"numbers of 0 to {MOST_REPEATED}, separated by commas"
 
 
-class GatesFeasibleOptions(_GatesOptions):
+class GatesFeasibleOptions(FormatOptions, _GatesOptions):
     """Say what bytes allow: the most speed-up at each acceptance length, and whether each gate can hold on a GPU.
 
     Nothing is run. Exit codes: 0 every gate is within reach, 1 one is beyond it under every routing asked for.
@@ -103,7 +103,6 @@ class GatesFeasibleOptions(_GatesOptions):
         "0,0.5,0.8", "with experts: shares of rows that take those of the row before (0: any alike likely)",
         metavar="SHARE,...", allowed=_REPEATED,
     )  # fmt: skip
-    draft_weights: WeightsName = option("as_stored", "of the draft's maps")
     at: Points | None = option(None, "points in place of the configuration's, without gates", metavar=POINTS)
     spec: int = option(3, "drafts a step, of --at", ge=1, le=MOST_DRAFTS, metavar="K")
     measured: ExistingFile | None = option(None, "rows of eagle3lab speed that stand beside", metavar="FILE.jsonl")

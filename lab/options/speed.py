@@ -10,12 +10,12 @@ from pydantic import BeforeValidator, Field, model_validator
 from lab.errors import ExperimentError
 from lab.options.bench import POINTS, PairOptions, check_shipped
 from lab.options.fields import option
+from lab.options.formats import FormatOptions
 from lab.options.values import (
     DIAL_DEPTH,
     MIN_ROUNDS,
     MOST_DRAFTS,
     ArchName,
-    CacheName,
     Counts,
     Depths,
     ExistingFile,
@@ -23,14 +23,13 @@ from lab.options.values import (
     Peers,
     Point,
     Points,
-    WeightsName,
     of_text,
     read_depths,
     read_points,
 )
 
 
-class SpeedOptions(PairOptions):
+class SpeedOptions(FormatOptions, PairOptions):
     """Time every depth of speculation and take its step apart, as rows."""
 
     at: Points | None = option(None, "points, e.g. 512x1,32768x1,16384x4", metavar=POINTS)
@@ -44,10 +43,6 @@ class SpeedOptions(PairOptions):
     rounds: int = option(3, "measured rounds", ge=1)
     warmup: int = option(0, "rounds before them; a window warms up by itself", ge=0)
     peers: Peers = option("none", "what is timed beside the engine, or none", metavar="NAME,...")
-    draft_weights: WeightsName = option("as_stored", "of the draft's maps; fp8 drafts faster, and a little otherwise")
-    cache_dtype: CacheName = option("as_computed", "of the target's keys and values; fp8 takes half the bytes")
-    draft_cache_dtype: CacheName = option("as_computed", "of the draft's keys and values")
-    target_weights: WeightsName = option("as_stored", "of the target's maps; fp8 halves their bytes")
     build: Path | None = option(None, "compile the kernels needed into DIR instead", metavar="DIR")
     arch: ArchName = option("sm_90a", "to compile for")
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Tensors, Variant, poison
+from eagle3core.kernels.card import DTYPES, E4M3, Card, Case, Cost, Launch, Tensors, Variant, poison
 from eagle3core.kernels.experts.gates import GATES
 from eagle3core.kernels.experts.maps.form import form_for, x_tiles_for
 from eagle3core.kernels.experts.maps.launcher import expert_down, expert_gate_up, walk_variant
@@ -34,7 +34,6 @@ from eagle3core.kernels.experts.matrices import OrderedMatrices
 from eagle3core.kernels.experts.mxfp4 import BIAS
 from eagle3core.kernels.experts.routing.lists import Lists, lists_of
 from eagle3core.kernels.experts.total import expert_sum, total_variant
-from eagle3core.kernels.gemm.fp8.operands import E4M3
 from eagle3core.kernels.isa.by_row import alone, count, row_of
 from eagle3core.kernels.layer.embedding import PARTIAL, partial_squares_reference
 

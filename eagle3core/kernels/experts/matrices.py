@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from eagle3core.kernels.card import E4M3
 from eagle3core.kernels.experts.maps.order import (
     Pairs,
     fp8_of,
@@ -19,7 +20,6 @@ from eagle3core.kernels.experts.maps.order import (
     rows_in_order,
 )
 from eagle3core.kernels.experts.mxfp4 import decoded
-from eagle3core.kernels.gemm.fp8.operands import E4M3
 
 
 @dataclass(frozen=True)

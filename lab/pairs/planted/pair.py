@@ -69,7 +69,8 @@ class PlantedPair:
 
         `draft_weights`, `target_weights`: the format of their maps.
         """
-        geometry, block, packs = self.geometry, EngineConfig().block_size, packs_for(self.device, self.dtype)
+        geometry, block = self.geometry, EngineConfig().block_size
+        packs = packs_for(self.device, self.dtype, geometry.target, geometry.draft)
         target = pack_target(
             geometry.target, self.target_weights.tensor, dtype=self.dtype, device=self.device, block=block,
             taps=geometry.draft.taps, packs=packs, weights=target_weights,

@@ -7,7 +7,7 @@ import torch
 from eagle3core.checkpoint import draft_shapes, target_shapes
 from eagle3core.config import EngineConfig
 from eagle3core.speculative import WeightFormat
-from eagle3core.weights import PackedDraft, PackedTarget, Source, pack_draft, pack_target
+from eagle3core.weights import PackedDraft, PackedTarget, Source, kept_dtype, pack_draft, pack_target
 from lab.pairs.planted.geometries import PlantedGeometry
 
 _META = torch.device("meta")
@@ -19,7 +19,7 @@ def empty_models(
     """Both models as `PlantedPair.models` gives them in bf16 on a GPU, on the meta device."""
 
     def empty(shapes: dict[str, tuple[int, ...]]) -> Source:
-        return lambda name: torch.empty(shapes[name], dtype=torch.bfloat16, device=_META)
+        return lambda name: torch.empty(shapes[name], dtype=kept_dtype(name, torch.bfloat16), device=_META)
 
     target, draft, block = geometry.target, geometry.draft, EngineConfig().block_size
     packed = pack_target(

@@ -74,10 +74,7 @@ def scenario_of(options: BenchOptions) -> Scenario:
         peers=options.peers if options.forced is None else (),  # what a peer commits cannot be forced
         seed=options.seed,
         repeated=options.repeated,
-        draft_weights=options.draft_weights,
-        cache_dtype=options.cache_dtype,
-        draft_cache_dtype=options.draft_cache_dtype,
-        target_weights=options.target_weights,
+        **options.formats,
         forced=options.forced,
     )
 

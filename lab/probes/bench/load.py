@@ -100,7 +100,7 @@ def read_models(pair: Pair, dtype: torch.dtype, device: torch.device) -> Models:
     """Both models of checkpoints, as an engine reads them."""
     target = load_target(pair.target, dtype=dtype)
     draft = load_draft(pair.draft, target.geometry, dtype=dtype)
-    block, packs = EngineConfig().block_size, packs_for(device, dtype)
+    block, packs = EngineConfig().block_size, packs_for(device, dtype, target.geometry, draft.geometry)
     packed, head = pack_checkpoints(target, draft, device=device, block=block, packs=packs)
     assert head is not None, "the pair has a draft"
     return packed, head

@@ -16,6 +16,7 @@ import torch
 
 from eagle3core.config import GenerationConfig
 from eagle3core.geometry import DraftGeometry, TargetGeometry
+from lab.errors import ExperimentError
 from lab.pairs.planted import find_geometry
 from lab.probes.bench import memory
 from lab.probes.bench.invariants import invariants_block
@@ -218,6 +219,8 @@ class Bench:
         return {(name, k): Contender(partial(build, name, k)) for name, k in self._peer_keys()}
 
     def _peer(self, source: PairSource, point: Point, name: str, k: int) -> Peer:
+        if source.target_geometry.block.experts is not None:
+            raise ExperimentError("a target with experts beside a peer", "targets without", "use --peers none")
         target, draft = source.fused()
         first = torch.tensor([prompt[-1] for prompt in source.prompts(point.batch, 2, self.scenario.seed)])
         common: dict[str, Any] = {

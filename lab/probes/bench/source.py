@@ -173,7 +173,8 @@ def open_pair(scenario: Scenario) -> PairSource:
     named = (checkpoint.weights, head.weights, head.draft_to_target)
     target = pack_target(
         checkpoint.geometry, checkpoint.weights.__getitem__, dtype=dtype, device=torch.device(scenario.device),
-        block=EngineConfig().block_size, taps=head.geometry.taps, packs=packs_for(torch.device(scenario.device), dtype),
+        block=EngineConfig().block_size, taps=head.geometry.taps,
+        packs=packs_for(torch.device(scenario.device), dtype, checkpoint.geometry, head.geometry),
         weights=scenario.target_weights,
     )  # fmt: skip
     draft = pack_draft(

@@ -7,10 +7,10 @@ plain step's tokens a second are at most those of its floor. Derived here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from eagle3core.speculative import WeightFormat
+from lab.options.formats import Formats
 from lab.pairs.planted import PlantedGeometry, share_for_length
 from lab.probes.bench.floors import UNIFORM, Floor, Routing, step_floor
 from lab.probes.bench.scenario import Point
@@ -32,6 +32,7 @@ class Steps:
         routing: of the text; a draft that is wrong takes experts of its own, so fewer rows repeat where fewer are
             accepted. What a run had holds at every length.
         rate: of reads from memory.
+        formats: of what is read, by the name that `step_floor` has for it; what is not named is as stored, in bf16.
     """
 
     geometry: PlantedGeometry
@@ -40,7 +41,7 @@ class Steps:
     length: float
     rate: ReadRate
     routing: Routing = UNIFORM
-    draft_weights: WeightFormat = "as_stored"
+    formats: Formats = field(default_factory=Formats)
 
     @property
     def plain(self) -> Floor:
@@ -81,7 +82,7 @@ class Steps:
         geometry = self.geometry
         return step_floor(
             geometry.target, geometry.draft, k=drafts, batch=self.point.batch, cached=self.point.context,
-            itemsize=ITEMSIZE, draft_weights=self.draft_weights, routing=routing,
+            itemsize=ITEMSIZE, routing=routing, **self.formats,
         )  # fmt: skip
 
     @property
@@ -99,7 +100,7 @@ class Steps:
         """Where its rows stand."""
         return {
             "geometry": self.geometry.name, "gpu": self.rate.gpu, "context": self.point.context,
-            "batch": self.point.batch, "spec_k": self.k, "routing": self.how, "draft_weights": self.draft_weights,
+            "batch": self.point.batch, "spec_k": self.k, "routing": self.how, **self.formats,
         }  # fmt: skip
 
     def values(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def found(options: GatesFeasibleOptions, config: GatesConfig) -> tuple[list[Step
         length = mode.acceptance_length if mode is not None else k + 1.0
         known = measured.get((point.context, point.batch))
         for routing in _routings(options.repeated, geometry, known, k):
-            one = Steps(geometry, point, k, length, rate, routing, options.draft_weights)
+            one = Steps(geometry, point, k, length, rate, routing, options.formats)
             steps.append(one)
             if mode is not None:
                 gates += [judged(mode, gate, one, value_of(gate, mode, known)) for gate in mode.gate]

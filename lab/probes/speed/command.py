@@ -104,10 +104,7 @@ def scenario_of(options: SpeedOptions) -> Scenario:
         peers=options.peers,
         seed=options.seed,
         repeated=options.repeated,
-        draft_weights=options.draft_weights,
-        cache_dtype=options.cache_dtype,
-        draft_cache_dtype=options.draft_cache_dtype,
-        target_weights=options.target_weights,
+        **options.formats,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -58,7 +59,7 @@ def write_archive(options: WarmOptions, kernels: Iterable[Variant], arch: str) -
 def _of_all(options: WarmOptions, arch: str) -> Iterable[Variant]:
     depths = options.spec if options.geometry or options.draft else (0,)
     for name in options.geometry:
-        models = empty_models(find_geometry(name), options.draft_weights)
+        models = empty_models(find_geometry(name), options.draft_weights, options.target_weights)
         for config in _configs(options, name, depths):
             yield from launched_kernels(*models_for(models, config), config, arch)
     for config in _configs(options, options.draft, depths) if options.target else ():
@@ -67,10 +68,15 @@ def _of_all(options: WarmOptions, arch: str) -> Iterable[Variant]:
 
 def _configs(options: WarmOptions, model: str, depths: Iterable[int]) -> Iterator[EngineConfig]:
     """Settings of the engines, whose draft lies in `model` or is planted there."""
+    of_draft: dict[str, Any] = {name: options.formats[name] for name in ("draft_weights", "draft_cache_dtype")}
+    of_target: dict[str, Any] = {name: options.formats[name] for name in ("target_weights", "cache_dtype")}
     for k in depths:
-        weights = options.draft_weights
-        spec = SpeculativeConfig(model=model, num_speculative_tokens=k, draft_weights=weights) if k else None
+        spec = SpeculativeConfig(model=model, num_speculative_tokens=k, **of_draft) if k else None
         for batch in options.batch:
             yield EngineConfig(
-                session_len=options.session_len, max_batch_size=batch, device="cpu", speculative_config=spec
+                session_len=options.session_len,
+                max_batch_size=batch,
+                device="cpu",
+                speculative_config=spec,
+                **of_target,
             )

@@ -11,9 +11,10 @@ from rings import slow_but
 
 from eagle3core import Engine, EngineConfig, GenerationConfig, SpeculativeConfig
 from eagle3core.checkpoint import draft_shapes, target_shapes
-from eagle3core.geometry import ExpertsGeometry, TargetGeometry
+from eagle3core.geometry import ExpertsGeometry
+from eagle3core.kernels.experts import PlainMatrices
 from eagle3core.trace import RecordingTrace
-from eagle3core.weights import PackedExperts
+from eagle3core.weights import PackedExperts, stored_bytes
 from lab.errors import ExperimentError
 from lab.pairs.planted import GEOMETRIES, PlantedGeometry, PlantedPair, find_geometry
 from lab.pairs.planted.check import measure_margin
@@ -25,6 +26,7 @@ from lab.probes.bench.floors import draft_weight_bytes, weight_bytes
 from lab.probes.bench.rounds import Work
 from lab.probes.bench.routed import count_experts, routing_values
 from lab.probes.bench.source import PairSource
+from lab.probes.proofs.plans import shapes_of
 
 pytestmark = pytest.mark.reference
 
@@ -112,6 +114,40 @@ def test_greedy_output_follows_the_map_and_speculation_changes_no_token(name: st
         assert [response.token_ids for response in responses] == wanted
 
 
+def test_shapes_without_weights_have_bytes_where_weights_have() -> None:
+    packed = shapes_of(find_geometry("gpt-oss-120b"), "sm_90a").target
+    for i, layer in enumerate(packed.layers):
+        assert isinstance(layer.mlp, PackedExperts)
+        assert layer.mlp.gate_up.tensors[0].dtype == torch.uint8, i
+        assert layer.sinks is not None
+        assert layer.sinks.dtype == torch.float32
+    held = sum(tensor.numel() * tensor.element_size() for layer in packed.layers for tensor in layer.tensors)
+    geometry = packed.geometry
+    beside = 2 * (2 * geometry.vocab_size + 1) * geometry.block.hidden_size  # table, head and the last norm
+    assert held == weight_bytes(geometry, 2) - beside
+
+
+def test_qwen3s_experts_are_kept_in_fp8_where_asked_for() -> None:
+    pair = PlantedPair(in_small("qwen3"), share=0.8, dtype=torch.bfloat16)
+    plain, quantised = (pair.models(target_weights=weights)[0] for weights in ("as_stored", "fp8"))
+    held = sum(tensor.numel() * tensor.element_size() for tensor in quantised.own_tensors())
+    assert held == sum(stored_bytes(*named, 2, "fp8") for named in target_shapes(pair.geometry.target))
+    for before, after in zip(plain.layers, quantised.layers, strict=True):
+        assert isinstance(before.mlp, PackedExperts)
+        assert isinstance(after.mlp, PackedExperts)
+        assert isinstance(after.mlp.down, PlainMatrices)
+        assert after.mlp.down.weight.dtype == torch.float8_e4m3fn
+        for kept, maps in ((before.mlp.gate_up, after.mlp.gate_up), (before.mlp.down, after.mlp.down)):
+            wanted, found = kept.of(5, torch.float64), maps.of(5, torch.float64)
+            largest = wanted.abs().amax(1, keepdim=True)
+            assert bool(((found - wanted).abs() <= wanted.abs() / 16 + largest / 448 / 1024).all()), "4 bits of each"
+        assert torch.equal(before.mlp.router, after.mlp.router), "the choice is that of the plain target"
+    engine = Engine(replace(quantised, taps=()), None, pair.config(0, **SETTINGS))
+    (prompt,) = pair.prompts(1, 5)
+    (response,) = engine.generate([prompt], GenerationConfig(max_new_tokens=6))
+    assert response.token_ids == pair.tokens.follow(prompt[-1], 6)
+
+
 def test_a_token_takes_the_same_experts_in_any_context() -> None:
     pair = PlantedPair("nano-experts", share=0.8, dtype=torch.float32)
     target, _ = pair.models()
@@ -169,7 +205,7 @@ def test_a_written_pair_decodes_alike_and_hugging_face_agrees(name: str, tmp_pat
     written = write_pair(tmp_path / "pair", pair)
     spec = SpeculativeConfig(model=str(written.draft), num_speculative_tokens=K)
     engine = Engine.from_pretrained(written.target, EngineConfig(**SETTINGS, device="cpu", speculative_config=spec))
-    assert shapes_of(engine.target.geometry) == shapes_of(pair.geometry.target)
+    assert dict(target_shapes(engine.target.geometry)) == dict(target_shapes(pair.geometry.target))
     prompts = pair.prompts(2, 24)
     responses = engine.generate(prompts, GenerationConfig(max_new_tokens=8))
     assert [r.token_ids for r in responses] == [pair.tokens.follow(prompt[-1], 8) for prompt in prompts]
@@ -179,7 +215,3 @@ def test_a_written_pair_decodes_alike_and_hugging_face_agrees(name: str, tmp_pat
     ours = torch.stack([causal_logits(dict(pair.target_weights), pair.geometry.target, row) for row in ids])
     assert torch.equal(theirs.argmax(-1), pair.tokens.successor[ids])
     assert float((ours - theirs).abs().max()) < 1e-3 * float(theirs.abs().max())
-
-
-def shapes_of(geometry: TargetGeometry) -> dict[str, tuple[int, ...]]:
-    return dict(target_shapes(geometry))

@@ -81,7 +81,8 @@ def test_what_repeats_is_read_once_and_what_a_run_had_takes_the_formulas_place()
 
 def test_thin_and_fp8_drafts_raise_the_bound() -> None:
     plain, thin = (steps(name=name).speedup(3.0) for name in (LARGE, f"{LARGE}-thin"))
-    fp8 = Steps(find_geometry(LARGE), Point(2, 1), 3, 3.0, read_rate("H200"), draft_weights="fp8").speedup(3.0)
+    rate = read_rate("H200")
+    fp8 = Steps(find_geometry(LARGE), Point(2, 1), 3, 3.0, rate, formats={"draft_weights": "fp8"}).speedup(3.0)
     assert plain < fp8 < 1.4
     assert plain < thin < 1.4
 
