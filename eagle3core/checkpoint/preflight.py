@@ -13,7 +13,14 @@ from eagle3core.checkpoint.fp8 import dequantised, find_fp8
 from eagle3core.checkpoint.objections import Objections
 from eagle3core.checkpoint.plan import METHODS, Given, plan_draft, plan_eagle
 from eagle3core.checkpoint.settings import Settings
-from eagle3core.checkpoint.target import BESIDE_WEIGHTS, HEAD, read_target_geometry, require_directory, target_shapes
+from eagle3core.checkpoint.target import (
+    BESIDE_WEIGHTS,
+    HEAD,
+    read_target_geometry,
+    require_counts,
+    require_directory,
+    target_shapes,
+)
 from eagle3core.checkpoint.tensors import TensorFiles, name_objections
 from eagle3core.checkpoint.variants import NORM_OUTPUT
 from eagle3core.checks import require_choice
@@ -91,9 +98,7 @@ def _target_geometry(path: str | Path, objecting: Objections) -> TargetGeometry:
     config = Settings.read(directory / "config.json")
     geometry = read_target_geometry(config, directory)
     files = dequantised(TensorFiles(directory), find_fp8(config, directory))
-    if geometry.n_layers > len(files.names):
-        most = f"no more than the {len(files.names)} tensors there are"
-        raise config.bad("num_hidden_layers", geometry.n_layers, most)
+    require_counts(config, geometry, len(files.names))
     shapes = dict(target_shapes(geometry))
     given = {name: name for name in files.names if not name.endswith(BESIDE_WEIGHTS)}
     for objection in name_objections(files, shapes, given, [HEAD] if geometry.tie_word_embeddings else []):

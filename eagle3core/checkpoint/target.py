@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eagle3core.arguments import check_path, check_placement
 from eagle3core.checkpoint.experts.choice import is_mxfp4
-from eagle3core.checkpoint.experts.names import PACKED_BYTES, expert_shapes
+from eagle3core.checkpoint.experts.names import PACKED_BYTES, expert_shapes, has_own_tensors
 from eagle3core.checkpoint.experts.packed_bytes import read_packed_bytes
 from eagle3core.checkpoint.families import completed, read_family, read_windows, refuse_quantised
 from eagle3core.checkpoint.fp8 import OF_A_CACHE, Fp8Files, dequantised, find_fp8, read_cache_scales, scale_name
@@ -25,6 +25,7 @@ from eagle3core.speculative import CacheDtype
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 BESIDE_WEIGHTS = ("rotary_emb.inv_freq", *OF_A_CACHE)  # ends of names that a target may bring and no weight has
+MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,7 @@ def load_target(
     geometry = read_target_geometry(config, directory)
     stored = TensorFiles(directory)
     files = dequantised(stored, find_fp8(config, directory))
-    if geometry.n_layers > len(files.names):  # before a name is made for each of perhaps a billion layers
-        most = f"no more than the {len(files.names)} tensors there are"
-        raise config.bad("num_hidden_layers", geometry.n_layers, most)
+    require_counts(config, geometry, len(files.names))
     shapes = dict(target_shapes(geometry))
     given = {name: name for name in files.names if not name.endswith(BESIDE_WEIGHTS)}
     require_names(files, shapes, given, [HEAD] if geometry.tie_word_embeddings else [])
@@ -109,6 +108,20 @@ def _kept(files: NamedTensors, name: str, shape: tuple[int, ...]) -> tuple[Tenso
     if not isinstance(files, Fp8Files) or name == EMBEDDING or ".experts." in name:
         return None
     return files.read_kept(name, shape)
+
+
+def require_counts(config: Settings, geometry: TargetGeometry, n_tensors: int) -> None:
+    """Refuse more layers or experts than tensors, before a name is made for each of perhaps millions.
+
+    Raises:
+        CheckpointError: names the key.
+    """
+    most, experts = f"no more than the {n_tensors} tensors there are", geometry.block.experts
+    if geometry.n_layers > n_tensors:
+        raise config.bad("num_hidden_layers", geometry.n_layers, most)
+    if experts is not None and has_own_tensors(experts) and experts.n * geometry.n_expert_layers > n_tensors:
+        key = next((key for key in ("num_experts", "num_local_experts") if key in config), "num_experts")
+        raise config.bad(key, experts.n, f"in all of the {geometry.n_expert_layers} layers with experts {most}")
 
 
 def require_directory(path: str | Path, role: str) -> Path:
@@ -182,9 +195,10 @@ def read_target_geometry(config: Settings, directory: Path) -> TargetGeometry:
     config = completed(config, family)
     if family.read_experts is None or not is_mxfp4(config):
         refuse_quantised(config, directory)
-    n_layers, n_positions = (
-        config.count("num_hidden_layers"), config.count("max_position_embeddings", family.max_position),
-    )  # fmt: skip
+    n_layers = config.count("num_hidden_layers")
+    if n_layers > MOST_LAYERS:  # before anything is listed for each of perhaps a billion
+        raise config.bad("num_hidden_layers", n_layers, f"at most {MOST_LAYERS}, far beyond any model's")
+    n_positions = config.count("max_position_embeddings", family.max_position)
     windows = read_windows(config, family, n_layers, n_positions)
     block = read_block_geometry(
         config,

@@ -11,10 +11,15 @@ PACKED_BYTES = ("_blocks", "_scales")  # how names end of tensors of bytes, whic
 Named = Iterator[tuple[str, tuple[int, ...]]]
 
 
+def has_own_tensors(experts: ExpertsGeometry) -> bool:
+    """Whether every expert has tensors of its own; else all experts of a layer are in the same ones."""
+    return experts.gate != "clamped"
+
+
 def expert_shapes(experts: ExpertsGeometry, hidden: int) -> Named:
     """Name in its layer and shape of every tensor of the experts, in the order of the forward pass."""
     inner = experts.intermediate_size
-    if experts.gate == "clamped":
+    if not has_own_tensors(experts):
         yield from _gpt_oss_shapes(experts, hidden)
         return
     yield "mlp.gate.weight", (experts.n, hidden)

@@ -152,7 +152,8 @@ def test_an_unreadable_config_is_named(target_dir: Path) -> None:
     [
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"num_hidden_layers": "two"}, "num_hidden_layers is 'two'"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000\n  allowed: no more than the"),
+        ({"num_hidden_layers": 9999}, "num_hidden_layers is 9999\n  allowed: no more than the"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000\n  allowed: at most 10000"),
         ({"vocab_size": -1}, "vocab_size is -1"),
         ({"rms_norm_eps": True}, "rms_norm_eps is True"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),

@@ -105,6 +105,8 @@ def test_a_target_whose_layers_are_all_dense_has_no_experts(tmp_path: Path) -> N
         ({"num_experts_per_tok": 9}, ("num_experts_per_tok is 9", "at most 8")),
         ({"num_experts": 7}, ("no place in this model",)),
         ({"num_experts": 9}, ("lacks 9 tensors: model.layers.0.mlp.experts.8.gate_proj.weight",)),
+        ({"num_experts": 10**6}, ("num_experts is 1000000", "in all of the 3 layers with experts no more than the")),
+        ({"num_hidden_layers": 2**31 - 1}, ("num_hidden_layers is 2147483647", "at most 10000")),
         ({"num_local_experts": 4}, ("num_local_experts is 4", "8, as num_experts says")),
         ({"mlp_only_layers": [4]}, ("mlp_only_layers is", "layers of 0 to 3")),
         ({"moe_intermediate_size": 32}, ("has shape [24, 32]", "[32, 32]")),
