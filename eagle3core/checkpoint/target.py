@@ -207,6 +207,8 @@ def read_target_geometry(config: Settings, directory: Path) -> TargetGeometry:
         has_qk_norm=family.has_qk_norm,
     )
     experts, dense = family.read_experts(config, n_layers) if family.read_experts is not None else (None, ())
+    if experts is not None and not dense:  # the width that the config has beside the experts' own is of no layer
+        block = replace(block, intermediate_size=experts.intermediate_size)
     if block.rope.kind == "dynamic":  # its frequencies stretch with the session, and reach as much further
         n_positions = int(n_positions * block.rope.factor)
     ends = config.ids("eos_token_id")

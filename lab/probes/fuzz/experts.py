@@ -110,7 +110,7 @@ def _miscount(config: Config, weights: Weights, random: Random) -> None:
     """Another number of experts, or chosen ones, or widths, near and far."""
     key = random.choice(("num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size",
                          "intermediate_size", "decoder_sparse_step", "num_hidden_layers", "hidden_size"))  # fmt: skip
-    near, far = (0, 1, -1, N + 1, N - 1, 2 * N, 33), (10**4, 10**6, 2**31 - 1, 10**12, 2**63)
+    near, far = (0, 1, -1, N + 1, N - 1, 2 * N, 33), (10**4, 10**6, 10**7, 2**31 - 1, 10**12, 2**63)
     config[key] = random.choice((*near, *far, 2.0, 1.5, "4", None, True, [N]))
 
 

@@ -14,7 +14,7 @@ from random_pairs import rewrite_config, write_random_pair
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from eagle3core.checkpoint import load_target, preflight, target_shapes
+from eagle3core.checkpoint import load_target, preflight, target_of, target_shapes
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.target import read_target_geometry
 from eagle3core.errors import CheckpointError
@@ -97,6 +97,13 @@ def test_a_target_whose_layers_are_all_dense_has_no_experts(tmp_path: Path) -> N
     target, _ = write_random_pair(tmp_path, **SMALL, mlp_only_layers=[0, 1, 2, 3])
     geometry = load_target(target).geometry
     assert (geometry.block.experts, geometry.dense_layers) == (None, ())
+
+
+def test_a_width_that_no_layer_has_takes_no_memory(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    few = target_of(copied(pair[0], tmp_path / "dense", intermediate_size=96))
+    assert few.block.intermediate_size == 96, "one layer is dense"
+    everywhere = target_of(copied(pair[0], tmp_path / "experts", intermediate_size=10**9, mlp_only_layers=[]))
+    assert everywhere.block.intermediate_size == everywhere.block.experts.intermediate_size  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
