@@ -86,6 +86,7 @@ def make_attention_streams(
     n_queries = 8 * pieces if in_registers else 8
     n_accumulators, n_tops = dim // 2 * tiles // (2 if half else 1), 2 * tiles
     unit_scores, n_scores = 8 * tiles, 8 * tiles * units
+    assert half or set_bytes >= tile_bytes, "a place of the ring takes a tile's sums where a split ends"
     both_tiles = tiles == 2 and set_bytes == 2 * tile_bytes  # a free slot holds the sums of both
     uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
 

@@ -10,7 +10,16 @@ import pytest
 import torch
 from rings import exhaustive_but
 from stepping import advance, assert_state_is_true, start
-from tiny_engines import accepted_counts, is_empty, new_tokens, random_prompts, tiny_engine, tokens_of, write_tiny_pair
+from tiny_engines import (
+    accepted_counts,
+    drafting_engine,
+    is_empty,
+    new_tokens,
+    random_prompts,
+    tiny_engine,
+    tokens_of,
+    write_tiny_pair,
+)
 
 pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
@@ -76,6 +85,19 @@ def test_no_geometry_depth_or_batch_changes_a_token(tmp_path: Path, seed: int) -
         engine = tiny_engine(pair, k, session_len=80, **sizes)
         assert tokens_of(engine.generate(prompts, limits)) == expected, (k, sizes)
         assert is_empty(engine)
+
+
+@pytest.mark.parametrize("seed", exhaustive_but(range(3), range(20)))
+def test_no_geometry_changes_a_token_over_a_cache_in_fp8(tmp_path: Path, seed: int) -> None:
+    geometry, draw = random_geometry(seed), random.Random(2000 + seed)
+    pair = write_tiny_pair(tmp_path, **geometry)
+    prompts = random_prompts([draw.randint(1, 40) for _ in range(4)], n_vocab=geometry["vocab"], seed=seed)
+    stored: dict[str, Any] = {"session_len": 80, "cache_dtype": "fp8"}
+    expected = tokens_of(tiny_engine(pair, None, max_batch_size=1, **stored).generate(prompts, new_tokens(20)))
+    for draft_cache in ("as_computed", "fp8"):
+        fields = {"num_speculative_tokens": draw.randint(1, 8), "draft_cache_dtype": draft_cache}
+        engine = drafting_engine(pair, fields, max_batch_size=draw.randint(1, 5), **stored)
+        assert tokens_of(engine.generate(prompts, new_tokens(20))) == expected, fields
 
 
 @pytest.mark.parametrize("seed", exhaustive_but(range(6), range(20)))
