@@ -180,7 +180,9 @@ def attention_slow_variants(arch: str) -> list[Variant]:
         made += _variants(arch, [("bf16", 128, t) for t in (3, 10)], batches=(1,), earlier=30, window=512)
         made += _variants(arch, [("bf16", 128, t) for t in (8, 32, 60)] + [("bf16", 64, 60)], batches=(1,), paths=True)
         made += _variants(arch, [("bf16", 128, t) for t in (60, 16)], batches=(1,), paths=True, kv=32768)
-        made += _variants(arch, [("bf16", 64, t) for t in (8, 60)], batches=(1,), paths=True, window=128)
+        made += _variants(
+            arch, [("bf16", 64, 8), ("bf16", 64, 60), ("bf16", 128, 60)], batches=(1,), paths=True, window=128
+        )
     fast = {v.name for v in attention_variants(arch)}
     return list({v.name: v for v in made if v.name not in fast}.values())
 
