@@ -190,7 +190,9 @@ def attention_slow_variants(arch: str) -> list[Variant]:
         made += _variants(arch, [("bf16", 128, t) for t in (8, 60)], batches=(1,), paths=True, fp8=True)
         made += _variants(arch, [("bf16", 128, 10)], batches=(1,), earlier=30, fp8=True)
         made += _variants(arch, [("f16", 128, 8)], batches=(4,), fp8=True)
-        made += _variants(arch, [("bf16", 64, t) for t in (8, 60)], batches=(1,), paths=True, window=128)
+        made += _variants(
+            arch, [("bf16", 64, 8), ("bf16", 64, 60), ("bf16", 128, 60)], batches=(1,), paths=True, window=128
+        )
     fast = {v.name for v in attention_variants(arch)}
     return list({v.name: v for v in made if v.name not in fast}.values())
 

@@ -79,7 +79,7 @@ def make_attention_rows(
     wait_others = isa.mbarrier_wait if overlap else isa.mbarrier_poll  # both of compute capability 9
     first_of, _ = make_walk(isa, shape)
     paths = tail > 0
-    near = paths and windowed
+    passes_by = paths and windowed and shape.dim == 64  # at 128 there is no register left to ask by
     span = make_span(isa, earlier=words > 0, paths=paths, windowed=windowed)
     load_tile = make_load_tile(isa, shape, held=held)
     owns_tail, load_tail, add_paths = make_paths(
@@ -299,7 +299,7 @@ def make_attention_rows(
             totals_at = i32(totals + here * 16)
             # Under a window most streams have no units. Joined, they would leave the sums' bits as they are; a split's
             # first lays them down, and its last has them from all before.
-            if not near or place == 0 or place == split_mask or first_of(stream, first_unit) < n_units:
+            if not passes_by or place == 0 or place == split_mask or first_of(stream, first_unit) < n_units:
                 join(totals_at, place == 0, accumulators, tops, sums, total_tops, total_sums, scale)
             if place == split_mask:
                 head = i32(pinned(b) * n_kv + kv_head)
