@@ -192,7 +192,7 @@ def _expert_rows(
         shares=torch.zeros(n, k, dtype=wide, device=device),
         inner=torch.zeros(n, k * experts.intermediate_size, dtype=dtype, device=device),
         parts=torch.zeros(n, k * block.hidden_size, dtype=wide, device=device),
-        lists=None if arch is None else new_lists(n, k, 0, device),
+        lists=None if arch is None else new_lists(n, k, device),
     )
 
 

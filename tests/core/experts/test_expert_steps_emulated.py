@@ -10,7 +10,7 @@ import torch
 from device_engines import device_engine, packed_pair, write_nano_pair
 from emulated_steps import LANES, MEANING
 from random_pairs import MXFP4
-from tiny_engines import Pair, new_tokens, random_prompts
+from tiny_engines import new_tokens, random_prompts
 
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.experts.matrices import OrderedMatrices
@@ -25,20 +25,19 @@ QWEN: dict[str, Any] = {
     "family": "qwen3_moe", "n_layers": 1, "taps": (0, 1), "vocab": 64, "moe_intermediate_size": 32, "seed": 5,
     "rope": {"rope_theta": 1e6},
 }  # fmt: skip
-GPT_OSS: dict[str, Any] = {"family": "gpt_oss", "n_layers": 1, "taps": (0, 1), "vocab": 64, "ffn": 32}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return write_nano_pair(tmp_path_factory.mktemp("nano"), **QWEN)
+GPT_OSS: dict[str, Any] = {"family": "gpt_oss", "n_layers": 1, "taps": (0, 1), "vocab": 64, "ffn": 32, "seed": 5}
 
 
 @pytest.mark.slow
-def test_drafts_change_no_token_on_the_kernels_which_are_those_of_their_meaning(pair: Pair) -> None:
-    prompt, n = random_prompts([5], n_vocab=64, seed=2), new_tokens(4)
+@pytest.mark.parametrize("kind", [QWEN, {**GPT_OSS, "quantization_config": MXFP4}], ids=["qwen3_moe", "gpt_oss"])
+def test_drafts_change_no_token_on_the_kernels_which_are_those_of_their_meaning(
+    kind: dict[str, Any], tmp_path: Path
+) -> None:
+    pair = write_nano_pair(tmp_path, **kind)
+    prompt, n = random_prompts([5], n_vocab=64, seed=2), new_tokens(3)
     plain, drafted, meaning = (
         device_engine(pair, k, by, n_slots=1, chunk=8).generate(prompt, n)[0].token_ids
-        for k, by in ((None, LANES), (3, LANES), (None, MEANING))
+        for k, by in ((None, LANES), (2, LANES), (None, MEANING))
     )
     assert plain == drafted == meaning
 

@@ -54,8 +54,8 @@ def lists_of(chosen: Tensor, group_rows: int) -> tuple[Tensor, Tensor]:
     return groups, places
 
 
-def new_lists(n: int, n_chosen: int, group_rows: int, device: torch.device) -> Lists:
-    """Room for the lists of n rows."""
+def new_lists(n: int, n_chosen: int, device: torch.device) -> Lists:
+    """Room for the lists of up to n rows; each pass has groups of its own size (`group_rows` is 1 here)."""
     groups = torch.zeros(1 + n * n_chosen, 4, dtype=torch.int32, device=device)
     places = torch.zeros(n * n_chosen, dtype=torch.int32, device=device)
-    return Lists(torch.zeros(n, dtype=torch.float32, device=device), groups, places, group_rows)
+    return Lists(torch.zeros(n, dtype=torch.float32, device=device), groups, places, 1)

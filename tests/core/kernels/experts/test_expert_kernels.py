@@ -14,6 +14,7 @@ from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.experts.route import chosen_of
 from eagle3core.kernels.experts.routing.choose import choose_variant
 from eagle3core.kernels.experts.routing.lists import lists_of
+from lab.probes.profiles.costs import launch_bytes
 
 pytestmark = pytest.mark.emulated
 
@@ -92,6 +93,15 @@ def test_a_row_of_no_numbers_spoils_no_row_of_its_expert() -> None:
     spoilt = proof.run(EXPERTS, "sm_90a", case, inputs, emulator.execute)
     assert bool(spoilt["y"][1].isnan().all())
     assert all(proof.differing(whole[name][::2], spoilt[name][::2]) == 0 for name in whole)
+
+
+def test_a_launch_counts_the_experts_that_its_rows_choose_on_average() -> None:
+    case = {**OF_EXPERTS, "experts": 4, "chosen": 2, "m": 2}
+    inputs = EXPERTS.example(case, proof.generator(0, CPU), CPU)
+    first = EXPERTS.launches("sm_90a", case, inputs, EXPERTS.outputs(case, inputs))[0]
+    one = 64 * 32 * 17 // 32 + 2 * 64  # an expert's 17 bytes for 32 values, and its biases
+    rows = 2 * 2 * 32 + 2 * 2 * 32 * 2 + 4 * 4  # x, what is left of it, and places
+    assert launch_bytes(first, 0.0) == 3 * one + rows  # of four, a row misses half: both miss one
 
 
 @pytest.mark.parametrize("change", [{"experts": 513}, {"chosen": 17}])

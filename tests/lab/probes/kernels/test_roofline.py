@@ -193,6 +193,20 @@ def test_a_small_kernel_that_takes_too_long_fails_even_where_other_shapes_are_mi
     assert "1 of 2 cells not measured" in check.detail
 
 
+@pytest.mark.parametrize(("share", "holds"), [(0.71, True), (0.69, False), (None, None)])
+def test_experts_are_held_to_seven_tenths_of_their_bytes_at_1_4_and_16_rows_and_at_no_other(
+    share: float | None, holds: bool | None
+) -> None:
+    shapes = tuple({"m": m, "experts": n} for m in (1, 4, 16, 64) for n in (32, 128))
+    cells = [Cell("experts", shape, 10.0, 9.0 if shape["m"] < 64 else 1.0, 100) for shape in shapes]
+    cells = [cell for cell in cells if cell.shape != shapes[3]]
+    cells += [] if share is None else [Cell("experts", shapes[3], 10.0, 10 * share, 100)]
+    checks = {check.name: check for check in judge(cells, [], {"experts": shapes}, H200)}
+    found = [checks[f"experts of {rows} rows: share of floor, worst model"].holds for rows in (1, 4, 16)]
+    assert found == [True, holds, True]
+    assert not any(name.startswith("experts of 64") for name in checks)
+
+
 def test_of_two_measurements_of_one_cell_the_later_counts() -> None:
     cells = [*good_cells(), gemm_cell(1, 4096, 4096, us=10.3)]
     assert outcome(judge(cells, PROOFS, SMALL, H200))["gemm M <= 8: time over F.linear, worst cell"] is False
