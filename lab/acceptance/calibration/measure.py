@@ -22,7 +22,11 @@ from lab.acceptance.counts import Interval, mean_interval
 from lab.pairs.prompts import Prompt
 
 # By the name that rows and figures have, the settings of the engine; the first one is what others are compared with.
-FORMATS: dict[str, dict[str, Any]] = {"as stored": {}, "FP8": {"target_weights": "fp8"}}
+FORMATS: dict[str, dict[str, Any]] = {
+    "as stored": {},
+    "FP8": {"target_weights": "fp8"},
+    "FP8, cache too": {"target_weights": "fp8", "cache_dtype": "fp8"},
+}
 _LEAST = 8  # tokens that a place has before it: with fewer there is hardly anything to say
 _BLOCK = 16  # tokens of a cache block, and rows of a pass
 

@@ -42,12 +42,13 @@ def test_each_format_says_what_its_weights_mean_at_every_place(tmp_path: Path) -
         said = [said_at(witness, prompt.ids, at[len(prompt.ids)]) for prompt in prompts[1:]]
         sums.append(sum(loss for loss, _ in said))
         choices.append([token for _, tokens in said for token in tokens])
-    stored, fp8 = found.formats
+    stored, fp8, cached = found.formats
     assert [stored.loss.mean, fp8.loss.mean] == pytest.approx([total / 6 for total in sums], rel=1e-5)
     assert fp8.change.mean == pytest.approx((sums[1] - sums[0]) / 6, abs=1e-5)
     assert fp8.agreement.mean == sum(a == b for a, b in zip(*choices, strict=True)) / 6
     assert (stored.change.mean, stored.agreement.mean) == (0.0, 1.0)
     assert fp8.change.mean != 0.0, "FP8 changes the loss, or the format was not asked for"
+    assert cached.loss.mean != fp8.loss.mean, "so does a cache in FP8"
 
 
 def test_a_format_more_is_a_row_more_of_figure_table_and_verdict(tmp_path: Path) -> None:
@@ -55,11 +56,11 @@ def test_a_format_more_is_a_row_more_of_figure_table_and_verdict(tmp_path: Path)
     named = {**FORMATS, "dequantised": {"target_weights": "dequantised"}}
     found = calibrate(target, prompts, n_places=2, dtype="float32", device="cpu", formats=named)
     assert found is not None
-    assert found.formats[2].agreement.mean == 1.0
-    assert found.verdict.count("95% interval") == 2
+    assert found.formats[-1].agreement.mean == 1.0
+    assert found.verdict.count("95% interval") == len(FORMATS)
     with mpl.rc_context():
         drawing = quality(found)
-    assert list(drawing.table["format"]) == ["as stored", "FP8", "dequantised"]
+    assert list(drawing.table["format"]) == [*FORMATS, "dequantised"]
     assert list(drawing.table["loss_change"]) == [one.change.mean for one in found.formats]
 
 
