@@ -14,7 +14,7 @@ import torch
 from eagle3core.checkpoint import draft_shapes, load_draft, load_target, target_shapes
 from eagle3core.config import EngineConfig
 from eagle3core.kernels import Variant, cubins, launch
-from eagle3core.speculative import WeightFormat
+from eagle3core.speculative import CacheDtype, WeightFormat
 from eagle3core.step import EagerReplayer, GraphReplayer, variants_of
 from eagle3core.weights import PackedDraft, PackedTarget, Source, pack_checkpoints, pack_draft, pack_target
 from lab.options.proofs import PartName
@@ -57,7 +57,7 @@ class Plans:
         shipped, planted: identity over trained prompts, and over one long planted prompt of `context` tokens.
         company: identity over four planted prompts of `company_context` tokens.
         n_prompts, prompt_tokens: of the trained ones.
-        draft_weights: format of the planted draft's maps.
+        draft_weights: format of the planted draft's maps. cache_dtype, draft_cache_dtype: of the planted pair's caches.
     """
 
     geometry: str = "llama-3.1-8b"
@@ -78,6 +78,8 @@ class Plans:
     serving: ServingPlan = field(default_factory=ServingPlan)
     adaptive: AdaptivePlan = field(default_factory=AdaptivePlan)
     draft_weights: WeightFormat = "as_stored"
+    cache_dtype: CacheDtype = "as_computed"
+    draft_cache_dtype: CacheDtype = "as_computed"
 
     def settings(self, part: str) -> dict[str, list[Setting]]:
         """Engines that a part makes, by pair: "shipped", or the geometry's name."""
@@ -229,7 +231,9 @@ def needed_variants(plans: Plans, parts: Sequence[str], arch: str) -> list[Varia
     found: dict[tuple[str, str], Variant] = {}
     subjects = {
         SHIPPED: _shapes_of_shipped(arch),
-        plans.geometry: shapes_of(find_geometry(plans.geometry), arch, plans.draft_weights),
+        plans.geometry: shapes_of(
+            find_geometry(plans.geometry), arch, plans.draft_weights, plans.cache_dtype, plans.draft_cache_dtype
+        ),
     }
     for part in parts:
         for name, settings in plans.settings(part).items():
@@ -253,7 +257,10 @@ def build(
 _META = torch.device("meta")
 
 
-def shapes_of(geometry: PlantedGeometry, arch: str, draft_weights: WeightFormat = "as_stored") -> Subject:
+def shapes_of(
+    geometry: PlantedGeometry, arch: str, draft_weights: WeightFormat = "as_stored",
+    cache_dtype: CacheDtype = "as_computed", draft_cache_dtype: CacheDtype = "as_computed",
+) -> Subject:  # fmt: skip
     """A geometry's pair without weights."""
 
     def empty(shapes: dict[str, tuple[int, ...]]) -> Source:
@@ -267,7 +274,8 @@ def shapes_of(geometry: PlantedGeometry, arch: str, draft_weights: WeightFormat 
     mapping = torch.empty(draft.draft_vocab_size, dtype=torch.int32, device=_META)
     named = empty(dict(draft_shapes(draft)))
     head = pack_draft(draft, named, mapping, packed, weights=draft_weights, **common)
-    return Subject(geometry.name, packed, head, None, arch, _nothing(), {"device": "cpu"})
+    settings = {"device": "cpu", "cache_dtype": cache_dtype}
+    return Subject(geometry.name, packed, head, None, arch, _nothing(), settings, draft_cache_dtype=draft_cache_dtype)
 
 
 def _shapes_of_shipped(arch: str) -> Subject:
