@@ -7,16 +7,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 
 from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.config import EngineConfig
 from eagle3core.kernels import Variant, cubins, launch
-from eagle3core.speculative import WeightFormat
 from eagle3core.step import EagerReplayer, GraphReplayer, variants_of
 from eagle3core.weights import PackedDraft, PackedTarget, pack_checkpoints, pack_draft, pack_target
+from lab.options.formats import Formats
 from lab.options.proofs import PartName
 from lab.pairs import shipped_pair
 from lab.pairs.planted import PlantedGeometry, TokenMap, empty_models, find_geometry
@@ -58,7 +58,7 @@ class Plans:
         shipped, planted: identity over trained prompts, and over one long planted prompt of `context` tokens.
         company: identity over four planted prompts of `company_context` tokens.
         n_prompts, prompt_tokens: of the trained ones.
-        draft_weights, target_weights: format of the planted draft's maps, and of the target's.
+        formats: of the planted pair's maps and caches.
     """
 
     geometry: str = "llama-3.1-8b"
@@ -79,8 +79,7 @@ class Plans:
     prefill: PrefillPlan = field(default_factory=PrefillPlan)
     serving: ServingPlan = field(default_factory=ServingPlan)
     adaptive: AdaptivePlan = field(default_factory=AdaptivePlan)
-    draft_weights: WeightFormat = "as_stored"
-    target_weights: WeightFormat = "as_stored"
+    formats: Formats = field(default_factory=Formats)
 
     def settings(self, part: str) -> dict[str, list[Setting]]:
         """Engines that a part makes, by pair: "shipped", or the geometry's name."""
@@ -236,7 +235,7 @@ def needed_variants(plans: Plans, parts: Sequence[str], arch: str) -> list[Varia
     found: dict[tuple[str, str], Variant] = {}
     subjects = {
         SHIPPED: _shapes_of_shipped(arch),
-        plans.geometry: shapes_of(find_geometry(plans.geometry), arch, plans.draft_weights, plans.target_weights),
+        plans.geometry: shapes_of(find_geometry(plans.geometry), arch, plans.formats),
     }
     for part in parts:
         for name, settings in plans.settings(part).items():
@@ -260,13 +259,15 @@ def build(
 _META = torch.device("meta")
 
 
-def shapes_of(
-    geometry: PlantedGeometry, arch: str, draft_weights: WeightFormat = "as_stored",
-    target_weights: WeightFormat = "as_stored",
-) -> Subject:  # fmt: skip
+def shapes_of(geometry: PlantedGeometry, arch: str, formats: Formats | None = None) -> Subject:
     """A geometry's pair without weights."""
-    packed, head = empty_models(geometry, draft_weights, target_weights)
-    return Subject(geometry.name, packed, head, None, arch, _nothing(), {"device": "cpu"})
+    named: dict[str, Any] = {**(formats or {})}
+    packed, head = empty_models(
+        geometry, *(named.get(name, "as_stored") for name in ("draft_weights", "target_weights"))
+    )
+    target_cache, draft_cache = (named.get(name, "as_computed") for name in ("cache_dtype", "draft_cache_dtype"))
+    settings = {"device": "cpu", "cache_dtype": target_cache}
+    return Subject(geometry.name, packed, head, None, arch, _nothing(), settings, draft_cache_dtype=draft_cache)
 
 
 def _shapes_of_shipped(arch: str) -> Subject:

@@ -13,7 +13,7 @@ from eagle3core.config import EngineConfig
 from eagle3core.kernels import launch
 from eagle3core.loading import device_sizes
 from eagle3core.memory import plan_loaded
-from eagle3core.speculative import SpeculativeConfig
+from eagle3core.speculative import CacheDtype, SpeculativeConfig
 from eagle3core.step import DeviceRunner, GraphReplayer, Replayer
 from eagle3core.trace import Trace
 from eagle3core.weights import PackedDraft, PackedTarget
@@ -98,6 +98,7 @@ class Subject:
         arch: compile target. replayer: how programs run.
         settings: of `EngineConfig`, beside what a `Setting` says.
         order: (splits, streams) of attention, or None for the architecture's own.
+        draft_cache_dtype: of the draft's keys and values.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Subject:
     replayer: Replayer
     settings: Mapping[str, Any] = field(default_factory=dict)
     order: tuple[int, int] | None = None
+    draft_cache_dtype: CacheDtype = "as_computed"
 
     @property
     def on_gpu(self) -> bool:
@@ -117,12 +119,15 @@ class Subject:
     def config(self, setting: Setting) -> EngineConfig:
         """The configuration of an engine."""
         chunk = {} if setting.chunk is None else {"prefill_chunk": setting.chunk}
+        spec = setting.speculation(self.name)
+        if spec is not None:
+            spec = replace(spec, draft_cache_dtype=self.draft_cache_dtype)
         return EngineConfig(**{
             "session_len": setting.session_len, "max_batch_size": setting.batch, "cache_max_entry_count": 0.95,
             "dtype": str(self.target.dtype).removeprefix("torch."), "device": self.target.device.type,
             "cache_blocks": setting.cache_blocks, "prefix_cache": setting.cache_blocks is not None, **self.settings,
             **chunk,
-        }, speculative_config=setting.speculation(self.name))  # fmt: skip
+        }, speculative_config=spec)  # fmt: skip
 
     def runner(
         self,

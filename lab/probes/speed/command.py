@@ -30,10 +30,7 @@ def run(options: SpeedOptions) -> int:
     """Measures; 0, or 1 if tokens were wrong, or 3 if nothing could be measured."""
     scenario = scenario_of(options)
     if options.build is not None:
-        plans = SpeedPlans(
-            geometry=scenario.geometry, scenario=scenario, draft_weights=scenario.draft_weights,
-            target_weights=scenario.target_weights,
-        )  # fmt: skip
+        plans = SpeedPlans(geometry=scenario.geometry, scenario=scenario, formats=options.formats)
         tell_summary({"command": "speed", "built": build(plans, ("speed",), options.arch, options.build)})
         return EXIT_PASSED
     return conclude(measure(scenario, options.stage_depths, options.out))
