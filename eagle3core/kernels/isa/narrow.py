@@ -37,8 +37,7 @@ widen_e4m3_f16 = _widen_e4m3("f16", 1, "0x5C005C00")  # 2^8
 
 # ---- eight e2m1 of an int32 as four pairs, times `power`: two equal bf16 of 2^126 times the values' scale
 _SIZES, _SIGN_MASK, _BOTH = "0x01C001C0", "0x80008000", "0x81C081C0"
-widen_e2m1_bf16 = instruction(
-    "widen_e2m1_bf16",
+WIDEN_E2M1 = (
     "{ .reg .b32 a, b, c, d, s, zero;\n"
     f" shl.b32 a, $4, 6; and.b32 a, a, {_SIZES}; shl.b32 s, $4, 2; lop3.b32 a, s, {_SIGN_MASK}, a, 0xEA;\n"
     f" shl.b32 b, $4, 3; and.b32 b, b, {_BOTH};\n"
@@ -46,9 +45,9 @@ widen_e2m1_bf16 = instruction(
     f" shr.u32 d, $4, 3; and.b32 d, d, {_SIZES}; shl.b32 s, $4, 1; lop3.b32 d, s, {_SIGN_MASK}, d, 0xEA;\n"
     f" mov.b32 zero, {_SIGN_MASK};\n"
     " fma.rn.bf16x2 $0, a, $5, zero; fma.rn.bf16x2 $1, b, $5, zero;\n"
-    " fma.rn.bf16x2 $2, c, $5, zero; fma.rn.bf16x2 $3, d, $5, zero; }",
-    [i32] * 4,
-    [i32] * 2,
+    " fma.rn.bf16x2 $2, c, $5, zero; fma.rn.bf16x2 $3, d, $5, zero; }"
 )
+widen_e2m1_bf16 = instruction("widen_e2m1_bf16", WIDEN_E2M1, [i32] * 4, [i32] * 2)
 # Two equal bf16 2^(b - 127), b a byte of a word: `selector` names it twice in prmt's way, each time above a zero.
-power_bf16 = instruction("power_bf16", "{ .reg .b32 t; prmt.b32 t, $1, 0, $2; shl.b32 $0, t, 7; }", [i32], [i32, i32])
+POWER_BF16 = "{ .reg .b32 t; prmt.b32 t, $1, 0, $2; shl.b32 $0, t, 7; }"
+power_bf16 = instruction("power_bf16", POWER_BF16, [i32], [i32, i32])

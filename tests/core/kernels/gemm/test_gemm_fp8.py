@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from device_engines import BY_MEANING, device_runner, write_nano_pair
 from gemm_examples import STORE, example
 from rings import slow_but, slow_from
+from statements import KINDS, computed, two_of
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels import proof
@@ -25,58 +25,26 @@ from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, choose_fp8_tiling
 from eagle3core.kernels.gemm.launcher import gemm
 from eagle3core.kernels.gemm.order.weight import pack_weight
 from eagle3core.kernels.gemm.tiling import Tiling
-from eagle3core.kernels.isa import ptx
+from eagle3core.kernels.isa import narrow
 from eagle3core.step.gemm_audit import products_of
 from lab.probes.sweeps.machines import variants_of
 
 CODES = [code for code in range(256) if code & 0x7F != 0x7F]  # two of them are no numbers
-KINDS = {"bf16": torch.bfloat16, "f16": torch.float16}
 WHOLE = {"kind": "store", "m": 3, "n": 48, "k": 256, "dtype": "bf16", "packed": True, "fp8": True}
-
-
-def two_of(word: int, kind: str) -> list[float]:
-    """The values of both halves of a word, the lower first."""
-    halves = torch.tensor([word & 0xFFFF, word >> 16 & 0xFFFF], dtype=torch.int32).to(torch.uint16)
-    return halves.view(KINDS[kind]).double().tolist()
-
-
-def computed(statement: str, given: int, kind: str) -> tuple[int, int]:
-    """What the PTX of a conversion makes of a word; knows the few instructions that it has."""
-    at: dict[str, Any] = {"$2": given}
-
-    def value(name: str) -> int:
-        return at[name] if name in at else int(name, 0)
-
-    def products(a: int, b: int, c: int) -> int:
-        rows = [torch.tensor(two_of(word, kind), dtype=torch.float64) for word in (a, b, c)]
-        bits = (rows[0] * rows[1] + rows[2]).to(KINDS[kind]).view(torch.int16).int() & 0xFFFF
-        return int(bits[1]) << 16 | int(bits[0])
-
-    def chosen(a: int, b: int, c: int, table: int) -> int:
-        places = ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1 for i in range(32))
-        return sum((table >> place & 1) << i for i, place in enumerate(places))
-
-    act = {"and": lambda a, b: a & b, "shr": lambda a, n: a >> n, "shl": lambda a, n: a << n & 0xFFFFFFFF,
-           "mov": lambda a: a, "lop3": chosen, "fma": products}  # fmt: skip
-    for line in statement.strip("{ }").split(";"):
-        words = re.findall(r"[$\w.]+", line)
-        if words and words[0] != ".reg":
-            at[words[1]] = act[words[0].split(".")[0]](*(value(word) for word in words[2:]))
-    return at["$0"], at["$1"]
 
 
 @pytest.mark.reference
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_statement_and_its_twin_widen_every_value_exactly(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     statements: list[str] = []
-    monkeypatch.setattr(ptx, "instruction", lambda name, asm, *_: statements.append(asm))
+    monkeypatch.setattr(narrow, "instruction", lambda name, asm, *_: statements.append(asm))
     shift, power = {"bf16": (4, "0x7B807B80"), "f16": (1, "0x5C005C00")}[kind]
-    ptx._widen_e4m3(kind, shift, power)
+    narrow._widen_e4m3(kind, shift, power)
     for first in range(0, len(CODES), 2):
         codes = [CODES[(first + step) % len(CODES)] for step in (0, 1, 77, 140)]
         values = torch.tensor(codes, dtype=torch.uint8).view(torch.float8_e4m3fn).double().tolist()
         word = sum(code << 8 * i for i, code in enumerate(codes))
-        for even, odd in (computed(statements[0], word, kind), emulator.WIDEN_E4M3[kind](word)):
+        for even, odd in (tuple(computed(statements[0], {"$2": word}, kind)), emulator.WIDEN_E4M3[kind](word)):
             assert two_of(even, kind) == [values[0], values[2]]
             assert two_of(odd, kind) == [values[1], values[3]]
 
