@@ -21,6 +21,8 @@ from numba import cuda as cuda
 from numba.cuda.extending import intrinsic
 
 from eagle3core.kernels.isa import cluster as cluster
+from eagle3core.kernels.isa.e2m1 import power_bf16 as power_bf16
+from eagle3core.kernels.isa.e2m1 import widen_e2m1_bf16 as widen_e2m1_bf16
 from eagle3core.kernels.isa.e4m3 import F16_OF_E4M3 as F16_OF_E4M3
 from eagle3core.kernels.isa.e4m3 import F16_OF_E4M3_APART as F16_OF_E4M3_APART
 from eagle3core.kernels.isa.e4m3 import WIDEN_E4M3 as WIDEN_E4M3
@@ -30,10 +32,6 @@ from eagle3core.kernels.isa.group import group_settle as group_settle
 from eagle3core.kernels.isa.group import more_registers as more_registers
 from eagle3core.kernels.isa.inlined import inlined as inlined
 from eagle3core.kernels.isa.instruction import f32, i32, i64, instruction
-from eagle3core.kernels.isa.narrow import power_bf16 as power_bf16
-from eagle3core.kernels.isa.narrow import widen_e2m1_bf16 as widen_e2m1_bf16
-from eagle3core.kernels.isa.narrow import widen_e4m3_bf16 as widen_e4m3_bf16
-from eagle3core.kernels.isa.narrow import widen_e4m3_f16 as widen_e4m3_f16
 
 
 def _mma(kind: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from statements import computed, two_of
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.emulator import instructions as emulator
@@ -13,6 +14,7 @@ from eagle3core.kernels.experts.matrices import Mxfp4Matrices, PlainMatrices, in
 from eagle3core.kernels.experts.mxfp4 import E2M1
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.order.weight import pack_weight
+from eagle3core.kernels.isa.e2m1 import POWER_BF16, WIDEN_E2M1
 from eagle3core.weights.fp8 import quantised
 
 pytestmark = pytest.mark.reference
@@ -61,18 +63,20 @@ def test_sixteen_bits_lie_as_the_gemm_has_them(pairs: Pairs, kind: str) -> None:
 
 @pytest.mark.parametrize("scale", [0, 1, 100, 127, MOST_SCALE])
 def test_a_word_comes_apart_into_all_values_of_four_bits_at_any_scale(scale: int) -> None:
-    """Value c in place i of a word, for all c and i, by what the kernels call."""
+    """Value c in place i of a word, for all c and i, by what the kernels call and by its PTX."""
     for shift in range(8):
         codes = [(place + shift) % 8 | (shift % 2) * 8 for place in range(32)]
         block = torch.tensor([low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True)])
         blocks = block.to(torch.uint8).expand(16, 1, 16)
         unit = ordered_mxfp4(blocks, torch.full((16, 1), scale, dtype=torch.uint8), COLUMNS)[0, 0]
-        power = emulator.power_bf16(int(unit[256:260].contiguous().view(torch.int32)), 0x4040)
-        found = []
+        scales = int(unit[256:260].contiguous().view(torch.int32))
+        power, found = emulator.power_bf16(scales, 0x4040), []
+        assert computed(POWER_BF16, {"$1": scales & 0xFFFFFFFF, "$2": 0x4040}, "bf16") == [power]
         for lane in range(4):
             word = int(unit[lane * 8 : lane * 8 + 4].contiguous().view(torch.int32))
-            for pair in emulator.widen_e2m1_bf16(word, power):
-                found += [float(emulator.low_bf16(pair)), float(emulator.high_bf16(pair))]
+            pairs = [pair & 0xFFFFFFFF for pair in emulator.widen_e2m1_bf16(word, power)]
+            assert computed(WIDEN_E2M1, {"$4": word & 0xFFFFFFFF, "$5": power}, "bf16") == pairs
+            found += [value for pair in pairs for value in two_of(pair, "bf16")]
         assert found == [(-1.0) ** (code >> 3) * E2M1[code & 7] * 2.0 ** (scale - 127) for code in codes]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from device_engines import BY_MEANING, device_runner, write_nano_pair
 from gemm_examples import STORE, example
 from quantised_heads import write_fp8
 from rings import slow_but, slow_from
+from statements import KINDS, computed, two_of
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels import proof
@@ -35,7 +35,6 @@ from eagle3core.step.gemm_audit import products_of
 from lab.probes.sweeps.machines import variants_of
 
 CODES = [code for code in range(256) if code & 0x7F != 0x7F]  # two of them are no numbers
-KINDS = {"bf16": torch.bfloat16, "f16": torch.float16}
 SMALL = {
     "ring": {"x_tiles": 1, "w_tiles": 1, "units": 1, "stages": 3},
     "group": {"x_tiles": 1, "w_tiles": 4, "units": 2, "stages": 2, "split": 1},
@@ -43,41 +42,6 @@ SMALL = {
 WHOLE = {"kind": "store", "m": 3, "n": 48, "k": 256, "dtype": "bf16", "packed": True, "fp8": True}
 BLOCKS = {**WHOLE, "n": 32, "k": 512, "fp8": "blocks"}
 OF_BLOCKS = {"operands": {"scales": torch.ones(3, 2, 2)}}
-
-
-def two_of(word: int, kind: str) -> list[float]:
-    """The values of both halves of a word, the lower first."""
-    halves = torch.tensor([word & 0xFFFF, word >> 16 & 0xFFFF], dtype=torch.int32).to(torch.uint16)
-    return halves.view(KINDS[kind]).double().tolist()
-
-
-def computed(statement: str, given: int, kind: str) -> tuple[int, int]:
-    """What the PTX of a conversion makes of a word; knows the few instructions that it has."""
-    at: dict[str, Any] = {"$2": given}
-
-    def value(name: str) -> int:
-        return at[name] if name in at else int(name, 0)
-
-    def products(a: int, b: int, c: int) -> int:
-        rows = [torch.tensor(two_of(word, kind), dtype=torch.float64) for word in (a, b, c)]
-        bits = (rows[0] * rows[1] + rows[2]).to(KINDS[kind]).view(torch.int16).int() & 0xFFFF
-        return int(bits[1]) << 16 | int(bits[0])
-
-    def chosen(a: int, b: int, c: int, table: int) -> int:
-        places = ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1 for i in range(32))
-        return sum((table >> place & 1) << i for i, place in enumerate(places))
-
-    def picked(a: int, b: int, places: int) -> int:
-        from_bytes = (b << 32 | a).to_bytes(8, "little")
-        return sum(from_bytes[places >> 4 * i & 7] << 8 * i for i in range(4))
-
-    act = {"and": lambda a, b: a & b, "shr": lambda a, n: a >> n, "shl": lambda a, n: a << n & 0xFFFFFFFF,
-           "mov": lambda a: a, "lop3": chosen, "fma": products, "prmt": picked}  # fmt: skip
-    for line in statement.strip("{ }").split(";"):
-        words = re.findall(r"[$\w.]+", line)
-        if words and words[0] != ".reg":
-            at[words[1]] = act[words[0].split(".")[0]](*(value(word) for word in words[2:]))
-    return at["$0"], at["$1"]
 
 
 @pytest.mark.reference
@@ -91,7 +55,7 @@ def test_the_statement_and_its_twin_widen_every_value_exactly(kind: str, monkeyp
         codes = [CODES[(first + step) % len(CODES)] for step in (0, 1, 77, 140)]
         values = torch.tensor(codes, dtype=torch.uint8).view(torch.float8_e4m3fn).double().tolist()
         word = sum(code << 8 * i for i, code in enumerate(codes))
-        for even, odd in (computed(statements[0], word, kind), emulator.WIDEN_E4M3[kind](word)):
+        for even, odd in (tuple(computed(statements[0], {"$2": word}, kind)), emulator.WIDEN_E4M3[kind](word)):
             assert two_of(even, kind) == [values[0], values[2]]
             assert two_of(odd, kind) == [values[1], values[3]]
 
@@ -108,7 +72,7 @@ def test_fp16_of_neighbours_is_exact_made_in_integers_or_by_the_instructions_twi
         values = torch.tensor(codes, dtype=torch.uint8).view(torch.float8_e4m3fn).double().tolist()
         word = sum(code << 8 * i for i, code in enumerate(codes))
         twins = [emulator.F16_OF_E4M3[has](word) for has in (True, False)]
-        for low, high in (computed(statements[0], word, "f16"), *twins):
+        for low, high in (tuple(computed(statements[0], {"$2": word}, "f16")), *twins):
             assert two_of(low, "f16") + two_of(high, "f16") == values
         for has in (True, False):
             even, odd = emulator.F16_OF_E4M3_APART[has](word)

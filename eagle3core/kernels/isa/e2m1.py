@@ -1,0 +1,29 @@
+"""Eight e2m1 of an int32 as pairs of bf16, exactly, times a power of two.
+
+Sign, exponent and fraction go to their places in the wider format, where the exponent's bias is another one; a product
+with a power of two makes up for it, and makes subnormal values right as well. Compute capability 8 has that product
+fused alone: minus zero adds nothing. A part of `ptx`, which offers it.
+
+Source: PTX ISA 9.0, the instructions named in the texts; bits of E2M1: `four_bits`.
+"""
+
+from __future__ import annotations
+
+from eagle3core.kernels.isa.instruction import i32, instruction
+
+# ---- eight e2m1 of an int32 as four pairs, times `power`: two equal bf16 of 2^126 times the values' scale
+_SIZES, _SIGN_MASK, _BOTH = "0x01C001C0", "0x80008000", "0x81C081C0"
+WIDEN_E2M1 = (
+    "{ .reg .b32 a, b, c, d, s, zero;\n"
+    f" shl.b32 a, $4, 6; and.b32 a, a, {_SIZES}; shl.b32 s, $4, 2; lop3.b32 a, s, {_SIGN_MASK}, a, 0xEA;\n"
+    f" shl.b32 b, $4, 3; and.b32 b, b, {_BOTH};\n"
+    f" and.b32 c, $4, {_BOTH};\n"
+    f" shr.u32 d, $4, 3; and.b32 d, d, {_SIZES}; shl.b32 s, $4, 1; lop3.b32 d, s, {_SIGN_MASK}, d, 0xEA;\n"
+    f" mov.b32 zero, {_SIGN_MASK};\n"
+    " fma.rn.bf16x2 $0, a, $5, zero; fma.rn.bf16x2 $1, b, $5, zero;\n"
+    " fma.rn.bf16x2 $2, c, $5, zero; fma.rn.bf16x2 $3, d, $5, zero; }"
+)
+widen_e2m1_bf16 = instruction("widen_e2m1_bf16", WIDEN_E2M1, [i32] * 4, [i32] * 2)
+# Two equal bf16 2^(b - 127), b a byte of a word: `selector` names it twice in prmt's way, each time above a zero.
+POWER_BF16 = "{ .reg .b32 t; prmt.b32 t, $1, 0, $2; shl.b32 $0, t, 7; }"
+power_bf16 = instruction("power_bf16", POWER_BF16, [i32], [i32, i32])
