@@ -25,7 +25,7 @@ from lab.pairs.prompts import Prompt
 FORMATS: dict[str, dict[str, Any]] = {
     "as stored": {},
     "FP8": {"target_weights": "fp8"},
-    "FP8, cache too": {"target_weights": "fp8", "cache_dtype": "fp8"},
+    "FP8 with its cache": {"target_weights": "fp8", "cache_dtype": "fp8"},
 }
 _LEAST = 8  # tokens that a place has before it: with fewer there is hardly anything to say
 _BLOCK = 16  # tokens of a cache block, and rows of a pass
