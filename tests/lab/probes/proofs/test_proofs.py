@@ -14,6 +14,7 @@ from proof_subjects import planted_subject, subject_on_disk, verdicts
 from eagle3core.errors import KernelLimit
 from lab import cli
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, EXIT_USAGE
+from lab.options.speed import SpeedOptions
 from lab.pairs import shipped_pair
 from lab.parity.recording import PairUnderTest
 from lab.probes.proofs.check import Check, TimeLimit, Verdict, run_checks
@@ -24,6 +25,7 @@ from lab.probes.proofs.plans import PARTS, Plans, Proofs, needed_variants, plant
 from lab.probes.proofs.quiet import QuietPlan
 from lab.probes.proofs.slots import FinishedSlots, Occupied, SlotsPlan, judge_rows, judge_time
 from lab.probes.proofs.subject import Subject
+from lab.probes.speed.command import SpeedPlans, scenario_of
 from lab.rows.store import read_rows
 
 pytestmark = pytest.mark.reference
@@ -198,6 +200,18 @@ def test_unknown_parts_and_shares_are_refused(capsys: pytest.CaptureFixture[str]
     assert cli.main(["prove", "quite"]) == EXIT_USAGE
     assert "PART is quite (did you mean quiet?)" in capsys.readouterr().err
     assert cli.main(["prove", "quiet", "--build", "cubins", "--share", "0/2"]) == EXIT_USAGE
+
+
+@pytest.mark.slow
+def test_kernels_over_caches_in_fp8_are_known_without_a_gpu() -> None:
+    small = SpeedPlans(
+        geometry="llama-3.1-8b", cache_dtype="fp8", draft_cache_dtype="fp8",
+        scenario=scenario_of(SpeedOptions(geometry="nano", at="512x1", spec="0,3", device="cpu")),
+    )  # fmt: skip
+    names = {variant.name for variant in needed_variants(small, ("speed",), "sm_90a")}
+    cached = {name for name in names if name.startswith("attention") or "_qkv_" in name}
+    assert len(cached) > 6
+    assert all("e4m3" in name for name in cached)
 
 
 @pytest.mark.slow
