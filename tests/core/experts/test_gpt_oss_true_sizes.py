@@ -33,7 +33,7 @@ LAYER = {
 }  # fmt: skip
 
 
-@pytest.mark.exhaustive  # a minute of CPU, and ten
+@pytest.mark.exhaustive  # one minute of CPU, and a few
 @pytest.mark.parametrize(("window", "n_prompt", "k"), [(3, 4, 1), (128, 150, 2)])
 def test_every_stage_of_a_true_layer_holds(
     window: int, n_prompt: int, k: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
