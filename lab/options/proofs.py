@@ -25,8 +25,7 @@ from lab.options.values import (
 )
 
 PartName = Literal[
-    "identity", "parity", "quiet", "slots", "long", "memory", "trees", "waiting", "adaptive", "serving",
-    "prefill",
+    "identity", "parity", "quiet", "slots", "long", "memory", "trees", "waiting", "prefill", "adaptive", "serving",
 ]  # fmt: skip
 STATE_FILE = Path("reports", "gates.jsonl")
 

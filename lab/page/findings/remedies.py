@@ -133,6 +133,11 @@ REMEDIES = (
         ACCEPTANCE,
     ),
     Remedy(
+        "first token*",
+        "Compile kernels beforehand with `eagle3lab warm`; the waterfall of `43_start` names what else takes long.",
+        SLOW,
+    ),
+    Remedy(
         "*speed-up*", "See which part binds: bytes, time above them, or acceptance; the gate's line names it.", SLOW
     ),
     Remedy("*step over plain step*", "Look at the waterfall for the stage that costs most above its bytes.", SLOW),

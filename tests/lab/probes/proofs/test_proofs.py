@@ -205,7 +205,7 @@ def test_unknown_parts_and_shares_are_refused(capsys: pytest.CaptureFixture[str]
 @pytest.mark.slow
 def test_kernels_over_caches_in_fp8_are_known_without_a_gpu() -> None:
     small = SpeedPlans(
-        geometry="llama-3.1-8b", cache_dtype="fp8", draft_cache_dtype="fp8",
+        geometry="llama-3.1-8b", formats={"cache_dtype": "fp8", "draft_cache_dtype": "fp8"},
         scenario=scenario_of(SpeedOptions(geometry="nano", at="512x1", spec="0,3", device="cpu")),
     )  # fmt: skip
     names = {variant.name for variant in needed_variants(small, ("speed",), "sm_90a")}
