@@ -1,13 +1,18 @@
 """Attention as gpt-oss has it, by the kernels lane by lane: layers with a window and without in turn, sinks, biases.
 
-Its experts have kernels of their own and are left out here: the layers have a feed-forward each.
+Most layers here have one feed-forward in the place of experts, which takes less time; a tree over the whole of gpt-oss
+comes last.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from device_engines import device_engine, device_runner, write_nano_pair
+from random_pairs import MXFP4
 from rings import exhaustive_but
 from tiny_engines import Pair, decoded, new_tokens, random_prompts, tokens_of
 from torch import Tensor
@@ -28,6 +33,12 @@ TREE = FlatTree((-1, 0, 0, 1, 2, 3))
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return write_nano_pair(tmp_path_factory.mktemp("nano"), seed=5, n_layers=2, vocab=64, taps=(0, 1, 2), bias=True)
+
+
+GPT_OSS: dict[str, Any] = {
+    "family": "gpt_oss", "n_layers": 2, "taps": (0, 1, 2), "vocab": 64, "ffn": 32, "seed": 5,
+    "quantization_config": MXFP4, "sliding_window": 5,
+}  # fmt: skip
 
 
 def first_logits(pair: Pair, prompt: list[int], windows: tuple[int, ...] = WINDOWS, chunk: int = 16) -> Tensor:
@@ -79,3 +90,14 @@ def test_drafts_change_no_token_under_windows(pair: Pair, tree: GrownTree | None
     assert tokens == expected
     assert not any(row.fault for row in rows)
     assert any(row.n_accepted for row in rows)
+
+
+def test_a_node_on_gpt_oss_has_the_bits_of_its_own_text(tmp_path: Path) -> None:
+    """The last node and one of each branch, with experts in MXFP4, windows and sinks."""
+    whole, tree = write_nano_pair(tmp_path, **GPT_OSS), FlatTree((-1, 0, 0, 1, 2))
+    prompt, drafted = random_prompts([6, tree.n_nodes - 1], n_vocab=64, seed=1)
+    runner = device_runner(whole, None, LANES, n_slots=1, tree=tree, drafts=False, chunk=16)
+    tokens, logits = tree_logits(runner, prompt, drafted)
+    for node in (3, 4):
+        path = [tokens[i] for i in tree.mask[node].nonzero()[:, 0].tolist()]
+        assert torch.equal(logits[node], first_logits(whole, prompt + path, ())), node
