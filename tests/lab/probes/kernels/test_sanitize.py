@@ -15,6 +15,7 @@ from eagle3core.errors import BackendUnavailable
 from eagle3core.kernels import cubins, registry
 from eagle3core.kernels.card import Card
 from eagle3core.kernels.compile import compile_variant
+from eagle3core.kernels.cubins import lookup
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError
 from lab.options.kernels import SanitizeOptions
@@ -93,15 +94,19 @@ def test_a_plant_compiles_under_a_name_that_the_tools_are_told_to_watch(tool: st
 
 @pytest.mark.compiled
 @pytest.mark.slow
-def test_processes_side_by_side_compile_what_is_not_at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_side_by_side_compile_what_is_not_at_hand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv(cubins.CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(sanitize, "_wanted", lambda cards, arch: variants(REPAIRED, arch))
     assert not any(cubins.is_stored(variant, "sm_90a") for variant in variants(REPAIRED, "sm_90a"))
     sanitize._prepare([], "sm_90a", 2)
     assert all(cubins.is_stored(variant, "sm_90a") for variant in variants(REPAIRED, "sm_90a"))
     # Whatever was prepared is found under the tools, where nothing may be compiled.
-    monkeypatch.setattr(cubins, "compile_variant", lambda *a: pytest.fail("compiled again"))
+    monkeypatch.setattr(lookup, "compile_variant", lambda *a: pytest.fail("compiled again"))
+    capsys.readouterr()
     sanitize._prepare([], "sm_90a", 2)
+    assert " 0 of them to be compiled first" in capsys.readouterr().out
 
 
 @pytest.mark.reference
