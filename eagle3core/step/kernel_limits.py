@@ -58,8 +58,8 @@ def why_plain_torch(
             _check_tree(config.speculative_config, draft.draft_vocab_size)
             _check_variant(draft)
         for block in blocks:
-            _check_block(block, config, dtype)
             _check_experts(block, config, dtype, arch)
+            _check_block(block, config, dtype)
     except KernelLimit as limit:
         return f"{limit.what}; the kernels take {limit.allowed}"
     return None

@@ -78,6 +78,14 @@ def test_a_draft_in_fp8_commits_the_planted_tokens_and_is_a_series_of_its_own(ro
     assert half.peer_bytes == whole.peer_bytes, "a peer's copy is as stored"
 
 
+def floor_bytes(row: Row) -> float:
+    """What a floor's time is of, which no ceiling measured beside it moves."""
+    milliseconds, rate = row.number("floor_ms"), row.number("ceiling_gb_per_s")
+    assert milliseconds is not None
+    assert rate is not None
+    return milliseconds * rate
+
+
 def test_caches_in_fp8_are_the_engines_and_a_series_of_their_own(rows: list[Row]) -> None:
     scenario = replace(SCENARIO, cache_dtype="fp8", draft_cache_dtype="fp8", peers=(), rounds=1)
     plain, speculative = Bench(scenario, tell=lambda _: None).run().rows
@@ -85,7 +93,7 @@ def test_caches_in_fp8_are_the_engines_and_a_series_of_their_own(rows: list[Row]
     assert "draft_cache_dtype" not in plain.parameters
     assert not wrong_tokens(plain.values)
     assert not wrong_tokens(speculative.values)
-    assert plain.number("floor_ms") < by_name(rows)[plain.name].number("floor_ms")
+    assert floor_bytes(plain) < floor_bytes(by_name(rows)[plain.name])
     assert not {"cache_dtype", "draft_cache_dtype"} & set(by_name(rows)[plain.name].parameters)
     geometry = GEOMETRIES["nano"]
     at = {"ks": (0, K), "batch": 1, "session_len": 64, "itemsize": 4, "device": torch.device("cpu"), "n_peers": 1}
@@ -100,8 +108,7 @@ def test_a_target_in_fp8_commits_the_planted_tokens_and_its_rows_are_series_of_t
         assert not wrong_tokens(row.values)
         usual = by_name(rows)[row.name]
         assert "target_weights" not in usual.parameters
-        bytes_moved, usually = (one.number("floor_ms") * one.number("ceiling_gb_per_s") for one in (row, usual))
-        assert bytes_moved < usually
+        assert floor_bytes(row) < floor_bytes(usual)
 
 
 def test_a_bench_writes_a_row_for_every_depth_and_every_peer(rows: list[Row]) -> None:
