@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
 import sys
 import tomllib
@@ -17,6 +18,14 @@ from packaging.utils import canonicalize_name
 from places import ROOT
 
 pytestmark = pytest.mark.reference
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip as it comes: a machine's own constraints and folders would take part in what is found."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
 
 
 def tool(name: str) -> Any:

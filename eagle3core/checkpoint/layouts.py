@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from eagle3core.checkpoint.keys import layer_settings
 from eagle3core.checkpoint.settings import Settings
+from eagle3core.checkpoint.tensors import BUFFERS
 from eagle3core.errors import CheckpointError
 
 PREFIXES = ("model.", "draft_model.", "module.")
@@ -30,7 +31,7 @@ def canonical_name(stored: str) -> str | None:
     name = stored
     while name.startswith(PREFIXES):
         name = name.partition(".")[2]
-    if name.startswith(DROPPED) or name.endswith("rotary_emb.inv_freq"):
+    if name.startswith(DROPPED) or name.endswith(BUFFERS):
         return None
     for numbered in LAYERS:
         if name.startswith(numbered):

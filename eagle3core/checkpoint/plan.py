@@ -17,15 +17,17 @@ from eagle3core.checkpoint.eagle import eagle_shapes, read_eagle_geometry, requi
 from eagle3core.checkpoint.families import FAMILIES
 from eagle3core.checkpoint.keys import layer_settings, objections
 from eagle3core.checkpoint.layouts import refuse_kinds, stored_names
-from eagle3core.checkpoint.objections import Objections
+from eagle3core.checkpoint.objections import Objections, name_objections
+from eagle3core.checkpoint.rope import require_stored_frequencies
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.taps import resolve_taps
 from eagle3core.checkpoint.target import layer_shapes, read_block_geometry
-from eagle3core.checkpoint.tensors import NamedTensors, name_objections
+from eagle3core.checkpoint.tensors import NamedTensors
 from eagle3core.checkpoint.variants import (
     HIDDEN_NORM,
     INPUT_NORM,
     has_head_norms,
+    is_interleaved,
     is_qwen3,
     read_variant,
     tied_head,
@@ -82,10 +84,11 @@ def plan_draft(directory: Path, target: TargetGeometry, given: Given, objecting:
     taps, decision = _taps(config, files, target, given, variant, objecting)
     geometry = _geometry(config, target, taps, stored_as, variant, objecting)
     _compare(files, stored_as, geometry, objecting)
+    objecting.of(require_stored_frequencies, files, geometry.block, instead=None)
     unmapped: tuple[Tensor | None, list[Decision]] = (None, [])
     mapping, of_map = objecting.of(read_map, files, stored_as, geometry, target.eos_token_ids, instead=unmapped)
     geometry = replace(geometry, decisions=(*decision, *said, *of_map, *files.decisions))
-    return DraftPlan(geometry, files, stored_as, mapping, _is_interleaved(config))
+    return DraftPlan(geometry, files, stored_as, mapping, is_interleaved(config))
 
 
 def plan_eagle(directory: Path, target: TargetGeometry, objecting: Objections) -> DraftPlan:
@@ -223,11 +226,6 @@ def _plain_layer(layer: Settings) -> Settings:
         elif layer.values[wide] != layer.values.get("intermediate_size"):
             raise layer.bad(wide, layer.values[wide], "intermediate_size, or model_type 'llama4_text', which reads it")
     return Settings(values, layer.source)
-
-
-def _is_interleaved(config: Settings) -> bool:
-    key = "rope_is_neox_style"
-    return not (config.flag(key, True) and layer_settings(config).flag(key, True))
 
 
 def _require_sharable(config: Settings, geometry: DraftGeometry) -> None:

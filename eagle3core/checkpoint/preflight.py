@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3core.checkpoint.fp8 import dequantised, find_fp8
-from eagle3core.checkpoint.objections import Objections
+from eagle3core.checkpoint.objections import Objections, name_objections
 from eagle3core.checkpoint.plan import METHODS, Given, plan_draft, plan_eagle
 from eagle3core.checkpoint.settings import Settings
 from eagle3core.checkpoint.target import (
@@ -21,7 +21,7 @@ from eagle3core.checkpoint.target import (
     require_directory,
     target_shapes,
 )
-from eagle3core.checkpoint.tensors import TensorFiles, name_objections
+from eagle3core.checkpoint.tensors import TensorFiles
 from eagle3core.checkpoint.variants import NORM_OUTPUT
 from eagle3core.checks import require_choice
 from eagle3core.errors import CheckpointError

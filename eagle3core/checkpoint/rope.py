@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from eagle3core.checkpoint.settings import Settings
+from eagle3core.checkpoint.tensors import BUFFERS, NamedTensors
 from eagle3core.errors import CheckpointError, shown
-from eagle3core.geometry import RopeGeometry
+from eagle3core.geometry import BlockGeometry, RopeGeometry
 
 DEFAULT_THETA = 10000.0  # what every Llama code base uses when the key is absent
 KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "yarn", "mrope")
 # Older names: Phi-3's of longrope; and the one of sections for pictures, which turn as one where there is text alone.
 _ALIASES = {"su": "longrope", "mrope": "default"}
+SAME_FREQUENCIES, SMALLEST_FREQUENCY = 0.05, 1e-6  # relative and absolute: of a stored table, which may be in fp16
 MOST_FACTORS = 4096  # of a longrope list: far more than pairs of any head
 
 
@@ -87,6 +89,29 @@ def check_pairs(config: Settings, rope: RopeGeometry, head_dim: int) -> None:
             )
 
 
+def require_stored_frequencies(files: NamedTensors, block: BlockGeometry) -> None:
+    """Refuse a head that an old export wrote with other frequencies than its config's base gives: those of training.
+
+    Only of a base without scaling, whose frequencies every writer stores alike.
+
+    Raises:
+        CheckpointError: the tensor, and the base that it stands for.
+    """
+    rope, head_dim = block.rope, block.head_dim
+    for name in files.names if rope.kind == "default" else ():
+        if not name.endswith(BUFFERS) or files.shape(name) != (head_dim // 2,):
+            continue
+        stored = files.read(name).double()
+        share = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
+        if not torch.allclose(stored, rope.theta**-share, rtol=SAME_FREQUENCIES, atol=SMALLEST_FREQUENCY):
+            base = float(stored[1].clamp_min(1e-30) ** (-1 / share[1])) if head_dim > 2 else 1.0
+            raise CheckpointError(
+                f"{files.where(name)} holds the frequencies of base {base:.2g}, but rope_theta is {rope.theta:g}",
+                "the frequencies that the config's rope_theta gives, or no such tensor",
+                f"set rope_theta in {files.described_in} to the base of training",
+            )
+
+
 def llama3_factors(rope: RopeGeometry, head_dim: int) -> Tensor:
     """`[head_dim / 2]` fp32 what a plain frequency is divided by in Llama 3's scaling, as GGUF files store it."""
     frequencies = 1.0 / rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
@@ -107,7 +132,15 @@ def llama3_frequencies(frequencies: Tensor, rope: RopeGeometry) -> Tensor:
 
 
 def _kind(scaling: Settings) -> str:
-    kind = scaling.text("rope_type") or scaling.text("type", "default")
+    """The kind, under its key or its older one.
+
+    Raises:
+        CheckpointError: both, that contradict: transformers takes the first, vLLM refuses them.
+    """
+    kinds = [name for name in (scaling.text("rope_type"), scaling.text("type")) if name]
+    if len({_ALIASES.get(name, name) for name in kinds}) > 1:
+        raise scaling.bad("type", kinds[1], f"rope_type, {kinds[0]!r}", "remove the wrong one")
+    kind = kinds[0] if kinds else "default"
     return _ALIASES.get(kind, kind)
 
 

@@ -16,15 +16,16 @@ from eagle3core.checkpoint.experts.names import PACKED_BYTES, expert_shapes, has
 from eagle3core.checkpoint.experts.packed_bytes import read_packed_bytes
 from eagle3core.checkpoint.families import completed, read_family, read_windows, refuse_quantised
 from eagle3core.checkpoint.fp8 import OF_A_CACHE, Fp8Files, dequantised, find_fp8, read_cache_scales, scale_name
+from eagle3core.checkpoint.objections import require_names
 from eagle3core.checkpoint.rope import check_pairs, read_rope
 from eagle3core.checkpoint.settings import Settings
-from eagle3core.checkpoint.tensors import NamedTensors, TensorFiles, require_names
+from eagle3core.checkpoint.tensors import BUFFERS, NamedTensors, TensorFiles
 from eagle3core.errors import CheckpointError
 from eagle3core.geometry import BlockGeometry, CacheScales, TargetGeometry
 from eagle3core.speculative import CacheDtype
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
-BESIDE_WEIGHTS = ("rotary_emb.inv_freq", *OF_A_CACHE)  # ends of names that a target may bring and no weight has
+BESIDE_WEIGHTS = (BUFFERS, *OF_A_CACHE)  # ends of names that a target may bring and no weight has
 MOST_LAYERS = 10_000
 
 
@@ -104,8 +105,8 @@ def load_target(
 
 
 def _kept(files: NamedTensors, name: str, shape: tuple[int, ...]) -> tuple[Tensor, Tensor] | None:
-    """A map and its scales as they are stored in FP8; None of others, of tables and of experts."""
-    if not isinstance(files, Fp8Files) or name == EMBEDDING or ".experts." in name:
+    """A map and its scales as they are stored in FP8; None of others, and of tables."""
+    if not isinstance(files, Fp8Files) or name == EMBEDDING:
         return None
     return files.read_kept(name, shape)
 

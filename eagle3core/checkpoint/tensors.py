@@ -8,7 +8,6 @@ Every file is checked for existence and byte size before anything is read (docs/
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,12 @@ from eagle3core.errors import CheckpointError
 from eagle3core.geometry import Decision
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-SINGLE_FILES = ("model.safetensors", "pytorch_model.bin")
-INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+# Index and single file of each format, the one that is preferred first.
+WEIGHT_FILES = (
+    ("model.safetensors.index.json", "model.safetensors"),
+    ("pytorch_model.bin.index.json", "pytorch_model.bin"),
+)
+BUFFERS = "rotary_emb.inv_freq"  # ends the names of what is computed from config.json, and stored by old exports
 _AGAIN = "download or export the checkpoint again"
 _CHECKED = 1 << 18  # values looked at together: what checking takes beside the tensor
 
@@ -173,25 +176,36 @@ class TensorFiles(NamedTensors):
         return tensor
 
     def _find(self) -> dict[str, Path]:
-        for index in INDEX_FILES:
+        for index, single in WEIGHT_FILES:
+            whole = self.directory / single
             if (self.directory / index).is_file():
-                return self._from_index(self.directory / index)
-        for name in SINGLE_FILES:
-            if (self.directory / name).is_file():
-                return dict.fromkeys(self._list(self.directory / name), self.directory / name)
+                return self._from_index(self.directory / index, whole)
+            if whole.is_file():
+                return dict.fromkeys(self._list(whole), whole)
         present = sorted(p.name for p in self.directory.iterdir())[:8]
         raise CheckpointError(
             f"{self.directory} holds no weights (found {', '.join(present) or 'nothing'})",
-            f"one of {', '.join((*INDEX_FILES, *SINGLE_FILES))}",
+            f"one of {', '.join(name for pair in WEIGHT_FILES for name in pair)}",
             "finish the download; other file names must be renamed to these",
         )
 
-    def _from_index(self, index: Path) -> dict[str, Path]:
+    def _from_index(self, index: Path, whole: Path) -> dict[str, Path]:
+        """The shards' tensors; `whole` is the file that holds all of them where there is no index.
+
+        Readers differ where both are there, and drop what an index leaves out: neither is taken in silence.
+        """
         weight_map = Settings.read(index).nested("weight_map")
         if weight_map is None:
             raise CheckpointError(f"{index} has no weight_map", "an object of tensor name to file name", _AGAIN)
         file_of = {name: self.directory / _shard(weight_map, name) for name in weight_map.values}
-        for shard in sorted(set(file_of.values())):
+        shards = sorted(set(file_of.values()))
+        if whole.is_file() and whole not in shards:
+            raise CheckpointError(
+                f"{self.directory} holds {whole.name} and the shards of {index.name}: two sets of weights",
+                "one of them: some readers take the single file, others the shards",
+                "remove the one that is not meant, or finish writing over it",
+            )
+        for shard in shards:
             promised = [name for name, path in file_of.items() if path == shard]
             if not shard.is_file():
                 raise CheckpointError(
@@ -199,11 +213,18 @@ class TensorFiles(NamedTensors):
                     "every shard of the index beside it",
                     _AGAIN,
                 )
-            absent = sorted(set(promised) - set(self._list(shard)))
+            held = set(self._list(shard))
+            absent, more = sorted(set(promised) - held), sorted(held - set(file_of))
             if absent:
                 raise CheckpointError(
                     f"{shard} lacks {len(absent)} tensors that {index.name} puts there, first {absent[0]}",
                     "shards and index of one export",
+                    _AGAIN,
+                )
+            if left := [name for name in more if not name.endswith(BUFFERS)]:
+                raise CheckpointError(
+                    f"{shard} holds {len(left)} tensors that {index.name} does not name, first {left[0]}",
+                    "an index of every tensor in its shards: one left out would be taken from elsewhere, or be missed",
                     _AGAIN,
                 )
         return file_of
@@ -231,50 +252,6 @@ def _shard(weight_map: Settings, name: str) -> str:
     return shard
 
 
-def require_names(
-    files: NamedTensors, wanted: Iterable[str], given: Mapping[str, str], ignorable: Iterable[str]
-) -> None:
-    """Refuse a checkpoint whose tensors are not exactly those of its config.
-
-    Args as `name_objections`.
-
-    Raises:
-        CheckpointError: names what is missing, or what is there and has no place.
-    """
-    for objection in name_objections(files, wanted, given, ignorable):
-        raise objection
-
-
-def name_objections(
-    files: NamedTensors, wanted: Iterable[str], given: Mapping[str, str], ignorable: Iterable[str]
-) -> Iterator[CheckpointError]:
-    """What is said against the tensors of a checkpoint: those that are missing, and those that have no place.
-
-    Args:
-        files: the directory.
-        wanted: canonical names that must exist.
-        given: canonical name of every stored tensor, by stored name.
-        ignorable: canonical names that may exist beside them.
-    """
-    wanted, stored_names = list(wanted), set(given.values())
-    missing = [name for name in wanted if name not in stored_names]
-    if missing:
-        yield CheckpointError(
-            f"{files.directory} lacks {len(missing)} tensors: {_some(missing)}",
-            f"the {len(wanted)} tensors that its {files.described_in} describes",
-            f"download the checkpoint again, or correct {files.described_in}",
-        )
-    extra = sorted(stored_names - set(wanted) - set(ignorable))
-    if extra:
-        stored = {canonical: name for name, canonical in given.items()}
-        yield CheckpointError(
-            f"{files.directory} holds {len(extra)} tensors with no place in this model: "
-            f"{_some([stored[name] for name in extra])}",
-            "only tensors that the forward pass uses: leaving one out would silently change the result",
-            f"use a checkpoint without them, or set the key of {files.described_in} that they belong to",
-        )
-
-
 def require_finite(tensor: Tensor, dtype: torch.dtype, where: str, remedy: str) -> None:
     """Refuse values that are not finite in `dtype`."""
     flat = tensor.reshape(-1)
@@ -294,8 +271,3 @@ def require_finite(tensor: Tensor, dtype: torch.dtype, where: str, remedy: str) 
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _some(names: list[str], most: int = 6) -> str:
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest

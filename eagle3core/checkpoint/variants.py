@@ -142,6 +142,12 @@ def is_qwen3(config: Settings) -> bool:
     return is_speculators(config) and layer_settings(config).text("model_type") == "qwen3"
 
 
+def is_interleaved(config: Settings) -> bool:
+    """Whether rotary pairs are neighbours in the stored q and k."""
+    key = "rope_is_neox_style"
+    return not (config.flag(key, True) and layer_settings(config).flag(key, True))
+
+
 def has_head_norms(config: Settings, stored: Collection[str]) -> bool:
     """Whether heads of q and k are normed: as the key says, else as the layer's family does, else as the tensors do."""
     layer, key = layer_settings(config), "use_qk_norm"

@@ -13,13 +13,10 @@ from dataclasses import replace
 from torch import Tensor
 
 from eagle3core.geometry import TargetGeometry
-from eagle3core.kernels.card import Call
-from eagle3core.kernels.choice.top_k import TOP_K
 from eagle3core.kernels.layer.take_rows import TAKE_ROWS
 from eagle3core.kernels.slots.open_step import OpenRows
-from eagle3core.kernels.tree.grow_tree import GROW_TREE
-from eagle3core.kernels.tree.select_tree import SELECT_TREE
-from eagle3core.kernels.tree.tree_masks import TREE_MASKS
+from eagle3core.kernels.tree.grow_tree import GROW_TREE, HeadRows, Offers
+from eagle3core.kernels.tree.select_tree import SELECT_TREE, Pool
 from eagle3core.step.buffers import rows_of
 from eagle3core.step.heads import DraftPass, draft_stages
 from eagle3core.step.passes import TREE, Emitter, Rows
@@ -44,7 +41,7 @@ class TreeProposal(Proposal):
         last, scaled, sums = self.last_rows(over)
         head, logits = self.head(scaled, sums)
         stages.append(self.head_stage(last + head, logits, opened.lengths, "extend"))
-        stages.append(Stage("tree.grow", tuple(self._grow(shape, tree, logits, 0)), TREE))
+        stages.append(self._grow(shape, tree, logits, 0))
         above = rows_of(self.own.feedback, self.batch, self.own.feedback.shape[1])
         for level in range(1, shape.max_depth):
             positions, slots = opened.chain_positions[level - 1].view(-1), opened.chain_slots[level - 1].view(-1)
@@ -55,7 +52,7 @@ class TreeProposal(Proposal):
             stages += passed
             head, logits = self.head(*self.normed(over))
             stages.append(self.head_stage(head, logits, slots, f"level{level}"))
-            stages.append(Stage("tree.grow", tuple(self._grow(shape, tree, logits, level)), TREE))
+            stages.append(self._grow(shape, tree, logits, level))
             above = over.out
         return [*stages, self._choose(tree)]
 
@@ -71,27 +68,30 @@ class TreeProposal(Proposal):
         # The passes before wrote keys, and this one's rows and mask, that its attention reads early.
         return draft_stages(self.emit, over, rows, scope, first_waits=True), over
 
-    def _grow(self, shape: GrownTree, tree: TreeTensors, logits: Tensor, level: int) -> list[Call]:
+    def _grow(self, shape: GrownTree, tree: TreeTensors, logits: Tensor, level: int) -> Stage:
         """Candidates of a level, and the next beam."""
-        arch, k, n = self.emit.arch, shape.top_k, len(logits)
-        log_probs, ids, lse = (rows_of(t, n, *t.shape[1:]) for t in (tree.log_probs, tree.ids, tree.lse))
+        k, n, rows = shape.top_k, len(logits), len(logits) // self.batch
         best, powers = (rows_of(t, n, t.shape[1]) for t in (self.own.head.best, tree.powers))
-        seek = TOP_K.call(arch, logits, best, powers, log_probs, ids, lse)
-        scores = log_probs.view(self.batch, -1, k)
-        if shape.scores is not None:
-            scores = shape.scores[level, : scores.shape[1]].to(logits.device).expand_as(scores).contiguous()
-        found = (scores, ids.view(self.batch, -1, k), self.draft.draft_to_target, level)
-        return [seek, GROW_TREE.call(arch, tree.growth, *found)]
+        log_probs, ids = (rows_of(t, self.batch, rows, k) for t in (tree.offers.log_probs, tree.offers.ids))
+        fixed = shape.scores
+        if fixed is not None:
+            fixed = fixed[level, :rows].to(logits.device).expand(self.batch, -1, -1).contiguous()
+        grow = GROW_TREE.call(
+            self.emit.arch, tree.growth, HeadRows(logits, best, powers), self.draft.draft_to_target, level,
+            Offers(log_probs, ids, tree.offers.arrived), fixed,
+        )  # fmt: skip
+        return Stage("tree.grow", (grow,), TREE)
 
     def _choose(self, tree: TreeTensors) -> Stage:
         """The nodes of every tree, and what verification needs of them."""
-        arch, growth = self.emit.arch, tree.growth
-        scored = (growth.scores, growth.tokens, growth.parents)
-        choose = SELECT_TREE.call(arch, *scored, self.opened.roots, self.opened.token_rows, tree.ranks, tree.selection)
-        describe = TREE_MASKS.call(arch, tree.selection.parents, self.opened.lengths, tree.masks)
+        growth, opened = tree.growth, self.opened
+        choose = SELECT_TREE.call(
+            self.emit.arch, Pool(growth.scores, growth.tokens, growth.parents), opened.roots, opened.token_rows,
+            opened.lengths, tree.counts, tree.selection, tree.masks,
+        )  # fmt: skip
         ranks = self.state.ranks
         kept = [] if ranks is None else [keep_parents(tree.selection.parents, self.state.turn, ranks)]
-        return Stage("tree.masks", (choose, describe, *kept), TREE)
+        return Stage("tree.masks", (choose, *kept), TREE)
 
 
 def propose_tree(

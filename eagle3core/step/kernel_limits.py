@@ -14,7 +14,6 @@ from eagle3core.geometry import BlockGeometry, DrafterGeometry, DraftGeometry, T
 from eagle3core.kernels.attention.launcher import check_limits
 from eagle3core.kernels.card import ARCHES, DTYPES, PLAIN_TORCH
 from eagle3core.kernels.choice.argmax import MOST_PARTIALS
-from eagle3core.kernels.choice.top_k import top_k_variant
 from eagle3core.kernels.experts.maps.form import form_for, x_tiles_for
 from eagle3core.kernels.experts.maps.launcher import walk_variant
 from eagle3core.kernels.experts.maps.order import UNIT
@@ -23,9 +22,9 @@ from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.isa.by_row import row_threads
 from eagle3core.kernels.layer.take_rows import MOST_SOURCES
 from eagle3core.kernels.slots.active_slots import MOST_SLOTS
-from eagle3core.kernels.tree.grow_tree import grow_tree_variant, mask_words, pool_size
-from eagle3core.kernels.tree.select_tree import line_up_variant, rank_variant
-from eagle3core.kernels.tree.tree_masks import tree_masks_variant
+from eagle3core.kernels.tree.grow_tree import grow_tree_variant
+from eagle3core.kernels.tree.growth import mask_words, pool_size
+from eagle3core.kernels.tree.select_tree import select_tree_variant
 from eagle3core.speculative import SpeculativeConfig
 from eagle3core.step.sizes import SPAN
 
@@ -77,11 +76,9 @@ def _check_tree(spec: SpeculativeConfig, vocabulary: int) -> None:
     if spec.tree_kind == "chain":
         return
     pool = pool_size(spec.top_k, spec.depth)
-    grow_tree_variant(ARCHES[0], spec.top_k, mask_words(spec.top_k, spec.depth), maps=True)
-    top_k_variant(ARCHES[0], "bf16", spec.top_k, vocabulary)
-    rank_variant(ARCHES[0], pool)
-    line_up_variant(ARCHES[0], pool, spec.n_nodes)
-    tree_masks_variant(ARCHES[0], spec.n_nodes, spec.depth + 1)
+    words = mask_words(spec.top_k, spec.depth)
+    grow_tree_variant(ARCHES[0], "bf16", spec.top_k, vocabulary, words, maps=True)
+    select_tree_variant(ARCHES[0], pool, spec.n_nodes, spec.depth + 1)
 
 
 def _check_block(block: BlockGeometry, config: EngineConfig, dtype: torch.dtype) -> None:

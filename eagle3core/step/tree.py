@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import ConfigError
-from eagle3core.kernels.tree.grow_tree import pool_size
+from eagle3core.kernels.tree.growth import pool_size
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from eagle3core.kernels.isa.powers import PIECE
-from eagle3core.kernels.tree.grow_tree import Growth, new_growth, pool_size
-from eagle3core.kernels.tree.select_tree import Selection
+from eagle3core.kernels.tree.grow_tree import Offers
+from eagle3core.kernels.tree.growth import Growth, new_growth, pool_size
+from eagle3core.kernels.tree.select_tree import Counts, Selection
 from eagle3core.kernels.tree.tree_masks import TreeMasks, new_tree_masks
 from eagle3core.step.buffers import rows_of
 from eagle3core.step.tree import GrownTree
@@ -23,17 +24,15 @@ class TreeTensors:
     """A grown tree for each of S sequences; int32 unless said.
 
     Attributes:
-        log_probs: f32, and ids: `[S * k, k]` candidates of a beam's nodes. lse: `[S * k]` f32 of their logits.
+        offers: room for the candidates of a beam's nodes.
         powers: `[S * k, V / 16]` f32 what the head leaves of every 16 logits beside the best.
-        growth: scored candidates and the beam. ranks: `[S, P]` scratch. selection: the nodes. masks: of the nodes.
+        growth: scored candidates and the beam. counts: room for their ranks. selection: the nodes. masks: of the nodes.
     """
 
-    log_probs: Tensor
-    ids: Tensor
-    lse: Tensor
+    offers: Offers
     powers: Tensor
     growth: Growth
-    ranks: Tensor
+    counts: Counts
     selection: Selection
     masks: TreeMasks
 
@@ -44,8 +43,9 @@ class TreeTensors:
             return rows_of(tensor, batch, *tensor.shape[1:])
 
         return TreeTensors(
-            self.log_probs, self.ids, self.lse, self.powers, Growth(*map(first, self.growth)), first(self.ranks),
-            Selection(*map(first, self.selection)), TreeMasks(*map(first, self.masks)),
+            Offers(*map(first, self.offers)), self.powers, Growth(*map(first, self.growth)),
+            Counts(*map(first, self.counts)), Selection(*map(first, self.selection)),
+            TreeMasks(*map(first, self.masks)),
         )  # fmt: skip
 
 
@@ -60,9 +60,9 @@ def new_tree_tensors(tree: GrownTree, slots: int, vocabulary: int, device: torch
         return torch.zeros(shape, device=device)
 
     return TreeTensors(
-        log_probs=floats(rows, k), ids=integers(rows, k), lse=floats(rows),
+        offers=Offers(floats(slots, k, k), integers(slots, k, k), integers(slots)),
         powers=floats(rows, vocabulary // PIECE), growth=new_growth(slots, k, tree.max_depth, device),
-        ranks=integers(slots, pool_size(k, tree.max_depth)),
+        counts=Counts(integers(slots, pool_size(k, tree.max_depth)), integers(slots)),
         selection=Selection(*(integers(slots, nodes) for _ in Selection._fields)),
         masks=new_tree_masks(slots, nodes, tree.max_depth + 1, device),
     )  # fmt: skip

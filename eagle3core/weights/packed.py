@@ -223,11 +223,21 @@ class Packer:
     def _in_dtype(self, weight: Tensor | Fp8Matrix) -> Tensor:
         return weight.values(self.dtype) if isinstance(weight, Fp8Matrix) else weight
 
+    def stack(self, names: Sequence[str]) -> Tensor | Fp8Matrix:
+        """Weights one after the other; in e4m3 if all of them are and their scales go together."""
+        parts = [self.stored(name) for name in names]
+        kept = [part for part in parts if isinstance(part, Fp8Matrix)]
+        together = stacked(kept) if len(kept) == len(parts) else None
+        if together is not None:
+            return together
+        tensors = [self._in_dtype(part) for part in parts]
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+
     def linear(self, epilogue: Epilogue, names: Sequence[str]) -> PackedLinear:
         """The map whose rows are those of `names` (without ".weight"), one after the other."""
         self._give_back()
-        weight = self._stack([f"{name}.weight" for name in names])
-        bias = self._in_dtype(self._stack([f"{name}.bias" for name in names])) if epilogue.has_bias else None
+        weight = self.stack([f"{name}.weight" for name in names])
+        bias = self._in_dtype(self.stack([f"{name}.bias" for name in names])) if epilogue.has_bias else None
         return self._map(weight, epilogue, bias)
 
     def layer(
@@ -265,7 +275,7 @@ class Packer:
 
     def _experts(self, prefix: str, block: BlockGeometry) -> PackedExperts:
         self._give_back()
-        return pack_experts(self.get, self.source, prefix, block, packs=self.packs, fp8=self.weights == "fp8")
+        return pack_experts(self, prefix, block, packs=self.packs, fp8=self.weights == "fp8")
 
     def head(self, weight: Tensor | Fp8Matrix, *, may_share: bool) -> PackedLinear:
         """The output map of `weight: [V, E]`, padded; read as it lies if `may_share` and no padding is needed."""
@@ -300,13 +310,3 @@ class Packer:
         """What raw weights needed for a while, before others are made: or packed ones would lie in pieces of it."""
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _stack(self, names: Sequence[str]) -> Tensor | Fp8Matrix:
-        """Weights one after the other; in e4m3 if all of them are and their scales go together."""
-        parts = [self.stored(name) for name in names]
-        kept = [part for part in parts if isinstance(part, Fp8Matrix)]
-        together = stacked(kept) if len(kept) == len(parts) else None
-        if together is not None:
-            return together
-        tensors = [self._in_dtype(part) for part in parts]
-        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)

@@ -7,6 +7,7 @@ loses k - a tokens, all at its first miss, so acceptance length = k + 1 - the su
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -34,6 +35,17 @@ class Interval:
     mean: float | None
     low: float | None
     high: float | None
+
+    @property
+    def words(self) -> str:
+        """`2.40 (2.23 to 2.53)`."""
+        return "no" if self.mean is None else f"{self.mean:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+    def is_above(self, other: Interval) -> bool:
+        """Whether the difference of both means, of independent errors, is above 0 by more than its own interval."""
+        if self.mean is None or self.low is None or other.mean is None or other.high is None:
+            return False
+        return self.mean - other.mean > math.hypot(self.mean - self.low, other.high - other.mean)
 
     def values(self, name: str) -> dict[str, float | None]:
         """Row values: the mean as `name`, its bounds beside it."""

@@ -117,6 +117,6 @@ def unfinished_row(plan: Plan, job: Job, outcome: NotebookOutcome) -> Row:
 def outcome_words(outcome: NotebookOutcome) -> str:
     """One outcome for people."""
     if outcome.status == "finished":
-        return "passed" if outcome.passed else "finished, but a gate failed or is missing"
+        return "finished" if outcome.passed else "finished, but a gate failed or is missing"
     where = f" in cell {outcome.cell}" if outcome.cell is not None else ""
     return f"{outcome.status}{where}: {outcome.error}"

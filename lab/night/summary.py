@@ -130,7 +130,8 @@ def _place(change: history.Change) -> tuple[int, float]:
 def _word(
     gates: list[GateResult], jobs: list[dict[str, Any]], since: dict[str, Any], *, strict: bool, gate_required: bool
 ) -> tuple[str, int]:
-    """The verdict and its exit code, the worst first.
+    """The verdict and its exit code, the worst first. A run that set no gate and had to set none has proven nothing: it
+    is "not judged", and no failure.
 
     Args:
         strict: what moved since the run before counts as well: a number that is certainly slower fails, as in
@@ -142,7 +143,7 @@ def _word(
         return "incomplete", EXIT_COULD_NOT_RUN
     if strict and (since["previous"] is None or since["words"].get("unsure") or since["words"].get("missing")):
         return "undecided", EXIT_UNDECIDED
-    return "passed", EXIT_PASSED
+    return ("passed" if gates else "not judged"), EXIT_PASSED
 
 
 def _not_finished(jobs: list[dict[str, Any]]) -> list[str]:
@@ -173,7 +174,8 @@ def _sentence(
     if unfinished:
         parts.append(f"{_n(len(unfinished), 'job')} of {len(jobs)} did not finish: {_listed(unfinished)}")
     if not gates:
-        parts.append("no gate was judged")
+        ended = f"{_n(len(jobs), 'job')} finished, and no gate was set"
+        parts.append(ended if word == "not judged" else "no gate was judged")
     if word == "failed" and not failed:
         parts.insert(0, f"{_n(n_slower, 'number')} certainly slower than in the previous run")
     if not parts:

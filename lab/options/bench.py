@@ -15,6 +15,7 @@ from lab.options.values import (
     DIAL_DEPTH,
     MOST_DRAFTS,
     MOST_REPEATED,
+    USUAL_PEERS,
     Depths,
     DeviceName,
     DtypeName,
@@ -92,8 +93,9 @@ class BenchOptions(FormatOptions, PairOptions):
     tokens: int = option(256, "generated a request and round", ge=16)
     rounds: int = option(5, "measured rounds", ge=1)
     warmup: int = option(1, "rounds before them", ge=0)
+    sustained: int = option(0, "steps without a rest in one more pass; heat shows from about 2000 on", ge=0)
     peers: Peers = option(
-        ",".join(get_args(PeerName)), "what is timed beside the engine, or none", metavar="NAME,...",
+        ",".join(USUAL_PEERS), "what is timed beside the engine, or none", metavar="NAME,...",
         allowed=f"{', '.join(get_args(PeerName))}, separated by commas, or none",
     )  # fmt: skip
     records: Path | None = option(None, "write nested records to this file too", metavar="NAME.json")

@@ -20,7 +20,7 @@ class DraftDoctorOptions(Options):
     max_prompt_tokens: int = option(256, "tokens; longer prompts keep their last ones", metavar="N", ge=2)
     max_new_tokens: int = option(64, "tokens a prompt", metavar="N", ge=4)
     fast: bool = option(False, "look at the files alone; run nothing")
-    device: Literal["auto", "cpu", "cuda"] = option("auto", "where it runs")
+    device: Literal["auto", "cpu", "cuda"] = option("auto", "where it runs; auto: a GPU, but for small targets")
     fault: str = option("", "bug to plant in the engine, to see the doctor find it", metavar="NAME")
     reference_target: Path | None = option(None, "the target it was trained with, beside one changed", metavar="DIR")
     claimed: float | None = option(None, "acceptance figure given for the head, of any definition", metavar="X", gt=0)

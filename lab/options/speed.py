@@ -42,6 +42,7 @@ class SpeedOptions(FormatOptions, PairOptions):
     tokens: int = option(256, "generated a request and round", ge=16)
     rounds: int = option(3, "measured rounds", ge=1)
     warmup: int = option(0, "rounds before them; a window warms up by itself", ge=0)
+    sustained: int = option(0, "steps without a rest in one more pass; heat shows from about 2000 on", ge=0)
     peers: Peers = option("none", "what is timed beside the engine, or none", metavar="NAME,...")
     build: Path | None = option(None, "compile the kernels needed into DIR instead", metavar="DIR")
     arch: ArchName = option("sm_90a", "to compile for")

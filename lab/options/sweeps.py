@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from lab.errors import ExperimentError
 from lab.options.bench import POINTS
 from lab.options.fields import Options, option
+from lab.options.formats import FormatOptions
 from lab.options.values import (
     MOST_DRAFTS,
     ArchName,
@@ -127,7 +128,7 @@ def read_steps(text: str) -> tuple[str, ...]:
     return names
 
 
-class StepOptions(SweepOptions):
+class StepOptions(SweepOptions, FormatOptions):
     """Time settings of the matrix products in the target's pass of whole steps, and keep the best. Needs a GPU."""
 
     steps: Annotated[tuple[str, ...], of_text(read_steps)] = option(

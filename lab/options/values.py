@@ -31,7 +31,8 @@ PlantedGeometryName = Literal[
     "gpt-oss-120b", "gpt-oss-20b-thin", "gpt-oss-120b-thin", "qwen3-30b-a3b", "nano", "nano-experts",
 ]  # fmt: skip
 PairName = Literal["planted", "shipped"]
-PeerName = Literal["plain-torch", "hf-static"]
+PeerName = Literal["plain-torch", "hf-static", "compiled-torch"]
+USUAL_PEERS: tuple[PeerName, ...] = ("plain-torch", "hf-static")  # the other one compiles for minutes
 DtypeName = Literal["float32", "bfloat16", "float16"]
 WeightsName = Literal["as_stored", "fp8"]
 CacheName = Literal["as_computed", "fp8"]

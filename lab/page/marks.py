@@ -26,6 +26,7 @@ MARKS = {
     "missing": "∅",
     "gate not judged": "∅",
     "incomplete": "∅",
+    "not judged": "∅",
     "not run": "∅",
     "undecided": "?",
     "unsure": "?",

@@ -35,6 +35,7 @@ SYMPTOMS = (
     Symptom("something moved since an earlier night", ("90_nightly", "42_perf_gates"),
             "pick two runs and lay them over each other"),
     Symptom("the first token of a process comes late", ("43_start",)),
+    Symptom("the first token of a prompt comes late", ("44_prefill",)),
     Symptom("a machine that nothing is known of", ("00_environment",)),
 )  # fmt: skip
 

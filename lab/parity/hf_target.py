@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +19,9 @@ from eagle3core.checkpoint import load_target, scale_name
 from eagle3core.config import TargetFormat
 from eagle3core.weights import Fp8Matrix, quantised
 from lab.parity.exact import additive_mask, make_exact, shares_of
+
+_PARTS = "gate", "up", "down"
+_EXPERT = re.compile(rf"(.*\.experts)\.(\d+)\.({'|'.join(_PARTS)})_proj\.weight")
 
 
 def load_model(directory: str | Path, dtype: torch.dtype, attention: str, weights: TargetFormat = "as_stored") -> Any:
@@ -35,11 +40,12 @@ def load_model(directory: str | Path, dtype: torch.dtype, attention: str, weight
         del config.quantization_config
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float64, **how)
         meant, kept = _meant_by_fp8(directory, dtype, weights)
-        model.load_state_dict(meant)
+        model.load_state_dict(_together(meant))
         return _quantised(model, dtype, kept) if weights == "fp8" else model
     with _no_progress_bar():
         model = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, **how)
-    return _quantised(model, dtype) if weights == "fp8" else model
+    four_bits = hasattr(config, "quantization_config")
+    return _quantised(model, dtype, keeps_experts=four_bits) if weights == "fp8" else model
 
 
 def _meant_by_fp8(
@@ -54,15 +60,35 @@ def _meant_by_fp8(
     return found | {name: matrix.values(torch.float64) for name, matrix in kept.items()}, frozenset(kept)
 
 
-def _quantised(model: Any, dtype: torch.dtype, kept: frozenset[str] = frozenset()) -> Any:
+def _together(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """With the experts of a layer as transformers 5 holds Qwen3's: `gate_up_proj` and `down_proj`, `[X, rows, k]`."""
+    made = {name: tensor for name, tensor in named.items() if not _EXPERT.fullmatch(name)}
+    n_experts = Counter(found[1] for found in map(_EXPERT.fullmatch, named) if found and found[3] == "down")
+    for layer, n in n_experts.items():
+        of_part = {part: [named[f"{layer}.{i}.{part}_proj.weight"] for i in range(n)] for part in _PARTS}
+        gate_up = [torch.cat(pair) for pair in zip(of_part["gate"], of_part["up"], strict=True)]
+        made[f"{layer}.gate_up_proj"], made[f"{layer}.down_proj"] = torch.stack(gate_up), torch.stack(of_part["down"])
+    return made
+
+
+def _quantised(
+    model: Any, dtype: torch.dtype, kept: frozenset[str] = frozenset(), *, keeps_experts: bool = False
+) -> Any:  # fmt: skip
     """The model in fp64 with what FP8 with a scale a row leaves of its maps in `dtype`, but for the `kept` ones."""
     model = model.double()
     tables = {model.get_input_embeddings().weight.data_ptr()}
     for name, module in model.named_modules():
         is_map = isinstance(module, nn.Linear) and (name.endswith("_proj") or name == "lm_head")
-        is_own = f"{name}.weight" not in kept and ".experts." not in name
-        if is_map and is_own and module.weight.data_ptr() not in tables:
+        if is_map and f"{name}.weight" not in kept and module.weight.data_ptr() not in tables:
             module.weight.data = quantised(module.weight.data.to(dtype)).values(torch.float64)
+        if not name.endswith(".experts") or keeps_experts:
+            continue
+        reads_first = model.config.model_type == "gpt_oss"  # [X, reads, writes]
+        for part, stored in (("gate_up", "gate"), ("down", "down")):
+            if f"{name}.0.{stored}_proj.weight" not in kept:
+                for matrix in getattr(module, f"{part}_proj").data:
+                    rows = matrix.T if reads_first else matrix
+                    rows.copy_(quantised(rows.to(dtype)).values(torch.float64))
     return model
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pytest
 
 from lab.figures import use_style
@@ -12,9 +13,10 @@ from lab.figures import use_style
 
 @pytest.fixture(autouse=True)
 def look_of_the_test_before() -> Iterator[None]:
-    """The look of figures, which commands and experiments set for a whole process, ends with each test."""
+    """The look of figures, which commands and experiments set for a whole process, and open ones end with each test."""
     with mpl.rc_context({"backend": "agg"}):
         yield
+        plt.close("all")
 
 
 @pytest.fixture

@@ -56,6 +56,8 @@ parameters = { rows = "GATES" }
 notebook = "43_start"
 parameters = { measure = true, ks = [2], context = 16, device = "cpu", max_stored_s = 300.0 }
 [[job]]
+notebook = "44_prefill"
+[[job]]
 notebook = "50_profile"
 [[job]]
 notebook = "90_nightly"

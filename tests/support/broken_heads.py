@@ -142,6 +142,8 @@ HEAD_CAUSES = (
     Cause("norms", "the engine feeds the normed state back", _bug("normed_feedback")),
     _of_config("residual", "normed residual that was not trained", lambda config: config.update(
         norm_before_residual=True)),
+    _of_config("residual", "with a normed feedback, as speculators trains by default", lambda config: (
+        config.update(norm_before_residual=True), config["eagle_config"].update(return_hidden_post_norm=True))),
     _of_config("rope", "base of the target's kind", _rope(5e5)),
     _of_config("rope", "base a little off", _rope(3e4)),
     _of_config("rope", "linear scaling that was not trained", _rope(1e4, rope_type="linear", factor=4.0)),
@@ -149,6 +151,7 @@ HEAD_CAUSES = (
     _of_config("rope", "yarn scaling that was not trained", _rope(
         1e4, rope_type="yarn", factor=8.0, original_max_position_embeddings=64)),
     Cause("rope_table", "positions end at 127", _bug("clipped_positions", most_positions=128)),
+    Cause("rope_table", "positions end at 92, no usual length", _bug("clipped_positions", most_positions=93)),
     Cause("collapse_length", "prompts longer than training", beyond_training),
     _of_config("sliding_window", "16 that was not trained", lambda config: config.update(
         layer_types=["sliding_attention"], sliding_window=16)),

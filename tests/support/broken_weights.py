@@ -41,6 +41,16 @@ def random_head(draft: Path, into: Path, variant: str) -> Path:
     return broken_draft(draft, into, {HEAD: rows.to(own.dtype)})
 
 
+def half_head(draft: Path, into: Path, variant: str) -> Path:
+    """A head of whose `lm_head` a shard was never loaded: the second half of its rows are "zeros" or "normal"."""
+    own = load_file(draft / "model.safetensors")[HEAD]
+    lost = torch.zeros(own.shape)
+    if variant == "normal":
+        lost = 0.02 * torch.randn(own.shape, generator=torch.Generator().manual_seed(8))
+    is_lost = torch.arange(len(own)) >= len(own) // 2
+    return broken_draft(draft, into, {HEAD: lost.to(own.dtype).where(is_lost[:, None], own)})
+
+
 def random_embedding(target: Path, draft: Path, into: Path, variant: str) -> Path:
     """A speculators-like head with an embedding of its own: "normal", "uniform" or "permuted" rows of the target's."""
     table = load_file(target / "model.safetensors")[TABLE]

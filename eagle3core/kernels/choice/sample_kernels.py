@@ -79,7 +79,7 @@ def make_sample_sums(isa: Any, *, dtype: str, overlap: bool) -> Any:
         scratch = isa.shared_address(cuda.shared.array(pair_words, f32))
         if overlap:
             isa.wait_previous()
-            isa.let_next_start()  # only now: see `choice.top_k_kernel`
+            isa.let_next_start()  # only now: see `tree.grow_tree_kernel`
         heat, eps = isa.load_f32(temperature + row * 4), isa.load_f32(epsilon + row * 4)
         read(logits + row * n_columns * 2, i32(piece * PIECE + tid * COLUMNS), n_columns, factor(heat), values)
         # The maximum is the same in any order; every thread adds up against the block's, so that shares fit each other.
@@ -130,7 +130,7 @@ def make_sample_masses(isa: Any, *, dtype: str, pieces: int, overlap: bool) -> A
         scratch = isa.shared_address(cuda.shared.array(WARPS, f32))
         if overlap:
             isa.wait_previous()
-            isa.let_next_start()  # only now: see `choice.top_k_kernel`
+            isa.let_next_start()  # only now: see `tree.grow_tree_kernel`
         heat, eps = isa.load_f32(temperature + row * 4), isa.load_f32(sums + (row * pieces + piece) * 16 + 12)
         number = zero
         if piece == 0 and tid == 0:
@@ -204,7 +204,7 @@ def make_sample_draw(isa: Any, *, dtype: str, pieces: int, overlap: bool) -> Any
         start = isa.shared_address(cuda.shared.array(1, f32))
         if overlap:
             isa.wait_previous()
-            isa.let_next_start()  # only now: see `choice.top_k_kernel`
+            isa.let_next_start()  # only now: see `tree.grow_tree_kernel`
         top, limit, number, heat = isa.load_f32x4(limits + row * 16)
         if heat < coldest:
             number = zero

@@ -183,4 +183,4 @@ def build_cubins(
 
 
 def _expected_s(variant: Variant) -> float:
-    return _SECONDS.get(variant.make.__name__, _OTHER_SECONDS)
+    return _SECONDS.get(variant.make.__qualname__, _OTHER_SECONDS)

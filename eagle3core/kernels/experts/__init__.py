@@ -7,7 +7,8 @@ computed beside it. Imports `isa`, `layer`, `gemm` and the kernels' door. A new 
 """
 
 from eagle3core.kernels.experts.maps.launcher import walk_bytes
+from eagle3core.kernels.experts.maps.order import VALUE_BYTES
 from eagle3core.kernels.experts.matrices import Matrices, Mxfp4Matrices, OrderedMatrices, PlainMatrices
 from eagle3core.kernels.experts.route import chosen_of
 
-__all__ = ["Matrices", "Mxfp4Matrices", "OrderedMatrices", "PlainMatrices", "chosen_of", "walk_bytes"]
+__all__ = ["VALUE_BYTES", "Matrices", "Mxfp4Matrices", "OrderedMatrices", "PlainMatrices", "chosen_of", "walk_bytes"]

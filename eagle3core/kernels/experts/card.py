@@ -1,8 +1,8 @@
 """The experts' card: all three launches behind the router's, as they follow each other in a layer.
 
 A case has m rows, so many experts, chosen of them a row, hidden, inner, the form of the matrices ("mxfp4", "plain",
-"fp8"), the gate ("clamped": biases too) and dtype. Rows choose so that as many experts are read as would be on average
-if all were alike likely, each by about as many rows.
+"fp8", "fp8_blocks"), the gate ("clamped": biases too) and dtype. Rows choose so that as many experts are read as would
+be on average if all were alike likely, each by about as many rows.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from eagle3core.kernels.experts.maps.launcher import expert_down, expert_gate_up
 from eagle3core.kernels.experts.maps.order import (
     ALTERNATE,
     COLUMNS,
+    FP8,
+    FP8_BLOCKS,
     HALVES,
     POWER_BIAS,
     TILE,
@@ -34,6 +36,7 @@ from eagle3core.kernels.experts.matrices import OrderedMatrices
 from eagle3core.kernels.experts.mxfp4 import BIAS
 from eagle3core.kernels.experts.routing.lists import Lists, lists_of
 from eagle3core.kernels.experts.total import expert_sum, total_variant
+from eagle3core.kernels.gemm.fp8.blocks import blocks_of
 from eagle3core.kernels.isa.by_row import alone, count, row_of
 from eagle3core.kernels.layer.embedding import PARTIAL, partial_squares_reference
 
@@ -49,7 +52,7 @@ def distinct(case: Case) -> int:
 def _matrices(case: Case, rows: int, k: int, generator: torch.Generator, device: torch.device) -> Tensor:
     """All experts' matrices of one map in the kernels' order, of scale 1 / sqrt(k)."""
     shape = case["experts"], rows // TILE, k // UNIT
-    if case["form"] == "fp8":  # any byte of the format but its two NaNs
+    if case["form"] in (FP8, FP8_BLOCKS):  # any byte of the format but its two NaNs
         codes = torch.randint(0, 254, (*shape, TILE * UNIT), generator=generator, device=device, dtype=torch.int16)
         return (codes + (codes >= 127)).to(torch.uint8).view(E4M3)
     if case["form"] == "plain":
@@ -77,9 +80,10 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
         "gate_up": _matrices(case, 2 * inner, hidden, generator, device),
         "down": _matrices(case, hidden, inner, generator, device),
     }  # fmt: skip
-    if case["form"] == "fp8":  # that bring what random bytes give to unit scale
+    if case["form"] in (FP8, FP8_BLOCKS):  # that bring what random bytes give to unit scale
         for name, n_rows, reads in (("gate_up", 2 * inner, hidden), ("down", hidden, inner)):
-            scales = 1 + torch.rand(case["experts"], n_rows, generator=generator, device=device)
+            shape = (n_rows,) if case["form"] == FP8 else (n_rows // TILE, blocks_of(reads), 2)
+            scales = 1 + torch.rand(case["experts"], *shape, generator=generator, device=device)
             made[f"{name}_scales"] = scales * (reads**-0.5 / 150)
     if case["gate"] == "clamped":
         made["gate_up_bias"] = normal(case["experts"], 2 * inner)
@@ -157,7 +161,8 @@ def _cost(case: Case) -> Cost:
     m, k, hidden, inner, d = case["m"], case["chosen"], case["hidden"], case["inner"], distinct(case)
     matrix = 3 * hidden * inner * UNIT_BYTES[case["form"]] // (TILE * UNIT)
     bias = 2 * (2 * inner + hidden) if case["gate"] == "clamped" else 0
-    bias += 4 * (2 * inner + hidden) if case["form"] == "fp8" else 0
+    scales = {FP8: 2 * inner + hidden, FP8_BLOCKS: (2 * inner * blocks_of(hidden) + hidden * blocks_of(inner)) // 8}
+    bias += 4 * scales.get(case["form"], 0)
     rows = m * (4 * 2 * hidden + hidden // 4 + 4 + 8 * k) + 2 * hidden
     return Cost(d * (matrix + bias) + rows, 6 * m * k * hidden * inner, dependent_passes=3)
 
@@ -180,9 +185,11 @@ CARD = Card(
     slow_variants=lambda arch: [
         *_variants_of(arch, {"m": 64, **_OSS, "experts": 32}),
         *_variants_of(arch, {"m": 1, **_QWEN}),
-        *(_variants_of(arch, {"m": 1, **_QWEN, "form": "fp8"})[:2] if arch == "sm_90a" else ()),
+        *(_variants_of(arch, {"m": 1, **_QWEN, "form": FP8})[:2] if arch == "sm_90a" else ()),
+        *_variants_of(arch, {"m": 1, **_QWEN, "form": FP8_BLOCKS})[:2],
         *(_variants_of(arch, {"m": 512, **_OSS, "experts": 32})[:2] if arch == "sm_90a" else ()),
         *(_variants_of(arch, {"m": 64, **_QWEN})[:2] if arch == "sm_90a" else ()),
+        *(_variants_of(arch, {"m": 512, **_QWEN, "form": FP8_BLOCKS})[:2] if arch == "sm_90a" else ()),
     ],
     variants_of=_variants_of,
     cases=({"m": 3, **_TINY, "form": "mxfp4", "gate": "clamped"},),
@@ -191,7 +198,9 @@ CARD = Card(
         {"m": 11, **_TINY, "experts": 2, "form": "mxfp4", "gate": "silu"},
         {"m": 2, **_TINY, "hidden": 576, "form": "mxfp4", "gate": "clamped"},
         {"m": 9, **_TINY, "hidden": 128, "form": "plain", "gate": "clamped"},
-        {"m": 3, **_TINY, "form": "fp8", "gate": "silu"},
+        {"m": 3, **_TINY, "form": FP8, "gate": "silu"},
+        {"m": 3, **_TINY, "hidden": 160, "form": FP8_BLOCKS, "gate": "silu"},
+        {"m": 2, **_TINY, "experts": 2, "hidden": 512, "form": FP8_BLOCKS, "gate": "silu", "dtype": torch.float16},
     ),
     settings=(
         {},
@@ -201,7 +210,7 @@ CARD = Card(
     ),
     shapes=tuple(
         {"m": m, **model}
-        for model in (_OSS, {**_OSS, "experts": 32}, _QWEN, {**_QWEN, "form": "fp8"})
+        for model in (_OSS, {**_OSS, "experts": 32}, _QWEN, {**_QWEN, "form": FP8}, {**_QWEN, "form": FP8_BLOCKS})
         for m in (1, 4, 16, 64)
     ),
     hand_counts=(
@@ -214,6 +223,11 @@ CARD = Card(
         (
             {"m": 4, **_OSS, "experts": 4},
             Cost(4 * (13_219_200 + 17_280) + 4 * (23_040 + 720 + 4 + 32) + 5_760, 796_262_400, 3),
+        ),
+        (
+            {"m": 1, **_QWEN, "form": FP8_BLOCKS},
+            # eight experts of 4,718,592 values, and a scale of 4 bytes for 8 x 128 of them
+            Cost(8 * (4_718_592 + 18_432) + 16_384 + 512 + 4 + 64 + 4_096, 75_497_472, 3),
         ),
     ),
     order={"streams": 4, "unit": UNIT},

@@ -10,9 +10,13 @@ from torch import Tensor
 
 from eagle3core.kernels.card import E4M3
 from eagle3core.kernels.experts.maps.order import (
+    FP8,
+    FP8_BLOCKS,
     Pairs,
+    block_scales_of,
     fp8_of,
     mxfp4_of,
+    ordered_block_scales,
     ordered_fp8,
     ordered_mxfp4,
     ordered_plain,
@@ -20,6 +24,7 @@ from eagle3core.kernels.experts.maps.order import (
     rows_in_order,
 )
 from eagle3core.kernels.experts.mxfp4 import decoded
+from eagle3core.kernels.gemm.fp8.operands import by_element
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,8 @@ class PlainMatrices:
     """One map of every expert.
 
     Attributes:
-        weight: `[X, rows, k]`. bias: `[X, rows]` or None. scales: `[X, rows]` fp32 of weights in e4m3, or None.
+        weight: `[X, rows, k]`. bias: `[X, rows]` or None. scales: fp32 of weights in e4m3, `[X, rows]`, or
+            `[X, rows / 8, blocks]` of 8 rows by 128 k each; else None.
     """
 
     weight: Tensor
@@ -41,7 +47,9 @@ class PlainMatrices:
     def of(self, expert: int, dtype: torch.dtype) -> Tensor:
         """`[rows, k]` of one expert."""
         values = self.weight[expert].to(dtype)
-        return values if self.scales is None else values * self.scales[expert, :, None].to(dtype)
+        if self.scales is None:
+            return values
+        return values * by_element(self.scales[expert], values.shape[1]).to(dtype)
 
     def bias_of(self, expert: int) -> Tensor | None:
         """`[rows]` of one expert, or None."""
@@ -89,7 +97,7 @@ class OrderedMatrices:
     Attributes:
         data: `[X, tiles, units, ...]`, uint8 of "mxfp4", else the matrices' dtype. form: of `maps.order.UNIT_BYTES`.
         pairs: which rows a tile holds. bias: `[X, rows]` in the tiles' order, or None.
-        scales: `[X, rows]` fp32 in the tiles' order, of "fp8".
+        scales: fp32, of "fp8" `[X, rows]` in the tiles' order, of "fp8_blocks" `[X, tiles, blocks, 2]`.
     """
 
     data: Tensor
@@ -106,11 +114,11 @@ class OrderedMatrices:
         """`[rows, k]` of one expert, decoded."""
         if self.form == "mxfp4":
             return decoded(*mxfp4_of(self.data[expert], self.pairs), dtype)
-        if self.form == "fp8":
-            assert self.scales is not None, "values in e4m3 have a scale a row"
-            return fp8_of(self.data[expert], self.pairs).to(dtype) * self._in_rows(self.scales[expert])[:, None].to(
-                dtype
-            )
+        if self.form in (FP8, FP8_BLOCKS):
+            assert self.scales is not None, "values in e4m3 have scales"
+            values, own = fp8_of(self.data[expert], self.pairs).to(dtype), self.scales[expert]
+            scales = self._in_rows(own) if self.form == FP8 else block_scales_of(own, self.pairs)
+            return values * by_element(scales, values.shape[1]).to(dtype)
         return plain_of(self.data[expert], self.pairs).to(dtype)
 
     def bias_of(self, expert: int) -> Tensor | None:
@@ -131,7 +139,8 @@ class OrderedMatrices:
 Matrices = PlainMatrices | Mxfp4Matrices | OrderedMatrices
 
 
-Stored = Tensor | tuple[Tensor, Tensor]  # `[rows, k]`; e4m3 with scales `[rows]`; or blocks and scales of MXFP4
+# `[rows, k]`; e4m3 with scales `[rows]` or `[rows / 8, blocks]`; or blocks and scales of MXFP4
+Stored = Tensor | tuple[Tensor, Tensor]
 
 
 def in_order(
@@ -145,16 +154,10 @@ def in_order(
     Raises:
         KernelLimit: rows that do not fill tiles, k that is no multiple of 32, or a scale of MXFP4 above 2.
     """
-    data, scales, form = None, [], "plain"
+    data, scales, form = None, [], ""
     for i in range(n):
-        given = matrix(i)
-        if not isinstance(given, tuple):
-            one = ordered_plain(given, pairs)
-        elif given[0].dtype == E4M3:
-            one, form = ordered_fp8(given[0], pairs), "fp8"
-            scales.append(given[1])
-        else:
-            one, form = ordered_mxfp4(*given, pairs), "mxfp4"
+        one, form, own = _ordered(matrix(i), pairs)
+        scales += [] if own is None else [own]
         if data is None:
             data = one.new_empty(n, *one.shape)
         data[i] = one
@@ -162,12 +165,22 @@ def in_order(
             scales *= n
             break
     assert data is not None, "a layer has at least one expert"
-    of_rows = torch.stack(scales) if scales else None
-    return OrderedMatrices(data, form, pairs, _by_tiles(bias, pairs), _by_tiles(of_rows, pairs))
+    of_rows = None if bias is None else torch.stack([_by_tiles(row, pairs) for row in bias])
+    return OrderedMatrices(data, form, pairs, of_rows, torch.stack(scales) if scales else None)
 
 
-def _by_tiles(values: Tensor | None, pairs: Pairs) -> Tensor | None:
-    """`[X, rows]` in the tiles' order."""
-    if values is None:
-        return None
-    return values[:, rows_in_order(values.shape[1], pairs).flatten().to(values.device)].contiguous()
+def _ordered(given: Stored, pairs: Pairs) -> tuple[Tensor, str, Tensor | None]:
+    """One expert's matrix in the kernels' order, its form, and scales that lie beside it."""
+    if not isinstance(given, tuple):
+        return ordered_plain(given, pairs), "plain", None
+    values, scales = given
+    if values.dtype != E4M3:
+        return ordered_mxfp4(values, scales, pairs), "mxfp4", None
+    if scales.ndim == 1:
+        return ordered_fp8(values, pairs), FP8, _by_tiles(scales, pairs)
+    return ordered_fp8(values, pairs), FP8_BLOCKS, ordered_block_scales(scales, pairs)
+
+
+def _by_tiles(values: Tensor, pairs: Pairs) -> Tensor:
+    """`[rows]` in the tiles' order."""
+    return values[rows_in_order(len(values), pairs).flatten().to(values.device)]

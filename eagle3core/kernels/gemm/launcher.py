@@ -32,7 +32,7 @@ from eagle3core.kernels.card import (
 )
 from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
-from eagle3core.kernels.gemm.fp8.blocks import BLOCK_UNITS
+from eagle3core.kernels.gemm.fp8.blocks import blocks_of
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_tiling, takes
 from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
@@ -208,7 +208,7 @@ def _check(x: Tensor, w: Tensor, y: Tensor, k: int, weight_rows: int) -> None:
 def _has_block_scales(scales: Tensor | None, packed: bool, weight_rows: int, k: int) -> bool:
     """Whether scales are those of blocks, of W in e4m3 that has its scales."""
     found = "no scales" if scales is None else f"scales {list(scales.shape)} {scales.dtype}"
-    of_blocks = (weight_rows // 16, -(-k // (BLOCK_UNITS * UNIT)), 2)
+    of_blocks = (weight_rows // 16, blocks_of(k), 2)
     is_known = scales is not None and tuple(scales.shape) in ((weight_rows,), of_blocks)
     if scales is None or scales.dtype != torch.float32 or not is_known or not packed:
         raise KernelLimit(
@@ -261,7 +261,7 @@ def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool)
 def gemm_cost(case: Case) -> Cost:
     """Weights, x, y once; and what the epilogue reads and writes beside y."""
     m, k, n, n_w = case["m"], case["k"], n_columns(case), n_weight_rows(case)
-    n_scales = n_w // 8 * -(-k // (BLOCK_UNITS * UNIT)) if case.get("fp8") == "blocks" else n_w
+    n_scales = n_w // 8 * blocks_of(k) if case.get("fp8") == "blocks" else n_w
     w_bytes = n_w * k + 4 * n_scales if case.get("fp8") else 2 * n_w * k
     moved = w_bytes + 2 * (m * k + m * n)
     if case.get("bias"):

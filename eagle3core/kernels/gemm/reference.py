@@ -15,7 +15,7 @@ from torch import Tensor
 
 from eagle3core.kernels.card import E4M3, Case, Tensors, poison
 from eagle3core.kernels.gemm.epilogue import PARTIALS_STEP, Epilogue, quads_of
-from eagle3core.kernels.gemm.fp8.blocks import BLOCK_UNITS
+from eagle3core.kernels.gemm.fp8.blocks import blocks_of
 from eagle3core.kernels.gemm.fp8.operands import by_element
 from eagle3core.kernels.gemm.order.weight import pack_scales, pack_weight
 from eagle3core.kernels.isa.powers import pieces_of
@@ -54,7 +54,7 @@ def n_weight_rows(case: Case) -> int:
 def scales_shape(case: Case) -> tuple[int, ...]:
     """Of W's scales in a case with `fp8`, before they are packed: `[n_w]`, or `[n_w / 8, blocks]`."""
     n_w = n_weight_rows(case)
-    return (n_w // 8, -(-case["k"] // (BLOCK_UNITS * 32))) if case["fp8"] == "blocks" else (n_w,)
+    return (n_w // 8, blocks_of(case["k"])) if case["fp8"] == "blocks" else (n_w,)
 
 
 def packed_inputs(case: Case, inputs: Tensors) -> Tensors:

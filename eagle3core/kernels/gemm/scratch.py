@@ -55,7 +55,8 @@ def ordered_input(
         return None
     words = packed_words(rows, k, tiling.x_tiles, tiling.units)
     room, begin = scratch[0].numel(), _SUMS_BYTES // 4
-    border = room - (room - begin) // 4 // 4 * 4  # what is far has the width of a residual stream, a quarter of others
+    # What is far has the width of a residual stream, a quarter of others; both begin at 16 bytes, as bulk copies do.
+    border = (room - (room - begin) // 4) // 4 * 4
     at, end = (border, room) if far else (begin, border)
     return OrderedRows(scratch[0][at : at + words], tiling.x_tiles) if at + words <= end else None
 

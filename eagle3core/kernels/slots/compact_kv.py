@@ -83,7 +83,7 @@ def make_compact_kv(isa: Any, *, head_dim: int, block: int, overlap: bool) -> An
         early((tables + lane * 4) ^ (row + at * 4) ^ starts ^ counts ^ pages)
         if overlap:
             isa.wait_previous()
-            isa.let_next_start()  # only now: see `choice.top_k_kernel`
+            isa.let_next_start()  # only now: see `tree.grow_tree_kernel`
         start, n_kept, node = isa.load_u32(starts + sequence * 4), isa.load_u32(counts + sequence * 4), i32(0)
         if at < width:
             node = isa.load_u32(row + at * 4)

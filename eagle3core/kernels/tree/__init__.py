@@ -3,5 +3,7 @@
 Imports `isa` and the kernels' door alone.
 """
 
-# What the lab may use: the file of that name, for the shapes of a tree's buffers.
-__all__ = ["tree_masks"]
+from eagle3core.kernels.tree.grow_tree import grow_tree_cost
+
+# What the lab may use; of `tree_masks` the file, for the shapes of a tree's buffers.
+__all__ = ["grow_tree_cost", "tree_masks"]

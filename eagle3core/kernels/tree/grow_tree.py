@@ -1,8 +1,7 @@
-"""One level of a dynamic draft tree: every beam node's k candidates are scored, and the best k make the next beam.
+"""One level of a draft tree: every beam node's k most likely tokens are scored, and the best k are the next beam.
 
-Score = parent's score + log p, in fp32; equal scores are ordered by lower flat id, so a parent (lower id, score not
-lower) always comes before its child. Flat ids: level 0 has 0..k-1, level s > 0 the k * k ids from k + (s - 1) k^2, beam
-order first, candidate order second. Everything scored is kept, for the final choice (`select_tree`).
+Level and beam are those of `growth`, a node's candidates those of `top_k`. One launch does both: the block that is the
+last of its tree to find a node's candidates goes on with all of them.
 Source: EAGLE-2, arXiv 2406.16858, section 4; docs/requirements.md R-39.
 """
 
@@ -14,238 +13,278 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
-from eagle3core.kernels.card import Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
+from eagle3core.kernels.card import DTYPES, Card, Case, Cost, Launch, Op, Tensors, Variant, overlaps, parameters, poison
 from eagle3core.kernels.isa.by_row import alone, count, row_of
-from eagle3core.kernels.tree.grow_tree_kernel import make_grow_tree, teams
+from eagle3core.kernels.isa.powers import PIECE
+from eagle3core.kernels.isa.reductions import redux
+from eagle3core.kernels.tree.grow_tree_kernel import make_grow_tree
+from eagle3core.kernels.tree.growth import Growth, grow_tree_reference, mask_words, new_growth, pool_size
+from eagle3core.kernels.tree.top_k import MOST_K, MOST_PIECES, top_k_reference, with_pieces
+from eagle3core.kernels.tree.top_k_kernel import THREADS
+from eagle3core.kernels.tree.top_k_keys import per_thread
 
-MOST_K = 16  # 256 candidates, four lanes each, fill a block
 
-
-class Growth(NamedTuple):
-    """The state of trees being grown, updated in place; int32 unless said.
+class Offers(NamedTuple):
+    """Room for what the blocks of a tree hand over, n rows of k candidates.
 
     Attributes:
-        scores: `[B, P]` f32 of every candidate by flat id, P = pool_size(k, levels).
-        tokens: `[B, P]` target ids.
-        parents: `[B, P]` flat ids, -1 below the root.
-        beam_scores: `[B, k]` f32, best first.
-        beam_flat, beam_tokens: `[B, k]` flat id and target id of each beam node.
-        beam_rows: `[B, k]` row, among the B (level 0: the roots) or B k rows of the beam before, of the parent whose
-            hidden state it continues from.
-        beam_mask: `[B, k, W]` words over all beams so far, bit level * k + place: itself and its ancestors.
+        log_probs: f32 and ids: int32 `[B, n, k]` candidates of each row, best first; target ids.
+        arrived: `[B]` int32, 0 between launches.
     """
 
-    scores: Tensor
-    tokens: Tensor
-    parents: Tensor
-    beam_scores: Tensor
-    beam_flat: Tensor
-    beam_tokens: Tensor
-    beam_rows: Tensor
-    beam_mask: Tensor
+    log_probs: Tensor
+    ids: Tensor
+    arrived: Tensor
 
 
-def pool_size(k: int, levels: int) -> int:
-    """Candidates that `levels` levels score."""
-    return k + (levels - 1) * k * k
+class HeadRows(NamedTuple):
+    """What the draft's head leaves of a level: n rows a sequence, 1 at level 0 (the root) and k later.
+
+    Attributes:
+        logits: `[B * n, V]`. best, powers: `[B * n, V / 16]` f32 of every 16 logits (`isa.powers`).
+    """
+
+    logits: Tensor
+    best: Tensor
+    powers: Tensor
 
 
-def mask_words(k: int, levels: int) -> int:
-    """int32 words of a beam node's mask."""
-    return -(-k * levels // 32)
-
-
-def new_growth(batch: int, k: int, levels: int, device: torch.device) -> Growth:
-    """State for `batch` trees of `levels` levels; level 0 overwrites the beam."""
-
-    def integers(*shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.int32, device=device)
-
-    pool = pool_size(k, levels)
-    return Growth(
-        torch.full((batch, pool), -float("inf"), device=device), integers(batch, pool), integers(batch, pool),
-        torch.zeros(batch, k, device=device), integers(batch, k), integers(batch, k), integers(batch, k),
-        integers(batch, k, mask_words(k, levels)),
-    )  # fmt: skip
-
-
-def grow_tree_reference(
-    growth: Growth, log_probs: Tensor, ids: Tensor, draft_to_target: Tensor | None, level: int
-) -> Growth:
-    """The state after `level`, from `log_probs, ids: [B, n, k]`: n is 1 at level 0 (the root) and k later."""
-    batch, n_rows, k = ids.shape
-    is_first = level == 0
-    above = torch.zeros_like(growth.beam_scores[:, :1]) if is_first else growth.beam_scores
-    parents = torch.full_like(growth.beam_flat[:, :1], -1) if is_first else growth.beam_flat
-    # A log-probability that is no number counts as 0, as in the kernel: the tree stays a tree, and its drafts fail.
-    scores = (above[:, :, None] + log_probs.clamp_max(0).nan_to_num(0.0, neginf=-torch.inf)).flatten(1)
-    tokens = (ids if draft_to_target is None else draft_to_target[ids.long()]).flatten(1).to(growth.tokens.dtype)
-    start = 0 if is_first else pool_size(k, level)
-    made = Growth(*(tensor.clone() for tensor in growth))
-    span = slice(start, start + n_rows * k)
-    made.scores[:, span], made.tokens[:, span] = scores, tokens
-    made.parents[:, span] = parents.repeat_interleave(k, dim=1)
-    order = scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
-    made.beam_scores[:] = scores.gather(1, order)
-    made.beam_flat[:], made.beam_tokens[:] = start + order, tokens.gather(1, order)
-    made.beam_rows[:] = torch.arange(batch, device=order.device)[:, None] * n_rows + order // k
-    masks = growth.beam_mask.gather(1, (order // k)[..., None].expand_as(growth.beam_mask))
-    made.beam_mask[:] = torch.zeros_like(masks) if is_first else masks
-    for place in range(k):
-        bit = level * k + place
-        word = 1 << (bit % 32)
-        made.beam_mask[:, place, bit // 32] |= word - (1 << 32) if bit % 32 == 31 else word
-    return made
-
-
-def grow_tree_variant(arch: str, k: int, words: int, maps: bool) -> Variant:
-    """One level for `k` candidates a node.
+def grow_tree_variant(
+    arch: str, dtype: str, k: int, n_columns: int, words: int, *, maps: bool, fixed: bool = False
+) -> Variant:
+    """One level for `k` candidates a node, chosen from rows of `n_columns`; masks have `words` words.
 
     Raises:
-        KernelLimit: k is not in 1..16, or a mask has more than 8 words.
+        KernelLimit: k is not in 1..16, or more than 262144 columns, or a mask has more than 8 words.
     """
     if not 1 <= k <= MOST_K or words > 8:
         raise KernelLimit(
             f"top_k {k} with {words} mask words", f"top_k in 1..{MOST_K} and at most 256 beam nodes in all",
             "draft with fewer candidates or levels",
         )  # fmt: skip
+    pieces = n_columns // PIECE
+    if pieces > MOST_PIECES:
+        raise KernelLimit(f"{n_columns} columns", f"at most {MOST_PIECES * PIECE}", "use a draft vocabulary")
     return Variant(
-        name=f"grow_tree_{k}_{words}{'_map' if maps else ''}",
+        name=f"grow_tree_{dtype}_{k}_{pieces}_{words}{'_map' if maps else ''}{'_fixed' if fixed else ''}",
         make=make_grow_tree,
-        constants={"k": k, "words": words, "maps": maps, "overlap": overlaps(arch)},
+        constants={
+            "dtype": dtype, "k": k, "pieces": pieces, "held": per_thread(pieces), "words": words, "maps": maps,
+            "fixed": fixed, "overlap": overlaps(arch),
+        },
         parameters=parameters(
-            "log_probs:in ids:in draft_to_target:const scores:out tokens:out parents:out beam_scores:inout "
-            "beam_flat:inout beam_tokens:out beam_rows:out beam_mask:inout level:i32 pool:i32"
+            "logits:in best:in powers:in fixed_scores:const draft_to_target:const log_probs:inout ids:inout "
+            "arrived:inout scores:out tokens:out parents:out beam_scores:inout beam_flat:inout beam_tokens:out "
+            "beam_rows:out beam_mask:inout level:i32 pool:i32 n_columns:i32"
         ),
-        threads=-(-k * k * teams(k) // 32) * 32,
-        max_registers=64,
-        instructions={"BAR": 1},
+        threads=THREADS,
+        max_registers=128,
+        instructions={redux(arch): 2, "BAR": 8, "MUFU": 2},
         dependent=overlaps(arch),
-    )
+    )  # fmt: skip
 
 
 def grow_tree(
-    arch: str, growth: Growth, log_probs: Tensor, ids: Tensor, draft_to_target: Tensor | None, level: int
-) -> list[Launch]:
-    """Add level `level` to `growth` in place, from `log_probs` f32 and `ids` int32 `[B, n, k]` (n = 1 at level 0).
+    arch: str, growth: Growth, rows: HeadRows, draft_to_target: Tensor | None, level: int, offers: Offers,
+    fixed: Tensor | None = None,
+) -> list[Launch]:  # fmt: skip
+    """Add level `level` to `growth` in place.
+
+    `draft_to_target: [V]` int32, or None; `fixed: [B, n, k]` f32 stands for the log-probabilities of a static tree.
 
     Raises:
-        KernelLimit: as `grow_tree_variant`, or `level` lies beyond the levels that `growth` has room for.
+        KernelLimit: as `grow_tree_variant`, V is not a multiple of 16 or less than k, or `level` lies beyond the levels
+            that `growth` has room for.
     """
-    batch, _, k = ids.shape
-    pool = growth.scores.shape[1]
+    batch, n_rows, k = offers.ids.shape
+    pool, n_columns = growth.scores.shape[1], rows.logits.shape[1]
     if level < 0 or pool_size(k, level + 1) > pool:
         raise KernelLimit(f"level {level} in a pool of {pool}", f"pool_size({k}, level + 1)", "size it by new_growth")
-    variant = grow_tree_variant(arch, k, growth.beam_mask.shape[2], draft_to_target is not None)
+    if n_columns % PIECE or n_columns < k:
+        raise KernelLimit(
+            f"{n_columns} logits a row with top_k {k}", f"a multiple of {PIECE}, at least top_k", "pad with -inf"
+        )
+    variant = grow_tree_variant(
+        arch, DTYPES[rows.logits.dtype], k, n_columns, growth.beam_mask.shape[2], maps=draft_to_target is not None,
+        fixed=fixed is not None,
+    )  # fmt: skip
     return [
         variant.launch(
-            (batch,), log_probs=log_probs, ids=ids, draft_to_target=draft_to_target, level=level, pool=pool,
-            **growth._asdict(),
+            (n_rows, batch), **rows._asdict(), fixed_scores=fixed, draft_to_target=draft_to_target, level=level,
+            pool=pool, n_columns=n_columns, **offers._asdict(), **growth._asdict(),
         )
     ]  # fmt: skip
 
 
+def grown(
+    growth: Growth, logits: Tensor, draft_to_target: Tensor | None, level: int, fixed: Tensor | None, k: int
+) -> Growth:
+    """The state after `level`, from `logits: [B, n, V]`."""
+    log_probs, ids, _ = top_k_reference(logits.flatten(0, 1), k)
+    found = log_probs if fixed is None else fixed
+    shape = (*logits.shape[:2], k)
+    return grow_tree_reference(growth, found.view(shape), ids.view(shape), draft_to_target, level)
+
+
 def grow_tree_meaning(
-    growth: Growth, log_probs: Tensor, ids: Tensor, draft_to_target: Tensor | None, level: int
-) -> None:
-    """What `grow_tree` computes, in plain torch."""
-    for made, out in zip(grow_tree_reference(growth, log_probs, ids, draft_to_target, level), growth, strict=True):
-        out.copy_(made)
+    growth: Growth, rows: HeadRows, draft_to_target: Tensor | None, level: int, offers: Offers,
+    fixed: Tensor | None = None,
+) -> None:  # fmt: skip
+    """What `grow_tree` computes, in plain torch; `offers`, `best` and `powers` are the kernel's own and not read."""
+    logits = rows.logits.view(*offers.ids.shape[:2], -1)
+    made = grown(growth, logits, draft_to_target, level, fixed, offers.ids.shape[2])
+    for tensor, out in zip(made, growth, strict=True):
+        out.copy_(tensor)
 
 
 GROW_TREE = Op("grow_tree", grow_tree, grow_tree_meaning)
 
 
-def grow_tree_cost(batch: int, k: int, words: int, level: int, maps: bool) -> Cost:
-    """A pair in and a triple out for each candidate, and its map entry; the old beam in, the new one out."""
-    candidates, is_first = k if level == 0 else k * k, level == 0
+def grow_tree_cost(batch: int, k: int, words: int, level: int, n_columns: int, maps: bool, fixed: bool) -> Cost:
+    """Two numbers a piece of every row in, and k pieces of logits; a candidate's map entry and fixed score in, and its
+    triple out; the old beam in, the new one out. Exp, a product and sums a piece."""
+    rows, is_first, pieces = 1 if level == 0 else k, level == 0, n_columns // PIECE
+    found = pieces * 8 + min(k * PIECE, n_columns) * 2 + k * (12 + 4 * maps + 4 * fixed)
     beam = k * (16 + 4 * words) + (0 if is_first else k * (8 + 4 * words))
-    return Cost(batch * (candidates * (8 + 12 + (4 if maps else 0)) + beam), batch * candidates)
+    return Cost(batch * (rows * found + beam), batch * rows * (pieces * 4 + k), dependent_passes=1 if is_first else 2)
+
+
+def _before(case: Case, generator: torch.Generator, device: torch.device) -> Growth:
+    """The trees before the case's level."""
+    batch, k = case["batch"], case["k"]
+    growth = new_growth(batch, k, case["levels"], device)
+    for level in range(case["level"]):
+        # Quarters, zero among them: ties between siblings, cousins, and a child and its parent.
+        shape = (batch, 1 if level == 0 else k, k)
+        ids = torch.randint(200, shape, generator=generator, device=device, dtype=torch.int32)
+        growth = grow_tree_reference(growth, _quarters(shape, generator, device), ids, None, level)
+    # What no level has scored yet is finite here, so that a difference from it is a number.
+    return growth._replace(scores=growth.scores.nan_to_num(neginf=0.0))
+
+
+def _quarters(shape: tuple[int, ...], generator: torch.Generator, device: torch.device) -> Tensor:
+    """Log-probabilities of candidates, best first, many of them equal."""
+    steps = torch.randint(-12, 1, shape, generator=generator, device=device).float() / 4
+    return steps.sort(dim=-1, descending=True).values
+
+
+def _is_clear(growth: Growth, logits: Tensor, level: int, k: int) -> bool:
+    """Whether candidates are equal in score exactly, as siblings may be, or further apart than fp32 rounds."""
+    wide = Growth(*(t.double() if t.is_floating_point() else t for t in growth))
+    made, start = grown(wide, logits.double(), None, level, None, k), 0 if level == 0 else pool_size(k, level)
+    gaps = made.scores[:, start : start + logits.shape[1] * k].sort(dim=1).values.diff(dim=1)
+    return bool(((gaps == 0) | (gaps > 2e-5)).all())
 
 
 def _example(case: Case, generator: torch.Generator, device: torch.device) -> Tensors:
-    batch, k, level, vocabulary = case["batch"], case["k"], case["level"], 200
-    order = torch.randperm(900, generator=generator, device=device)[:vocabulary]
-    draft_to_target = order.sort().values.int()
+    batch, k, level, n_columns = case["batch"], case["k"], case["level"], case["columns"]
+    growth, shape = _before(case, generator, device), (batch, 1 if level == 0 else k, n_columns)
+    while True:
+        # Rounding to quarters makes ties common, so that the order of equal logits is tested as well.
+        logits = 3 * torch.randn(shape, generator=generator, device=device)
+        logits = (logits.mul(4).round() / 4).to(case["dtype"])
+        if case["fixed"] or _is_clear(growth, logits, level, k):
+            break
+    pieces = {name: t.view(*shape[:2], -1) for name, t in with_pieces(logits.flatten(0, 1)).items()}
+    made = {**pieces, **growth._asdict()}
+    if case["fixed"]:
+        made["fixed"] = _quarters((*shape[:2], k), generator, device)
+    if case["maps"]:
+        order = torch.randperm(4 * n_columns, generator=generator, device=device)[:n_columns]
+        made["draft_to_target"] = order.sort().values.int()
+    return made
 
-    def candidates(n_rows: int) -> tuple[Tensor, Tensor]:
-        shape = (batch, n_rows, k)
-        # Quarters, zero among them: ties between siblings, cousins, and a child and its parent.
-        steps = torch.randint(-12, 1, shape, generator=generator, device=device).float() / 4
-        ids = torch.randint(vocabulary, shape, generator=generator, device=device, dtype=torch.int32)
-        return steps.sort(dim=2, descending=True).values, ids
 
-    growth = new_growth(batch, k, case["levels"], device)
-    for before in range(level):
-        growth = grow_tree_reference(growth, *candidates(1 if before == 0 else k), draft_to_target, before)
-    log_probs, ids = candidates(1 if level == 0 else k)
-    made = {"log_probs": log_probs, "ids": ids, **growth._asdict()}
-    return {**made, "draft_to_target": draft_to_target} if case["maps"] else made
-
-
-def _split(inputs: Tensors) -> tuple[Growth, Tensors]:
-    growth = Growth(*(inputs[name] for name in Growth._fields))
-    return growth, {name: inputs[name] for name in ("log_probs", "ids")}
+def _growth(tensors: Tensors) -> Growth:
+    return Growth(*(tensors[name] for name in Growth._fields))
 
 
 def _outputs(case: Case, inputs: Tensors) -> Tensors:
-    made = {name: tensor.clone() for name, tensor in _split(inputs)[0]._asdict().items()}
+    made = {name: tensor.clone() for name, tensor in _growth(inputs)._asdict().items()}
     for name in ("beam_tokens", "beam_rows"):
         made[name] = poison(*made[name].shape, dtype=torch.int32, device=made[name].device)
     return made
 
 
 def _reference(case: Case, inputs: Tensors) -> Tensors:
-    growth, read = _split(inputs)
-    made = grow_tree_reference(growth, read["log_probs"], read["ids"], inputs.get("draft_to_target"), case["level"])
-    return dict(made._asdict())
+    read = (inputs["logits"], inputs.get("draft_to_target"), case["level"], inputs.get("fixed"), case["k"])
+    return dict(grown(_growth(inputs), *read)._asdict())
 
 
 def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors) -> list[Launch]:
-    read = _split(inputs)[1]
+    shape, device = (*inputs["logits"].shape[:2], case["k"]), inputs["logits"].device
+    offers = Offers(
+        poison(*shape, dtype=torch.float32, device=device), poison(*shape, dtype=torch.int32, device=device),
+        torch.zeros(shape[0], dtype=torch.int32, device=device),
+    )  # fmt: skip
+    rows = HeadRows(*(inputs[name].flatten(0, 1) for name in HeadRows._fields))
     return grow_tree(
-        arch, Growth(**outputs), **read, draft_to_target=inputs.get("draft_to_target"), level=case["level"]
+        arch, _growth(outputs), rows, inputs.get("draft_to_target"), case["level"], offers, inputs.get("fixed")
     )
 
 
 def _row_of(case: Case, inputs: Tensors, outputs: Tensors, row: int) -> Tensors:
     """The tree's own outputs; rows of the beam before are counted from its first one."""
     made = row_of(case, inputs, outputs, row)
-    return {**made, "beam_rows": made["beam_rows"] - row * inputs["ids"].shape[1]}
+    return {**made, "beam_rows": made["beam_rows"] - row * inputs["logits"].shape[1]}
 
+
+def _cost(case: Case) -> Cost:
+    words = mask_words(case["k"], case["levels"])
+    return grow_tree_cost(case["batch"], case["k"], words, case["level"], case["columns"], case["maps"], case["fixed"])
+
+
+_BF16 = torch.bfloat16
+_TREE = {"k": 10, "levels": 8, "maps": True, "fixed": False, "dtype": _BF16}
 
 CARD = Card(
     name="grow_tree",
-    equation="score = parent's score + log p; beam = the k best, equal ones by lower flat id",
+    equation="score = parent's score + log p of its k likeliest; beam = the k best, equal ones by lower flat id",
     source="EAGLE-2, arXiv 2406.16858, section 4",
     example=_example,
     outputs=_outputs,
     reference=_reference,
     launches=_launches,
-    cost=lambda case: grow_tree_cost(
-        case["batch"], case["k"], mask_words(case["k"], case["levels"]), case["level"], case["maps"]
-    ),
-    variants=lambda arch: [grow_tree_variant(arch, 10, 3, True)],
+    cost=_cost,
+    variants=lambda arch: [grow_tree_variant(arch, "bf16", 10, 32000, 3, maps=True)],
     slow_variants=lambda arch: [
-        grow_tree_variant(arch, k, words, maps) for k, words, maps in ((4, 1, False), (8, 2, True), (16, 4, False))
+        grow_tree_variant(arch, "f16", 8, 16, 1, maps=False),
+        *(
+            grow_tree_variant(arch, "bf16", k, columns, words, maps=maps, fixed=fixed)
+            for k, columns, words, maps, fixed in (
+                (1, 32000, 1, True, False), (4, 32000, 1, False, True), (10, 128256, 3, False, False),
+                (16, 201088, 4, False, False), (16, 32000, 8, True, False),
+            )
+        ),
     ],
     cases=(
-        {"batch": 2, "k": 5, "levels": 8, "level": 7, "maps": True},
-        {"batch": 1, "k": 3, "levels": 2, "level": 0, "maps": False},
+        {**_TREE, "batch": 2, "k": 3, "levels": 11, "level": 10, "columns": 208},
+        {**_TREE, "batch": 1, "k": 3, "levels": 2, "level": 0, "columns": 2080, "maps": False},
+        {**_TREE, "batch": 1, "k": 4, "levels": 3, "level": 2, "columns": 96, "fixed": True},
     ),
     slow_cases=(
-        {"batch": 2, "k": 16, "levels": 4, "level": 3, "maps": False},
-        {"batch": 2, "k": 1, "levels": 3, "level": 2, "maps": True},
+        {"batch": 1, "k": 16, "levels": 4, "level": 3, "columns": 640, "maps": False, "fixed": True, "dtype": _BF16},
+        {"batch": 2, "k": 1, "levels": 3, "level": 2, "columns": 48, "maps": True, "fixed": False, "dtype": _BF16},
+        {"batch": 1, "k": 8, "levels": 3, "level": 1, "columns": 16, "maps": False, "fixed": False,
+         "dtype": torch.float16},
+        {**_TREE, "batch": 1, "level": 0, "columns": 65552},
     ),
     shapes=tuple(
-        {"batch": b, "k": 10, "levels": 8, "level": level, "maps": True} for b in (1, 4, 16) for level in (0, 4)
+        {**_TREE, "batch": batch, "level": level, "columns": columns}
+        for batch, columns in ((1, 32000), (4, 32000), (1, 128256)) for level in (0, 4)
     ),
     hand_counts=(
-        ({"batch": 2, "k": 3, "levels": 2, "level": 0, "maps": False}, Cost(2 * (3 * 20 + 3 * 20), 6)),
-        ({"batch": 2, "k": 3, "levels": 2, "level": 1, "maps": True}, Cost(2 * (9 * 24 + 3 * 20 + 3 * 12), 18)),
+        (
+            {"batch": 2, "k": 3, "levels": 2, "level": 0, "columns": 1024, "maps": False, "fixed": False},
+            Cost(2 * (512 + 96 + 3 * 12 + 3 * 20), 2 * (256 + 3)),
+        ),
+        (
+            {"batch": 2, "k": 3, "levels": 2, "level": 1, "columns": 1024, "maps": True, "fixed": True},
+            Cost(2 * (3 * (512 + 96 + 3 * 20) + 3 * 20 + 3 * 12), 2 * 3 * (256 + 3), 2),
+        ),
     ),
-    exact=frozenset({"scores", "beam_scores"}),
-    alone=alone("batch", "log_probs", "ids", *Growth._fields),
+    order={"powers": "16 columns where they are made; then dealt round 512 threads, butterfly, warps in order"},
+    alone=alone("batch", "logits", "best", "powers", "fixed", *Growth._fields),
     row_of=_row_of,
     n_rows=count("batch"),
 )  # fmt: skip

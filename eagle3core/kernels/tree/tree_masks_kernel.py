@@ -1,4 +1,4 @@
-"""The kernel of `tree_masks`: relatives by bit planes, ancestors by a walk, paths by the set bits of a leaf's mask.
+"""How a block describes a tree: relatives by bit planes, ancestors by a walk, paths by the set bits of a leaf's mask.
 
 Source: see `tree_masks`.
 """
@@ -6,13 +6,6 @@ Source: see `tree_masks`.
 from __future__ import annotations
 
 from typing import Any
-
-from eagle3core.kernels.isa.early import make_early
-
-
-def block_threads(nodes: int, path_len: int) -> int:
-    """Threads of a tree's block: two a node, and up to 576 to write the paths, an entry each."""
-    return max(-(-nodes // 32) * 64, min(576, -(-nodes * path_len // 32) * 32))
 
 
 def make_relatives(isa: Any, nodes: int) -> Any:
@@ -79,43 +72,35 @@ def make_nth_bit(isa: Any, words: int) -> Any:
     return isa.inlined(nth_bit)
 
 
-def make_tree_masks(isa: Any, *, nodes: int, path_len: int, threads: int, overlap: bool) -> Any:
-    """A block a tree. A thread a node walks to the root, another finds its relatives; then all write paths."""
+def make_describe(isa: Any, *, nodes: int, path_len: int, threads: int) -> Any:
+    """`describe(above, length, tree, mask, ..)`: what `TreeMasks` holds of a tree, by a block of `threads`.
+
+    `above` are the nodes' parents in shared memory. A thread a node walks to the root, another finds its relatives;
+    then all write paths. The rest are the outputs' addresses.
+    """
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
     words, pitch = -(-nodes // 32), plane_pitch(nodes)
     node_threads, quads, cells = words * 32, -(-nodes // 4), nodes * path_len
     plane_words, mask_words, reciprocal = words * pitch, nodes * words, (1 << 24) // path_len + 1
-    relatives, nth_bit, early = make_relatives(isa, nodes), make_nth_bit(isa, words), make_early(isa, threads)
+    relatives, nth_bit = make_relatives(isa, nodes), make_nth_bit(isa, words)
 
-    def kernel(
-        parents: Any, lengths: Any, mask: Any, depths: Any, positions: Any, leaves: Any, paths: Any, first_child: Any,
-        next_sibling: Any,
+    def describe(
+        above: Any, length: Any, tree: Any, mask: Any, depths: Any, positions: Any, leaves: Any, paths: Any,
+        first_child: Any, next_sibling: Any,
     ) -> None:  # fmt: skip
-        tid, tree = i32(cuda.threadIdx.x), i64(cuda.blockIdx.x)
+        tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), i32(tid >> 5)
-        above = isa.shared_address(cuda.shared.array(node_threads, i32))
         planes = isa.shared_address(cuda.shared.array(plane_words, i32))
         leaf_bits = isa.shared_address(cuda.shared.array(words, i32))
         leaf_masks = isa.shared_address(cuda.shared.array(mask_words, i32))
-        own, me, parent, length = cuda.local.array(words, i32), tid, i32(-2), i32(0)
+        own, me, parent = cuda.local.array(words, i32), tid, i32(-2)
         if warp >= words:
             me = i32(tid - node_threads)
         at = (tree * nodes + me) * 4
-        # Where to look is worked out before the wait (`isa.early`).
-        early((parents + at) ^ (lengths + tree * 4))
-        if overlap:
-            isa.let_next_start()
-            isa.wait_previous()
-        if warp < 2 * words:
-            length = isa.load_u32(lengths + tree * 4)
-            if me < nodes:
-                parent = isa.load_u32(parents + at)
-            if length < 0:
-                parent = i32(-2)
-        # The first half of the warps keeps parents for the walk, the second turns them into planes, at the same time.
-        if warp < words:
-            isa.shared_store_u32(above + me * 4, parent)
-        elif warp < 2 * words:
+        if me < nodes and length >= 0:
+            parent = isa.shared_load_u32(above + me * 4)
+        # The second half of the warps turns the parents into planes.
+        if warp >= words and warp < 2 * words:
             kept = i32(0)
             for b in range(pitch):
                 bit = i32((parent >> b) & 1)
@@ -126,7 +111,7 @@ def make_tree_masks(isa: Any, *, nodes: int, path_len: int, threads: int, overla
                     kept = plane
             if lane < pitch:
                 isa.shared_store_u32(planes + ((me >> 5) * pitch + lane) * 4, kept)
-        # Parents and planes are there.
+        # The planes are there.
         cuda.syncthreads()
         for w in range(words):
             own[w] = i32(0)
@@ -181,4 +166,4 @@ def make_tree_masks(isa: Any, *, nodes: int, path_len: int, threads: int, overla
             isa.store_u32(paths + (tree * cells + cell) * 4, node)
             cell = i32(cell + threads)
 
-    return kernel
+    return isa.inlined(describe)

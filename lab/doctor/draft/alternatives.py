@@ -91,7 +91,7 @@ def _worth(measured: Measurement, *, by_length: bool) -> float:
 
 def engine_differs(case: Case) -> bool:
     """Whether the engine's steps are not those of the reading that it took."""
-    return case.by_engine is not None and _difference(case, case.base) > LIKE
+    return case.by_engine is not None and steps_apart(case, case.base) > LIKE
 
 
 def _better(case: Case, lamp: str, best: Alternative, after: Measurement) -> Finding:
@@ -110,7 +110,7 @@ def _imitated(case: Case, tried: Sequence[Alternative]) -> Alternative | None:
     """The reading whose steps the engine's are, where they are not those of its own."""
     if not engine_differs(case):
         return None
-    apart = {each.name: _difference(case, case.measured(each.reading)) for each in tried}
+    apart = {each.name: steps_apart(case, case.measured(each.reading)) for each in tried}
     nearest = min(tried, key=lambda each: apart[each.name])
     return nearest if apart[nearest.name] <= LIKE else None
 
@@ -124,7 +124,7 @@ def _engine_differs(case: Case, lamp: str, imitated: Alternative) -> Finding:
     )  # fmt: skip
 
 
-def _difference(case: Case, walked: Measurement) -> float:
+def steps_apart(case: Case, walked: Measurement) -> float:
     """Share of complete steps, of the engine's and of a walk's together, that only one of the two took."""
     assert case.by_engine is not None, "asked of an engine that ran"
     differ = total = 0
@@ -133,6 +133,21 @@ def _difference(case: Case, walked: Measurement) -> float:
         theirs = {(step.start, step.n_accepted) for step in walk if not step.cut}
         differ, total = differ + len(ours ^ theirs), total + len(ours | theirs)
     return differ / max(total, 1)
+
+
+def first_difference(case: Case) -> int | None:
+    """The first position that a step begins behind whose accepted drafts are not those of the reading; None: nowhere.
+
+    Of every text the first one counts: behind it the engine begins its steps elsewhere.
+    """
+    assert case.by_engine is not None, "asked of an engine that ran"
+    found = list[int]()
+    for prompt, response, walk in zip(case.text.prompts, case.by_engine.responses, case.base.steps, strict=True):
+        theirs = {step.start: step.n_accepted for step in walk if not step.cut}
+        ours = ((s.start, s.n_accepted) for s in response.req_metrics.steps if not s.cut)
+        parts = (start for start, n in ours if theirs.get(start) != n)
+        found += [len(prompt) + start for start in parts][:1]
+    return min(found, default=None)
 
 
 def lamp_of(name: str, asked: str, readings: Callable[[Case], Sequence[Alternative]]) -> Callable[[Case], Finding]:

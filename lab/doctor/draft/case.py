@@ -29,6 +29,8 @@ from lab.parity.faults import with_fault
 from lab.parity.head_files import read_draft_tensors
 
 SOME_ROOTS = 700
+# The doctor computes in fp32, for which there are no kernels: a GPU is handed some thousand calls a step, one by one.
+FEW_PARAMETERS = 100_000_000
 
 
 @dataclass
@@ -40,7 +42,7 @@ class Case:
         prompts: what the target continues; empty in the fast part, which runs nothing.
         k: drafts a step that acceptance lengths are of.
         max_new_tokens: tokens a prompt that the target continues it by.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu" or "cuda"; "auto" takes a GPU that is there, but for a target of few parameters.
         fault: name of a bug to plant in every engine (`lab.parity.faults`); empty plants none.
         batch: requests that the engine decodes together where a lamp does not say otherwise.
         speed_rows: rows of `eagle3lab speed` of this pair's size; None: steps are timed here, where there is a GPU.
@@ -118,11 +120,21 @@ class Case:
 
     # Runs.
 
-    @property
+    @cached_property
+    def is_small(self) -> bool:
+        """Whether one core computes the target's steps sooner than a GPU is handed them."""
+        return sum(tensor.numel() for tensor in self.target_files.weights.values()) < FEW_PARAMETERS
+
+    @cached_property
     def torch_device(self) -> torch.device:
         """Where everything runs."""
-        is_gpu = self.device == "cuda" or (self.device == "auto" and torch.cuda.is_available())
+        is_gpu = self.device == "cuda" or (self.device == "auto" and torch.cuda.is_available() and not self.is_small)
         return torch.device("cuda" if is_gpu else "cpu")
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether steps may be timed where a pair is served, even if all else runs on a core."""
+        return self.device != "cpu" and torch.cuda.is_available()
 
     @property
     def session(self) -> int:
@@ -144,7 +156,7 @@ class Case:
             norm_output=self.norm_output if self.opened.method == "eagle3" else None,
         ) if depth else None  # fmt: skip
         config = EngineConfig(**{
-            "dtype": "float32", "device": self.device, "session_len": max(self.session, 2 * (depth + 1) + 4),
+            "dtype": "float32", "device": self.torch_device.type, "session_len": max(self.session, 2 * (depth + 1) + 4),
             "max_batch_size": min(self.batch, max(len(self.prompts), 1)), "prefill_share": 1.0,
             "speculative_config": speculative, "collect_draft_ranks": bool(depth), **settings,
         })  # fmt: skip

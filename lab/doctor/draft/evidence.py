@@ -17,6 +17,8 @@ MOST_ROWS, MOST_COLUMNS = 1024, 512  # looked at, evenly spaced: a fraction of a
 NOISE = (0.8, 1.2)  # of the edge: no trained table of the pairs at hand lies below 1.5, no random one outside
 MOST_LEVELS = 16  # values in a slice of weights that were rounded to 4 bits
 SLICE = 32
+LEAST_UNLIKE = 0.02  # of a table's rows, from which those unlike the target's are no single tokens
+ROWS_AT_ONCE = 8192  # in fp32: 128 MiB at 4096 columns
 
 
 def sample(tensor: Tensor) -> Tensor:
@@ -49,6 +51,23 @@ def row_cosine(first: Tensor, second: Tensor) -> float:
     """Mean cosine of row and row, of evenly spaced ones of two `[R, C]`."""
     rows = _spaced(len(first), MOST_ROWS).to(first.device)
     return float(functional.cosine_similarity(first[rows].float(), second[rows].float()).mean())
+
+
+def unlike_rows(first: Tensor, second: Tensor, least: float) -> Tensor:
+    """`[R]` bool: rows of one `[R, C]` whose cosine to the other's is below `least`, those aside that are zeros there.
+
+    Where few of evenly spaced rows are, the others are not looked at, and all are False: no part was left unfilled.
+    """
+    some = _spaced(len(first), MOST_ROWS)
+    if not bool(_are_unlike(first[some], second[some], least).double().mean() > LEAST_UNLIKE):
+        return torch.zeros(len(first), dtype=torch.bool)
+    parts = zip(torch.split(first, ROWS_AT_ONCE), torch.split(second, ROWS_AT_ONCE), strict=True)
+    return torch.cat([_are_unlike(own, other, least).cpu() for own, other in parts])
+
+
+def _are_unlike(own: Tensor, other: Tensor, least: float) -> Tensor:
+    alike = functional.cosine_similarity(own.float(), other.float())
+    return (alike < least) & (other != 0).any(dim=1)
 
 
 def levels_a_slice(matrix: Tensor) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 import traceback
@@ -15,6 +16,7 @@ from lab.doctor.draft.case import Case
 from lab.doctor.draft.lamp import Finding, Lamp, Repair
 from lab.doctor.draft.lamps import LAMPS
 from lab.doctor.draft.measure import Measurement
+from lab.night.progress import duration
 
 KIND, BASE_KIND, CONTROL_KIND = "draft_lamp", "draft_acceptance", "draft_control"
 MAKES_UP = 0.85  # of the first lamp's gain: what another may gain and still be no cause of its own
@@ -140,6 +142,16 @@ def examine(
         return Diagnosis(tuple(judged), None, None, None, sum(each.seconds for each in judged))
     judged = explained(case, judged) if time.perf_counter() - started <= limit_s else judged
     return _measured(case, tuple(judged))
+
+
+def teller(say: Callable[[str], None]) -> Callable[[Judged], None]:
+    """What says, a line a lamp, how far an examination is: it takes minutes, and the verdict comes last."""
+    n_seen = itertools.count(1)
+
+    def tell(each: Judged) -> None:
+        say(f"[{next(n_seen)}/{len(LAMPS)}] {each.lamp.name}: {each.finding.colour} ({duration(each.seconds)})")
+
+    return tell
 
 
 def looked(lamp: Lamp, case: Case) -> Judged:

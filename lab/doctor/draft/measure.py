@@ -18,6 +18,8 @@ from torch import Tensor
 
 from eagle3core.metrics import StepRecord
 from lab.acceptance.controls import replayed_steps
+from lab.acceptance.counts import Interval, acceptance_interval, outside_loops
+from lab.acceptance.loops import looped_tokens
 from lab.doctor.draft.text import Text
 
 # A large gain is certain where its mean over roots is so many standard errors above 0. Errors are over groups of roots
@@ -109,6 +111,13 @@ def gain_errors(before: Measurement, after: Measurement) -> float:
     """How many standard errors the paired gain in accepted drafts over all whole roots is above 0."""
     both = before.is_whole & after.is_whole
     return errors_above_zero((after.accepted - before.accepted)[both].double(), before.groups[both])
+
+
+def length_outside_loops(measured: Measurement, text: Text) -> Interval:
+    """Acceptance length of the walk's steps that no loop has a token of, with its interval over prompts."""
+    complete = [[step for step in walk if not step.cut] for walk in measured.steps]
+    loops = [looped_tokens(prompt, answer) for prompt, answer in zip(text.prompts, text.answers, strict=True)]
+    return acceptance_interval(outside_loops(complete, loops))
 
 
 def likelihood_errors(before: Measurement, after: Measurement) -> float:

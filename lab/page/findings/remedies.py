@@ -133,6 +133,11 @@ REMEDIES = (
         ACCEPTANCE,
     ),
     Remedy(
+        "share of the floor, *",
+        "See which products of that batch run without a tuned setting, and time settings of theirs: `eagle3lab sweep`.",
+        SLOW,
+    ),
+    Remedy(
         "first token*",
         "Compile kernels beforehand with `eagle3lab warm`; the waterfall of `43_start` names what else takes long.",
         SLOW,

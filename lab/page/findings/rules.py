@@ -53,7 +53,7 @@ def _found_by(rule: Rule, night: Night) -> list[Finding]:
 
 def headline_of(word: str, found: list[Finding]) -> str:
     """The verdict and what it must not hide, in a line: `Passed, but the draft slows its target down`."""
-    begun = word.capitalize()
+    begun = "Finished, nothing was judged" if word == "not judged" else word.capitalize()
     named = [finding for finding in found if finding.short]
     if named and named[0].level <= Level.NOT_JUDGED:
         told = named[0].short.removesuffix(f" {word}")  # "Failed: the gate 'x'", and not "failed" again

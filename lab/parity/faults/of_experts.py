@@ -15,7 +15,7 @@ from lab.parity.faults.of_target import with_first_mlp
 EXPERTS = "a target with experts in its first layer"
 
 
-def _of_experts(change: Callable[[PackedExperts], PackedExperts]) -> Callable[[PackedTarget], PackedTarget]:
+def of_experts(change: Callable[[PackedExperts], PackedExperts]) -> Callable[[PackedTarget], PackedTarget]:
     """The target with other experts in its first layer, if it has any there."""
 
     def changed(target: PackedTarget) -> PackedTarget:
@@ -57,11 +57,11 @@ def _even_shares(at: Place, call: Call) -> Sequence[Call]:
 EXPERT_FAULTS = (
     Fault(
         "rolled_router", "the router's rows are one expert off in the first layer", "target.0.router", "prefill",
-        needs=EXPERTS, target=_of_experts(_rolled_router),
+        needs=EXPERTS, target=of_experts(_rolled_router),
     ),
     Fault(
         "rolled_experts", "the first layer's down maps are one expert off", "target.0.mlp", "prefill", needs=EXPERTS,
-        target=_of_experts(_rolled_experts),
+        target=of_experts(_rolled_experts),
     ),
     Fault(
         "smallest_experts", "rows go to their least expert in the place of the best", "target.0.experts", "prefill",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,17 +12,6 @@ from lab.parity.faults.fault import Change, Place, after, around, before
 from lab.parity.faults.run_fault import RunFault
 
 WORD = 32  # nodes of a mask's word
-
-
-def _after_op(op: str, edit: Callable[[Any], object]) -> Change:
-    """`edit(out)` of what calls of `op` give."""
-
-    def change(at: Place, call: Call) -> Sequence[Call]:
-        if call.op != op:
-            return [call]
-        return after(call, lambda: edit(call.operands["out"]))
-
-    return change
 
 
 def _own_bits(n_nodes: int, device: torch.device) -> Tensor:
@@ -43,9 +31,9 @@ def _with_siblings(mask: Tensor, parents: Tensor, own: Tensor) -> Tensor:
 
 
 def _sibling_in_the_mask(at: Place, call: Call) -> Sequence[Call]:
-    if call.op != "tree_masks":
+    if call.op != "select_tree":
         return [call]
-    mask, parents = call.operands["out"].mask, call.operands["parents"]
+    mask, parents = call.operands["masks"].mask, call.operands["out"].parents
     own = _own_bits(mask.shape[1], mask.device)
     return after(call, lambda: mask.copy_(_with_siblings(mask, parents, own)))
 
@@ -55,8 +43,8 @@ def _sibling_in_attention() -> Change:
     parents: list[Tensor] = []  # of the trees whose masks were made last
 
     def change(at: Place, call: Call) -> Sequence[Call]:
-        if call.op == "tree_masks":
-            parents[:] = [call.operands["parents"]]
+        if call.op == "select_tree":
+            parents[:] = [call.operands["out"].parents]
         if not (at.batch and call.op == "attention" and at.stage.startswith("target.")):
             return [call]
         mask, of = call.operands["masks"], parents[0]
@@ -71,14 +59,17 @@ def _sibling_in_attention() -> Change:
     return change
 
 
-def _one_further(out: Any) -> None:
-    out.positions[:, 1:].add_(1)
+def _one_further(at: Place, call: Call) -> Sequence[Call]:
+    if call.op != "select_tree":
+        return [call]
+    return after(call, lambda: call.operands["masks"].positions[:, 1:].add_(1))
 
 
 def _wrong_parents(at: Place, call: Call) -> Sequence[Call]:
     if call.op != "grow_tree" or call.operands["level"] == 0:
         return [call]
-    growth, k, level = call.operands["growth"], call.operands["ids"].shape[2], call.operands["level"]
+    growth, level = call.operands["growth"], call.operands["level"]
+    k = growth.beam_flat.shape[1]
     start = k + (level - 1) * k * k
     here = growth.parents[:, start : start + k * k]
     return after(call, lambda: here.copy_(here.roll(k, dims=1)))
@@ -133,7 +124,7 @@ TREE_FAULTS = (
     ),
     RunFault(
         "tree_positions", "the nodes of a tree stand one position too far", "trees", "tokens",
-        change=_after_op("tree_masks", _one_further),
+        change=_one_further,
     ),
     RunFault(
         "tree_parents", "candidates hang under the beam node beside their own", "trees", "drafts",

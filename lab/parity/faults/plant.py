@@ -16,8 +16,10 @@ from lab.parity.by_request import batch_of
 from lab.parity.derived import passes_of
 from lab.parity.faults.fault import PLANTED, Change, Fault, Place
 from lab.parity.faults.of_books import BOOK_FAULTS
+from lab.parity.faults.of_caches import CACHE_FAULTS
 from lab.parity.faults.of_draft import DRAFT_FAULTS
 from lab.parity.faults.of_experts import EXPERT_FAULTS
+from lab.parity.faults.of_formats import FORMAT_FAULTS
 from lab.parity.faults.of_layouts import LAYOUT_FAULTS
 from lab.parity.faults.of_reach import REACH_FAULTS
 from lab.parity.faults.of_serving import SERVING_FAULTS
@@ -26,10 +28,13 @@ from lab.parity.faults.of_trees import TREE_FAULTS
 from lab.parity.faults.run_fault import RunFault
 
 FAULTS: dict[str, Fault] = {
-    fault.name: fault for fault in (*TARGET_FAULTS, *EXPERT_FAULTS, *DRAFT_FAULTS, *REACH_FAULTS, *LAYOUT_FAULTS)
+    fault.name: fault
+    for fault in (*TARGET_FAULTS, *EXPERT_FAULTS, *FORMAT_FAULTS, *DRAFT_FAULTS, *REACH_FAULTS, *LAYOUT_FAULTS)
 }
 
-RUN_FAULTS: dict[str, RunFault] = {fault.name: fault for fault in (*TREE_FAULTS, *BOOK_FAULTS, *SERVING_FAULTS)}
+RUN_FAULTS: dict[str, RunFault] = {
+    fault.name: fault for fault in (*TREE_FAULTS, *BOOK_FAULTS, *SERVING_FAULTS, *CACHE_FAULTS)
+}
 
 
 def named(name: str) -> Fault:

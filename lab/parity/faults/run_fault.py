@@ -1,4 +1,5 @@
-"""What a planted bug is that no stage of a pass shows: in trees, look-ups, small models, or the account of blocks."""
+"""What a planted bug is that no stage of a pass shows: in trees, look-ups, small models, caches, or the account of
+blocks."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from lab.parity.faults.fault import Change
 # account: every block is given back, nobody writes where another reads, and the pool itself refuses what cannot be.
 # shares: how often drawn drafts are accepted, against what both models' logits say of it.
 FoundBy = Literal["tokens", "drafts", "account", "shares"]
-Where = Literal["trees", "small model", "look-ups", "blocks", "chains", "batches", "draws"]
+Where = Literal["trees", "small model", "look-ups", "blocks", "chains", "batches", "draws", "caches"]
 
 
 @dataclass(frozen=True)

@@ -39,11 +39,11 @@ class PhaseClock(Trace):
     """Time of prefills, and when each step ended on the host's clock, with no cost inside a step.
 
     Attributes:
-        prefill_s: spent in prefills. rest_s: left idle after them, see `rest`.
+        prefill_s: spent in prefills. rest_s: left idle after them, see `rest`; 0 without `rests`.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, *, rests: bool = True) -> None:
+        self.device, self.rests = device, rests
         self.prefill_s = self.rest_s = 0.0
         self._is_rested = False
         self.step_ends_s: list[float] = []
@@ -56,7 +56,7 @@ class PhaseClock(Trace):
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
         is_step = name.startswith("step")
-        if is_step and not self._is_rested:
+        if is_step and self.rests and not self._is_rested:
             self.rest_s += rest(self.device)
             self._is_rested = True
         start = time.perf_counter()

@@ -74,6 +74,7 @@ def scenario_of(options: BenchOptions) -> Scenario:
         peers=options.peers if options.forced is None else (),  # what a peer commits cannot be forced
         seed=options.seed,
         repeated=options.repeated,
+        sustained=options.sustained,
         **options.formats,
         forced=options.forced,
     )

@@ -93,7 +93,7 @@ def step_floor(
     """
     of_cache, of_drafts = cached_itemsize(cache_dtype, itemsize), cached_itemsize(draft_cache_dtype, itemsize)
     sequences = batch * cached
-    unread, unread_by_plain = (_unread_experts(target, n, batch, routing, itemsize) for n in (k + 1, 1))
+    unread, unread_by_plain = (_unread_experts(target, n, batch, routing, itemsize, target_weights) for n in (k + 1, 1))
     weights = _by_stage(target_shapes(target), _TARGET_STAGES, itemsize, target_weights)
     weights["mlp"] -= unread
     hidden = target.block.hidden_size * itemsize
@@ -120,12 +120,15 @@ def _shared_head_bytes(
     )
 
 
-def _unread_experts(target: TargetGeometry, rows: int, batch: int, routing: Routing, itemsize: int) -> int:
+def _unread_experts(
+    target: TargetGeometry, rows: int, batch: int, routing: Routing, itemsize: int, weights: WeightFormat
+) -> int:
     """Bytes of the experts that a pass of `rows` rows of each of `batch` sequences has no use for."""
     experts = target.block.experts
     if experts is None:
         return 0
-    n_bytes = sum(stored_bytes(name, shape, itemsize) for name, shape in target_shapes(target) if ".experts." in name)
+    of_experts = (named for named in target_shapes(target) if ".experts." in named[0])
+    n_bytes = sum(stored_bytes(*named, itemsize, weights) for named in of_experts)
     return round(n_bytes * (1 - routing.n_read(experts, rows, batch) / experts.n))
 
 

@@ -15,11 +15,13 @@ from lab.probes.bench.floors import UNIFORM, Floor, Routing, step_floor
 from lab.probes.bench.peers import Peer, PeerRound
 from lab.probes.bench.peers.plain_torch import KNOWN_GPU, KNOWN_MS
 from lab.probes.bench.record import scenario_block, speculation_block, spread_block
-from lab.probes.bench.rounds import FullWindow, Round, Spread, Work, acceptance_length, within_rounds
+from lab.probes.bench.rounds import FullWindow, Round, Spread, Sustained, Work, acceptance_length, within_rounds
 from lab.probes.bench.routed import count_experts, routing_values
 from lab.probes.bench.scenario import Point, Scenario
 from lab.probes.bench.source import PairSource
 from lab.probes.ceilings import gpu_name
+from lab.probes.kernels.reading.ceiling import RunCeiling
+from lab.rows.store import block
 
 SPREAD = ("_p10", "_p90", "_samples")  # ends of the names that stand beside a median
 AGREEMENT = 1.05  # between the plain-torch peer and what is known of it
@@ -48,7 +50,8 @@ class PointResult:
         works: engines by depth, as their last round left them.
         rounds: of each depth, in the order measured.
         peers: by name and depth.
-        gb_per_s: read ceiling.
+        gb_per_s: read ceiling that runs are compared against. run_ceiling: the one of this run, after the rounds.
+        sustained: steps without a rest by depth, where they were asked for.
         spans: depths whose steps are taken apart, in one more pass; None: all.
     """
 
@@ -59,6 +62,8 @@ class PointResult:
     rounds: dict[int, list[Round]]
     peers: dict[Key, PeerResult]
     gb_per_s: float
+    run_ceiling: RunCeiling
+    sustained: Mapping[int, Sustained] = field(default_factory=dict)
     spans: Collection[int] | None = None
     _counted: dict[int, float | None] = field(default_factory=dict, repr=False)  # distinct experts, by depth
 
@@ -75,12 +80,13 @@ class PointResult:
             )
         return windows
 
-    def floor(self, k: int) -> Floor:
-        """Necessary bytes of a step, at the mean length of what the engine generated on."""
+    def floor(self, k: int, n_tokens: int | None = None) -> Floor:
+        """Necessary bytes of a step, at the mean length of what it generated on: `n_tokens`, or a round's."""
+        generated = self.scenario.tokens if n_tokens is None else n_tokens
         itemsize = getattr(torch, self.scenario.dtype).itemsize
         return step_floor(
             self.source.target_geometry, self.source.draft_geometry, k=k, batch=self.point.batch,
-            cached=self.point.context + self.scenario.tokens / 2, itemsize=itemsize,
+            cached=self.point.context + generated / 2, itemsize=itemsize,
             draft_weights=self.source.draft.weights, target_weights=self.source.target.weights,
             routing=self.routing(k), **self.source.caches,
         )  # fmt: skip
@@ -113,6 +119,9 @@ class PointResult:
             "floor_ms": floor_ms,
             "share_of_floor": floor_ms / steps.median,
             "ceiling_gb_per_s": self.gb_per_s,
+            **self.run_ceiling.values(),
+            "share_of_run_ceiling": self.floor(k).ms(self.run_ceiling.gb_per_s) / steps.median,
+            **self._sustained_values(k, floor_ms / steps.median),
             "prefill_s": Spread(tuple(result.prefill_s for result in self.rounds[k])).median,
             "n_steps": windows[0].n_steps,
             "total_runs": len(windows),
@@ -131,6 +140,22 @@ class PointResult:
             **self._routing_values(k),
             **({f"stage_ms.{name}": ms for name, ms in stage_ms(work).items()} if is_spanned else {}),
         }
+
+    def _sustained_values(self, k: int, rested_share: float) -> dict[str, Any]:
+        """The pass without a rest, if one was asked for; over the rested share, below 1, is what heat took."""
+        if k not in self.sustained:
+            return {}
+        one = self.sustained[k]
+        if one.window is None:
+            return {"sustained.missing": one.reason}
+        step_ms, floor = one.window.step_ms, self.floor(k, one.n_tokens)
+        share = floor.ms(self.gb_per_s) / step_ms
+        values = {
+            "n_steps": one.window.n_steps, "n_tokens": one.n_tokens, "step_ms_mean": step_ms, "share_of_floor": share,
+            "share_of_run_ceiling": floor.ms(self.run_ceiling.gb_per_s) / step_ms,
+            "over_rested_share": share / rested_share, **one.clocks,
+        }  # fmt: skip
+        return block("sustained", values)
 
     def _n_divergent(self, work: Work) -> int:
         """Requests whose tokens are not the baseline's."""
@@ -213,6 +238,10 @@ def stage_ms(work: Work) -> Mapping[str, float]:
 def line_of(name: str, values: Mapping[str, Any]) -> str:
     """An engine's row for people."""
     text = f"{name}: {values['step_ms_median']:.3f} ms a step, {values['share_of_floor']:.1%} of the floor"
+    if "share_of_run_ceiling" in values:
+        text += f" ({values['share_of_run_ceiling']:.1%} at this run's {values['ceiling_of_run_gb_per_s']:.0f} GB/s)"
+    if "sustained.share_of_floor" in values:
+        text += f", {values['sustained.share_of_floor']:.1%} over {values['sustained.n_steps']} steps without a rest"
     if "speedup" in values:
         text += (
             f"; step/base {values['step_over_base']:.3f} (bound {values['step_over_base_bound']:.3f}), "

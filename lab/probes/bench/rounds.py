@@ -149,12 +149,17 @@ def interleave(
 class Work:
     """An engine and the prompts it decodes, again and again.
 
+    Args:
+        rests: whether a GPU is left idle between a prefill and its steps (`clocks.rest`).
+
     Attributes:
         responses: of the last pass.
     """
 
-    def __init__(self, engine: Engine, prompts: Sequence[Sequence[int]], generation: GenerationConfig) -> None:
-        self.engine, self.prompts, self.generation = engine, prompts, generation
+    def __init__(
+        self, engine: Engine, prompts: Sequence[Sequence[int]], generation: GenerationConfig, *, rests: bool = True
+    ) -> None:
+        self.engine, self.prompts, self.generation, self.rests = engine, prompts, generation, rests
         self.responses: list[Response] = []
 
     @property
@@ -170,7 +175,7 @@ class Work:
     def run(self) -> Round:
         """One round."""
         device = self.engine.target.device
-        clock = PhaseClock(device)
+        clock = PhaseClock(device, rests=self.rests)
         synchronise(device)
         start = time.perf_counter()
         self.decode(clock)
@@ -179,6 +184,27 @@ class Work:
         n_tokens = sum(len(response.token_ids) for response in self.responses)
         full = full_window(self.responses, clock.step_ends_s, self.engine.config.max_batch_size)
         return Round(total, clock.prefill_s, n_tokens, len(self.responses), clock.n_steps, full)
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """Steps in one pass that nothing interrupts, after its prefill; or why there are none.
+
+    Attributes:
+        window: the steps. n_tokens: generated a request; the session holds them all, so its cache grows further than a
+            round's.
+        clocks: of the GPU, `before_*` the prefill and `after_*` the steps.
+    """
+
+    window: FullWindow | None
+    n_tokens: int
+    clocks: Mapping[str, float | str | None]
+    reason: str = ""
+
+
+def tokens_to_sustain(n_steps: int, k: int) -> int:
+    """Tokens a request that take at least `n_steps` steps of `k` drafts, those not counted aside."""
+    return (n_steps + WARM_STEPS + 2) * (k + 1)
 
 
 def without_taps(target: PackedTarget) -> PackedTarget:

@@ -7,7 +7,7 @@ incomplete, with its reason. Tokens are checked: a mode that does not decode the
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,19 +15,22 @@ from typing import Any
 import torch
 
 from eagle3core.config import GenerationConfig
+from eagle3core.errors import Eagle3Error
 from eagle3core.geometry import DraftGeometry, TargetGeometry
-from lab.errors import ExperimentError
+from lab.errors import ExperimentError, LabError
 from lab.pairs.planted import find_geometry
 from lab.probes.bench import memory
 from lab.probes.bench.invariants import invariants_block
 from lab.probes.bench.peers import Peer, PeerRound
+from lab.probes.bench.peers.compiled_torch import CompiledTorch
 from lab.probes.bench.peers.plain_torch import PlainTorch
 from lab.probes.bench.record import Rows, memory_block, system_block
 from lab.probes.bench.results import Key, PeerResult, PointResult, line_of
-from lab.probes.bench.rounds import Work, interleave
+from lab.probes.bench.rounds import Sustained, Work, interleave, tokens_to_sustain
 from lab.probes.bench.scenario import CACHE_SHARE, Point, Scenario
 from lab.probes.bench.source import HEADROOM, PairSource, open_pair
 from lab.probes.ceilings import ceiling_words, gpu_name, known_gb_per_s, memory_ceilings
+from lab.probes.kernels.reading.ceiling import clock_values, run_ceiling
 from lab.rows.environment import collect
 from lab.rows.store import Row
 
@@ -117,24 +120,45 @@ class Bench:
         runs: dict[Key, Callable[[], Any]] = {("engine", k): work.run for k, work in works.items()}
         runs |= {key: contender.once for key, contender in contenders.items()}
         used: list[int] = []
+        clocks: dict[str, Any] = {}
 
         def on_round(number: int) -> None:
             self.tell(f"  round {number + 1} of {self.scenario.rounds}" if number >= 0 else "  warming up")
             used.append(memory.used_bytes(self.device))
+            if number <= 0:
+                clocks.update(clock_values("clocks_before", self.device))
 
         scenario = self.scenario
         measured = interleave(runs, rounds=scenario.rounds, warmup=scenario.warmup, on_round=on_round)
+        clocks |= clock_values("clocks_after", self.device)
         used.append(memory.used_bytes(self.device))
         peers = {
             key: PeerResult(one.peer, [] if one.reason else measured[key], one.reason)
             for key, one in contenders.items()
         }
         rounds = {k: measured["engine", k] for k in works}
-        self._write(PointResult(scenario, source, point, works, rounds, peers, gb_per_s, self.spans), used)
+        sustained = {k: self._sustain(source, point, k) for k in works if scenario.sustained}
+        ceiling = run_ceiling(self.device)  # last, so that the GPU is as warm as all these steps left it
+        self.tell(f"  this run reads {ceiling.gb_per_s:.0f} GB/s ({ceiling.reader})")
+        shared = {**system_block(self.rows.environment, self.device), **memory_block(used[1:], self.device), **clocks}
+        result = PointResult(scenario, source, point, works, rounds, peers, gb_per_s, ceiling, sustained, self.spans)
+        self._write(result, shared)
 
-    def _write(self, result: PointResult, used: list[int]) -> None:
+    def _sustain(self, source: PairSource, point: Point, k: int) -> Sustained:
+        """At least `scenario.sustained` steps in one pass, by an engine whose session has room for them."""
+        n_tokens = tokens_to_sustain(self.scenario.sustained, k)
+        self.tell(f"  {point.name(k)}: {self.scenario.sustained} steps without a rest")
+        try:
+            work = self._work(source, point, k, n_tokens, rests=False)
+            clocks = clock_values("before", self.device)
+            window = work.run().full
+        except (LabError, Eagle3Error, torch.OutOfMemoryError) as error:
+            return Sustained(None, n_tokens, {}, str(error).splitlines()[0])
+        clocks |= clock_values("after", self.device)
+        return Sustained(window, n_tokens, clocks, "" if window else "no step had every slot in use")
+
+    def _write(self, result: PointResult, shared: Mapping[str, Any]) -> None:
         point = result.point
-        shared = {**system_block(self.rows.environment, self.device), **memory_block(used[1:], self.device)}
         for k, work in result.works.items():
             work.generation = replace(work.generation, max_new_tokens=min(self.scenario.tokens, SPAN_TOKENS))
             values = {**result.engine_values(k), **invariants_block(work, k), **shared}
@@ -194,21 +218,22 @@ class Bench:
 
     def _peer_keys(self) -> list[Key]:
         """Peers and their depths; Hugging Face has no EAGLE-3 to compare with."""
-        depths = {"plain-torch": self.scenario.ks, "hf-static": (0,)}
+        depths = {"plain-torch": self.scenario.ks, "compiled-torch": self.scenario.ks, "hf-static": (0,)}
         return [(name, k) for name in self.scenario.peers for k in depths[name]]
 
     def _engines(self, source: PairSource, point: Point) -> dict[int, Work]:
+        works = {k: self._work(source, point, k, self.scenario.tokens) for k in self.scenario.ks}
+        for work in works.values() if not self.scenario.warmup else ():
+            work.engine.runner.prepare()  # or the first round would pay for it
+        return works
+
+    def _work(self, source: PairSource, point: Point, k: int, n_tokens: int, *, rests: bool = True) -> Work:
+        """An engine of `k` drafts whose session holds the context and `n_tokens` more, and its prompts."""
+        session, share = point.context + n_tokens + HEADROOM, self.scenario.cache_share
+        rule = self.scenario.rule(k)
+        engine = source.engine(k, batch=point.batch, session_len=session, cache_share=share, rule=rule)
         prompts = source.prompts(point.batch, point.context, self.scenario.seed)
-        generation = GenerationConfig(self.scenario.tokens, ignore_eos=True)
-        session = self.session_len(point)
-        share = self.scenario.cache_share
-        engines = {
-            k: source.engine(k, batch=point.batch, session_len=session, cache_share=share, rule=self.scenario.rule(k))
-            for k in self.scenario.ks
-        }
-        for engine in engines.values() if not self.scenario.warmup else ():
-            engine.runner.prepare()  # or the first round would pay for it
-        return {k: Work(engine, prompts, generation) for k, engine in engines.items()}
+        return Work(engine, prompts, GenerationConfig(n_tokens, ignore_eos=True), rests=rests)
 
     def _contenders(self, source: PairSource, point: Point, reason: str | None) -> dict[Key, Contender]:
         def build(name: str, k: int) -> Peer:
@@ -234,7 +259,8 @@ class Bench:
             from lab.probes.bench.peers.hf_static import HFStatic  # transformers take two seconds, which few need
 
             return HFStatic(target, source.target_geometry, **common)
-        return PlainTorch(target, draft, source.target_geometry, source.draft_geometry, k=k, **common)
+        kind = {PlainTorch.name: PlainTorch, CompiledTorch.name: CompiledTorch}[name]
+        return kind(target, draft, source.target_geometry, source.draft_geometry, k=k, **common)
 
 
 def read_ceiling(device: torch.device) -> float:

@@ -11,7 +11,7 @@ from typing import get_args
 from eagle3core import ForcedAcceptance
 from lab.errors import ExperimentError
 from lab.options.values import MOST_DRAFTS as MOST_DRAFTS
-from lab.options.values import CacheName, DtypeName, PairName, PeerName, WeightsName, check_depths
+from lab.options.values import USUAL_PEERS, CacheName, DtypeName, PairName, PeerName, WeightsName, check_depths
 from lab.options.values import Point as Point
 
 CACHE_SHARE = 0.95  # of the free memory, for both KV caches, unless a scenario is about just that
@@ -40,6 +40,7 @@ class Scenario:
         draft_weights, target_weights: format of the draft's maps, and of the target's.
         cache_dtype, draft_cache_dtype: of the target's and the draft's keys and values.
         repeated: of a planted pair with experts, share of tokens that take their predecessor's.
+        sustained: steps of one more pass of each depth, without a rest; 0: no such pass.
         forced: tokens that every step of drafts is forced to commit, bonus included; None: what the target agrees with.
     """
 
@@ -53,7 +54,7 @@ class Scenario:
     warmup: int = 1
     dtype: str = "bfloat16"
     device: str = "cpu"
-    peers: tuple[str, ...] = PEERS
+    peers: tuple[str, ...] = USUAL_PEERS
     seed: int = 0
     cache_share: float = CACHE_SHARE
     forced: float | None = None
@@ -62,6 +63,7 @@ class Scenario:
     cache_dtype: CacheName = "as_computed"
     draft_cache_dtype: CacheName = "as_computed"
     repeated: float = 0.0
+    sustained: int = 0
 
     def __post_init__(self) -> None:
         if self.pair not in PAIRS:
@@ -81,6 +83,8 @@ class Scenario:
                 "leave the peers out: what they commit is not forced",
             )  # fmt: skip
         check_depths(self.ks)
+        if self.sustained < 0:
+            raise ExperimentError(f"{self.sustained} steps without a rest", "0 or more", "use --sustained 2000, or 0")
         if self.tokens < 16 or self.rounds < 1 or self.warmup < 0:
             raise ExperimentError(
                 f"{self.tokens} tokens, {self.rounds} rounds, {self.warmup} warm-up rounds",

@@ -22,17 +22,18 @@ _KINDS = ["sliding_attention" if i % 2 == 0 else "full_attention" for i in range
 def all_expert_targets() -> dict[str, Model]:
     """Targets with experts, by family and how these are stored."""
     return {
-        "qwen3_moe": _qwen3_moe(),
-        "qwen3_moe, some layers dense": _qwen3_moe(dense=(0,)),
-        "qwen3_moe, FP8": in_fp8(_qwen3_moe()),
-        "qwen3_moe, FP8 by block": _in_blocks(_qwen3_moe()),
-        "gpt_oss": _gpt_oss(),
-        "gpt_oss, MXFP4": _gpt_oss(is_mxfp4=True),
+        "qwen3_moe": qwen3_moe(),
+        "qwen3_moe, some layers dense": qwen3_moe(dense=(0,)),
+        "qwen3_moe, FP8": in_fp8(qwen3_moe()),
+        "qwen3_moe, FP8 by block": in_blocks(qwen3_moe(), (16, 16)),
+        "gpt_oss": gpt_oss(),
+        "gpt_oss, MXFP4": gpt_oss(is_mxfp4=True),
     }
 
 
-def _qwen3_moe(dense: tuple[int, ...] = ()) -> Model:
-    keys: Config = {"num_experts": N, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": INNER,
+def qwen3_moe(dense: tuple[int, ...] = (), inner: int = INNER) -> Model:
+    """A target whose layers but the `dense` ones have experts of width `inner`."""
+    keys: Config = {"num_experts": N, "num_experts_per_tok": CHOSEN, "moe_intermediate_size": inner,
                     "norm_topk_prob": True, "head_dim": HEAD_DIM, "mlp_only_layers": list(dense),
                     "decoder_sparse_step": 1}  # fmt: skip
     model = target_model("qwen3_moe", keys)
@@ -44,12 +45,13 @@ def _qwen3_moe(dense: tuple[int, ...] = ()) -> Model:
         _without_mlp(model.weights, layer)
         model.weights[f"{layer}.mlp.gate.weight"] = noise(N, WIDTH)
         for n in range(N):
-            for part, shape in (("gate", (INNER, WIDTH)), ("up", (INNER, WIDTH)), ("down", (WIDTH, INNER))):
+            for part, shape in (("gate", (inner, WIDTH)), ("up", (inner, WIDTH)), ("down", (WIDTH, inner))):
                 model.weights[f"{layer}.mlp.experts.{n}.{part}_proj.weight"] = noise(*shape)
     return model
 
 
-def _gpt_oss(*, is_mxfp4: bool = False) -> Model:
+def gpt_oss(*, is_mxfp4: bool = False) -> Model:
+    """A target with experts in every layer, sinks and windows."""
     keys: Config = {"num_local_experts": N, "num_experts_per_tok": CHOSEN, "intermediate_size": INNER,
                     "head_dim": HEAD_DIM, "attention_bias": True, "sliding_window": 8, "layer_types": _KINDS,
                     "rope_theta": 150000.0, "rope_scaling": _YARN, "swiglu_limit": 7.0}  # fmt: skip
@@ -83,13 +85,14 @@ def _without_mlp(weights: Weights, layer: str) -> None:
         del weights[name]
 
 
-def _in_blocks(model: Model) -> Model:
-    """The model with its projections in e4m3, a scale a block, as the block format describes it."""
+def in_blocks(model: Model, block: tuple[int, int]) -> Model:
+    """The model with its projections in e4m3, a scale for `block` values, as the block format describes it."""
     weights = dict(model.weights)
     for name in [name for name in weights if name.endswith("_proj.weight")]:
         weights[name] = weights[name].to(torch.float8_e4m3fn)
-        weights[f"{name}_scale_inv"] = torch.full([-(-n // 16) for n in weights[name].shape], 0.5)
-    method = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [16, 16]}
+        shape = [-(-n // size) for n, size in zip(weights[name].shape, block, strict=True)]
+        weights[f"{name}_scale_inv"] = torch.full(shape, 0.5)
+    method = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": list(block)}
     return Model({**model.config, "quantization_config": method}, weights, model.settings)
 
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from eagle3core import Engine, EngineConfig, GenerationConfig, SpeculativeConfig, pipeline
 from lab.pairs.on_disk import shipped_folder
@@ -56,11 +57,11 @@ def copied(source: Path, folder: Path) -> Path:
     return Path(shutil.copytree(source, folder, dirs_exist_ok=True))
 
 
-def open_pair(target: Path, draft: Path, n_tokens: int = 3, *, method: str = "eagle3") -> None:
-    """Through the engine's door, and some tokens on."""
+def open_pair(target: Path, draft: Path, n_tokens: int = 3, *, method: str = "eagle3", **formats: Any) -> None:
+    """Through the engine's door, and some tokens on; `formats`: of weights and cache, as `EngineConfig` has them."""
     config = EngineConfig(
         session_len=64, max_batch_size=2, block_size=16, prefill_chunk=16, device="cpu",
-        speculative_config=SpeculativeConfig(method=method, model=str(draft)),
+        speculative_config=SpeculativeConfig(method=method, model=str(draft)), **formats,
     )  # fmt: skip
     engine = Engine.from_pretrained(target, config)
     if n_tokens:

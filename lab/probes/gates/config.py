@@ -12,9 +12,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lab.errors import ExperimentError
+from lab.options.values import USUAL_PEERS
 from lab.probes.bench.invariants import INVARIANTS
 from lab.probes.bench.rounds import WARM_STEPS
-from lab.probes.bench.scenario import MOST_DRAFTS, PEERS, Point
+from lab.probes.bench.scenario import MOST_DRAFTS, Point
 from lab.rows.configuration import packaged, read_configuration
 from lab.rows.gates import Threshold
 
@@ -73,7 +74,7 @@ class Mode(BaseModel):
     batch: int = Field(ge=1)
     spec: int = Field(ge=1, le=MOST_DRAFTS)
     acceptance_length: float = Field(ge=1.0)
-    peers: tuple[str, ...] = PEERS
+    peers: tuple[str, ...] = USUAL_PEERS
     micro: Length
     full: Length
     gate: tuple[Gate, ...] = Field(min_length=1)

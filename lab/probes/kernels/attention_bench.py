@@ -107,7 +107,7 @@ def needed(arch: str) -> list[Variant]:
             uses.append(({**plain, "tokens": 1, "prefix": (0,), "earlier": 0}, {}))
     assert CARD.variants_of is not None, "the card says which variants a case needs"
     found = {v.name: v for case, setting in uses for v in CARD.variants_of(arch, case, **setting)}
-    return [*bench.read_variants(), *found.values()]
+    return [*bench.ceiling_variants(arch), *found.values()]
 
 
 @contextmanager

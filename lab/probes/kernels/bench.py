@@ -29,7 +29,9 @@ from lab.options.reader import run_program
 from lab.probes.ceilings import known_gb_per_s
 from lab.probes.kernels.cards import named
 from lab.probes.kernels.peers import peers_of
-from lab.probes.kernels.read_ceiling import read_variants as read_variants
+from lab.probes.kernels.reading.bulk import bulk_variants
+from lab.probes.kernels.reading.ceiling import run_ceiling
+from lab.probes.kernels.reading.lanes import read_variants as read_variants
 from lab.probes.kernels.roofline import allowed_us
 from lab.probes.kernels.rows import CEILING, KERNEL, PROOF, READ
 from lab.rows import environment, gpus
@@ -70,7 +72,7 @@ def exit_code(verdicts: Collection[str]) -> int:
 
 def _build(cards: Sequence[Card], arch: str, out: Path, share: tuple[int, int]) -> int:
     """Compiles what proofs and shapes need, or every n-th of it (`share` = which, n)."""
-    wanted: dict[str, Variant] = {v.name: v for v in read_variants()}
+    wanted: dict[str, Variant] = {v.name: v for v in ceiling_variants(arch)}
     for card in cards:
         if card.variants_of is None:
             wanted |= {v.name: v for v in [*card.variants(arch), *card.slow_variants(arch)]}
@@ -81,6 +83,11 @@ def _build(cards: Sequence[Card], arch: str, out: Path, share: tuple[int, int]) 
     made = cubins.build_cubins(list(wanted.values())[which::n], arch, out, tell=print)
     print(f"{len(wanted)} kernels wanted, {made} compiled")
     return 0
+
+
+def ceiling_variants(arch: str) -> list[Variant]:
+    """Every kernel that a run's ceiling is measured with."""
+    return [*read_variants(), *bulk_variants(arch)]
 
 
 def _uses(card: Card, arch: str) -> list[tuple[Case, Mapping[str, Any]]]:
@@ -128,10 +135,13 @@ class Run:
             for blocks in (132 * 2, 132 * 4, 132 * 8):
                 bound = launch.bind([variant.launch((blocks,), x=data, y=sink, n_bytes=n_bytes)])
                 best = max(best, n_bytes / time_graph([bound] * 4).median_us / 1e3)
-        self.write(CEILING, READ, {"gb_per_s": best}, {}, timer=TIMER)
+        del data
+        by_bulk = run_ceiling(self.device)
+        self.write(CEILING, READ, {"gb_per_s": best, **by_bulk.values()}, {}, timer=TIMER)
         self.gb_per_s = max(self.known_gb_per_s or 0.0, best)
         known = "" if self.known_gb_per_s else "; none is known of this GPU"
         print(f"read ceiling of this run {best:.0f} GB/s; floors use {self.gb_per_s:.0f}{known}", flush=True)
+        print(f"  by {by_bulk.reader} {by_bulk.gb_per_s:.0f} GB/s", flush=True)
 
     def prove(self, card: Card) -> str:
         """The verdict: does every case of the card obey the 2x rule and the bit rule on this device?"""

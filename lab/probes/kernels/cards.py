@@ -100,6 +100,24 @@ def checks(bench: Bench | None) -> list[Check]:
     return judge(bench.cells, bench.proofs, others, bench.held_to_gb_per_s)
 
 
+def unjudged(judged: Sequence[Check], bench: Bench | None, *, measured: bool) -> str:
+    """What keeps a run of stored rows from passing although nothing failed, and what to do; empty where all is judged.
+
+    Args:
+        judged: of `checks`. measured: the rows were made by this run, so that each that lacks has a reason of its own.
+    """
+    musts = [check for check in judged if check.is_must]
+    n_open = sum(check.holds is None for check in musts)
+    if not n_open or measured:
+        return ""
+    source = f"{bench.name} holds no measurement of what they judge" if bench else f"missing: {NO_ROWS}"
+    failed = sum(check.holds is False for check in musts)
+    return (
+        f"{n_open} of {len(musts)} gates cannot be judged, and {failed or 'none'} failed: {source}. That is no fault "
+        "of this machine, and no pass either: measure=True on a GPU judges them, gates=False only shows what is stored"
+    )
+
+
 def _variants(card: Card) -> str:
     counts = [f"{arch} {len(card.variants(arch))} + {len(card.slow_variants(arch))} slow" for arch in ARCHES]
     return "; ".join(counts)

@@ -31,16 +31,6 @@ def _argmax(case: Case, inputs: Tensors) -> Callable[[], Tensor]:
     return lambda: inputs["logits"].argmax(dim=-1)
 
 
-def _top_k(case: Case, inputs: Tensors) -> Callable[[], tuple[Tensor, Tensor]]:
-    logits = inputs["logits"]
-
-    def call() -> tuple[Tensor, Tensor]:
-        values, ids = logits.topk(case["k"])
-        return values - logits.float().logsumexp(dim=-1, keepdim=True), ids
-
-    return call
-
-
 def _rms_norm(case: Case, inputs: Tensors) -> Callable[[], Tensor]:
     x, gain, shape = inputs["x"], inputs["gain"], (case["width"],)
     if not case["adds"]:
@@ -53,5 +43,4 @@ PEERS: Mapping[str, Mapping[str, Peer]] = {
     "attention": ATTENTION,
     "gemm": {"F.linear": _linear},
     "rms_norm": {"F.rms_norm": _rms_norm},
-    "top_k": {"torch.topk + logsumexp": _top_k},
 }

@@ -15,7 +15,6 @@ from torch import Tensor
 from eagle3core import Engine
 from eagle3core.kernels import Launch
 from eagle3core.kernels.attention import EARLIER_BITS, attention_cost
-from eagle3core.kernels.choice import top_k_cost
 from eagle3core.kernels.experts import walk_bytes
 from eagle3core.kernels.gemm import gemm_cost
 from eagle3core.kernels.layer import (
@@ -25,6 +24,7 @@ from eagle3core.kernels.layer import (
     gather_rows_cost,
     take_rows_cost,
 )
+from eagle3core.kernels.tree import grow_tree_cost
 from eagle3core.step import Program
 from lab.probes.bench.floors import step_floor
 from lab.probes.profiles.capture import class_of
@@ -92,9 +92,10 @@ def launch_bytes(launch: Launch, cached: float) -> int:
     if kind == "take_rows":
         pieces = sum(values[f"pieces{i}"] for i in range(constants["sources"]))
         return take_rows_cost(len(values["index"]), 16 * pieces).bytes
-    if kind == "top_k":
-        rows, columns = values["logits"].shape
-        return top_k_cost(rows, columns, constants["k"]).bytes
+    if kind == "grow_tree":
+        batch, columns = len(values["beam_flat"]), values["logits"].shape[1]
+        named = {name: constants[name] for name in ("k", "words", "maps", "fixed")}
+        return grow_tree_cost(batch, level=values["level"], n_columns=columns, **named).bytes
     if kind == "gather_rows":
         return gather_rows_cost(len(values["index"]), values["out"][0].nbytes).bytes
     return sum(value.nbytes for name, value in values.items() if isinstance(value, Tensor) and name not in _NOT_WHOLE)

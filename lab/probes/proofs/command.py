@@ -26,12 +26,23 @@ def run(options: ProveOptions) -> int:
         n_made = build(plans, parts, options.arch, options.build, share=options.share)
         tell_summary({"command": "prove", "built": n_made})
         return EXIT_PASSED
-    limit = TimeLimit(options.limit_s)
+    return conclude(_on_this_machine(plans, parts, options.limit_s, options.out))
+
+
+def measured(folder: Path, part: str, *, geometry: str, limit_s: float) -> Path:
+    """Rows of one part on this machine, fresh, in `folder`: what a notebook asks for."""
+    out = folder / f"{part}.jsonl"
+    _on_this_machine(Plans(geometry=geometry), [part], limit_s, out)
+    return out
+
+
+def _on_this_machine(plans: Plans, parts: Sequence[str], limit_s: float, out: Path | None) -> list[Finding]:
+    limit = TimeLimit(limit_s)
     if not torch.cuda.is_available():
-        return conclude(prove(parts, without_a_gpu, limit, options.out))
+        return prove(parts, without_a_gpu, limit, out)
     proofs = Proofs(plans)
     try:
-        return conclude(prove(parts, proofs.checks, limit, options.out))
+        return prove(parts, proofs.checks, limit, out)
     finally:
         proofs.close()
 

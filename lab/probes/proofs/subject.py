@@ -19,6 +19,7 @@ from eagle3core.trace import Trace
 from eagle3core.weights import PackedDraft, PackedTarget
 from lab.acceptance.shapes import shape_named
 from lab.errors import ExperimentError
+from lab.options.formats import Formats
 from lab.pairs.planted import TokenMap, share_for_length
 from lab.probes.bench.scenario import Point, Scenario
 from lab.probes.bench.source import open_pair
@@ -176,16 +177,23 @@ class Subject:
         )
 
 
-def open_subject(geometry: str, device: str = "cuda") -> Subject:
-    """The shipped pair ("shipped") or a planted one of a geometry, packed in bf16 on a GPU."""
+def open_subject(geometry: str, device: str = "cuda", formats: Formats | None = None) -> Subject:
+    """The shipped pair ("shipped") or a planted one of a geometry, packed in bf16 or `formats` on a GPU."""
+    own: Formats = {**(formats or {})}
     is_shipped = geometry == "shipped"
     scenario = Scenario(
         geometry=geometry, pair="shipped" if is_shipped else "planted", points=(Point(512, 1),), ks=(0, PLANTED_DEPTH),
         share=share_for_length(PLANTED_LENGTH, PLANTED_DEPTH), dtype="bfloat16", device=device, peers=(),
+        **own,
     )  # fmt: skip
     source = open_pair(scenario)
     assert source.target.is_packed, "a pair in bf16 on a GPU is packed for its kernels"
     tokens = source.planted.tokens if source.planted else None
     name = geometry if is_shipped else f"planted {geometry}"
     on = source.target.device
-    return Subject(name, source.target, source.draft, tokens, launch.device_arch(on), GraphReplayer(on))
+    settings = {"cache_dtype": own.get("cache_dtype", "as_computed")}
+    draft_cache = own.get("draft_cache_dtype", "as_computed")
+    return Subject(
+        name, source.target, source.draft, tokens, launch.device_arch(on), GraphReplayer(on), settings,
+        draft_cache_dtype=draft_cache,
+    )  # fmt: skip

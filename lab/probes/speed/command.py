@@ -101,6 +101,7 @@ def scenario_of(options: SpeedOptions) -> Scenario:
         peers=options.peers,
         seed=options.seed,
         repeated=options.repeated,
+        sustained=options.sustained,
         **options.formats,
     )
 

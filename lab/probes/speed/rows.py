@@ -31,6 +31,7 @@ class Depth:
         speedup: over plain decoding, as measured.
         by_position: share of steps that accept each drafted position.
         experts_read: distinct experts a layer and step, where the target has any.
+        share: of its byte floor at the known ceiling, and run_share at the run's own; None in rows of old.
     """
 
     k: int
@@ -43,6 +44,8 @@ class Depth:
     speedup: Range | None = None
     by_position: tuple[float, ...] = ()
     experts_read: float | None = None
+    share: float | None = None
+    run_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,11 @@ def _take(point: PointSpeed, row: Row) -> None:
 def depth_of(k: int, values: Mapping[str, Any]) -> Depth:
     """A depth from the values of its row."""
     read = values.get("experts_read")
-    plain = Depth(k, values["step_ms_median"], values["decode_tokens_per_s"], Range(1.0, 1.0, 1.0), experts_read=read)
+    share, run_share, unit = values.get("share_of_floor"), values.get("share_of_run_ceiling"), Range(1.0, 1.0, 1.0)
+    plain = Depth(
+        k, values["step_ms_median"], values["decode_tokens_per_s"], unit, experts_read=read, share=share,
+        run_share=run_share,
+    )  # fmt: skip
     if k == 0:
         return plain
     over = _range(values, "step_over_base")
@@ -198,7 +205,7 @@ def depth_of(k: int, values: Mapping[str, Any]) -> Depth:
     return Depth(
         k, plain.step_ms, plain.tokens_per_s, over, values["step_over_base_bound"], values["acceptance_length"],
         None if at_dial is None else at_dial * over.median, _range(values, "speedup"),
-        tuple(values.get("eagle_speculation.acceptance_by_position") or ()), read,
+        tuple(values.get("eagle_speculation.acceptance_by_position") or ()), read, share, run_share,
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def run(options: StepOptions) -> int:
     """
     if options.rows is not None:
         return conclude("gemm", options, options.rows, options.arch, is_whole=True)
-    shapes = shapes_of(find_geometry(options.geometry), options.arch)
+    shapes = shapes_of(find_geometry(options.geometry), options.arch, options.formats)
     regimes = step_regimes(options.arch, dict(passes_of(shapes, options.steps, options.context)))
     if options.build is not None:
         return _build(options, regimes, options.build)
@@ -46,7 +46,7 @@ def run(options: StepOptions) -> int:
             "run it there; --build and --rows need none",
         )  # fmt: skip
     assert options.out is not None, "the options name a file for rows"
-    subject = open_subject(options.geometry)
+    subject = open_subject(options.geometry, formats=options.formats)
     assert subject.tokens is not None, "the pair is planted"
     [prompt] = planted_prompts(subject.tokens, 1, options.context)
     steps = {name: StepUnderSweep(subject, name, prompt, machine.gpu) for name in options.steps}
@@ -58,7 +58,7 @@ def run(options: StepOptions) -> int:
 
 def _build(options: StepOptions, regimes: list[Regime], out: Path) -> int:
     """Compile what competes, and what fills the engines."""
-    subject = shapes_of(find_geometry(options.geometry), options.arch)
+    subject = shapes_of(find_geometry(options.geometry), options.arch, options.formats)
     runners = [subject.runner(step_setting(name, options.context)) for name in options.steps]
     filling = [one for runner in runners for one in variants_of(runner.all_programs)]
     known = tuned.active(options.arch)

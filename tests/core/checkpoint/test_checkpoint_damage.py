@@ -126,6 +126,36 @@ def test_an_index_entry_leads_to_a_file_beside_it_and_nowhere_else(pair: tuple[P
     assert "model.norm.weight" in refusal(lambda: load_target(pair[0])).what
 
 
+def in_a_shard(directory: Path, *, unnamed: str = "", keeps_single: bool = False) -> None:
+    """The directory's weights in a shard with an index, which does not name the tensor `unnamed`."""
+    weights = load_file(directory / WEIGHTS)
+    save_file(weights, directory / "model-00001-of-00001.safetensors")
+    named = {name: "model-00001-of-00001.safetensors" for name in weights if name != unnamed}
+    (directory / INDEX).write_text(json.dumps({"weight_map": named}))
+    if not keeps_single:
+        (directory / WEIGHTS).unlink()
+
+
+def test_a_tensor_that_an_index_leaves_out_is_refused(pair: tuple[Path, Path]) -> None:
+    target = load_target(pair[0]).geometry
+    in_a_shard(pair[1], unnamed="t2d")
+    error = refusal(lambda: load_draft(pair[1], target))
+    assert "1 tensors that model.safetensors.index.json does not name, first t2d" in error.what
+    in_a_shard(pair[0])
+    assert load_target(pair[0]).geometry == target
+
+
+def test_of_two_sets_of_weights_safetensors_count_and_two_of_them_are_refused(pair: tuple[Path, Path]) -> None:
+    right = load_target(pair[0])
+    shard = "pytorch_model-00001-of-00001.bin"
+    torch.save({name: 2 * tensor for name, tensor in load_file(pair[0] / WEIGHTS).items()}, pair[0] / shard)
+    weight_map = dict.fromkeys(load_file(pair[0] / WEIGHTS), shard)
+    (pair[0] / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    assert torch.equal(load_target(pair[0]).weights["model.norm.weight"], right.weights["model.norm.weight"])
+    in_a_shard(pair[0], keeps_single=True)
+    assert "two sets of weights" in refusal(lambda: load_target(pair[0])).what
+
+
 def pickled(directory: Path, **changes: Any) -> Path:
     """A draft's weights as a pickle, with changes."""
     torch.save({**load_file(directory / WEIGHTS), **changes}, directory / PICKLE)

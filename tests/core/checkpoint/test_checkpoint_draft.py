@@ -14,6 +14,7 @@ from random_pairs import rewrite_config, write_random_pair
 from safetensors.torch import load_file
 
 from eagle3core.checkpoint import DraftCheckpoint, load_draft, load_target
+from eagle3core.errors import CheckpointError
 from eagle3core.geometry import TargetGeometry
 
 pytestmark = pytest.mark.reference
@@ -64,8 +65,18 @@ def test_every_layout_gives_the_same_weights(tmp_path: Path, target: TargetGeome
 def test_tensors_that_decoding_does_not_need_are_dropped(draft_dir: Path, target: TargetGeometry) -> None:
     plain = load_draft(draft_dir, target)
     change(draft_dir, "verifier_lm_head.weight", torch.ones(4, 4))
-    change(draft_dir, "midlayer.self_attn.rotary_emb.inv_freq", torch.ones(8))
+    change(draft_dir, "midlayer.self_attn.rotary_emb.inv_freq", 1e4 ** -(torch.arange(8) / 8))
     assert same_weights(load_draft(draft_dir, target), plain)
+
+
+def test_stored_frequencies_of_another_base_than_the_configs_are_those_of_training(
+    draft_dir: Path, target: TargetGeometry
+) -> None:
+    change(draft_dir, "midlayer.self_attn.rotary_emb.inv_freq", (5e5 ** -(torch.arange(8) / 8)).half())
+    with pytest.raises(CheckpointError, match=r"frequencies of base 5e\+05, but rope_theta is 10000"):
+        load_draft(draft_dir, target)
+    rewrite_config(draft_dir, rope_theta=5e5)
+    assert load_draft(draft_dir, target).geometry.block.rope.theta == 5e5
 
 
 def test_equal_vocabularies_need_no_map(tmp_path: Path, target: TargetGeometry) -> None:

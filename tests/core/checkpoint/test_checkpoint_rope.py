@@ -67,6 +67,7 @@ def test_the_yarn_attention_factor_equals_the_one_of_transformers() -> None:
         ({"rope_scaling": {"rope_type": "axial", "factor": 2.0}}, "rope_type is 'axial'"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "short_factor is missing"),
         ({"rope_scaling": {"type": "linear"}}, "factor is missing"),
+        ({"rope_scaling": {"rope_type": "linear", "type": "dynamic", "factor": 2.0}}, "type is 'dynamic'"),
         ({"rope_scaling": {**LLAMA3, "low_freq_factor": None}}, "low_freq_factor is None"),
         ({"rope_scaling": 3}, "rope_scaling is 3"),
         ({"rope_theta": "10000"}, "rope_theta is '10000'"),

@@ -9,8 +9,9 @@ import pytest
 import torch
 from device_engines import device_engine, packed_pair, write_nano_pair
 from emulated_steps import LANES, MEANING
+from quantised_heads import write_fp8
 from random_pairs import MXFP4
-from tiny_engines import new_tokens, random_prompts
+from tiny_engines import Pair, new_tokens, random_prompts
 
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.experts.matrices import OrderedMatrices
@@ -27,13 +28,21 @@ QWEN: dict[str, Any] = {
 }  # fmt: skip
 GPT_OSS: dict[str, Any] = {"family": "gpt_oss", "n_layers": 1, "taps": (0, 1), "vocab": 64, "ffn": 32, "seed": 5}
 
+WIDE_QWEN: dict[str, Any] = {**QWEN, "hidden": 192, "num_experts": 4}  # gate and up read more than a block of 128
+
+
+def in_blocks(pair: Pair, folder: Path) -> Pair:
+    """The pair with its target in FP8, a scale for 16 rows by 128 columns."""
+    return write_fp8(pair[0], folder / "blocks", "fp8", block=(16, 128)), pair[1]
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [QWEN, {**GPT_OSS, "quantization_config": MXFP4}], ids=["qwen3_moe", "gpt_oss"])
-def test_drafts_change_no_token_on_the_kernels_which_are_those_of_their_meaning(
-    kind: dict[str, Any], tmp_path: Path
-) -> None:
-    pair = write_nano_pair(tmp_path, **kind)
+@pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss in MXFP4", "qwen3_moe in FP8 by block"])
+def test_drafts_change_no_token_on_the_kernels_which_are_those_of_their_meaning(kind: str, tmp_path: Path) -> None:
+    how = {"qwen3_moe": QWEN, "gpt_oss in MXFP4": {**GPT_OSS, "quantization_config": MXFP4}}
+    pair = write_nano_pair(tmp_path, **how.get(kind, WIDE_QWEN))
+    if kind not in how:
+        pair = in_blocks(pair, tmp_path)
     prompt, n = random_prompts([5], n_vocab=64, seed=2), new_tokens(3)
     plain, drafted, meaning = (
         device_engine(pair, k, by, n_slots=1, chunk=8).generate(prompt, n)[0].token_ids
@@ -42,13 +51,17 @@ def test_drafts_change_no_token_on_the_kernels_which_are_those_of_their_meaning(
     assert plain == drafted == meaning
 
 
-@pytest.mark.parametrize("stored", ["plain", "MXFP4"])
-def test_the_experts_of_gpt_oss_are_those_of_their_meaning(stored: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stored", "form"), [("plain", "plain"), ("MXFP4", "mxfp4"), ("FP8 by block", "fp8_blocks")])
+def test_the_experts_of_a_layer_are_those_of_their_meaning(stored: str, form: str, tmp_path: Path) -> None:
     how = {"quantization_config": MXFP4} if stored == "MXFP4" else {}
-    target, _ = packed_pair(write_nano_pair(tmp_path, **GPT_OSS, **how), drafts=False)
+    pair = write_nano_pair(tmp_path, **(WIDE_QWEN if form == "fp8_blocks" else GPT_OSS), **how)
+    if form == "fp8_blocks":
+        pair = in_blocks(pair, tmp_path)
+    target, _ = packed_pair(pair, drafts=False)
     block, layer = target.geometry.block, target.layers[0]
     assert isinstance(layer.mlp, PackedExperts)
     assert isinstance(layer.mlp.gate_up, OrderedMatrices)
+    assert layer.mlp.gate_up.form == form
     act = new_activations("sm_90a", block, Sizes(5, ((1, 5),), 16), torch.bfloat16, torch.device("cpu"), (2, 2))
     act.middle.copy_(torch.randn(5, block.hidden_size, generator=torch.Generator().manual_seed(0)))
     act.sums.copy_(partial_squares_reference(act.middle))

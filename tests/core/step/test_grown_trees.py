@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny_engines import Pair, decoded, random_prompts, tree_runner, write_tiny_pair
 
 from eagle3core.errors import ConfigError
-from eagle3core.kernels.tree.grow_tree import pool_size
+from eagle3core.kernels.tree.growth import pool_size
 from eagle3core.step.run import DeviceRunner
 from eagle3core.step.tree import GrownTree, chain_tree
 

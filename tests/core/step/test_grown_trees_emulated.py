@@ -50,6 +50,17 @@ def test_the_kernels_grow_the_tree_that_their_meaning_grows(pair: Pair) -> None:
         assert torch.equal(lanes[name], tensor), name
 
 
+def test_a_level_has_one_launch_beside_the_models_and_the_choice_of_the_nodes_one(pair: Pair) -> None:
+    runner = device_runner(pair, None, LANES, n_slots=1, tree=GrownTree(2, 3, 6))
+    books = [
+        launch.variant.make.__name__.removeprefix("make_")
+        for stage in runner.programs[1] if not stage.name.startswith(("draft.", "target."))
+        for launch in stage.launches
+    ]  # fmt: skip
+    opening, closing = ["active_slots", "open_step"], ["argmax_join", "accept", "commit", "compact_kv"]
+    assert books == [*opening, *["grow_tree"] * 3, "select_tree", *closing]
+
+
 @pytest.mark.slow
 @pytest.mark.exhaustive
 def test_a_deeper_tree_whose_masks_take_two_words(pair: Pair) -> None:

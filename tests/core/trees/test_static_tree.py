@@ -15,7 +15,7 @@ from random_trees import static_trees
 from tree_arrays import paths_of
 
 from eagle3core.errors import ConfigError
-from eagle3core.kernels.tree.grow_tree import grow_tree_reference, new_growth, pool_size
+from eagle3core.kernels.tree.growth import grow_tree_reference, new_growth, pool_size
 from eagle3core.kernels.tree.select_tree import select_tree_reference
 from eagle3core.step.tree import FlatTree
 from eagle3core.trees import StaticTree, beam_scores, most_dynamic_nodes, read_choices

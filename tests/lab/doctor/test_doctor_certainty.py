@@ -17,13 +17,14 @@ from lab.doctor.draft.case import Case
 from lab.doctor.draft.given import case_of
 from lab.doctor.draft.lamp import Finding, Lamp, Repair
 from lab.doctor.draft.lamps import LAMPS
+from lab.doctor.draft.lamps.reach import look_at_length
 from lab.doctor.draft.lamps.serving import adaptive_engine, look_at_speed, measured_costs
 from lab.doctor.draft.lamps.vocabulary import look_at_map
 from lab.doctor.draft.measure import LEAST_GROUPS, Measurement, doubt, errors_above_zero, is_certain_gain
 from lab.doctor.draft.refit import refit
 from lab.doctor.draft.text import BLOCK, Text
 from lab.pairs import shipped_pair
-from lab.pairs.prompts import prompts_for, prompts_from_ids
+from lab.pairs.prompts import joined_prompts, prompts_for, prompts_from_ids
 from lab.pairs.random_ids import random_prompts
 
 pytestmark = pytest.mark.reference
@@ -139,6 +140,15 @@ def test_a_lamp_that_does_without_the_head_stands_behind_those_that_mend_it() ->
 
     lamps = [judged("dead_head", 2.5, is_substitute=True), judged("rope", 1.2), judged("norms", 1.6)]
     assert [each.lamp.name for each in sorted(lamps, key=examining._order)] == ["norms", "rope", "dead_head"]
+
+
+@pytest.mark.slow
+def test_a_fall_with_length_on_too_little_text_is_no_matter_of_the_text() -> None:
+    prompts = prompts_from_ids(joined_prompts(SHIPPED.target, 3, 700))
+    found = look_at_length(Case(SHIPPED.target, SHIPPED.draft, tuple(prompts), max_new_tokens=24, device="cpu"))
+    assert found.colour == "unknown", found.said
+    assert "from position" in found.said
+    assert "would tell" in found.said
 
 
 def test_a_refit_of_some_rows_leaves_everything_else_of_the_head() -> None:

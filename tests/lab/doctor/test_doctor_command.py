@@ -11,8 +11,7 @@ from random_pairs import rewrite_config, write_random_pair
 from safetensors.torch import load_file, save_file
 
 from lab.cli import parsed, run
-from lab.doctor.draft import command
-from lab.doctor.draft.examine import Diagnosis, Judged, examine
+from lab.doctor.draft.examine import Diagnosis, Judged, examine, teller
 from lab.doctor.draft.given import case_of
 from lab.doctor.draft.lamp import Finding, Lamp, Repair
 from lab.doctor.draft.lamps import LAMPS
@@ -69,13 +68,12 @@ def judged(name: str, repair: Repair | None, weight: float = 0.5) -> Judged:
     return Judged(Lamp(name, "?", lambda _: finding), finding, 0.0)
 
 
-def test_an_examination_says_on_stderr_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    tell = command.teller()
+def test_an_examination_says_in_a_line_a_lamp_how_far_it_is() -> None:
+    said = list[str]()
+    tell = teller(said.append)
     tell(judged("norms", None))
     tell(judged("rope", Repair("turn it", 1.31, 2.74)))
-    said = capsys.readouterr()
-    assert said.err.splitlines() == [f"[1/{len(LAMPS)}] norms: green (0.0 s)", f"[2/{len(LAMPS)}] rope: red (0.0 s)"]
-    assert said.out == ""
+    assert said == [f"[1/{len(LAMPS)}] norms: green (0.0 s)", f"[2/{len(LAMPS)}] rope: red (0.0 s)"]
 
 
 def test_the_verdict_is_a_sentence_with_cause_counterfactual_and_change() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -54,6 +55,9 @@ def test_rows_of_another_machine_say_where_speculation_stops_paying() -> None:
     found = LOOKS["slower"](case)
     assert found.colour != "unknown"
     assert "H200" in found.said
+    far = replace(case, batch=32)
+    far.__dict__ |= {"text": case.text, "plain": case.plain}
+    assert LOOKS["slower"](far).colour == "unknown", "the rows end at batch 4"
 
 
 def test_without_rows_or_a_gpu_the_lamp_of_speed_cannot_tell() -> None:

@@ -79,3 +79,15 @@ def test_a_gain_is_certain_where_it_is_large_and_steady_alone() -> None:
     assert gain_errors(case.base, case.base) == 0.0
     once = replace(case.base, accepted=case.base.accepted + (torch.arange(len(case.base.accepted)) == 7))
     assert gain_errors(case.base, once) < 2
+
+
+def test_a_gpu_is_taken_unasked_for_a_target_of_many_parameters_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    pair = shipped_pair()
+
+    def device_of(asked: str) -> str:
+        return Case(pair.target, pair.draft, device=asked).torch_device.type
+
+    assert [device_of(asked) for asked in ("auto", "cpu", "cuda")] == ["cpu", "cpu", "cuda"]
+    monkeypatch.setattr("lab.doctor.draft.case.FEW_PARAMETERS", 1000)
+    assert [device_of(asked) for asked in ("auto", "cpu", "cuda")] == ["cuda", "cpu", "cuda"]

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from broken_weights import dead_head, noisy_head, random_embedding, random_head, rare_vocabulary, rotated_target
+from broken_weights import (
+    dead_head,
+    half_head,
+    noisy_head,
+    random_embedding,
+    random_head,
+    rare_vocabulary,
+    rotated_target,
+)
 from broken_weights import rounded_target as rounded
 from eagle_pairs import write_eagle_pair
 from random_pairs import rewrite_config
@@ -59,6 +67,18 @@ def test_noise_of_any_distribution_is_told_from_what_was_trained() -> None:
         assert not is_noise(table + 1.0)  # rows that share a direction
     assert edge_ratio(load_file(SHIPPED.draft / "model.safetensors")["lm_head.weight"]) > 2
     assert edge_ratio(torch.zeros(40, 30)) == 0.0
+
+
+@pytest.mark.parametrize("variant", ["zeros", "normal"])
+def test_rows_that_were_never_loaded_are_found_beside_those_that_were(
+    tmp_path: Path, healthy: Case, variant: str
+) -> None:
+    case = with_draft(healthy, half_head(SHIPPED.draft, tmp_path / "draft", variant))
+    assert case.before < 0.95 * healthy.before
+    finding = look_at_tables(case)
+    assert after(finding) == pytest.approx(healthy.before, rel=0.1)
+    assert f"{512} of 1024 rows of lm_head.weight have nothing of the target's" in finding.said
+    assert "rows" not in look_at_tables(replace(healthy, prompts=())).said.partition("head")[0], "of a whole one"
 
 
 @pytest.mark.parametrize("variant", ["normal", "uniform", "zeros"])
@@ -149,6 +169,16 @@ def test_a_rotated_target_costs_what_the_unrotated_one_gives(healthy: Case, tmp_
 
 
 @pytest.mark.slow
+def test_a_target_rounded_so_far_that_its_text_is_another_is_told_beside_the_one_it_was(tmp_path: Path) -> None:
+    prompts, _ = prompts_for(SHIPPED.target, limit=16, max_tokens=200)
+    target = rounded(SHIPPED.target, tmp_path / "target", bits=3)
+    case = Case(target, SHIPPED.draft, tuple(prompts), device="cpu", reference_target=SHIPPED.target)
+    finding = look_at_target(case)
+    assert "over the reference's own text" in finding.said
+    assert after(finding) > 1.2 * case.before
+
+
+@pytest.mark.slow
 def test_a_head_that_lacks_the_frequent_tokens_gets_back_what_they_gave(healthy: Case, tmp_path: Path) -> None:
     answers = torch.tensor([token for answer in healthy.text.answers for token in answer])
     for n in (12, 64):
@@ -173,6 +203,10 @@ def test_a_claim_of_another_definition_is_named(healthy: Case) -> None:
     finding = look_at_metric(replace(with_draft(healthy, healthy.draft), claimed=round(rate, 2)))
     assert "acceptance rate (accepted over drafted tokens)" in finding.said
     assert finding.colour == "red"
+    in_per_cent = look_at_metric(replace(with_draft(healthy, healthy.draft), claimed=round(100 * rate, 1)))
+    assert in_per_cent.colour == "red"
+    assert in_per_cent.repair is not None
+    assert "with the acceptance rate (accepted over drafted tokens) here" in in_per_cent.repair.change
     for claimed in (round(healthy.before, 2), 17.0):
         assert look_at_metric(replace(with_draft(healthy, healthy.draft), claimed=claimed)).colour == "green"
 

@@ -27,7 +27,7 @@ NOW = "2026-01-02T00:01:00+00:00"
         ([HELD, BROKEN, UNJUDGED], {}, "failed", 1),
         ([HELD, UNJUDGED], {}, "incomplete", 3),
         ([], {}, "incomplete", 3),
-        ([], {"gate_required": False}, "passed", 0),
+        ([], {"gate_required": False}, "not judged", 0),
         ([HELD], {"jobs": [{"id": "j", "notebook": "n"}, {"id": "k", "notebook": "n"}]}, "incomplete", 3),
         ([HELD], {"strict_undecided": True}, "undecided", 4),
     ],

@@ -296,6 +296,7 @@ def test_what_moved_since_the_night_before_is_told_with_the_largest_move() -> No
 def test_an_empty_night_finds_nothing_and_says_its_word() -> None:
     assert findings_of(night([])) == []
     assert headline_of("incomplete", []) == "Incomplete"
+    assert headline_of("not judged", []) == "Finished, nothing was judged", "no gate was set: nothing has passed"
 
 
 def test_the_doctors_first_cause_is_told_with_its_change_in_place_of_its_gate() -> None:

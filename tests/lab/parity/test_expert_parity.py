@@ -42,6 +42,15 @@ def test_every_stage_holds_and_the_routers_are_among_them(pair: Pair, dtype: str
     assert names[first : first + 4] == ["target.2.attn", "target.2.router", "target.2.experts", "target.2.mlp"]
 
 
+def test_scales_of_another_group_of_mxfp4_are_named_at_their_stage(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"n_layers": 3, "taps": (0, 1, 2), "vocab": N_VOCAB, "draft_vocab": 100, "eos": []}
+    made = write_random_pair(tmp_path, **sizes, seed=3, **KINDS["gpt_oss in MXFP4"])
+    fault = faults.FAULTS["rolled_group_scales"]
+    first = run_stage_parity(*made, prompts=PROMPTS[1:2], k=2, steps=1, fault=fault.name).first_divergent
+    assert first is not None
+    assert (first.stage, first.kind) == (fault.stage, fault.kind), first
+
+
 @pytest.mark.parametrize("name", slow_from(2, [fault.name for fault in EXPERT_FAULTS]))
 def test_a_bug_in_the_experts_is_named_at_its_stage(pair: Pair, name: str) -> None:
     fault = faults.FAULTS[name]

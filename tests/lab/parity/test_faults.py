@@ -19,6 +19,7 @@ from lab.night.parameters import find_notebook
 from lab.parity import faults, run_stage_parity
 from lab.parity.faults.of_draft import DRAFT_FAULTS
 from lab.parity.faults.of_experts import EXPERT_FAULTS
+from lab.parity.faults.of_formats import FORMAT_FAULTS
 from lab.parity.faults.of_layouts import LAYOUT_FAULTS
 from lab.parity.faults.of_reach import REACH_FAULTS
 from lab.parity.faults.of_target import TARGET_FAULTS
@@ -106,7 +107,7 @@ def test_every_kind_of_stage_has_a_bug_to_plant() -> None:
     target = {"embed", "0.attn", "0.mlp", "taps", "norm", "head"}
     assert {f"draft.{stage}" for stage in draft} | {f"target.{stage}" for stage in target} <= planted
     assert set(faults.FAULTS) >= REQUIRED
-    tables = (TARGET_FAULTS, EXPERT_FAULTS, DRAFT_FAULTS, REACH_FAULTS, LAYOUT_FAULTS)
+    tables = (TARGET_FAULTS, EXPERT_FAULTS, FORMAT_FAULTS, DRAFT_FAULTS, REACH_FAULTS, LAYOUT_FAULTS)
     assert len(faults.FAULTS) == sum(map(len, tables))
 
 

@@ -13,11 +13,13 @@ from lab.night.parameters import check_parameters, find_notebook, read_parameter
 from lab.night.plan import packaged_config
 from lab.parity import StageReport, faults, inputs, run_stage_parity
 from lab.parity.faults.of_experts import EXPERT_FAULTS
+from lab.parity.faults.of_formats import FORMAT_FAULTS
 from lab.parity.faults.of_reach import REACH_FAULTS
 from lab.parity.recording import DEFAULT_CHUNK, PairUnderTest
 
 REACH = sorted({f.name for f in REACH_FAULTS} | {"ignored_target_rope_scaling"})
 NOT_OF_THAT_PAIR = {"misread_attention_bias", "misread_tied_head", "misread_hidden_act"}  # it has no such head, no gelu
+OF_FORMATS = {fault.name for fault in (*EXPERT_FAULTS, *FORMAT_FAULTS)}  # nor experts, nor fewer bits
 NOTEBOOK = "10_parity_stages"
 
 
@@ -90,7 +92,7 @@ def test_every_stage_of_the_night_holds_on_the_kernels_path(job: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", sorted(faults.FAULTS.keys() - NOT_OF_THAT_PAIR - {f.name for f in EXPERT_FAULTS}))
+@pytest.mark.parametrize("name", sorted(faults.FAULTS.keys() - NOT_OF_THAT_PAIR - OF_FORMATS))
 def test_a_planted_bug_is_named_on_the_kernels_path(name: str) -> None:
     given = parity_jobs()["10_parity_stages-random-bfloat16"]
     assert runs_kernels(given)

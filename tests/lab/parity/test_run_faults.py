@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from block_accounts import assert_all_blocks_are_back, watched
 from golden_trees import FORWARDS, check_level, check_tree, golden_runner, official_tree, rounds_of
 from lettered import MOST_NEW, N_LETTERS, lettered_engine, lettered_pair
 from rings import slow_but
+from safetensors.torch import load_file, save_file
 from tiny_engines import (
     Pair,
     drafting_engine,
@@ -25,7 +27,9 @@ from tiny_engines import (
 )
 
 from eagle3core import DecodeError, Engine, GenerationConfig, InvariantViolated, RejectionAcceptance
+from eagle3core.checkpoint import load_target
 from eagle3core.lookup import LOOKUPS
+from eagle3core.speculative import CacheDtype
 from lab.errors import ExperimentError
 from lab.parity import faults
 from lab.probes.proofs.identity import compare_tokens
@@ -34,7 +38,7 @@ pytestmark = pytest.mark.reference
 
 LENGTHS = [3, 9, 1, 17, 30]
 TREE = {"use_dynamic_tree": True, "dynamic_tree_max_top_k": 3, "max_decoding_tokens": 12, "num_speculative_tokens": 4}
-PLACES = ("trees", "small model", "look-ups", "blocks", "chains", "batches", "draws")
+PLACES = ("trees", "small model", "look-ups", "blocks", "chains", "batches", "draws", "caches")
 OF_THE_ACCOUNT = (AssertionError, InvariantViolated, DecodeError)
 
 
@@ -55,6 +59,18 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def letters(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A pair over sixteen tokens, whose texts do not run in circles at once."""
     return lettered_pair(tmp_path_factory.mktemp("letters"))
+
+
+@pytest.fixture(scope="module")
+def letters_with_scales(letters: Pair, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """The same with what a cache in FP8 is divided by, of keys another than of values."""
+    target = tmp_path_factory.mktemp("scaled") / "target"
+    shutil.copytree(letters[0], target)
+    tensors = load_file(target / "model.safetensors")
+    for layer in range(load_target(target).geometry.n_layers):
+        tensors |= {f"model.layers.{layer}.self_attn.{n}_scale": torch.tensor(v) for n, v in (("k", 0.05), ("v", 0.01))}
+    save_file(tensors, target / "model.safetensors")
+    return target, letters[1]
 
 
 def with_fault(engine: Engine, name: str | None) -> Engine:
@@ -178,15 +194,16 @@ def broken_continued(letters: Pair, texts: list[list[int]], plain: list[list[int
     return set() if found[0] == found[1] else {"drafts"}
 
 
-def broken_chain(letters: Pair, name: str | None, *, n_slots: int = 1, **drawn: float | int) -> Broken:
+def broken_chain(
+    letters: Pair, name: str | None, *, n_slots: int = 1, cache: CacheDtype = "as_computed", **drawn: float | int
+) -> Broken:
     """Tokens against plain decoding, or of drawn ones shares; drafts against those of an engine without a bug."""
     prompts = random_prompts(LENGTHS, n_vocab=N_LETTERS)
-    rule = {"acceptance": RejectionAcceptance()} if drawn else {}
+    fields: dict[str, Any] = {"num_speculative_tokens": 4, "draft_cache_dtype": cache}
+    fields |= {"acceptance": RejectionAcceptance()} if drawn else {}
     found = []
     for bug in (None, name):
-        engine = with_fault(
-            drafting_engine(letters, {"num_speculative_tokens": 4, **rule}, max_batch_size=n_slots), bug
-        )
+        engine = with_fault(drafting_engine(letters, fields, max_batch_size=n_slots, cache_dtype=cache), bug)
         drafts = drafts_of(engine)
         settings = GenerationConfig(max_new_tokens=24, ignore_eos=True, **drawn)
         answers = tokens_of(engine.generate(prompts, settings))
@@ -199,7 +216,9 @@ def broken_chain(letters: Pair, name: str | None, *, n_slots: int = 1, **drawn: 
 
 
 @pytest.fixture
-def checks(tiny: Pair, small: Path, letters: Pair) -> dict[str, Callable[[str | None], Broken]]:
+def checks(
+    tiny: Pair, small: Path, letters: Pair, letters_with_scales: Pair
+) -> dict[str, Callable[[str | None], Broken]]:
     """What fails of an engine with a bug, by where the bug may be."""
     return {
         "trees": partial(broken_tree, tiny),
@@ -209,6 +228,7 @@ def checks(tiny: Pair, small: Path, letters: Pair) -> dict[str, Callable[[str | 
         "chains": partial(broken_chain, letters),
         "batches": partial(broken_chain, letters, n_slots=8),
         "draws": partial(broken_chain, letters, temperature=1.0, seed=5),
+        "caches": partial(broken_chain, letters_with_scales, n_slots=3, cache="fp8"),
     }
 
 

@@ -126,7 +126,7 @@ def outputs_of(function: Callable[..., Any], inputs: Tensors) -> list[torch.Tens
     return list(made) if isinstance(made, tuple) else [made]
 
 
-@pytest.mark.parametrize(("op", "size"), [("rms_norm", "rows"), ("attention", "tokens"), ("tree_masks", "batch")])
+@pytest.mark.parametrize(("op", "size"), [("rms_norm", "rows"), ("attention", "tokens"), ("select_tree", "batch")])
 def test_a_reference_runs_by_itself_at_another_size_and_gives_the_cards_numbers(op: str, size: str) -> None:
     card = CARDS[op]
     case = {**card.cases[0], **({"tree": "chain", "prefix": (40,)} if op == "attention" else {})}

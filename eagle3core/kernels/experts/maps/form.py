@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from eagle3core.kernels.experts.maps.order import UNIT, UNIT_BYTES
+from eagle3core.kernels.experts.maps.order import FP8_BLOCKS, UNIT, UNIT_BYTES
 
 STREAMS = 4  # warps of a block, each with a contiguous range of k
 _STAGE_BYTES, _RING_BYTES = 3264, 16 << 10  # a warp's, of tiles that few rows share
 
 
-def piece_units(k: int) -> int:
-    """Units of 32 k that streams are cut at, and that lie between two looks at a ring: a pure function of k.
+def piece_units(k: int, form: str) -> int:
+    """Units of 32 k that streams are cut at, and that lie between two looks at a ring: a function of k and format.
 
     The most whose longest stream is within a twelfth of a quarter of k; 2880, 90 units, has streams of 3, 4, 4 and 4
-    pieces of 6.
+    pieces of 6. Where scales are those of blocks, a step may not reach from one block into the next.
     """
     n_units = k // UNIT
-    for units in (6, 4, 3, 2):
+    for units in (4, 2) if form == FP8_BLOCKS else (6, 4, 3, 2):
         if n_units % units == 0 and 12 * 4 * units * -(-n_units // (units * STREAMS)) <= 13 * n_units:
             return units
     return 1
@@ -74,7 +74,8 @@ def x_tiles_for(rows: int, n_chosen: int, n_experts: int) -> int:
 
 def form_for(form: str, k: int, x_tiles: int) -> Form:
     """The parameters for a format and groups of 8 `x_tiles` rows."""
-    piece, w_tiles = piece_units(k), 2 if x_tiles == 8 else 1
+    # Sums of blocks are a second set, for which two tiles of a matrix would leave too few registers.
+    piece, w_tiles = piece_units(k, form), 2 if x_tiles == 8 and form != FP8_BLOCKS else 1
     step = next(units for units in (6, 4, 3, 2, 1) if piece % units == 0 and (units * x_tiles <= 8 or units == 1))
     step_bytes = w_tiles * step * UNIT_BYTES[form]
     stage_steps = max(1, _STAGE_BYTES // step_bytes)

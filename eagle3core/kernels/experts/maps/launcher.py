@@ -36,7 +36,7 @@ _MOST_RESIDENT = 3
 def walk_parameters(early: bool) -> tuple[Parameter, ...]:
     """The kernel's parameters.
 
-    x `[rows, k]`, w and bias of `OrderedMatrices`, scales `[X, rows]` fp32 of e4m3, norms `[n]` fp32, groups and places
+    x `[rows, k]`, w, bias and scales (fp32, of e4m3) of `OrderedMatrices`, norms `[n]` fp32, groups and places
     of `Lists`; units of k, tiles of an expert's matrix, chosen: places of one row of x, width of y; processors: a
     divisor of the grid, so many blocks come to different ones. `early`: the lists were written before the kernel before
     this one began.
@@ -63,10 +63,10 @@ def walk_variant(
     resident = min(_MOST_RESIDENT, SHARED_BYTES_SM[arch] // (shared + 1024), 65536 // (THREADS * most))
     gated = f"_{gate}" if gate else ""
     return Variant(
-        name=f"expert_map_{dtype}_{form}_k{piece_units(k)}{gated}{'_b' if has_bias else ''}_{cut.name}",
+        name=f"expert_map_{dtype}_{form}_k{piece_units(k, form)}{gated}{'_b' if has_bias else ''}_{cut.name}",
         make=make_walk,
         constants={
-            "dtype": dtype, "form": form, "gate": gate, "has_bias": has_bias, "piece": piece_units(k),
+            "dtype": dtype, "form": form, "gate": gate, "has_bias": has_bias, "piece": piece_units(k, form),
             "x_tiles": cut.x_tiles, "w_tiles": cut.w_tiles, "step": cut.step, "stage_steps": cut.stage_steps,
             "stages": cut.stages, "buffers": cut.buffers, "early": early, "overlap": overlaps(arch),
         },

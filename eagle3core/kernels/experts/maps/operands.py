@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eagle3core.kernels.experts.maps.order import VALUE_BYTES
+from eagle3core.kernels.experts.maps.order import FP8, FP8_BLOCKS, VALUE_BYTES
 from eagle3core.kernels.gemm.fp8.operands import make_load_widened
 from eagle3core.kernels.gemm.products import FRAGMENT
 
@@ -18,7 +18,7 @@ def make_load_operands(isa: Any, form: str, dtype: str) -> Any:
     `at` is the shared address of the unit. They are what two products of 16 k need of W: see `gemm.products`.
     """
     i32 = isa.i32
-    if form == "fp8":
+    if form in (FP8, FP8_BLOCKS):
         load_widened = make_load_widened(isa, dtype)
 
         def load_operands(at: Any, lane: Any) -> Any:

@@ -3,7 +3,8 @@
 A tile is 8 pairs of rows: neighbours by 8, or a gate with its up, so that one lane has both. A unit of a tile is one
 run of bytes in lane order: of 16-bit values and of e4m3 as the GEMM has them; of MXFP4 256 bytes of values, 8 of each
 lane (its row of the pairs' lower half, then of the upper; bits as `isa.four_bits` says), then a byte a row of its scale
-as bf16's exponent of 2^126 times it, those of a pair side by side.
+as bf16's exponent of 2^126 times it, those of a pair side by side. Scales of blocks of e4m3 (8 rows by 128 k) lie
+beside the matrices: the lower and the upper eight rows of a tile, block after block.
 
 Source: derived here.
 """
@@ -29,7 +30,8 @@ ALTERNATE: Pairs = "alternate"  # gate and up in turn
 
 TILE, UNIT = 16, 32
 VALUE_BYTES = TILE * UNIT // 2  # of a unit in 4 bits
-UNIT_BYTES = {"mxfp4": VALUE_BYTES + TILE, "plain": 2 * TILE * UNIT, "fp8": TILE * UNIT}
+FP8, FP8_BLOCKS = "fp8", "fp8_blocks"  # e4m3 with a scale a row, or one for 8 rows by 128 k
+UNIT_BYTES = {"mxfp4": VALUE_BYTES + TILE, "plain": 2 * TILE * UNIT, FP8: TILE * UNIT, FP8_BLOCKS: TILE * UNIT}
 MOST_SCALE = BIAS + 1  # 2^126 times a larger scale is no bf16
 
 
@@ -78,6 +80,24 @@ def fp8_of(ordered: Tensor, pairs: Pairs) -> Tensor:
     """The inverse of `ordered_fp8`."""
     values = halves_first(ordered.view(torch.uint8).reshape(len(ordered) * TILE, -1))
     return plain_of(values.view(ordered.shape), pairs).view(E4M3)
+
+
+def ordered_block_scales(scales: Tensor, pairs: Pairs) -> Tensor:
+    """`[tiles, blocks, 2]` of scales `[rows / 8, blocks]`.
+
+    Raises:
+        KernelLimit: pairs that are neighbours, which share a block with more than the rows of one half.
+    """
+    if pairs == ALTERNATE:
+        raise KernelLimit("gates and ups in turn, in FP8 by block", "gates before ups", PLAIN_TORCH)
+    halves = scales.view(2, -1, scales.shape[1]) if pairs == HALVES else scales.view(-1, 2, scales.shape[1])
+    return (halves.permute(1, 2, 0) if pairs == HALVES else halves.transpose(1, 2)).contiguous()
+
+
+def block_scales_of(ordered: Tensor, pairs: Pairs) -> Tensor:
+    """The inverse of `ordered_block_scales`."""
+    halves = ordered.permute(2, 0, 1) if pairs == HALVES else ordered.transpose(1, 2)
+    return halves.reshape(-1, ordered.shape[1])
 
 
 def ordered_mxfp4(blocks: Tensor, scales: Tensor, pairs: Pairs) -> Tensor:

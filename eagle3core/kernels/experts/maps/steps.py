@@ -85,9 +85,11 @@ def make_copies(
 
 def make_steps(
     isa: Any, *, dtype: str, form: str, x_tiles: int, w_tiles: int, step: int, stage_steps: int, stages: int,
-    refill: Any, wait: Any,
+    refill: Any, wait: Any, add_step: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Inlined `load_first(operands, sources, n_steps)` and `multiply_tile(...)`, all of a stream of one tile.
+
+    `add_step`: `add_stage` of `gemm.fp8.blocks`, for which `totals`, `scales` and `walk` are carried along.
 
     `operands` holds x of two steps, [even or odd][unit][tile of x][4] int32; `sources` the addresses of this lane's
     first 16 bytes of each tile of x, 0 where its row is not there; `rows` of the group there are.
@@ -135,7 +137,7 @@ def make_steps(
     def take_step(
         accumulators: Any, operands: Any, sources: Any, rows: Any, ring: Any, full: Any, slot: Any, parity: Any,
         within: Any, left: Any, at_x: Any, first: Any, second: Any, cursor: Any, w: Any, work: Any, columns: Any,
-        units: Any, first_unit: Any, n_steps: Any, lane: Any,
+        units: Any, first_unit: Any, n_steps: Any, lane: Any, totals: Any, scales: Any, walk: Any,
     ) -> Any:  # fmt: skip
         if within == 0:
             wait(i32(full + slot * 8), parity)
@@ -144,6 +146,7 @@ def make_steps(
             load(operands, sources, i32(at_x + x_bytes), second)
         at = i32(ring + slot * stage_bytes + within * (step * unit_bytes))
         multiply(accumulators, operands, rows, at, first, lane)
+        add_step(accumulators, totals, scales, walk, left == 1)
         within = i32(within + 1)
         if within == stage_steps or left == 1:
             isa.cuda.syncwarp()  # other lanes may still be reading the stage, which is filled again
@@ -158,19 +161,20 @@ def make_steps(
     def multiply_tile(
         accumulators: Any, operands: Any, sources: Any, rows: Any, ring: Any, full: Any, slot: Any, parity: Any,
         cursor: Any, w: Any, work: Any, columns: Any, units: Any, first_unit: Any, n_steps: Any, lane: Any,
+        totals: Any, scales: Any, walk: Any,
     ) -> Any:  # fmt: skip
         left, within, at_x = n_steps, i32(0), i32(0)
         # Two steps a turn, so that which half of `operands` is meant is known when the kernel is compiled.
         while left > 0:
             slot, parity, within, cursor = take_step(
                 accumulators, operands, sources, rows, ring, full, slot, parity, within, left, at_x, 0, half, cursor, w,
-                work, columns, units, first_unit, n_steps, lane,
+                work, columns, units, first_unit, n_steps, lane, totals, scales, walk,
             )  # fmt: skip
             left, at_x = i32(left - 1), i32(at_x + x_bytes)
             if left > 0:
                 slot, parity, within, cursor = take_step(
                     accumulators, operands, sources, rows, ring, full, slot, parity, within, left, at_x, half, 0,
-                    cursor, w, work, columns, units, first_unit, n_steps, lane,
+                    cursor, w, work, columns, units, first_unit, n_steps, lane, totals, scales, walk,
                 )  # fmt: skip
                 left, at_x = i32(left - 1), i32(at_x + x_bytes)
         return slot, parity, cursor

@@ -8,6 +8,7 @@ waits for a tile to end. x goes straight into registers, one step ahead.
 
 The order of sums: k is cut into pieces of `form.piece_units`, stream s has the pieces from s n / 4 on, ascending, two
 products of 16 k a unit; then ((s0 + s1) + s2) + s3. A column of a product is one row of x, so a row's bits are its own.
+With scales of blocks a stream sums each block from zero and adds it scaled (`gemm.fp8.blocks`).
 
 Source: derived here, after `gemm.bulk`; fragment layouts from the PTX ISA.
 """
@@ -20,8 +21,9 @@ import numpy as np
 
 from eagle3core.kernels.experts.maps.finish import make_fetch_of_row, make_finish
 from eagle3core.kernels.experts.maps.form import STREAMS
-from eagle3core.kernels.experts.maps.order import UNIT_BYTES
+from eagle3core.kernels.experts.maps.order import FP8, FP8_BLOCKS, UNIT_BYTES
 from eagle3core.kernels.experts.maps.steps import make_copies, make_steps
+from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
 
 THREADS = 32 * STREAMS
 
@@ -51,12 +53,17 @@ def make_walk(
     start_copies, refill = make_copies(
         isa, unit_bytes=unit_bytes, w_tiles=w_tiles, step=step, stage_steps=stage_steps, stages=stages, bulk=overlap
     )  # compute capability 8 has neither bulk copies nor dependent launch
+    blocks_scaled = form == FP8_BLOCKS
+    begin_blocks, add_step, take_blocks = make_block_walk(
+        isa, blocks=blocks_scaled, units=step, x_tiles=x_tiles, w_tiles=w_tiles
+    )
+    n_totals, n_block_scales = n_accumulators if blocks_scaled else 1, 2 * w_tiles
     load_first, multiply_tile = make_steps(
         isa, dtype=dtype, form=form, x_tiles=x_tiles, w_tiles=w_tiles, step=step, stage_steps=stage_steps,
-        stages=stages, refill=refill, wait=isa.mbarrier_wait if overlap else isa.mbarrier_poll,
+        stages=stages, refill=refill, wait=isa.mbarrier_wait if overlap else isa.mbarrier_poll, add_step=add_step,
     )  # fmt: skip
-    fetch = make_fetch_of_row(isa, dtype, gate, has_bias, form == "fp8")
-    finish = make_finish(isa, dtype, gate, form == "fp8")
+    fetch = make_fetch_of_row(isa, dtype, gate, has_bias, form == FP8)
+    finish = make_finish(isa, dtype, gate, form == FP8)
     steps_shift = piece // step
 
     def expert_map(
@@ -99,6 +106,8 @@ def make_walk(
         accumulators, operands = cuda.local.array(n_accumulators, f32), cuda.local.array(n_operands, i32)
         sources, held = cuda.local.array(x_tiles, i64), cuda.local.array(n_held, f32)
         held_place = cuda.local.array(items, i32)
+        totals, block_scales = cuda.local.array(n_totals, f32), cuda.local.array(n_block_scales, f32)
+        block_walk = cuda.local.array(4, i64)
         slot, parity, buffer = i32(0), i32(0), i32(base + sums_at)
         while left > 0:
             info = isa.load_u32x4(work + 16 + i64(group) * 16)  # expert, first place, rows
@@ -108,6 +117,7 @@ def make_walk(
                 if m * 8 + g < info[2]:
                     place = isa.load_u32(places + i64(info[1] + m * 8 + g) * 4)
                     sources[m] = x + (i64(i32(place // chosen)) * units + first_unit) * 64 + t * 16
+            begin_blocks(totals, block_scales, block_walk, scales, i64(info[0]) * tiles + tile0, units, first_unit)
             load_first(operands, sources, n_steps)
             if holds:
                 for j in range(items):
@@ -120,8 +130,9 @@ def make_walk(
                 accumulators[i] = zero
             slot, parity, cursor = multiply_tile(
                 accumulators, operands, sources, info[2], ring, full, slot, parity, cursor, w, work, columns, units,
-                first_unit, n_steps, lane,
+                first_unit, n_steps, lane, totals, block_scales, block_walk,
             )  # fmt: skip
+            take_blocks(accumulators, totals)
             # The sums meet, [stream][tile][x row][16 rows of W], the lower rows of pairs first.
             for r in range(w_tiles):
                 for m in range(x_tiles):

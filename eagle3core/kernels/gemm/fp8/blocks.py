@@ -17,6 +17,11 @@ import numpy as np
 BLOCK_UNITS = 4  # units of 32 k of a block
 
 
+def blocks_of(k: int) -> int:
+    """Blocks of a row of W of `k` values; the last may be a shorter one."""
+    return -(-k // (BLOCK_UNITS * 32))
+
+
 def make_block_walk(isa: Any, *, blocks: bool, units: int, x_tiles: int, w_tiles: int) -> tuple[Any, Any, Any]:
     """Inlined `begin`, `add_stage` and `take`, of one warp and a stream after another; nothing without `blocks`.
 

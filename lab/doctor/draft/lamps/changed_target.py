@@ -18,7 +18,7 @@ from lab.doctor.draft.case import Case
 from lab.doctor.draft.evidence import MOST_LEVELS, levels_a_slice, rotation_between, row_cosine
 from lab.doctor.draft.forward import likelihoods, propose
 from lab.doctor.draft.lamp import Finding, Repair
-from lab.doctor.draft.measure import LEAST_SHARE, is_certain_gain, measure
+from lab.doctor.draft.measure import LARGE_SHARE, LEAST_SHARE, is_certain_gain, length_outside_loops, measure
 from lab.doctor.draft.reading import Reading
 from lab.doctor.draft.text import Text, read_text
 
@@ -129,10 +129,18 @@ def _beside_reference(case: Case) -> Finding:
     words, values = _taps_apart(case, over_same)
     said = f"{words}; with the reference's states {given_states.length:.2f} tokens a step over the same text"
     gain = after - case.before
+    change = f"serve the target that the head was trained with: {case.reference_target}"
     if is_certain_gain(case.base, given_states) and gain > LEAST_SHARE * case.before:
-        change = f"serve the target that the head was trained with: {case.reference_target}"
         return Finding(LAMP, "red", said, Repair(change, case.before, after), weight=1.0, values=values)
-    return Finding(LAMP, "green", f"{said}, {after:.2f} over its own; now {case.before:.2f}", values=values)
+    said = f"{said}, {after:.2f} over its own; now {case.before:.2f}"
+    if gain <= LARGE_SHARE * case.before:
+        return Finding(LAMP, "green", said, values=values)
+    # The states are near enough, and the text is another: a spoiled target may write what the head foretells less.
+    own, its = length_outside_loops(case.base, case.text), length_outside_loops(reference.base, reference.text)
+    said += f"; outside loops {its.words} tokens a step over the reference's own text, {own.words} over this target's"
+    if its.is_above(own):
+        return Finding(LAMP, "red", said, Repair(change, case.before, after), weight=0.7, values=values)
+    return Finding(LAMP, "unknown", f"{said}: {len(case.prompts)} prompts are too little text to tell them apart")
 
 
 def _taps_apart(case: Case, reference: Text) -> tuple[str, tuple[tuple[str, list[float]], ...]]:

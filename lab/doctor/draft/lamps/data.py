@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from eagle3core.lookup import LOOKUPS
-from eagle3core.metrics import StepRecord
 from lab.acceptance.controls import replayed_steps
-from lab.acceptance.counts import Interval, acceptance_interval, outside_loops
+from lab.acceptance.counts import Interval
 from lab.acceptance.loops import looped_tokens
 from lab.doctor.draft.case import Case
 from lab.doctor.draft.definitions import definitions
 from lab.doctor.draft.evidence import row_cosine
 from lab.doctor.draft.forward import propose
 from lab.doctor.draft.lamp import Finding, Lamp, Repair
-from lab.doctor.draft.measure import Measurement, is_certain_gain, measure
+from lab.doctor.draft.measure import is_certain_gain, length_outside_loops, measure
 from lab.doctor.draft.reading import Reading
 from lab.doctor.draft.refit import STEPS, is_affordable, refit_and_measure
 from lab.doctor.draft.renderings import other_renderings
@@ -205,34 +204,22 @@ def look_at_rendering(case: Case) -> Finding:
     others, why = other_renderings(case.target, case.prompts)
     if not others:
         return Finding(lamp, "unknown" if why else "green", why or "there is no other way to write these prompts")
-    own = _length_outside_loops(case, case.base)
+    own = length_outside_loops(case.base, case.text)
     best: tuple[str, str, Case, Interval] | None = None
     for name, (change, prompts) in others.items():
         other = replace(case, prompts=prompts)
-        length = _length_outside_loops(other, other.base)
+        length = length_outside_loops(other.base, other.text)
         if best is None or (length.mean or 0.0) > (best[3].mean or 0.0):
             best = name, change, other, length
     assert best is not None, "there is another rendering"
     name, change, other, length = best
-    said = f"{_shown(own)} tokens a step outside loops as the prompts are, {_shown(length)} {name}"
+    said = f"{own.words} tokens a step outside loops as the prompts are, {length.words} {name}"
     is_apart = own.high is not None and length.low is not None and length.low > own.high
     if is_apart and other.before > case.before:
         return Finding(lamp, "red", said, Repair(change, case.before, other.before), weight=0.6)
     if (length.mean or 0.0) > (1 + LEAST_GAIN) * (own.mean or math.inf):
         return Finding(lamp, "unknown", f"{said}: {len(case.prompts)} prompts are too little text to tell them apart")
     return Finding(lamp, "green", said)
-
-
-def _length_outside_loops(case: Case, measured: Measurement) -> Interval:
-    complete: list[list[StepRecord]] = [[step for step in walk if not step.cut] for walk in measured.steps]
-    pairs = zip(case.text.prompts, case.text.answers, strict=True)
-    return acceptance_interval(outside_loops(complete, [looped_tokens(p, a) for p, a in pairs]))
-
-
-def _shown(interval: Interval) -> str:
-    if interval.mean is None:
-        return "no"
-    return f"{interval.mean:.2f} ({interval.low:.2f} to {interval.high:.2f})"
 
 
 def look_at_metric(case: Case) -> Finding:
@@ -249,8 +236,11 @@ def look_at_metric(case: Case) -> Finding:
     claimed = case.claimed
     if abs(claimed - told[ours]) <= LIKE_CLAIMED * told[ours]:
         return Finding("metric", "green", f"the claimed {claimed:g} is the {ours}: {said}", values=values)
-    nearest = min(others, key=lambda name: abs(claimed - told[name]) / max(told[name], 1e-9))
-    if abs(claimed - told[nearest]) > LIKE_CLAIMED * told[nearest]:
+    asked = dict(told)
+    if claimed > case.k + 1:  # more than any length: a share in per cent
+        asked |= {name: 100 * value for name, value in told.items() if value <= 1}
+    nearest = min(others, key=lambda name: abs(claimed - asked[name]) / max(asked[name], 1e-9))
+    if abs(claimed - asked[nearest]) > LIKE_CLAIMED * asked[nearest]:
         return Finding("metric", "green", f"the claimed {claimed:g} is none of these: {said}", values=values)
     change = f"compare the claimed {claimed:g} with the {nearest} here, {told[nearest]:.3g}"
     sentence = (

@@ -12,11 +12,18 @@ import torch
 from torch import Tensor
 
 from eagle3core.geometry import RopeGeometry
-from lab.doctor.draft.alternatives import Alternative, judge, shortlist
+from lab.doctor.draft.alternatives import (
+    Alternative,
+    engine_differs,
+    first_difference,
+    judge,
+    shortlist,
+    steps_apart,
+)
 from lab.doctor.draft.case import Case
 from lab.doctor.draft.forward import all_choices
 from lab.doctor.draft.lamp import Finding, Lamp, Repair
-from lab.doctor.draft.measure import is_certain_gain
+from lab.doctor.draft.measure import doubt, is_certain_gain
 
 # Bases of published models, and scalings as their configs have them.
 THETAS = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 1e7)
@@ -28,6 +35,9 @@ WINDOWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 # What a fitted rotary setting must accept more than a usual one, and than the head as it is: of hundreds of settings
 # some flatter a weak head by a few per cent.
 LEAST_FITTED, LEAST_FITTED_GAIN = 0.01, 0.10
+# A table that ends elsewhere: how far in front of the engine's first other step it may end, the steps of the search,
+# and the share of the steps that differ which the nearest may leave.
+FAR, NEAR, HALF = 48, 8, 0.5
 LEAST_FALL, LEAST_ROWS = 0.25, 48  # of first-draft acceptance beyond a knee, and rows on either side of it
 
 
@@ -116,11 +126,7 @@ def table_readings(case: Case) -> list[Alternative]:
         return []
     stated = {int(c["max_position_embeddings"]) for c in (case.config, case.target_config) if _states(c)}
     ends = sorted(end for end in {*TABLES, *stated} if end < longest(case))
-    change = "make the rotary table as long as the session"
-    return [
-        Alternative(f"a rotary table of {end} positions", change, replace(case.reading, most_positions=end))
-        for end in ends
-    ]
+    return [_with_table(case, end) for end in ends]
 
 
 def _states(config: dict[str, object]) -> bool:
@@ -132,7 +138,37 @@ def look_at_table(case: Case) -> Finding:
     if not case.prompts:
         return Finding("rope_table", "unknown", "no prompts: where a table ends shows in what is accepted behind it")
     asked = f"tables that end before position {longest(case)}, the last that these prompts reach"
-    return judge(case, "rope_table", asked, table_readings(case))
+    finding = judge(case, "rope_table", asked, table_readings(case))
+    if finding.colour == "red" or not engine_differs(case):
+        return finding
+    near = _nearest_table(case)
+    return judge(case, "rope_table", asked, near) if near else finding
+
+
+def _nearest_table(case: Case) -> list[Alternative]:
+    """The table, of any length, whose steps are nearest to the engine's; none where no such table is near.
+
+    The engine's first other step looks at most `k` positions beyond a table's end. From the ends in front of it the
+    nearest is found in steps of `NEAR`, and from there one by one.
+    """
+    first = first_difference(case)
+    if first is None:
+        return []
+    low, high = max(first - FAR, 1), first + case.k + 1
+    best = min((_with_table(case, end) for end in range(high, low, -NEAR)), key=lambda each: _apart(case, each))
+    if _apart(case, best) > HALF * _apart(case, None):
+        return []
+    end = best.reading.most_positions
+    return [min((_with_table(case, n) for n in range(end - NEAR + 1, end + NEAR)), key=lambda each: _apart(case, each))]
+
+
+def _apart(case: Case, other: Alternative | None) -> float:
+    return steps_apart(case, case.base if other is None else case.measured(other.reading))
+
+
+def _with_table(case: Case, end: int) -> Alternative:
+    change = "make the rotary table as long as the session"
+    return Alternative(f"a rotary table of {end} positions", change, replace(case.reading, most_positions=end))
 
 
 def window_change(window: int) -> str:
@@ -185,6 +221,9 @@ def look_at_length(case: Case) -> Finding:
     best = max(tried, key=lambda each: case.measured(each.reading).length)
     after = case.measured(best.reading)
     if not is_certain_gain(case.base, after):
+        if unsure := doubt(case.base, after, len(case.prompts)):
+            gain = f"{best.name} would change {after.length - case.base.length:+.2f} tokens a step"
+            return Finding(name, "unknown", f"{fall}; {gain}, but {unsure}", values=values)
         return Finding(name, "green", f"{fall}, and no window mends it: the text itself is harder there", values=values)
     repair = Repair(f"{best.change} (or train on longer texts)", case.before, after.length)
     return Finding(name, "red", f"{fall}; with {best.name} it holds", repair, weight=0.6, values=values)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from eagle3core import Engine
 from lab.doctor.draft.case import Case
@@ -13,6 +14,7 @@ from lab.doctor.draft.lamps.runs import runs
 from lab.probes.speed.recommend import Acceptance, Choice, break_even_batch
 from lab.probes.speed.rows import read_speed
 
+FAR_BATCH = 2  # times as many requests as those examined, or as few: there a step's cost says nothing of theirs
 LEAST_GAIN = 0.03  # below plain decoding by less than this is within the rounds' spread
 
 # Step over plain step, by batch and depth.
@@ -38,6 +40,9 @@ def look_at_speed(case: Case) -> Finding:
     )
     values = (("batch", batch), ("speedup", own), ("best_k", best.k), ("break_even_batch", border))
     if own >= 1 - LEAST_GAIN:
+        if not 1 / FAR_BATCH <= batch / case.batch <= FAR_BATCH:
+            said += f"; of batch {case.batch}, which this head is examined for, that says nothing"
+            return Finding(lamp, "unknown", said, values=values)
         return Finding(lamp, "green", said, values=values)
     change = f"num_speculative_tokens={best.k}" if best.k else "decode without drafts"
     change += f" from batch {batch} on, or adaptive=True" if best.k == 0 else f" at batch {batch}"
@@ -71,7 +76,7 @@ def measured_costs(case: Case) -> tuple[Costs, str]:
     """Step over plain step by batch and depth, and where they come from; nothing and the reason without any."""
     if case.speed_rows is not None:
         return _stored_costs(case.speed_rows)
-    if case.torch_device.type != "cuda":
+    if not case.has_gpu:
         reason = "steps on a CPU say nothing of serving; give rows of eagle3lab speed, or run on a GPU"
         return {}, reason
     return _timed_costs(case)
@@ -97,11 +102,12 @@ def _timed_costs(case: Case) -> tuple[Costs, str]:
 
 
 def adaptive_engine(case: Case) -> Engine:
-    """An engine that has a program for every depth; such a one keeps no ranks."""
+    """An engine that has a program for every depth; such a one keeps no ranks. A GPU serves in bf16, by kernels."""
     spec = case.conditions.engine([[0, 0]]).config.speculative_config
     assert spec is not None, "a case has drafts"
+    served: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16"} if case.has_gpu else {}
     return case.engine(
-        max_batch_size=case.batch, speculative_config=replace(spec, adaptive=True), collect_draft_ranks=False
+        max_batch_size=case.batch, speculative_config=replace(spec, adaptive=True), collect_draft_ranks=False, **served
     )
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from lab.doctor.draft.case import Case
-from lab.doctor.draft.evidence import edge_ratio, is_noise, row_cosine, zero_rows
+from lab.doctor.draft.evidence import edge_ratio, is_noise, row_cosine, unlike_rows, zero_rows
 from lab.doctor.draft.lamp import Finding, Lamp, Repair
 from lab.doctor.draft.lamps.changed_target import look_at_target
 from lab.doctor.draft.measure import doubt, gain_errors, is_certain_gain
@@ -17,6 +19,7 @@ from lab.doctor.draft.refit import MOST_FLOPS, STEPS, is_affordable, refit_and_m
 
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 UNLIKE = 0.1  # mean cosine to the target's rows below which rows are no trained form of them
+KIN = 0.3  # mean cosine from which rows are the target's, trained further
 LOW = 0.3  # acceptance of the first draft that noise in a table could explain
 # Of the length as it is: what a short refit must give for the training to have been too little. A trained head loses by
 # it (shipped 2.86 to 2.48, a nano 2.29 to 2.57 without certainty), one with as much noise as weights gains 25 %.
@@ -24,7 +27,7 @@ LEAST_REFIT, TRAINED = 0.10, 0.85
 LEAST_PLACES = 800  # of the answers: from half of 1,000 a spoiled head learns 25 %, from half of 300 it learns 6 %
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Table:
     """One of the head's tables beside what the target has in its place.
 
@@ -48,14 +51,50 @@ class _Table:
         """Whether its rows have nothing of the target's: a table that was never filled, or another's."""
         return self.targets is not None and row_cosine(self.own, self.targets) < UNLIKE
 
+    @cached_property
+    def lost_rows(self) -> Tensor:
+        """`[R]` bool: rows that were never filled, in a table whose other rows are the target's, trained further."""
+        nothing = torch.zeros(len(self.own), dtype=torch.bool)
+        if self.targets is None:
+            return nothing
+        kept = ~unlike_rows(self.own, self.targets, UNLIKE)
+        if bool(kept.all()) or not bool(kept.any()):
+            return nothing
+        alike = row_cosine(self.own[kept], self.targets[kept])
+        return unlike_rows(self.own, self.targets, alike / 2) if alike > KIN else nothing  # some noise is above UNLIKE
+
+    @property
+    def is_lost_in_part(self) -> bool:
+        """Whether some rows were never filled, and the others are the target's."""
+        return bool(self.lost_rows.any())
+
+    @property
+    def restored(self) -> Tensor:
+        """Its rows with the target's, fp32, in the place of the lost ones: of all, unless others tell how long they
+        are."""
+        assert self.targets is not None, "asked of a table that has the target's beside it"
+        if not self.is_lost_in_part:
+            return self.targets.float()
+        own, targets, lost = self.own.float(), self.targets.float(), self.lost_rows
+        size = (own[~lost] * targets[~lost]).sum() / targets[~lost].square().sum()  # least squares
+        return own.where(~lost[:, None], size * targets)
+
     @property
     def words(self) -> str:
         """The evidence."""
-        alike = (
+        if self.is_lost_in_part:
+            lost = self.lost_rows
+            assert self.targets is not None, "rows are lost beside others"
+            alike = row_cosine(self.own[~lost], self.targets[~lost])
+            return (
+                f"{int(lost.sum())} of {len(lost)} rows of {self.name} have nothing of the target's (cosine below "
+                f"{alike / 2:.2f}), the others a mean cosine of {alike:.2f}"
+            )
+        beside = (
             "" if self.targets is None else f", mean cosine {row_cosine(self.own, self.targets):.2f} to the target's"
         )
         zeros = f", {zero_rows(self.own):.0%} of its rows are zeros" if zero_rows(self.own) else ""
-        return f"{self.name} has its largest singular value at {edge_ratio(self.own):.2f} of noise's{alike}{zeros}"
+        return f"{self.name} has its largest singular value at {edge_ratio(self.own):.2f} of noise's{beside}{zeros}"
 
 
 def _tables(case: Case) -> list[_Table]:
@@ -72,7 +111,7 @@ def _tables(case: Case) -> list[_Table]:
 
 def _replaced(case: Case, tables: list[_Table]) -> Reading:
     """The head with the target's rows in the place of its own."""
-    rows = {t.name: t.targets.float().to(case.torch_device) for t in tables if t.targets is not None}
+    rows = {t.name: t.restored.to(case.torch_device) for t in tables if t.targets is not None}
     return replace(case.reading, weights={**case.reading.weights, **rows})
 
 
@@ -80,7 +119,9 @@ def look_at_tables(case: Case) -> Finding:
     """Tables by their statistics; with prompts, by what the target's own rows would accept in their place."""
     lamp, tables = "random_tensors", _tables(case)
     empty = [n for n, t in case.stored.items() if t.is_floating_point() and t.dim() == 2 and not bool(t.any())]
-    suspects = [table for table in tables if table.is_lost or (case.prompts and table.is_unlike)]
+    suspects = [
+        table for table in tables if table.is_lost or (case.prompts and (table.is_unlike or table.is_lost_in_part))
+    ]
     if not suspects:
         if empty:
             change = f"restore {', '.join(empty)} from the original head"

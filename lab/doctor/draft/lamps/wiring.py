@@ -86,10 +86,7 @@ def norm_readings(case: Case) -> list[Alternative]:
     reading, variant = case.reading, case.reading.geometry.variant
     if reading.is_eagle1:
         return []
-    feeds = not variant.feeds_normed
-    written = f'in config.json: "eagle_config": {{"return_hidden_post_norm": {str(feeds).lower()}}}'
-    word = "the normed state fed back" if feeds else "the state fed back before its norm"
-    others = [Alternative(word, written, reading.with_variant(feeds_normed=feeds))]
+    others = [_feedback(case)]
     if variant.reads_last:
         return others
     n_taps, width = len(reading.geometry.taps), reading.geometry.target_hidden_size
@@ -122,7 +119,21 @@ def residual_readings(case: Case) -> list[Alternative]:
     normed = not variant.normed_residual
     name = "the residual after the norm of the layer's input" if normed else "the residual before that norm"
     change = f'in config.json: "norm_before_residual": {str(normed).lower()}'
-    return [Alternative(name, change, reading.with_variant(normed_residual=normed))]
+    feedback = _feedback(case)
+    both = replace(
+        feedback, name=f"{name}, and {feedback.name}",
+        change=f"{change}, {feedback.change.removeprefix('in config.json: ')}",
+        reading=feedback.reading.with_variant(normed_residual=normed),
+    )  # fmt: skip
+    return [Alternative(name, change, reading.with_variant(normed_residual=normed)), both]
+
+
+def _feedback(case: Case) -> Alternative:
+    """The state fed back on the other side of its norm."""
+    feeds = not case.reading.geometry.variant.feeds_normed
+    change = f'in config.json: "eagle_config": {{"return_hidden_post_norm": {str(feeds).lower()}}}'
+    word = "the normed state fed back" if feeds else "the state fed back before its norm"
+    return Alternative(word, change, case.reading.with_variant(feeds_normed=feeds))
 
 
 WIRING: tuple[Lamp, ...] = (

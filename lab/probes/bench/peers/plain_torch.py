@@ -7,6 +7,7 @@ inputs, all in the graph. Positions stand still from step to step, so every repl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from eagle3core.geometry import BlockGeometry, DraftGeometry, TargetGeometry
 from eagle3core.kernels.layer import rope_tables
 from eagle3core.weights import rope_frequencies
 from lab.probes.bench.peers.fused import FusedDraft, FusedLayer, FusedTarget
+from lab.probes.bench.peers.regions import Place, Regions
 from lab.probes.bench.peers.sdpa import Choice, captured, fastest
 from lab.probes.bench.peers.step_loop import PeerRound, StepLoop
 
@@ -64,30 +66,15 @@ class _Stack:
             self.choices[n_rows] = fastest(q, self.k[0][:, :, : start + n_rows], self.v[0][:, :, : start + n_rows])
         return _Rows(start, n_rows, torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1))
 
-    def attention(self, i: int, x: Tensor, at: _Rows) -> Tensor:
-        """Projected attention of `x: [B, T, in]`, keys and values written in place."""
-        block, layer, stop = self.block, self.layers[i], at.start + at.n_rows
-        heads = F.linear(x, layer.qkv).view(*x.shape[:2], -1, block.head_dim)
-        turned, v = heads[:, :, : -block.n_kv_heads], heads[:, :, -block.n_kv_heads :]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = turned.tensor_split([block.n_heads], dim=2)
-            turned = torch.cat([self.norm(q, layer.q_norm), self.norm(k, layer.k_norm)], dim=2)
-        turned = torch.addcmul(turned * at.cos, turned.roll(block.head_dim // 2, -1), at.sin)
-        q, k = turned[:, :, : block.n_heads], turned[:, :, block.n_heads :]
-        self.k[i][:, :, at.start : stop] = k.transpose(1, 2)
-        self.v[i][:, :, at.start : stop] = v.transpose(1, 2)
-        mixed = self.choices[at.n_rows].attend(q, self.k[i][:, :, :stop], self.v[i][:, :, :stop])
-        return F.linear(mixed.flatten(2), layer.out)
+    def place(self, i: int, at: _Rows) -> Place:
+        """Where those rows go in layer `i`."""
+        stop = at.start + at.n_rows
+        return Place(at.cos, at.sin, self.k[i][:, :, at.start : stop], self.v[i][:, :, at.start : stop])
 
-    def mlp(self, i: int, x: Tensor) -> Tensor:
-        """Gated feed-forward of the normed stream."""
-        layer = self.layers[i]
-        gate, up = F.linear(self.norm(x, layer.mlp_norm), layer.gate_up).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, layer.down)
-
-    def norm(self, x: Tensor, gain: Tensor) -> Tensor:
-        """Root-mean-square norm."""
-        return F.rms_norm(x, (x.shape[-1],), gain, self.block.rms_norm_eps)
+    def attend(self, i: int, q: Tensor, at: _Rows) -> Tensor:
+        """`[B, T, H, D]` of every key up to the rows' own, none hidden."""
+        stop = at.start + at.n_rows
+        return self.choices[at.n_rows].attend(q, self.k[i][:, :, :stop], self.v[i][:, :, :stop])
 
 
 class PlainTorch:
@@ -103,6 +90,8 @@ class PlainTorch:
         n_steps: steps of a round.
     """
 
+    name = "plain-torch"
+
     def __init__(
         self,
         target: FusedTarget,
@@ -116,10 +105,10 @@ class PlainTorch:
         successor: Tensor | None,
         n_steps: int,
     ) -> None:
-        self.name = "plain-torch"
         self.k, self.context, self.weights, self.draft = k, context, target, draft
         self.taps = draft_geometry.taps if k else ()
         self.first = first.to(target.table.device)
+        self.regions = self._regions()
         batch, like = len(first), target.table
         # A verify's rows lie behind the context; the draft's entries of a step start one earlier, for what is pending.
         self.stack = _Stack(target.layers, geometry.block, batch=batch, context=context, room=k + 1, like=like)
@@ -136,7 +125,7 @@ class PlainTorch:
             self.last = torch.zeros_like(self.first)
         step = self._speculate if k else self._decode
         with torch.no_grad():
-            call = captured(step) if like.is_cuda else step
+            call = self._ready(step)
         self.is_captured = like.is_cuda
         self.loop = StepLoop(call, self.tokens, self.counts if k else None, successor, n_steps, self._reset)
 
@@ -156,6 +145,14 @@ class PlainTorch:
             "mask": "none: a bound above one row" if self.k else "none needed",
         }
 
+    def _regions(self) -> Regions:
+        """The step's functions."""
+        return Regions()
+
+    def _ready(self, step: Callable[[], None]) -> Callable[[], None]:
+        """The step as it is called."""
+        return captured(step) if self.first.is_cuda else step
+
     def _reset(self) -> None:
         if self.k:
             self.pending_tokens.copy_(self.first[:, None].expand_as(self.pending_tokens))
@@ -163,17 +160,20 @@ class PlainTorch:
 
     def _forward(self, tokens: Tensor, at: _Rows) -> tuple[Tensor, list[Tensor]]:
         """Greedy choices `[B, T]` for `tokens: [B, T]`, and the captured streams."""
-        stack, captured_streams = self.stack, []
-        hidden = F.embedding(tokens, self.weights.table)
-        for i, layer in enumerate(stack.layers):
+        stack, weights, block, captured_streams = self.stack, self.weights, self.stack.block, []
+        layers = stack.layers
+        hidden, q = self.regions.opening(tokens, weights.table, layers[0], stack.place(0, at), block)
+        for i, layer in enumerate(layers):
             if i in self.taps:
                 captured_streams.append(hidden)
-            hidden = hidden + stack.attention(i, stack.norm(hidden, layer.input_norm), at)
-            hidden = hidden + stack.mlp(i, hidden)
-        if len(stack.layers) in self.taps:
+            mixed = stack.attend(i, q, at)
+            if i + 1 < len(layers):
+                following = stack.place(i + 1, at)
+                hidden, q = self.regions.between(hidden, mixed, layer, layers[i + 1], following, block)
+        hidden, choices = self.regions.closing(hidden, mixed, layers[-1], weights.final_norm, weights.head, block)
+        if len(layers) in self.taps:
             captured_streams.append(hidden)
-        logits = F.linear(stack.norm(hidden, self.weights.final_norm), self.weights.head)
-        return logits.argmax(-1), captured_streams
+        return choices, captured_streams
 
     def _decode(self) -> None:
         choices, _ = self._forward(self.tokens[:, None], self.verify_rows)
@@ -182,15 +182,9 @@ class PlainTorch:
     def _draft_pass(self, hidden: Tensor, tokens: Tensor, at: _Rows, pick: Tensor | None) -> tuple[Tensor, Tensor]:
         """Feedback and proposed target ids `[B]` of the picked (or only) row."""
         assert self.draft is not None, "a draft pass has a draft"
-        stack, layer = self.head, self.draft.layer
-        embedded = stack.norm(F.embedding(tokens, self.weights.table), layer.input_norm)
-        x = torch.cat([embedded, stack.norm(hidden, self.draft.hidden_norm)], -1)
-        hidden = hidden + stack.attention(0, x, at)
-        if pick is not None:
-            hidden = hidden.gather(1, pick[:, None, None].expand(-1, 1, hidden.shape[-1]))
-        hidden = hidden + stack.mlp(0, hidden)
-        ids = F.linear(stack.norm(hidden, self.draft.final_norm), self.draft.head).argmax(-1)[:, 0]
-        return hidden, ids if self.draft.draft_to_target is None else self.draft.draft_to_target[ids]
+        stack, draft, at_0 = self.head, self.draft, self.head.place(0, at)
+        q = self.regions.draft_opening(hidden, tokens, self.weights.table, draft, at_0, stack.block)
+        return self.regions.draft_closing(hidden, stack.attend(0, q, at), draft, pick, stack.block)
 
     def _speculate(self) -> None:
         assert self.draft is not None, "a speculative step has a draft"
@@ -202,9 +196,9 @@ class PlainTorch:
             nodes.append(drafted)
         tree = torch.stack(nodes, dim=1)
         choices, streams = self._forward(tree, self.verify_rows)
-        n_accepted = (choices[:, :-1] == tree[:, 1:]).long().cumprod(1).sum(1)
+        n_accepted, token = self.regions.accepting(tree, choices)
         self.counts.add_(n_accepted + 1)
-        self.tokens.copy_(choices.gather(1, n_accepted[:, None])[:, 0])
+        self.tokens.copy_(token)
         self.pending_taps.copy_(torch.cat(streams, -1))
         self.pending_tokens.copy_(choices)
         self.last.copy_(n_accepted)

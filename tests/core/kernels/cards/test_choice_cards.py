@@ -1,4 +1,4 @@
-"""Top-k and sampling: against torch's own, and by statistics with a stated false-alarm rate."""
+"""Candidates and samples: against torch's own, and by statistics with a stated false-alarm rate."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.choice.argmax import argmax, join_variant
 from eagle3core.kernels.choice.sample import sample_reference, sample_variant
-from eagle3core.kernels.choice.top_k import top_k, top_k_reference, top_k_variant
 from eagle3core.kernels.tree.accept import accept_reference
+from eagle3core.kernels.tree.top_k import top_k_reference
 
 pytestmark = pytest.mark.reference
 
@@ -83,15 +83,9 @@ def test_accepting_sampled_choices_emits_tokens_of_the_distribution_sampled_from
 @pytest.mark.parametrize(
     ("refused", "message"),
     [
-        (lambda: top_k_variant("sm_90a", "bf16", 17, 32000), "1..16"),
-        (lambda: top_k_variant("sm_90a", "bf16", 4, 300_000), "at most 262144"),
         (lambda: join_variant("sm_90a", 10, False), "multiple of 4"),
         (lambda: sample_variant("sm_90a", "draw", "bf16", 300), "at most 524288"),
         (lambda: argmax("sm_90a", torch.zeros(1, 9).bfloat16(), *[torch.zeros(1, 4)] * 3), "multiple of 8"),
-        (
-            lambda: top_k("sm_90a", torch.zeros(1, 16).bfloat16(), *[torch.zeros(1, 17)] * 5),
-            "at least top_k",
-        ),
     ],
 )
 def test_sizes_beyond_a_kernel_are_refused_with_what_is_allowed(refused, message: str) -> None:

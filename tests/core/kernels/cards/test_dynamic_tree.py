@@ -13,7 +13,7 @@ from naive_dynamic_tree import NaiveTree, Offers, Path, naive_tree
 from places import GOLDEN
 from torch import Tensor
 
-from eagle3core.kernels.tree.grow_tree import Growth, grow_tree_reference, new_growth, pool_size
+from eagle3core.kernels.tree.growth import Growth, grow_tree_reference, new_growth, pool_size
 from eagle3core.kernels.tree.mask_words import unpack_words
 from eagle3core.kernels.tree.select_tree import Selection, select_tree_reference
 from eagle3core.kernels.tree.tree_masks import tree_masks_reference

@@ -1,4 +1,4 @@
-"""The top-k kernel on rows that crowd its short lists: all the best in one place, all equal, nearly all -inf."""
+"""A level's candidates, of rows that crowd its short lists: all the best in one place, all equal, nearly all -inf."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from eagle3core.kernels import proof, registry
-from eagle3core.kernels.choice.top_k import with_pieces
-from eagle3core.kernels.choice.top_k_keys import WARPS
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.isa.powers import PIECE, pieces_of
+from eagle3core.kernels.tree.growth import new_growth
+from eagle3core.kernels.tree.top_k import top_k_reference, with_pieces
+from eagle3core.kernels.tree.top_k_keys import WARPS
 
 COLUMNS, K = 68 * PIECE, 10
 OF_WARP = 32 * PIECE  # columns that a warp holds, side by side
@@ -27,18 +28,19 @@ def rows() -> torch.Tensor:
 
 
 def chosen(logits: torch.Tensor, k: int) -> dict[str, torch.Tensor]:
-    """What the kernel makes of `logits: [1, V]`."""
-    case = {"rows": 1, "columns": logits.shape[1], "k": k, "dtype": torch.bfloat16}
-    return proof.run(registry()["top_k"], "sm_90a", case, with_pieces(logits), emulator.execute)
+    """The first level that the kernel makes of a root's `logits: [1, V]`: its scores are log-probabilities."""
+    case = {"batch": 1, "columns": logits.shape[1], "k": k, "level": 0}
+    inputs = {name: tensor[None] for name, tensor in with_pieces(logits).items()}
+    inputs |= new_growth(1, k, 1, torch.device("cpu"))._asdict()
+    return proof.run(registry()["grow_tree"], "sm_90a", case, inputs, emulator.execute)
 
 
 def check(logits: torch.Tensor, k: int) -> None:
     """The kernel's ids are the reference's, and its log-probabilities within a few units in the last place."""
     outputs = chosen(logits, k)
-    expected = registry()["top_k"].reference({"k": k}, {"logits": logits.float()})
-    assert torch.equal(outputs["ids"], expected["ids"])
-    assert torch.allclose(outputs["log_probs"].double(), expected["log_probs"], atol=2e-6)
-    assert torch.allclose(outputs["lse"].double(), expected["lse"], atol=2e-6)
+    log_probs, ids, _ = top_k_reference(logits.float(), k)
+    assert torch.equal(outputs["tokens"], ids.int())
+    assert torch.allclose(outputs["scores"].double(), log_probs, atol=2e-6)
 
 
 @pytest.mark.emulated
@@ -59,7 +61,7 @@ def test_a_warp_that_holds_more_of_the_best_pieces_than_are_wanted_lists_the_bes
 def test_logits_that_are_no_numbers_still_give_distinct_columns() -> None:
     logits = torch.randn(1, 4 * PIECE).bfloat16()
     logits[0, 7], logits[0, 40] = float("nan"), -float("nan")
-    ids = chosen(logits, 5)["ids"][0]
+    ids = chosen(logits, 5)["tokens"][0]
     assert ids[:2].tolist() == [7, 40], "a NaN counts as infinite, the lower column first"
     assert len(set(ids.tolist())) == 5
     assert bool(((ids >= 0) & (ids < 4 * PIECE)).all())

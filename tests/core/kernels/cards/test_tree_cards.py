@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -13,17 +14,12 @@ from tree_arrays import paths_of
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.tree.accept import accept_reference, accept_variant
-from eagle3core.kernels.tree.grow_tree import (
-    grow_tree_reference,
-    grow_tree_variant,
-    mask_words,
-    new_growth,
-    pool_size,
-)
+from eagle3core.kernels.tree.grow_tree import HeadRows, Offers, grow_tree, grow_tree_variant
+from eagle3core.kernels.tree.growth import grow_tree_reference, mask_words, new_growth, pool_size
 from eagle3core.kernels.tree.mask_words import pack_words, unpack_words
 from eagle3core.kernels.tree.pack_paths import pack_paths_reference
-from eagle3core.kernels.tree.select_tree import line_up_variant, rank_variant, select_tree_reference
-from eagle3core.kernels.tree.tree_masks import tree_masks_reference, tree_masks_variant
+from eagle3core.kernels.tree.select_tree import select_tree_reference, select_tree_variant
+from eagle3core.kernels.tree.tree_masks import tree_masks_reference
 from eagle3core.step.tree import FlatTree
 
 pytestmark = pytest.mark.reference
@@ -176,12 +172,13 @@ def test_packed_paths_are_found_again_by_their_offsets(counts: list[int]) -> Non
 @pytest.mark.parametrize(
     ("make", "sizes", "message"),
     [
-        (grow_tree_variant, (17, 1, False), "top_k in 1..16"),
-        (grow_tree_variant, (16, mask_words(16, 17), False), "256 beam nodes"),
-        (rank_variant, (5000,), "1..4096"),
-        (line_up_variant, (10, 12), "1..11"),
-        (tree_masks_variant, (257, 3), "1..256 nodes"),
-        (tree_masks_variant, (4, 5), "no longer than the tree"),
+        (partial(grow_tree_variant, maps=False), ("bf16", 17, 32000, 1), "top_k in 1..16"),
+        (partial(grow_tree_variant, maps=False), ("bf16", 16, 32000, mask_words(16, 17)), "256 beam nodes"),
+        (partial(grow_tree_variant, maps=False), ("bf16", 4, 300_000, 1), "at most 262144"),
+        (select_tree_variant, (5000, 60, 9), "1..4096"),
+        (select_tree_variant, (10, 12, 3), "1..11"),
+        (select_tree_variant, (900, 257, 3), "1..256 nodes"),
+        (select_tree_variant, (10, 4, 5), "no longer than the tree"),
         (accept_variant, (300, 4), "1..256"),
     ],
 )
@@ -190,10 +187,13 @@ def test_sizes_beyond_a_kernel_are_refused_with_what_is_allowed(make, sizes, mes
         make("sm_90a", *sizes)
 
 
-def test_a_level_beyond_the_pool_is_refused() -> None:
-    from eagle3core.kernels.tree.grow_tree import grow_tree
-
-    growth = new_growth(1, 2, 2, torch.device("cpu"))
-    with pytest.raises(KernelLimit, match="level 2"):
-        grow_tree("sm_90a", growth, torch.zeros(1, 2, 2), torch.zeros(1, 2, 2, dtype=torch.int32), None, 2)
+@pytest.mark.parametrize(
+    ("columns", "k", "level", "message"), [(32, 2, 2, "level 2"), (17, 2, 1, "multiple of 16"), (0, 2, 1, "at least")]
+)
+def test_a_level_that_the_kernel_cannot_grow_is_refused(columns: int, k: int, level: int, message: str) -> None:
+    growth, found = new_growth(1, k, 2, torch.device("cpu")), torch.zeros(1, k, k)
+    rows = HeadRows(torch.zeros(k, columns).bfloat16(), *[torch.zeros(k, columns // 16)] * 2)
+    offers = Offers(found, found.int(), torch.zeros(1, dtype=torch.int32))
+    with pytest.raises(KernelLimit, match=message):
+        grow_tree("sm_90a", growth, rows, None, level, offers)
     assert math.isinf(float(growth.scores[0, 0]))

@@ -69,8 +69,9 @@ def test_a_process_that_cannot_begin_leaves_its_reason_with_every_job(tmp_path: 
 
 def test_a_pool_that_is_closed_ends_its_processes_whatever_they_are_at(tmp_path: Path) -> None:
     with Pool(pool_jobs.last_long, [(tmp_path, "a"), (tmp_path, "b")], 2):
-        assert wait_until(lambda: all((tmp_path / name).exists() for name in "ab"))
-        pids = [int((tmp_path / name).read_text()) for name in "ab"]
+        files = [tmp_path / name for name in "ab"]
+        assert wait_until(lambda: all(file.exists() and file.read_text() for file in files))  # there before it is full
+        pids = [int(file.read_text()) for file in files]
         assert all(map(is_alive, pids))
     assert wait_until(lambda: not any(map(is_alive, pids)))
 

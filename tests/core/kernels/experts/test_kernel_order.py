@@ -54,6 +54,21 @@ def test_matrices_in_order_mean_what_they_meant(pairs: Pairs) -> None:
         assert torch.equal(eight.rolled().of(i, torch.float64), eight.of(i - 1, torch.float64))
 
 
+@pytest.mark.parametrize("pairs", [COLUMNS, HALVES])
+def test_scales_of_blocks_stay_with_their_eight_rows(pairs: Pairs) -> None:
+    random = torch.Generator().manual_seed(2)
+    weight = torch.randn(2, 48, 160, generator=random).to(torch.float8_e4m3fn)
+    scales = torch.rand(2, 6, 2, generator=random)
+    meant = weight.double() * scales.repeat_interleave(8, 1).repeat_interleave(128, 2)[..., :160].double()
+    made = in_order(2, lambda i: (weight[i], scales[i]), pairs)
+    whole = PlainMatrices(weight, None, scales)
+    assert made.form == "fp8_blocks"
+    assert sum(t.nbytes for t in made.tensors) == weight.nbytes + scales.nbytes, "no byte more than is stored"
+    for maps in (made, whole):
+        assert all(torch.equal(maps.of(i, torch.float64), meant[i]) for i in range(2))
+        assert torch.equal(maps.rolled().of(0, torch.float64), meant[1])
+
+
 @pytest.mark.parametrize(("pairs", "kind"), [(HALVES, "swiglu"), (COLUMNS, "store")])
 def test_sixteen_bits_lie_as_the_gemm_has_them(pairs: Pairs, kind: str) -> None:
     w = torch.randn(32, 96).half()
@@ -85,18 +100,24 @@ def test_what_the_kernels_have_no_order_for_is_refused() -> None:
     maps.scales[0, 3, 1] = MOST_SCALE + 1
     with pytest.raises(KernelLimit, match=r"a group's scale is 2\^2"):
         ordered_mxfp4(maps.blocks[0], maps.scales[0], COLUMNS)
+    with pytest.raises(KernelLimit, match="gates and ups in turn, in FP8 by block"):
+        in_order(1, lambda i: (torch.zeros(32, 32).to(torch.float8_e4m3fn), torch.ones(4, 1)), ALTERNATE)
     with pytest.raises(KernelLimit, match="map has 24 rows"):
         in_order(1, lambda i: torch.zeros(24, 32), COLUMNS)
     with pytest.raises(KernelLimit, match="reads 40 values"):
         in_order(1, lambda i: torch.zeros(32, 40), COLUMNS)
 
 
-@pytest.mark.parametrize(("k", "piece"), [(2880, 6), (2048, 4), (768, 6), (4096, 4), (1440, 3), (64, 1), (32, 1)])
-def test_k_is_cut_by_itself_alone_into_streams_of_nearly_one_length(k: int, piece: int) -> None:
-    assert piece_units(k) == piece
-    for form in ("mxfp4", "plain", "fp8"):
+@pytest.mark.parametrize(
+    ("k", "piece", "of_blocks"),
+    [(2880, 6, 2), (2048, 4, 4), (768, 6, 2), (1536, 6, 4), (4096, 4, 4), (1440, 3, 1), (64, 1, 1), (32, 1, 1)],
+)
+def test_k_is_cut_by_itself_alone_into_streams_of_nearly_one_length(k: int, piece: int, of_blocks: int) -> None:
+    for form in ("mxfp4", "plain", "fp8", "fp8_blocks"):
+        expected = of_blocks if form == "fp8_blocks" else piece
+        assert piece_units(k, form) == expected
         cuts = [form_for(form, k, x_tiles) for x_tiles in (1, 2, 4, 8)]
-        assert all(piece % cut.step == 0 and cut.stages >= 2 for cut in cuts)
+        assert all(expected % cut.step == 0 and cut.stages >= 2 for cut in cuts)
         assert all(isinstance(cut, Form) and cut.shared_bytes(form) <= 227 * 1024 for cut in cuts)
 
 

@@ -17,7 +17,7 @@ from eagle3core.kernels.gemm.launcher import gemm
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows_reference, packed_words
 from eagle3core.kernels.gemm.order.weight import pack_weight
 from eagle3core.kernels.gemm.reference import epilogue_of, gemm_outputs, n_weight_rows
-from eagle3core.kernels.gemm.scratch import ordered_input, workspace
+from eagle3core.kernels.gemm.scratch import ordered_input, workspace, workspace_bytes
 from eagle3core.kernels.gemm.tiling import Tiling
 from eagle3core.step import launches_of, step_program
 from lab.pairs.planted import find_geometry
@@ -109,3 +109,17 @@ def test_in_a_step_only_what_the_embedding_made_is_packed(drafts: str, packs: in
     target = [one.variant.name for stage in program if stage.name.startswith("target.") for one in stage.launches]
     assert sum("pack_rows" in name for name in target) == packs
     assert len(launches_of(program)) > len(target)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize("rows", [512, 1024, 1999, 2048])
+def test_both_places_begin_where_a_bulk_copy_may_whatever_the_scratch_was_sized_for(rows: int, far: bool) -> None:
+    meta = torch.device("meta")
+    for widest in (14336, 14368, 28672):
+        scratch = workspace(meta, workspace_bytes(rows, widest))
+        for n, weight_rows, k in ((64, 4096, 4096), (rows, 28672, 4096)):
+            place = ordered_input("sm_90a", n, weight_rows, k, torch.bfloat16, scratch, far=far)
+            assert place is not None
+            assert place.words.storage_offset() * place.words.element_size() % 16 == 0
+            assert place.words.storage_offset() + place.words.numel() <= scratch[0].numel()

@@ -251,6 +251,7 @@ def test_points_and_depths_are_read_and_named() -> None:
         ({"ks": (1, 3)}, "depths"),
         ({"ks": (0, 8)}, "depths"),
         ({"tokens": 8}, "8 tokens"),
+        ({"sustained": -1}, "-1 steps without a rest"),
         ({"peers": ("vllm",)}, "no peer 'vllm'"),
         ({"dtype": "int8"}, "dtype is 'int8'"),
     ],

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
 import torch
 from rings import slow_but
 
+from lab.errors import RunFailed
 from lab.pairs.planted import GEOMETRIES, PlantedPair, share_for_length
+from lab.probes.bench.peers.compiled_torch import COMPILE_LIMIT_S, CompiledTorch
 from lab.probes.bench.peers.fused import fuse_draft, fuse_target
 from lab.probes.bench.peers.hf_static import HFStatic
 from lab.probes.bench.peers.plain_torch import PlainTorch
@@ -123,3 +126,40 @@ def test_a_peer_that_fails_gives_its_reason_and_is_not_asked_again() -> None:
 
 
 # -- rows
+
+
+# -- the compiled step
+
+
+def compiled(nano: PlantedPair, k: int, **more: Any) -> CompiledTorch:
+    target = fuse_target(nano.target_weights, nano.geometry.target.n_layers)
+    draft = fuse_draft(nano.draft_weights, target, nano.tokens.draft_to_target)
+    first = torch.tensor([prompt[-1] for prompt in nano.prompts(2, 2)])
+    return CompiledTorch(
+        target, draft, nano.geometry.target, nano.geometry.draft, k=k, context=24, first=first,
+        successor=nano.tokens.successor, n_steps=25, **more,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [0, 3])
+def test_the_compiled_step_commits_the_planted_tokens_and_serves_all_layers_by_one_form(
+    nano: PlantedPair, k: int
+) -> None:
+    counters: Any = importlib.import_module("torch._dynamo.utils").counters
+    counters.clear()
+    peer = compiled(nano, k)
+    for _ in range(2):
+        found = peer.run()
+        assert found.n_wrong == 0
+    assert found.tokens_per_step == pytest.approx(sum(nano.tokens.share**i for i in range(k + 1)), rel=0.2)
+    # Opening, between, closing; with drafts the two of a draft pass, of the first and of later ones, and acceptance.
+    assert counters["stats"]["unique_graphs"] == (8 if k else 3)
+    facts = peer.facts()
+    assert facts["compiled"] is True
+    assert 0 < facts["compile_s"] < COMPILE_LIMIT_S
+
+
+def test_a_compiler_that_takes_too_long_ends_with_its_time_and_the_remedy(nano: PlantedPair) -> None:
+    with pytest.raises(RunFailed, match="before the step was whole"):
+        compiled(nano, 0, limit_s=0.0)

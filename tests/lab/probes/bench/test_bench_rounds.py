@@ -85,6 +85,21 @@ def test_the_floor_of_a_target_in_fp8_is_that_counted_by_hand() -> None:
         assert heads[1] - heads[0] == read + 2 * 4096  # and the gain of the norm before it
 
 
+def test_the_floor_of_experts_in_fp8_is_that_counted_by_hand() -> None:
+    target = GEOMETRIES["qwen3-30b-a3b"].target
+    at = {"k": 0, "batch": 1, "cached": 512, "itemsize": 2, "target_weights": "fp8"}
+    expert = 3 * 2048 * 768 + 4 * (2 * 768 + 2048)  # a byte a value, and a scale a row
+    plain = step_floor(target, None, **at)
+    beside = 48 * 2 * (128 * 2048 + 2048)  # routers and norms stay in bf16
+    assert plain.stages["target.mlp"] == 48 * 8 * expert + beside
+    every = step_floor(target, None, **{**at, "batch": 4096})
+    assert every.stages["target.mlp"] == pytest.approx(48 * 128 * expert + beside, rel=1e-6)
+    # What is in 4 bits stays so.
+    oss = GEOMETRIES["gpt-oss-120b"].target
+    stored, kept = (step_floor(oss, None, **{**at, "target_weights": w}).stages for w in ("as_stored", "fp8"))
+    assert stored["target.mlp"] == kept["target.mlp"]
+
+
 def test_a_tied_table_is_read_as_the_head_and_a_shared_head_by_the_draft() -> None:
     geometry = GEOMETRIES["nano"]
     target, draft = geometry.target, geometry.draft

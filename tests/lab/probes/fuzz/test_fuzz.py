@@ -14,7 +14,7 @@ from places import ROOT
 
 from lab.cli import main
 from lab.probes.fuzz import damage
-from lab.probes.fuzz.group import Ended, Group
+from lab.probes.fuzz.group import Ended, Group, all_groups
 from lab.probes.fuzz.heads import all_heads, all_targets
 from lab.probes.fuzz.outcomes import Outcome, gathered, of_return
 
@@ -126,6 +126,16 @@ def test_findings_are_gathered_by_group_kind_and_place() -> None:
     crash, other = Outcome("traceback", "KeyError", "lab/a.py:f"), Outcome("traceback", "KeyError", "lab/a.py:g")
     found = gathered([("a", 1, other), ("a", 2, crash), ("a", 3, crash), ("b", 4, crash), ("a", 5, Outcome("fine"))])
     assert [(one.group, one.first, one.n_cases) for one in found] == [("a", 2, 2), ("a", 1, 1), ("b", 4, 1)]
+
+
+def test_a_scale_that_should_have_been_refused_and_is_taken_is_a_finding(tmp_path: Path) -> None:
+    group = all_groups()["scales"]
+    prepared = group.prepare(tmp_path)
+    valid = tmp_path / "valid-0"
+    how = json.loads((valid / "how.json").read_text())
+    (valid / "how.json").write_text(json.dumps({**how, "wrong": "a scale holds NaN"}))
+    with pytest.raises(AssertionError, match="taken, and a scale holds NaN"):
+        group.open(prepared, valid)
 
 
 def test_a_group_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -249,6 +249,17 @@ def test_pictures_come_with_tables_of_every_shape_and_a_missing_bar_has_no_ratio
     assert found["state"].tolist() == ["no faults", "no"]
 
 
+def test_stored_rows_that_hold_no_measurement_of_a_gate_are_told_apart_from_a_fault(stored: Path) -> None:
+    bench = read_bench(stored)
+    judged = cards.checks(bench)
+    told = cards.unjudged(judged, bench, measured=False)
+    assert told.startswith(f"{sum(c.is_must and c.holds is None for c in judged)} of ")
+    assert f"{bench.name} holds no measurement" in told
+    assert "no fault of this machine, and no pass either" in told
+    assert cards.unjudged(judged, bench, measured=True) == "", "rows of this run lack each for a reason of its own"
+    assert cards.NO_ROWS in cards.unjudged(cards.checks(None), None, measured=False)
+
+
 def test_the_notebooks_rows_say_measured_or_missing_for_every_card(stored: Path, tmp_path: Path) -> None:
     exp = experiment.Experiment("22_kernels", "run", "job", tmp_path / "job", {}, environment.collect())
     wanted = cards.named(["gemm", "rope", "argmax"])

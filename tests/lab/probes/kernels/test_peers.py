@@ -20,7 +20,7 @@ def test_every_library_stands_beside_a_card_and_a_card_without_one_has_none() ->
     assert peers_of("commit") == {}
 
 
-@pytest.mark.parametrize("op", ["argmax", "top_k", "rms_norm", "gemm"])
+@pytest.mark.parametrize("op", ["argmax", "rms_norm", "gemm"])
 def test_a_library_gives_the_numbers_of_the_card_it_is_timed_beside(op: str) -> None:
     card = CARDS[op]
     case = {"gemm": {**card.shapes[0], "m": 3, "n": 32, "k": 64}, "argmax": {**card.cases[0], "maps": False}}.get(
@@ -28,8 +28,7 @@ def test_a_library_gives_the_numbers_of_the_card_it_is_timed_beside(op: str) -> 
     )
     inputs = {name: proof.widened(t) for name, t in card.example(case, proof.generator(0, CPU), CPU).items()}
     (peer,) = peers_of(op).values()
-    made = peer(case, inputs)()
-    values = made[0] if op == "top_k" else made  # among equal logits each chooses its own
+    values = peer(case, inputs)()
     same = [one for one in card.reference(case, inputs).values() if one.shape == values.shape]
     assert min(float((values.double() - one.double()).abs().max()) for one in same) < 1e-5
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,12 @@ def test_a_kernel_in_the_form_has_a_cubin_of_its_own_and_travels_to_other_proces
         again = pickle.loads(pickle.dumps(changed))
         assert again.make == changed.make
         assert cubins.digest(again, "sm_90a") == cubins.digest(changed, "sm_90a")
+
+
+@pytest.mark.compiled
+def test_kernels_in_the_form_are_compiled_beside_others(tmp_path: Path) -> None:
+    changed = next(variant_in_form(v) for v in kernels("gemm") if variant_in_form(v) is not v)
+    assert cubins.build_cubins([changed], "sm_90a", tmp_path) == 1
 
 
 @pytest.mark.reference

@@ -61,6 +61,14 @@ def test_every_setting_is_built_ahead_in_the_form_in_which_it_leaves_rows_for_it
     assert {f"gemm_bf16_residual_o8_{setting}_packed" for setting in settings} <= made
 
 
+def test_maps_in_fp8_are_regimes_of_their_own_with_the_settings_that_compete_for_them() -> None:
+    shapes = shapes_of(find_geometry("llama-3.1-8b"), "sm_90a", {"target_weights": "fp8", "cache_dtype": "fp8"})
+    regimes = step_regimes("sm_90a", dict(passes_of(shapes, ["plain", "chain-3"], 64)))
+    assert {one.key.dtype for one in regimes} == {"bf16_fp8"}
+    assert len(regimes) == 5
+    assert all(len(one.settings) > 3 and len(one.cases) == 2 for one in regimes)
+
+
 @pytest.mark.slow
 def test_settings_of_a_step_are_timed_in_its_pass_with_equal_bits_and_baked_with_their_rows(
     subject: Subject, tmp_path: Path

@@ -1,4 +1,4 @@
-"""The kernel of `top_k`: a block a row chooses the best pieces of 16 columns, and the best of what lies in them.
+"""What a block does to find a row's `top_k`: it chooses the best pieces of 16 columns, and the best of what they hold.
 
 A logit has sixteen bits, so its value and its place fit one integer that orders as top-k does: the larger value, then
 the lower place. The k best elements of a row lie in its k best pieces, equal pieces being ordered by their columns:
@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.choice.top_k_keys import WARPS, make_key_value, make_value_key
-from eagle3core.kernels.isa.early import make_early
 from eagle3core.kernels.isa.powers import LOG2_E, LOWEST, PIECE, make_offset
 from eagle3core.kernels.isa.reductions import make_add_log, make_warp_sum
+from eagle3core.kernels.tree.top_k_keys import WARPS, make_key_value, make_value_key
 
 THREADS = 32 * WARPS
 _NOTHING = -(1 << 31)  # below every key
@@ -83,31 +82,30 @@ def make_choose_pieces(isa: Any, *, k: int, held: int) -> Any:
     return isa.inlined(choose_pieces)
 
 
-def make_top_k(isa: Any, *, dtype: str, k: int, pieces: int, held: int, overlap: bool) -> Any:
-    """A block a row. Threads hold `held` pieces each: their keys choose, their sums are added up beside."""
+def make_top_k(isa: Any, *, dtype: str, k: int, pieces: int, held: int, maps: bool) -> Any:
+    """`top_k(logits, best, powers, to_target, log_probs, ids, row, n_columns)`: a row's k best, for a whole block.
+
+    Threads hold `held` pieces each: their keys choose. The sums of powers are added up while the chosen logits and
+    their target ids, asked for together, are on their way. `log_probs` and `ids` are the addresses of the row's own.
+    """
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
     choose_pieces, low = make_choose_pieces(isa, k=k, held=held), isa.LOW[dtype]
     value_key, key_value = make_value_key(isa, dtype), make_key_value(isa, dtype)
-    early, warp_sum, offset, add_log = make_early(isa, THREADS), make_warp_sum(isa), make_offset(isa), make_add_log(isa)
-    zero, log2_e, infinity, lowest = np.float32(0), np.float32(LOG2_E), np.float32(np.inf), np.float32(LOWEST)
+    normalise, rank = make_normalise(isa, dtype=dtype, held=held, pieces=pieces), make_rank(isa, k=k)
+    zero, infinity = np.float32(0), np.float32(np.inf)
     board_words, listed_words, elements = WARPS + 1, WARPS * k, PIECE * k
 
-    def kernel(
-        logits: Any, best: Any, powers: Any, log_probs: Any, ids: Any, lse: Any, n_columns: Any
+    def top_k(
+        logits: Any, best: Any, powers: Any, to_target: Any, log_probs: Any, ids: Any, row: Any, n_columns: Any
     ) -> None:  # fmt: skip
-        tid, row = i32(cuda.threadIdx.x), i64(cuda.blockIdx.x)
+        tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), i32(tid >> 5)
         keys, sums = cuda.local.array(held, i32), cuda.local.array(held, isa.f32)
         board = isa.shared_address(cuda.shared.array(board_words, i32))
         listed = isa.shared_address(cuda.shared.array(listed_words, i32))
         chosen = isa.shared_address(cuda.shared.array(k, i32))
-        found = isa.shared_address(cuda.shared.array(elements, i32, alignment=16))
-        parts = isa.shared_address(cuda.shared.array(WARPS, isa.f32))
+        found = isa.shared_address(cuda.shared.array(elements, i32))
         first = (row * pieces + tid) * 4
-        early((best + first) ^ (powers + first) ^ (logits + row * n_columns))
-        if overlap:
-            isa.wait_previous()
-            isa.let_next_start()  # only now: blocks of kernels further on would crowd this one's multiprocessors
         # A piece past the last has a key of its own too, below every real one, and the sum 0.
         for p in range(held):
             keys[p], sums[p] = i32(_NOTHING + (_LAST - (p * THREADS + tid))), zero
@@ -123,50 +121,100 @@ def make_top_k(isa: Any, *, dtype: str, k: int, pieces: int, held: int, overlap:
         # All warps' best are on the board.
         cuda.syncthreads()
         other = isa.shared_load_u32(board + (lane & (WARPS - 1)) * 4)
-        # The row's largest scales every piece's sum; what rounding r left in the sums is taken out at the end.
-        largest = isa.maximum(key_value(isa.warp_max_i32(other)), lowest)
+        largest = key_value(isa.warp_max_i32(other))
+        choose_pieces(keys, top, other, board, listed, chosen, warp, lane)
+        # The chosen pieces are there.
+        cuda.syncthreads()
+        mine, column, bits, token, bar = i32(_NOTHING), i32(0), i32(0), i32(0), i32(0)
+        if warp < k:  # a chosen piece each, a lane a column
+            # Of equal logits the lower column is ahead, so the chosen pieces are numbered by their columns.
+            held_at, before = i32(isa.shared_load_u32(chosen + warp * 4) & _LAST), i32(0)
+            bar = isa.shared_load_u32(chosen + (k - 1) * 4)
+            for c in range(k):
+                before = i32(before + i32((isa.shared_load_u32(chosen + c * 4) & _LAST) > held_at))
+            column = i32((_LAST - held_at) * PIECE + lane)
+            mine = i32(_NOTHING + (_LAST - before * PIECE - lane))
+            if lane < PIECE and column < n_columns:
+                bits, token = isa.load_u16(logits + (row * n_columns + column) * 2), column
+                if maps:
+                    token = isa.load_u32(to_target + i64(column) * 4)
+        normaliser = normalise(keys, sums, largest, tid)
+        if warp < k and lane < PIECE:
+            if column < n_columns:
+                value = low(bits)
+                if value != value:  # a NaN counts as infinite, as in the best of its piece
+                    value = infinity
+                mine = i32(value_key(value) + (mine & _LAST))
+            isa.shared_store_u32(found + (warp * PIECE + lane) * 4, mine)
+        # All elements of the chosen pieces are there.
+        cuda.syncthreads()
+        if warp < k:
+            place = rank(found, mine, bar, lane)
+            if place < k:
+                isa.store_f32(log_probs + place * 4, isa.minimum(key_value(mine) - normaliser, zero))
+                isa.store_u32(ids + place * 4, token)
+
+    return isa.inlined(top_k)
+
+
+def make_normalise(isa: Any, *, dtype: str, held: int, pieces: int) -> Any:
+    """`normalise(keys, sums, largest, tid)`: the row's log sum exp, from its pieces' largest values and sums.
+
+    The row's largest scales every piece's sum; what rounding r left in the sums is taken out at the end.
+    """
+    cuda, i32, zero = isa.cuda, isa.i32, np.float32(0)
+    warp_sum, offset, add_log, key_value = (
+        make_warp_sum(isa), make_offset(isa), make_add_log(isa), make_key_value(isa, dtype)
+    )  # fmt: skip
+    log2_e, lowest = np.float32(LOG2_E), np.float32(LOWEST)
+
+    def normalise(keys: Any, sums: Any, largest: Any, tid: Any) -> Any:
+        parts = isa.shared_address(cuda.shared.array(WARPS, isa.f32, alignment=16))
+        largest = isa.maximum(largest, lowest)
         scale, total = offset(largest), zero
         for p in range(held):
             if p * THREADS + tid < pieces:
                 total = total + sums[p] * isa.exp2(offset(key_value(keys[p])) - scale)
         total = warp_sum(total)
-        if lane == 0:
-            isa.shared_store_f32(parts + warp * 4, total)
-        choose_pieces(keys, top, other, board, listed, chosen, warp, lane)
-        # The chosen pieces are there, and the warps' sums.
+        if (tid & 31) == 0:
+            isa.shared_store_f32(parts + (tid >> 5) * 4, total)
+        # The warps' sums are there.
         cuda.syncthreads()
-        mine, column = i32(_NOTHING), i32(0)
-        if tid < elements:
-            # Of equal logits the lower column is ahead, so the chosen pieces are numbered by their columns.
-            held_at, before = i32(isa.shared_load_u32(chosen + (tid >> 4) * 4) & _LAST), i32(0)
-            for c in range(k):
-                before = i32(before + i32((isa.shared_load_u32(chosen + c * 4) & _LAST) > held_at))
-            column = i32((_LAST - held_at) * PIECE + (tid & 15))
-            mine = i32(_NOTHING + (_LAST - before * PIECE - (tid & 15)))
-            if column < n_columns:
-                value = low(isa.load_u16(logits + (row * n_columns + column) * 2))
-                if value != value:  # a NaN counts as infinite, as in the best of its piece
-                    value = infinity
-                mine = i32(value_key(value) + (_LAST - before * PIECE - (tid & 15)))
-            isa.shared_store_u32(found + tid * 4, mine)
-        # All elements of the chosen pieces are there.
-        cuda.syncthreads()
-        if tid < elements:
-            # An element's place is the number of those ahead of it: no sorting, and no two write one place.
-            ahead = i32(0)
-            for quad in range(elements // 4):
-                others = isa.shared_load_u32x4(found + quad * 16)
-                for i in range(4):
-                    ahead = i32(ahead + i32(others[i] > mine))
-            total = zero
-            for w in range(WARPS):  # in order, whoever adds
-                total = total + isa.shared_load_f32(parts + w * 4)
-            normaliser = add_log(largest, total, isa.fused(largest, log2_e, -scale))
-            if tid == 0:
-                isa.store_f32(lse + row * 4, normaliser)
-            if ahead < k:
-                at = (row * k + ahead) * 4
-                isa.store_f32(log_probs + at, isa.minimum(key_value(mine) - normaliser, zero))
-                isa.store_u32(ids + at, column)
+        total = zero
+        for quad in range(WARPS // 4):  # in order, whoever adds
+            four = isa.shared_load_f32x4(parts + i32(quad * 16))
+            for i in range(4):
+                total = total + four[i]
+        return add_log(largest, total, isa.fused(largest, log2_e, -scale))
 
-    return kernel
+    return isa.inlined(normalise)
+
+
+def make_rank(isa: Any, *, k: int) -> Any:
+    """`rank(found, mine, bar, lane)`: how many of all elements `found` are ahead of a lane's own; k: too many.
+
+    A warp looks at the 16 elements of its piece, `mine` of its first 16 lanes. The k chosen pieces' best are k elements
+    that are no smaller than the last piece's, whose key is `bar`: what is smaller is not ranked.
+    """
+    cuda, i32 = isa.cuda, isa.i32
+    elements, words = PIECE * k, -(-PIECE * k // 32)
+
+    def rank(found: Any, mine: Any, bar: Any, lane: Any) -> Any:
+        others, place = cuda.local.array(words, i32), i32(k)
+        for e in range(words):
+            others[e] = i32(_NOTHING)
+            if e * 32 + lane < elements:
+                others[e] = isa.shared_load_u32(found + (e * 32 + lane) * 4)
+        votes = isa.ballot(i32(lane < PIECE and (mine >> 16) >= (bar >> 16)))
+        while votes != 0:
+            n, ahead = isa.popcount(i32((votes & -votes) - 1)), i32(0)
+            key = isa.shuffle_i32(mine, n)
+            # An element's place is the number of those ahead of it: no sorting, and no two write one place.
+            for e in range(words):
+                ahead = i32(ahead + isa.popcount(isa.ballot(i32(others[e] > key))))
+            if lane == n:
+                place = ahead
+            votes = i32(votes & (votes - 1))
+        return place
+
+    return isa.inlined(rank)

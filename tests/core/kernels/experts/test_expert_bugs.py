@@ -1,0 +1,76 @@
+"""Bugs planted in the kernels of the experts' maps are found, by the numbers or by the emulator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from planted_sources import rebuilt
+from rings import slow_from
+
+from eagle3core.kernels import proof, registry
+from eagle3core.kernels.emulator import instructions as emulator
+from eagle3core.kernels.emulator.machine import EmulationError
+from eagle3core.kernels.experts.maps import finish, launcher, operands, steps, walk
+from eagle3core.kernels.gemm.fp8 import blocks
+
+pytestmark = pytest.mark.emulated
+
+CARD, CPU = registry()["experts"], torch.device("cpu")
+TINY: dict[str, Any] = {"m": 3, "experts": 3, "chosen": 2, "hidden": 64, "inner": 32, "dtype": torch.bfloat16}
+# Five units of 32: one of the four streams goes from a block of 128 into the next, others end within one.
+BY_BLOCK = {**TINY, "hidden": 160, "form": "fp8_blocks", "gate": "silu"}
+CASES: dict[str, dict[str, Any]] = {
+    "blocks": BY_BLOCK,
+    "two blocks": {**BY_BLOCK, "hidden": 256},  # half of the streams begin in the second
+    "rows": {**TINY, "form": "fp8", "gate": "silu"},
+    "mxfp4": {**TINY, "form": "mxfp4", "gate": "clamped"},
+}
+PLANTED = {
+    # name: (case, module, factory, pattern, replacement)
+    "a stream begins with the scales of another block": (
+        "two blocks", blocks, "make_block_walk", r"i64\(unit >> shift\) \* 8", "i64(0)",
+    ),
+    "a block that a stream ends within is left out": ("blocks", blocks, "make_block_walk", r" or is_last:", ":"),
+    "the sum of a block goes on from the one before": (
+        "blocks", blocks, "make_block_walk", r"accumulators\[q \+ c\] = zero", "pass",
+    ),
+    "the lower eight rows have the scale of the upper": (
+        "blocks", blocks, "make_block_walk", r"fused\(accumulators\[q\], held\[2 \* r\]",
+        "fused(accumulators[q], held[2 * r + 1]",
+    ),
+    "all experts have the scales of the first": (
+        "blocks", walk, "make_walk", r"i64\(info\[0\]\) \* tiles \+ tile0", "i64(tile0)",
+    ),
+    "rows have the scales of the first expert": (
+        "rows", finish, "make_fetch_of_row", r"\(i64\(info\[0\]\) \* tiles \+ tile\) \* 16", "i64(tile) * 16",
+    ),
+    "a pair of rows shares the scale of the other pair": (
+        "mxfp4", operands, "make_load_operands", r"\(\(lane >> 2\) & 1\) \* 0x0202", "0",
+    ),
+    "sums are read before all streams have left theirs": (
+        "mxfp4", walk, "make_walk", r"cuda\.syncthreads\(\)\n            for j", "for j",
+    ),
+    "a place is taken for its row of x": (
+        "mxfp4", walk, "make_walk", r"i32\(place // chosen\)\) \* units", "place) * units",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", slow_from(4, PLANTED))
+def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, module, factory, pattern, replacement = PLANTED[bug]
+    case = CASES[name]
+    inputs = CARD.example(case, proof.generator(5, CPU), CPU)
+
+    def is_right() -> bool:
+        try:
+            outputs = proof.run(CARD, "sm_90a", case, inputs, emulator.execute)
+        except EmulationError:
+            return False
+        return all(d.passes for d in proof.deviations(CARD, case, inputs, outputs))
+
+    assert is_right()
+    rebuilt(module, pattern, replacement, monkeypatch, factory, (walk, steps, launcher))
+    assert not is_right(), bug
