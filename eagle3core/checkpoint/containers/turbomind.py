@@ -21,11 +21,11 @@ from eagle3core.checkpoint.taps import TAP_KEY
 from eagle3core.checkpoint.tensors import NamedTensors
 from eagle3core.errors import CheckpointError
 from eagle3core.geometry import Decision
+from eagle3core.stored_yaml import MOST_BYTES, parse_yaml
 
 SETTINGS_FILE, SECTION, MAP_FILE = "config.yaml", "model_config", "draft_id_to_target_id.weight"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 FUSED = "layers.0.attention.w_qkv.weight"
-MOST_BYTES = 64 << 10  # of config.yaml; one has some hundred
 _AGAIN = "convert the head again"
 # Keys of `model_config` that say how wide a head is, all needed, and keys of TurboMind's that may stand beside them.
 NEEDED = ("hidden_units", "vocab_size", "head_num", "size_per_head", "inter_size")
@@ -259,23 +259,11 @@ def _read_yaml(path: Path) -> Settings:
     """`model_config` of the file.
 
     Raises:
-        CheckpointError: too long a file, anchors, no YAML, or no such section.
+        CheckpointError: the file is not within the limits of `parse_yaml`, or has no such section.
     """
-    import yaml  # only such a directory needs it
-
-    allowed = f"plain YAML of up to {MOST_BYTES >> 10} KiB with the section {SECTION}"
     with path.open("rb") as file:
-        data = file.read(MOST_BYTES + 1)
-    try:
-        if len(data) > MOST_BYTES:
-            raise ValueError(f"longer than {MOST_BYTES} bytes")
-        text = data.decode()
-        if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text)):
-            raise ValueError("an alias, of which a short file could make a huge value")
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError, OverflowError, TypeError, AttributeError) as reason:
-        first = str(reason).splitlines()[0] if str(reason) else type(reason).__name__
-        raise CheckpointError(f"{path} cannot be read: {first}", allowed, _AGAIN) from reason
+        content = parse_yaml(file.read(MOST_BYTES + 1), str(path))
+    allowed = f"a mapping with the section {SECTION}"
     section = content.get(SECTION) if isinstance(content, dict) else None
     if not isinstance(section, dict) or not all(isinstance(key, str) for key in section):
         raise CheckpointError(f"{path} holds no section {SECTION}", allowed, _AGAIN)

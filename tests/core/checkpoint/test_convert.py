@@ -223,6 +223,26 @@ def test_settings_of_turbomind_that_contradict_are_refused_by_key(
     assert "config.yaml" in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"model_config": {"head_num": ' + "[" * 30_000, "nested more than 64 deep"),  # the scanner would take minutes
+        ("model_config: &a {}\nother: *a", "an anchor, an alias or a tag in line 1"),
+        ("model_config: {}\nmodel_config: {}", "gives 'model_config' twice"),
+        ("model_config: {}" + " " * (64 << 10), "longer than 64 KiB"),
+        ("model_config: [", "cannot be read as YAML"),
+        ("model_config: 3", "no section model_config"),
+    ],
+)
+def test_settings_of_turbomind_that_are_no_plain_yaml_are_refused(
+    pair: Pair, tmp_path: Path, text: str, named: str
+) -> None:
+    convert_draft(pair[1], tmp_path / "head", "turbomind", target=pair[0])
+    (tmp_path / "head" / "config.yaml").write_text(text)
+    with pytest.raises(CheckpointError, match=named):
+        load_draft(tmp_path / "head", pair[2])
+
+
 def test_usual_taps_of_gguf_are_doubted_and_a_file_beside_another_is_refused(pair: Pair, tmp_path: Path) -> None:
     convert_draft(pair[1], tmp_path / "head", "gguf", target=pair[0])
     [taps] = [said for said in load_draft(tmp_path / "head", pair[2]).geometry.decisions if said.about == "taps"]

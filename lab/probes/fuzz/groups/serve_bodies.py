@@ -36,7 +36,7 @@ BODIES: tuple[tuple[type[Asked], dict[str, Any]], ...] = (
 
 def _prepare(folder: Path) -> Pipeline:
     target = prepare_talking_pair(folder).target
-    config = EngineConfig(session_len=256, max_batch_size=2, block_size=16, prefill_chunk=64, device="cpu")
+    config = EngineConfig(session_len=64, max_batch_size=2, block_size=16, prefill_chunk=64, device="cpu")
     return pipeline(target, engine_config=config)  # which no case has used: threads and processes do not outlive a fork
 
 
