@@ -22,6 +22,7 @@ ORDER = (
     "eagle3core.errors",
     "eagle3core.checks",
     "eagle3core.stored_json",
+    "eagle3core.stored_yaml",
     "eagle3core.cache",
     "eagle3core.sampling",
     "eagle3core.trees",
