@@ -37,11 +37,17 @@ Setting = Mapping[str, Any]
 # What an entry has to give, and what it must not: the first changes time, the second bits.
 NEUTRAL: dict[str, frozenset[str]] = {
     "gemm": frozenset(
-        {"kernel", "x_tiles", "w_tiles", "units", "stages", "warps_x", "warps_w", "split", "together", "cluster"}
+        {
+            "kernel", "x_tiles", "w_tiles", "units", "stages", "warps_x", "warps_w", "split", "together", "cluster",
+            "held",
+        }
     ),
     "attention": frozenset({"row_warps", "groups", "units", "stages", "run"}),
 }  # fmt: skip
-BEFORE: dict[str, Setting] = {"gemm": {"cluster": 1}, "attention": {}}  # what older files do not name, and what it was
+BEFORE: dict[str, Setting] = {
+    "gemm": {"cluster": 1, "held": False},
+    "attention": {},
+}  # what older files do not name, and what it was
 ORDER: dict[str, frozenset[str]] = {
     "gemm": frozenset({"streams", "unit"}),
     "attention": frozenset({"key unit", "splits", "streams", "bundle"}),

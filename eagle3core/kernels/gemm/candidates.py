@@ -11,6 +11,7 @@ from dataclasses import replace
 from eagle3core.kernels.card import SHARED_BYTES
 from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.fp8.tiling import as_fp8, deepened, low_block, takes
+from eagle3core.kernels.gemm.group_room import group_holds_totals
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
 
@@ -47,7 +48,9 @@ def gemm_candidates(arch: str, rows: int, n_tiles: int, k: int, packed: bool) ->
     elif arch == "sm_90a" and packed:
         found = [Tiling("ring", 4, 2, deep, 6) for deep in (1, 2)] if rows <= 32 else []
         narrow = next((v for v in (3, 4, 6, 8) if 8 * v >= rows), None)
-        found += _groups(arch, (32, 16), rows, n_tiles, units) if narrow is None else []
+        found += (
+            [*_groups(arch, (32, 16), rows, n_tiles, units), *_holding(arch, rows, units)] if narrow is None else []
+        )
         found += _narrow_groups(arch, narrow, n_tiles, units) if narrow is not None else []
     else:
         found = list(_tiles(rows, n_tiles))
@@ -102,6 +105,19 @@ def _groups(arch: str, widest: tuple[int, ...], rows: int, n_tiles: int, units: 
                 if x_tiles <= 4 and w_tiles == 4 and split == 1:
                     made.append(deepest(arch, whole, units, blocks=2))
     return made
+
+
+def _holding(arch: str, rows: int, units: int) -> Iterator[Tiling]:
+    """Wide blocks that hold their totals: as high as registers allow and half of that, with short and long stages."""
+    for w_tiles, most in ((12, 16), (8, 24), (8, 16)):
+        blocks_x = -(-rows // (8 * most))
+        x_tiles = -(-rows // (8 * blocks_x))
+        for deep in (1, 2):
+            if deep > units or not group_holds_totals(x_tiles, w_tiles, deep, 1):
+                continue
+            one = deepest(arch, Tiling("group", x_tiles, w_tiles, deep, 32 // deep, held=True), units, blocks=1)
+            yield one
+            yield from (replace(one, cluster=of) for of in (2, 4) if blocks_x % of == 0)
 
 
 def _narrow_groups(arch: str, x_tiles: int, n_tiles: int, units: int) -> Iterator[Tiling]:

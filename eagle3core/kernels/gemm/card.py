@@ -183,6 +183,7 @@ CARD = Card(
         "split": "blocks that share K",
         "together": "whether those add the sums together",
         "cluster": "blocks of x that fetch W for each other",
+        "held": "totals in registers that those who fetch give up",
         "packed": "layout of W",
     },
     cases=(

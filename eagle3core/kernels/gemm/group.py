@@ -23,31 +23,19 @@ import numpy as np
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
 from eagle3core.kernels.gemm.fp8.operands import make_load_widened
+from eagle3core.kernels.gemm.group_room import (
+    FETCHING_REGISTERS,
+    group_registers,
+    group_shared_bytes,
+    group_totals_in_shared,
+)
 from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
 from eagle3core.kernels.gemm.scale import make_put_scales
-from eagle3core.kernels.gemm.stages import FETCHING_WARPS, make_fetch_w, make_fetch_x, make_following, make_steps_of
-from eagle3core.kernels.gemm.sums import make_hand_over, make_leave, make_walk, sums_bytes
+from eagle3core.kernels.gemm.stages import make_fetch_w, make_fetch_x, make_following, make_steps_of
+from eagle3core.kernels.gemm.sums import make_hand_over, make_leave, make_walk
 
-FETCHING = 32 * FETCHING_WARPS  # threads that fetch
 # Without swizzle: 128 bytes from a k half to the next, 256 from 8 rows to the next, in sixteenths.
 _DESCRIPTOR = (128 >> 4) << 16 | (256 >> 4) << 32
-
-
-def group_totals_in_shared(x_tiles: int, w_tiles: int, split: int, blocks: bool = False) -> bool:
-    """Whether the totals over streams leave the registers: 16 sums, as many totals and the rest fit a thread.
-
-    `blocks`: there the sums of a block and those of its stream are two.
-    """
-    return split == 1 and (x_tiles > 4 or blocks)
-
-
-def group_shared_bytes(
-    x_tiles: int, w_tiles: int, units: int, stages: int, split: int, fp8: bool = False, blocks: bool = False
-) -> int:
-    """Dynamic shared memory of a block, bytes: ring and totals, reused for sums; row scales; a flag; barriers."""
-    ring = stages * units * ((1 if fp8 else 2) * w_tiles + x_tiles) * FRAGMENT
-    totals = 512 * x_tiles * w_tiles if group_totals_in_shared(x_tiles, w_tiles, split, blocks) else 0
-    return max(ring + totals, sums_bytes(x_tiles, w_tiles) if split == 1 else 0) + 32 * x_tiles + 16 + 16 * stages
 
 
 def make_gemm_group(
@@ -65,6 +53,7 @@ def make_gemm_group(
     fp8: bool = False,
     blocks: bool = False,
     cluster: int = 1,
+    held: bool = False,
 ) -> Any:
     """The kernel; grid (split, blocks of x rows, blocks of W tiles). W and x are packed.
 
@@ -79,6 +68,8 @@ def make_gemm_group(
         fp8, blocks: as in `gemm_ring`; with `blocks` streams are whole blocks, and x_tiles at most 12.
         cluster: blocks of x rows that share tiles of W: each brings its part of a stage into the shared memory of all.
             A stage is free when the warps of all of them have left it, so they go through K side by side.
+        held: all totals stay in registers, of which a warpgroup that fetches gives up most of its own: the ring has the
+            shared memory that totals would take, and the streams' ends cost no turn through it.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     n_columns = 8 * x_tiles
@@ -88,14 +79,15 @@ def make_gemm_group(
     # A warp owns a tile of 16 rows of W by all rows of x: 4 sums a thread for each 8 of them, and as many totals up to
     # 32 rows of x; above, the totals lie in shared memory.
     n_warps, threads, n_sums = w_tiles, 32 * w_tiles, 4 * x_tiles
-    spilled = group_totals_in_shared(x_tiles, w_tiles, split, blocks)
+    spilled = group_totals_in_shared(x_tiles, w_tiles, split, blocks, held)
     n_totals = n_sums if split == 1 and not spilled else 1
     n_operands = 8 * units  # W of a stage: 16 rows x 32 k a unit, 8 registers a lane
     unit_bytes_w = FRAGMENT if fp8 else 2 * FRAGMENT
     w_stage, x_unit_bytes, product_bytes = w_tiles * units * unit_bytes_w, x_tiles * FRAGMENT, x_tiles * 256
     stage_bytes = w_stage + units * x_unit_bytes
     totals_at = stages * stage_bytes
-    barriers_at = group_shared_bytes(x_tiles, w_tiles, units, stages, split, fp8, blocks) - 16 * stages
+    shared_bytes = group_shared_bytes(x_tiles, w_tiles, units, stages, split, fp8=fp8, blocks=blocks, held=held)
+    barriers_at = shared_bytes - 16 * stages
     flag_at = barriers_at - 16
     x_rows, stream_bytes = 8 * x_tiles, 512 * x_tiles * w_tiles
     scale_at = flag_at - 4 * x_rows
@@ -113,6 +105,28 @@ def make_gemm_group(
     load_widened = make_load_widened(isa, dtype)
     begin_blocks, add_stage, take_blocks = make_block_walk(isa, blocks=blocks, units=units, x_tiles=x_tiles, w_tiles=1)
     n_block_sums = n_sums if blocks else 1
+    moves_registers, fewer_registers = held, isa.fewer_registers(FETCHING_REGISTERS)
+    more_registers = isa.more_registers(group_registers(w_tiles))
+
+    def bring_w(
+        base: Any, full: Any, empty: Any, w: Any, tile0: Any, tiles: Any, first: Any, last: Any, n_units: Any, lane: Any
+    ) -> None:  # fmt: skip
+        begin, end = i32((first * n_units) >> 2), i32(((first + 1) * n_units) >> 2)
+        unit, stop, stream = following(i32(begin - units), end, first, last, n_units)
+        fetch_w(base, full, empty, w, tile0, tiles, unit, stop, stream, last, n_units, lane)
+        # This warp waits last, and does wait: a block that never did would end before the kernel before, and let
+        # the next one start too early.
+        if overlap:
+            isa.wait_previous()  # only weights, which no kernel writes, were read before
+
+    def bring_x(base: Any, full: Any, empty: Any, x: Any, n_units: Any, first: Any, last: Any, lane: Any) -> None:
+        if overlap:
+            isa.wait_previous()
+        steps = steps_of(i32(STREAMS - 1), n_units)
+        packed = x + i64(cuda.blockIdx.y) * (STREAMS * i64(steps) * (units * x_unit_bytes))
+        fetch_x(i32(base + w_stage), full, empty, packed, n_units, first, last, lane)
+
+    bring_w, bring_x = isa.inlined(bring_w), isa.inlined(bring_x)
 
     def gemm_group(
         x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
@@ -143,21 +157,21 @@ def make_gemm_group(
         if overlap:
             isa.let_next_start()
 
-        if warp == n_warps:
-            begin, end = i32((first * n_units) >> 2), i32(((first + 1) * n_units) >> 2)
-            unit, stop, stream = following(i32(begin - units), end, first, last, n_units)
-            fetch_w(base, full, empty, w, tile0, tiles, unit, stop, stream, last, n_units, lane)
-            # This warp waits last, and does wait: a block that never did would end before the kernel before, and let
-            # the next one start too early.
-            if overlap:
-                isa.wait_previous()  # only weights, which no kernel writes, were read before
-        elif warp > n_warps:
-            if overlap:
+        if moves_registers and warp >= n_warps:
+            fewer_registers()  # by a whole warpgroup, of which two warps fetch
+            if warp == n_warps:
+                bring_w(base, full, empty, w, tile0, tiles, first, last, n_units, lane)
+            elif warp == n_warps + 1:
+                bring_x(base, full, empty, x, n_units, first, last, lane)
+            elif overlap:
                 isa.wait_previous()
-            steps = steps_of(i32(STREAMS - 1), n_units)
-            packed = x + i64(cuda.blockIdx.y) * (STREAMS * i64(steps) * (units * x_unit_bytes))
-            fetch_x(i32(base + w_stage), full, empty, packed, n_units, first, last, lane)
+        elif warp == n_warps:
+            bring_w(base, full, empty, w, tile0, tiles, first, last, n_units, lane)
+        elif warp > n_warps:
+            bring_x(base, full, empty, x, n_units, first, last, lane)
         else:
+            if moves_registers:
+                more_registers()
             if overlap:
                 isa.wait_previous()
             put_scales(base, sums, row0, rows, warp, lane, inv_width, eps)

@@ -34,7 +34,8 @@ from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
 from eagle3core.kernels.gemm.fp8.blocks import blocks_of
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_tiling, takes
-from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
+from eagle3core.kernels.gemm.group import make_gemm_group
+from eagle3core.kernels.gemm.group_room import group_holds_totals, group_totals_in_shared
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
 from eagle3core.kernels.gemm.reference import EPS, n_columns, n_weight_rows
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT, make_gemm_ring
@@ -77,8 +78,9 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
     if tiling.kernel == "group":
         del constants["packed"], constants["ragged"]
         constants |= {"split": tiling.split, "together": tiling.together}
-        in_shared = group_totals_in_shared(tiling.x_tiles, tiling.w_tiles, tiling.split, blocks)
+        in_shared = group_totals_in_shared(tiling.x_tiles, tiling.w_tiles, tiling.split, blocks, tiling.held)
         constants |= {"cluster": tiling.cluster} if tiling.cluster > 1 else {}
+        constants |= {"held": True} if tiling.held else {}
         twice = blocks or (tiling.split == 1 and not in_shared)  # sums of streams, or of blocks and of their stream
         registers = 4 * tiling.x_tiles * (2 if twice else 1) + 8 * tiling.units + 36
         most, expected = 255, {"HGMMA": 2 * tiling.units, "UBLKCP": 1}
@@ -242,6 +244,13 @@ def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool)
         raise KernelLimit(
             f"{tiling}, {tiling.cluster} blocks a cluster", "a cluster of 1, or of `group` one that divides w_tiles",
             "set cluster=1, or pass no tiling",
+        )  # fmt: skip
+    if tiling.held and (
+        tiling.kernel != "group" or not group_holds_totals(tiling.x_tiles, tiling.w_tiles, tiling.units, tiling.split)
+    ):
+        raise KernelLimit(
+            f"{tiling} holds its totals", "`group` with split 1, and sums that fit its registers twice",
+            "set held=False, or pass no tiling",
         )  # fmt: skip
     if tiling.kernel in ("ring", "bulk") and (
         n_tiles % tiling.w_tiles or (tiling.units > 1 and units % (STREAMS * tiling.units))

@@ -11,7 +11,7 @@ from typing import Literal
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels import tuned
 from eagle3core.kernels.card import SHARED_BYTES, SHARED_BYTES_SM
-from eagle3core.kernels.gemm.group import FETCHING, group_shared_bytes
+from eagle3core.kernels.gemm.group_room import group_shared_bytes, group_threads
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT, ring_shared_bytes
 from eagle3core.kernels.gemm.tile import tile_shared_bytes
 
@@ -33,7 +33,8 @@ class Tiling:
         units, stages: units of 32 k of a stage, and stages of the ring.
         warps_x, warps_w: of `tile`; see `make_gemm_tile`.
         split: of `tile` and `group`. together: of a split `group`; see `sums.make_hand_over`.
-        cluster: of `group`, blocks of x that share tiles of W; see `make_gemm_group`.
+        cluster: of `group`, blocks of x that share tiles of W; held: of an unsplit one, totals in registers; see
+            `make_gemm_group`.
     """
 
     kernel: Literal["ring", "bulk", "tile", "group"]
@@ -46,11 +47,13 @@ class Tiling:
     split: int = 1
     together: bool = False
     cluster: int = 1
+    held: bool = False
 
     @property
     def threads(self) -> int:
-        warps = {"ring": STREAMS, "bulk": STREAMS, "tile": self.warps_x * self.warps_w, "group": self.w_tiles}
-        return 32 * warps[self.kernel] + (FETCHING if self.kernel == "group" else 0)
+        if self.kernel == "group":
+            return group_threads(self.w_tiles, self.held)
+        return 32 * (self.warps_x * self.warps_w if self.kernel == "tile" else STREAMS)
 
     @property
     def shared_bytes(self) -> int:
@@ -58,7 +61,7 @@ class Tiling:
         if self.kernel in ("ring", "bulk"):
             return ring_shared_bytes(*sizes, bulk=self.kernel == "bulk")
         if self.kernel == "group":
-            return group_shared_bytes(*sizes, self.split)
+            return group_shared_bytes(*sizes, self.split, held=self.held)
         return tile_shared_bytes(*sizes, self.warps_x * self.warps_w, self.split)
 
     @property
@@ -68,7 +71,8 @@ class Tiling:
             "bulk": "",
             "tile": f"_{self.warps_x}x{self.warps_w}_s{self.split}",
             "group": f"_{'t' if self.together else 's'}{self.split}"
-            + (f"_c{self.cluster}" if self.cluster > 1 else ""),
+            + (f"_c{self.cluster}" if self.cluster > 1 else "")
+            + ("_held" if self.held else ""),
         }
         return f"{self.kernel}_{self.x_tiles}x{self.w_tiles}_u{self.units}_p{self.stages}{more[self.kernel]}"
 

@@ -17,7 +17,7 @@ from typing import ClassVar
 from eagle3core.kernels import tuned
 from eagle3core.kernels.card import SHARED_BYTES_SM
 from eagle3core.kernels.gemm.fp8.blocks import BLOCK_UNITS
-from eagle3core.kernels.gemm.group import group_shared_bytes
+from eagle3core.kernels.gemm.group_room import group_shared_bytes
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT, ring_shared_bytes
 from eagle3core.kernels.gemm.tile import tile_shared_bytes
 from eagle3core.kernels.gemm.tiling import (
@@ -136,8 +136,8 @@ def takes(tiling: Fp8Tiling, k: int) -> bool:
     """Whether the kernel of a tiling reads W in e4m3 with its form of scales, beside what it asks of 16-bit W."""
     if tiling.kernel == "tile":
         return not tiling.blocks and tiling.w_tiles % (tiling.warps_x * tiling.warps_w) == 0
-    if not tiling.blocks:
-        return True
+    if tiling.held or not tiling.blocks:
+        return not tiling.held  # which leaves no registers to widen W in
     # Above 8 tiles of x a third warpgroup would leave a thread too few registers for both sums.
     small = tiling.x_tiles <= 8 or (tiling.x_tiles <= _MOST_TILES and tiling.w_tiles <= 8)
     return tiling.units <= BLOCK_UNITS and (tiling.kernel != "group" or (small and has_whole_blocks(k)))

@@ -13,7 +13,7 @@ from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError
 from eagle3core.kernels.gemm.card import CARD, gemm_launches, gemm_variants_of
 from eagle3core.kernels.gemm.epilogue import Epilogue
-from eagle3core.kernels.gemm.group import group_totals_in_shared
+from eagle3core.kernels.gemm.group_room import group_totals_in_shared
 from eagle3core.kernels.gemm.launcher import gemm, gemm_variant
 from eagle3core.kernels.gemm.order.weight import pack_weight
 from eagle3core.kernels.gemm.scratch import workspace
@@ -80,6 +80,7 @@ def test_totals_leave_the_registers_of_wide_blocks_only():
     assert not group_totals_in_shared(2, 4, 1)
     assert group_totals_in_shared(5, 4, 1)
     assert not group_totals_in_shared(16, 8, 4)
+    assert not group_totals_in_shared(16, 12, 1, held=True)
 
 
 # ---- blocks that finish together
@@ -306,15 +307,18 @@ def test_clusters_compile_without_spills_waits_for_memory_in_the_loop_or_product
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("x_tiles", "w_tiles", "stages"), [(16, 12, 3), (16, 8, 5)])
-def test_clusters_of_a_real_shape_give_the_bits_of_blocks_alone_in_a_chain_of_launches(gpu, x_tiles, w_tiles, stages):
+def test_clusters_and_held_totals_of_a_real_shape_give_the_bits_of_blocks_alone_in_a_chain_of_launches(
+    gpu, x_tiles, w_tiles, stages
+):
     device, arch, execute = gpu
     rows, n, layers = 512, 4096, 6
     scratch = workspace(device)
     weights = [torch.randn(n, n, device=device).div(n**0.5).bfloat16() for _ in range(layers)]
     packed = [pack_weight(w, Epilogue("store")) for w in weights]
     x, found = torch.randn(rows, n, device=device).bfloat16(), []
-    for cluster in (1, 2, 4):
-        tiling = Tiling("group", x_tiles, w_tiles, 2, stages, cluster=cluster)
+    alone = Tiling("group", x_tiles, w_tiles, 2, stages)
+    held = replace(alone, units=1, stages=2 * stages + 1, held=True)
+    for tiling in (alone, replace(alone, cluster=2), replace(alone, cluster=4), held, replace(held, cluster=2)):
         made = [x, *(torch.zeros_like(x) for _ in range(layers))]
         execute([
             launch
