@@ -11,7 +11,7 @@ from dataclasses import replace
 from eagle3core.kernels.card import SHARED_BYTES
 from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.fp8.tiling import as_fp8, deepened, low_block, takes
-from eagle3core.kernels.gemm.group_room import group_holds_totals
+from eagle3core.kernels.gemm.held import holds_totals, least_steps
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
 
@@ -48,9 +48,8 @@ def gemm_candidates(arch: str, rows: int, n_tiles: int, k: int, packed: bool) ->
     elif arch == "sm_90a" and packed:
         found = [Tiling("ring", 4, 2, deep, 6) for deep in (1, 2)] if rows <= 32 else []
         narrow = next((v for v in (3, 4, 6, 8) if 8 * v >= rows), None)
-        found += (
-            [*_groups(arch, (32, 16), rows, n_tiles, units), *_holding(arch, rows, units)] if narrow is None else []
-        )
+        found += _groups(arch, (32, 16), rows, n_tiles, units) if narrow is None else []
+        found += _holding(arch, rows, units) if narrow is None else []
         found += _narrow_groups(arch, narrow, n_tiles, units) if narrow is not None else []
     else:
         found = list(_tiles(rows, n_tiles))
@@ -108,16 +107,13 @@ def _groups(arch: str, widest: tuple[int, ...], rows: int, n_tiles: int, units: 
 
 
 def _holding(arch: str, rows: int, units: int) -> Iterator[Tiling]:
-    """Wide blocks that hold their totals: as high as registers allow and half of that, with short and long stages."""
+    """Wide blocks that hold their totals: each alone, and one a processor that stays."""
     for w_tiles, most in ((12, 16), (8, 24), (8, 16)):
-        blocks_x = -(-rows // (8 * most))
-        x_tiles = -(-rows // (8 * blocks_x))
+        x_tiles = -(-rows // (8 * -(-rows // (8 * most))))
         for deep in (1, 2):
-            if deep > units or not group_holds_totals(x_tiles, w_tiles, deep, 1):
-                continue
-            one = deepest(arch, Tiling("group", x_tiles, w_tiles, deep, 32 // deep, held=True), units, blocks=1)
-            yield one
-            yield from (replace(one, cluster=of) for of in (2, 4) if blocks_x % of == 0)
+            if deep <= units and holds_totals(x_tiles, w_tiles, deep):
+                one = deepest(arch, Tiling("group", x_tiles, w_tiles, deep, 16 // deep, held=True), units, blocks=1)
+                yield from (one, replace(one, resident=MULTIPROCESSORS))
 
 
 def _narrow_groups(arch: str, x_tiles: int, n_tiles: int, units: int) -> Iterator[Tiling]:
@@ -154,6 +150,8 @@ def _tiles(rows: int, n_tiles: int) -> Iterator[Tiling]:
 def _is_taken(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) -> bool:
     """Whether the kernel of a tiling runs this shape; the same limits as `gemm` checks."""
     units = -(-k // UNIT)
+    if tiling.held and tiling.stages >= least_steps(k, tiling.units):
+        return False
     if tiling.kernel == "group":
         return arch == "sm_90a" and packed and tiling.units <= units
     if tiling.kernel == "bulk" and (

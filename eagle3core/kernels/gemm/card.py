@@ -184,6 +184,7 @@ CARD = Card(
         "together": "whether those add the sums together",
         "cluster": "blocks of x that fetch W for each other",
         "held": "totals in registers that those who fetch give up",
+        "resident": "blocks of a grid that holds its totals, 0: one each",
         "packed": "layout of W",
     },
     cases=(

@@ -11,7 +11,7 @@ is one copy: [unit][product][8 rows][k half of a product][row of 8][16 bytes].
 Bits equal those of `gemm_ring`: one product of a warpgroup sums the same 16 k as one of its mma, in the same order of
 products; the streams over K come one after the other, or with `split` 4 to one block each.
 
-Source: derived here; matrix descriptors from the PTX ISA.
+Source: derived here.
 """
 
 from __future__ import annotations
@@ -22,20 +22,37 @@ import numpy as np
 
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
-from eagle3core.kernels.gemm.fp8.operands import make_load_widened
-from eagle3core.kernels.gemm.group_room import (
-    FETCHING_REGISTERS,
-    group_registers,
-    group_shared_bytes,
-    group_totals_in_shared,
-)
+from eagle3core.kernels.gemm.products import make_group_multiply
 from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
 from eagle3core.kernels.gemm.scale import make_put_scales
-from eagle3core.kernels.gemm.stages import make_fetch_w, make_fetch_x, make_following, make_steps_of
-from eagle3core.kernels.gemm.sums import make_hand_over, make_leave, make_walk
+from eagle3core.kernels.gemm.stages import (
+    FETCHING_WARPS,
+    make_fetch_w,
+    make_fetch_x,
+    make_first_place,
+    make_following,
+    make_steps_of,
+)
+from eagle3core.kernels.gemm.sums import make_hand_over, make_leave, make_walk, sums_bytes
 
-# Without swizzle: 128 bytes from a k half to the next, 256 from 8 rows to the next, in sixteenths.
-_DESCRIPTOR = (128 >> 4) << 16 | (256 >> 4) << 32
+FETCHING = 32 * FETCHING_WARPS  # threads that fetch
+
+
+def group_totals_in_shared(x_tiles: int, w_tiles: int, split: int, blocks: bool = False) -> bool:
+    """Whether the totals over streams leave the registers: 16 sums, as many totals and the rest fit a thread.
+
+    `blocks`: there the sums of a block and those of its stream are two.
+    """
+    return split == 1 and (x_tiles > 4 or blocks)
+
+
+def group_shared_bytes(
+    x_tiles: int, w_tiles: int, units: int, stages: int, split: int, fp8: bool = False, blocks: bool = False
+) -> int:
+    """Dynamic shared memory of a block, bytes: ring and totals, reused for sums; row scales; a flag; barriers."""
+    ring = stages * units * ((1 if fp8 else 2) * w_tiles + x_tiles) * FRAGMENT
+    totals = 512 * x_tiles * w_tiles if group_totals_in_shared(x_tiles, w_tiles, split, blocks) else 0
+    return max(ring + totals, sums_bytes(x_tiles, w_tiles) if split == 1 else 0) + 32 * x_tiles + 16 + 16 * stages
 
 
 def make_gemm_group(
@@ -53,7 +70,6 @@ def make_gemm_group(
     fp8: bool = False,
     blocks: bool = False,
     cluster: int = 1,
-    held: bool = False,
 ) -> Any:
     """The kernel; grid (split, blocks of x rows, blocks of W tiles). W and x are packed.
 
@@ -68,31 +84,26 @@ def make_gemm_group(
         fp8, blocks: as in `gemm_ring`; with `blocks` streams are whole blocks, and x_tiles at most 12.
         cluster: blocks of x rows that share tiles of W: each brings its part of a stage into the shared memory of all.
             A stage is free when the warps of all of them have left it, so they go through K side by side.
-        held: all totals stay in registers, of which a warpgroup that fetches gives up most of its own: the ring has the
-            shared memory that totals would take, and the streams' ends cost no turn through it.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
-    n_columns = 8 * x_tiles
-    group_mma, group_settle = isa.group_mma(dtype, n_columns), isa.group_settle(n_columns)
     zero = np.float32(0)
 
     # A warp owns a tile of 16 rows of W by all rows of x: 4 sums a thread for each 8 of them, and as many totals up to
     # 32 rows of x; above, the totals lie in shared memory.
     n_warps, threads, n_sums = w_tiles, 32 * w_tiles, 4 * x_tiles
-    spilled = group_totals_in_shared(x_tiles, w_tiles, split, blocks, held)
+    spilled = group_totals_in_shared(x_tiles, w_tiles, split, blocks)
     n_totals = n_sums if split == 1 and not spilled else 1
     n_operands = 8 * units  # W of a stage: 16 rows x 32 k a unit, 8 registers a lane
     unit_bytes_w = FRAGMENT if fp8 else 2 * FRAGMENT
-    w_stage, x_unit_bytes, product_bytes = w_tiles * units * unit_bytes_w, x_tiles * FRAGMENT, x_tiles * 256
+    w_stage, x_unit_bytes = w_tiles * units * unit_bytes_w, x_tiles * FRAGMENT
     stage_bytes = w_stage + units * x_unit_bytes
     totals_at = stages * stage_bytes
-    shared_bytes = group_shared_bytes(x_tiles, w_tiles, units, stages, split, fp8=fp8, blocks=blocks, held=held)
-    barriers_at = shared_bytes - 16 * stages
+    barriers_at = group_shared_bytes(x_tiles, w_tiles, units, stages, split, fp8, blocks) - 16 * stages
     flag_at = barriers_at - 16
     x_rows, stream_bytes = 8 * x_tiles, 512 * x_tiles * w_tiles
     scale_at = flag_at - 4 * x_rows
     put_scales = make_put_scales(isa, epilogue, x_rows=x_rows, n_warps=n_warps, scale_at=scale_at)
-    steps_of, following = make_steps_of(isa, units), make_following(isa, units)
+    steps_of, following, first_place = make_steps_of(isa, units), make_following(isa, units), make_first_place(isa)
     fetch_w = make_fetch_w(
         isa, w_tiles=w_tiles, units=units, stages=stages, stage_bytes=stage_bytes, cluster=cluster, fp8=fp8
     )
@@ -102,31 +113,9 @@ def make_gemm_group(
         isa, dtype=dtype, epilogue=epilogue, x_tiles=x_tiles, w_tiles=w_tiles, threads=threads, split=split,
         scale_at=scale_at, together=together, scales_rows=fp8 and not blocks,
     )  # fmt: skip
-    load_widened = make_load_widened(isa, dtype)
+    multiply_stage = make_group_multiply(isa, dtype=dtype, x_tiles=x_tiles, units=units, w_stage=w_stage, fp8=fp8)
     begin_blocks, add_stage, take_blocks = make_block_walk(isa, blocks=blocks, units=units, x_tiles=x_tiles, w_tiles=1)
     n_block_sums = n_sums if blocks else 1
-    moves_registers, fewer_registers = held, isa.fewer_registers(FETCHING_REGISTERS)
-    more_registers = isa.more_registers(group_registers(w_tiles))
-
-    def bring_w(
-        base: Any, full: Any, empty: Any, w: Any, tile0: Any, tiles: Any, first: Any, last: Any, n_units: Any, lane: Any
-    ) -> None:  # fmt: skip
-        begin, end = i32((first * n_units) >> 2), i32(((first + 1) * n_units) >> 2)
-        unit, stop, stream = following(i32(begin - units), end, first, last, n_units)
-        fetch_w(base, full, empty, w, tile0, tiles, unit, stop, stream, last, n_units, lane)
-        # This warp waits last, and does wait: a block that never did would end before the kernel before, and let
-        # the next one start too early.
-        if overlap:
-            isa.wait_previous()  # only weights, which no kernel writes, were read before
-
-    def bring_x(base: Any, full: Any, empty: Any, x: Any, n_units: Any, first: Any, last: Any, lane: Any) -> None:
-        if overlap:
-            isa.wait_previous()
-        steps = steps_of(i32(STREAMS - 1), n_units)
-        packed = x + i64(cuda.blockIdx.y) * (STREAMS * i64(steps) * (units * x_unit_bytes))
-        fetch_x(i32(base + w_stage), full, empty, packed, n_units, first, last, lane)
-
-    bring_w, bring_x = isa.inlined(bring_w), isa.inlined(bring_x)
 
     def gemm_group(
         x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
@@ -157,21 +146,23 @@ def make_gemm_group(
         if overlap:
             isa.let_next_start()
 
-        if moves_registers and warp >= n_warps:
-            fewer_registers()  # by a whole warpgroup, of which two warps fetch
-            if warp == n_warps:
-                bring_w(base, full, empty, w, tile0, tiles, first, last, n_units, lane)
-            elif warp == n_warps + 1:
-                bring_x(base, full, empty, x, n_units, first, last, lane)
-            elif overlap:
-                isa.wait_previous()
-        elif warp == n_warps:
-            bring_w(base, full, empty, w, tile0, tiles, first, last, n_units, lane)
+        if warp == n_warps:
+            begin, end = i32((first * n_units) >> 2), i32(((first + 1) * n_units) >> 2)
+            unit, stop, stream = following(i32(begin - units), end, first, last, n_units)
+            fetch_w(base, full, empty, w, tile0, tiles, unit, stop, stream, last, n_units, lane, first_place(base))
+            # This warp waits last, and does wait: a block that never did would end before the kernel before, and let
+            # the next one start too early.
+            if overlap:
+                isa.wait_previous()  # only weights, which no kernel writes, were read before
         elif warp > n_warps:
-            bring_x(base, full, empty, x, n_units, first, last, lane)
+            if overlap:
+                isa.wait_previous()
+            steps = steps_of(i32(STREAMS - 1), n_units)
+            packed = x + i64(cuda.blockIdx.y) * (STREAMS * i64(steps) * (units * x_unit_bytes))
+            fetch_x(
+                i32(base + w_stage), full, empty, packed, n_units, first, last, lane, first_place(i32(base + w_stage))
+            )
         else:
-            if moves_registers:
-                more_registers()
             if overlap:
                 isa.wait_previous()
             put_scales(base, sums, row0, rows, warp, lane, inv_width, eps)
@@ -195,35 +186,7 @@ def make_gemm_group(
                 for _ in range(steps_of(stream, n_units)):
                     # The barrier's phases alternate: `parity` is that of the round through the ring.
                     isa.mbarrier_wait(i32(full + barrier), parity)
-                    for u in range(units):
-                        at = i32(own_w + reading + u * unit_bytes_w)
-                        if fp8:
-                            a, b = load_widened(at)
-                        else:
-                            a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
-                        for c in range(4):
-                            operands[u * 8 + c * 2], operands[u * 8 + c * 2 + 1] = a[c], b[c]
-                    # Operands and sums are in registers from here on; until `group_settle` they belong to the tensor
-                    # cores.
-                    isa.group_fence()
-                    for u in range(units):
-                        at = i32(base + w_stage + reading + u * x_unit_bytes)
-                        # A matrix descriptor: the shared address in sixteenths, and how far apart its 8 x 16-byte
-                        # pieces are.
-                        there = i64((at & 0x3FFFF) >> 4) + _DESCRIPTOR
-                        o = u * 8
-                        # The same 16 k a product as in `gemm_ring`, k 8t..8t+3 of lane t, then 8t+4..8t+7: equal bits
-                        # (docs/log.md).
-                        group_mma(
-                            accumulators, operands[o], operands[o + 1], operands[o + 2], operands[o + 3], there
-                        )  # fmt: skip
-                        group_mma(
-                            accumulators, operands[o + 4], operands[o + 5], operands[o + 6], operands[o + 7],
-                            there + (product_bytes >> 4),
-                        )  # fmt: skip
-                    isa.group_commit()
-                    # x is read from shared memory until the products are done, so the stage is free only after this.
-                    group_settle(accumulators)
+                    multiply_stage(accumulators, operands, own_w, base, reading)
                     cuda.syncwarp()
                     # All lanes have read W: one arrives for them.
                     if lane < isa.ARRIVING_LANES:

@@ -34,8 +34,8 @@ from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
 from eagle3core.kernels.gemm.fp8.blocks import blocks_of
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_tiling, takes
-from eagle3core.kernels.gemm.group import make_gemm_group
-from eagle3core.kernels.gemm.group_room import group_holds_totals, group_totals_in_shared
+from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
+from eagle3core.kernels.gemm.held import holds_totals, least_steps, make_gemm_held
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
 from eagle3core.kernels.gemm.reference import EPS, n_columns, n_weight_rows
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT, make_gemm_ring
@@ -75,12 +75,14 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
         sums = 4 * tiling.x_tiles * tiling.w_tiles // warps  # a thread's; twice where it also holds totals
         totals = tiling.split == 1 and not totals_in_shared(tiling.x_tiles, tiling.w_tiles, warps, tiling.split)
         registers, most = sums * (2 if totals else 1) + 72, 255
-    if tiling.kernel == "group":
+    if tiling.held:
+        del constants["packed"], constants["ragged"]
+        registers, most, expected = 128, 168, {"HGMMA": 2 * tiling.units, "UBLKCP": 1, "USETMAXREG": 2}
+    elif tiling.kernel == "group":
         del constants["packed"], constants["ragged"]
         constants |= {"split": tiling.split, "together": tiling.together}
-        in_shared = group_totals_in_shared(tiling.x_tiles, tiling.w_tiles, tiling.split, blocks, tiling.held)
+        in_shared = group_totals_in_shared(tiling.x_tiles, tiling.w_tiles, tiling.split, blocks)
         constants |= {"cluster": tiling.cluster} if tiling.cluster > 1 else {}
-        constants |= {"held": True} if tiling.held else {}
         twice = blocks or (tiling.split == 1 and not in_shared)  # sums of streams, or of blocks and of their stream
         registers = 4 * tiling.x_tiles * (2 if twice else 1) + 8 * tiling.units + 36
         most, expected = 255, {"HGMMA": 2 * tiling.units, "UBLKCP": 1}
@@ -88,7 +90,7 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
     layout = ("packed" if packed else "rows") + ("_ragged" if "ragged" in constants and ragged else "")
     return Variant(
         name=f"gemm_{dtype}_{epilogue.name}_{tiling.name}_{layout}",
-        make=_KERNELS[tiling.kernel],
+        make=make_gemm_held if tiling.held else _KERNELS[tiling.kernel],
         constants=constants,
         parameters=gemm_parameters(fp8),
         threads=tiling.threads,
@@ -168,12 +170,17 @@ def gemm(
     elif tiling.kernel == "group":
         raise KernelLimit(f"{tiling} without scratch", "room for x in its order", "pass what `workspace` gives")
     variant = gemm_variant(arch, dtype, epilogue, tiling, packed, k % UNIT != 0)
-    grid = {
-        "ring": (blocks_w, blocks_x, 1),
-        "bulk": (blocks_w, blocks_x, 1),
-        "tile": (blocks_x, blocks_w, tiling.split),
-        "group": (tiling.split, blocks_x, blocks_w),
-    }[tiling.kernel]
+    n_blocks = blocks_x * blocks_w
+    grid = (
+        (min(n_blocks, tiling.resident or n_blocks), 1, 1)
+        if tiling.held
+        else {
+            "ring": (blocks_w, blocks_x, 1),
+            "bulk": (blocks_w, blocks_x, 1),
+            "tile": (blocks_x, blocks_w, tiling.split),
+            "group": (tiling.split, blocks_x, blocks_w),
+        }[tiling.kernel]
+    )
     if epilogue.e4m3_cache:
         operands = {**operands, "gain": operands["factors"]}
     names = ("sums", "bias", "gain", "residual", "positions", "slots", "table", "second", "third")
@@ -245,13 +252,12 @@ def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool)
             f"{tiling}, {tiling.cluster} blocks a cluster", "a cluster of 1, or of `group` one that divides w_tiles",
             "set cluster=1, or pass no tiling",
         )  # fmt: skip
-    if tiling.held and (
-        tiling.kernel != "group" or not group_holds_totals(tiling.x_tiles, tiling.w_tiles, tiling.units, tiling.split)
-    ):
+    if tiling.held and not _can_hold(tiling, k):
         raise KernelLimit(
-            f"{tiling} holds its totals", "`group` with split 1, and sums that fit its registers twice",
+            f"{tiling} holds its totals for k {k}",
+            "`group` with split and cluster 1, sums that fit its registers twice, and fewer stages than k has",
             "set held=False, or pass no tiling",
-        )  # fmt: skip
+        )
     if tiling.kernel in ("ring", "bulk") and (
         n_tiles % tiling.w_tiles or (tiling.units > 1 and units % (STREAMS * tiling.units))
     ):
@@ -265,6 +271,12 @@ def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool)
             f"bulk copies, packed W, whole units of {UNIT}, x_tiles 1 with up to 8 units or 2 with up to 4",
             "use `ring`, or pass no tiling",
         )
+
+
+def _can_hold(tiling: Tiling, k: int) -> bool:
+    is_alone = tiling.kernel == "group" and tiling.split == tiling.cluster == 1
+    has_room = holds_totals(tiling.x_tiles, tiling.w_tiles, tiling.units)
+    return is_alone and has_room and tiling.stages < least_steps(k, tiling.units)
 
 
 def gemm_cost(case: Case) -> Cost:

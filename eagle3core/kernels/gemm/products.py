@@ -1,8 +1,8 @@
-"""The products of one stage, by one warp, in the words that `gemm_ring` and `gemm_tile` share.
+"""The products of one stage: by one warp, as `gemm_ring` and `gemm_tile` make them, and by a warpgroup.
 
 A unit is 32 k: two mma for each pair of a tile of W and a tile of x, elements 8t..8t+3 of lane t, then 8t+4..8t+7.
 
-Source: derived here; fragment layouts from the PTX ISA.
+Source: derived here; fragment layouts and matrix descriptors from the PTX ISA.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 from eagle3core.kernels.gemm.fp8.operands import make_load_widened
 
 FRAGMENT = 512  # bytes of 8 rows x 32 k
+# Of a matrix of x, without swizzle: 128 bytes from a k half to the next, 256 from 8 rows to the next, in sixteenths.
+_DESCRIPTOR = (128 >> 4) << 16 | (256 >> 4) << 32
 
 
 def make_multiply(
@@ -71,3 +73,46 @@ def make_multiply(
             multiply_unit(accumulators, x_at + 3 * x_step, w_at + 3 * w_step, reading)
 
     return isa.inlined(multiply)
+
+
+def make_group_multiply(isa: Any, *, dtype: str, x_tiles: int, units: int, w_stage: int, fp8: bool = False) -> Any:
+    """Inlined `multiply_stage(accumulators, operands, own_w, base, reading)`: the products of a warpgroup's stage.
+
+    It adds those of a stage, which begins `reading` bytes into the ring at `base`, to the 4 `x_tiles` sums of a lane,
+    and comes back when they are done. `own_w`: where this lane's pieces of W lie in the first stage; x lies `w_stage`
+    bytes into a stage. `operands`: an array of 8 `units` for W.
+    """
+    i32, i64 = isa.i32, isa.i64
+    n_columns = 8 * x_tiles
+    group_mma, group_settle = isa.group_mma(dtype, n_columns), isa.group_settle(n_columns)
+    unit_bytes_w, x_unit_bytes, product_bytes = (1 if fp8 else 2) * FRAGMENT, x_tiles * FRAGMENT, x_tiles * 256
+    load_widened = make_load_widened(isa, dtype)
+
+    def multiply_stage(accumulators: Any, operands: Any, own_w: Any, base: Any, reading: Any) -> None:
+        for u in range(units):
+            at = i32(own_w + reading + u * unit_bytes_w)
+            if fp8:
+                a, b = load_widened(at)
+            else:
+                a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
+            for c in range(4):
+                operands[u * 8 + c * 2], operands[u * 8 + c * 2 + 1] = a[c], b[c]
+        # Operands and sums are in registers from here on; until `group_settle` they belong to the tensor cores.
+        isa.group_fence()
+        for u in range(units):
+            at = i32(base + w_stage + reading + u * x_unit_bytes)
+            # A matrix descriptor: the shared address in sixteenths, and how far apart its 8 x 16-byte pieces are.
+            there = i64((at & 0x3FFFF) >> 4) + _DESCRIPTOR
+            o = u * 8
+            # The same 16 k a product as in `gemm_ring`, k 8t..8t+3 of lane t, then 8t+4..8t+7: equal bits
+            # (docs/log.md).
+            group_mma(accumulators, operands[o], operands[o + 1], operands[o + 2], operands[o + 3], there)
+            group_mma(
+                accumulators, operands[o + 4], operands[o + 5], operands[o + 6], operands[o + 7],
+                there + (product_bytes >> 4),
+            )  # fmt: skip
+        isa.group_commit()
+        # x is read from shared memory until the products are done, so the stage is free only after this.
+        group_settle(accumulators)
+
+    return isa.inlined(multiply_stage)

@@ -43,11 +43,22 @@ def make_following(isa: Any, units: int) -> Any:
     return isa.inlined(following)
 
 
+def make_first_place(isa: Any) -> Any:
+    """Inlined `first_place(ring)`: the first stage and its barrier, in the round that finds all stages empty."""
+    i32 = isa.i32
+
+    def first_place(ring: Any) -> Any:
+        return ring, i32(0), i32(1)
+
+    return isa.inlined(first_place)
+
+
 def make_fetch_w(isa: Any, *, w_tiles: int, units: int, stages: int, stage_bytes: int, cluster: int, fp8: bool) -> Any:
-    """Inlined `fetch_w(ring, full, empty, w, tile0, tiles, unit, stop, stream, last, n_units, lane)`, by one warp.
+    """Inlined `fetch_w(ring, full, empty, w, tile0, tiles, unit, stop, stream, last, n_units, lane, place)`, by a warp.
 
     A tile past the last is fetched from the last one's place. The blocks of a cluster have the same tiles: each fetches
-    its part of them for all. `fp8`: W is in e4m3.
+    its part of them for all. `fp8`: W is in e4m3. `place`, which is also returned: where the next stage of the ring
+    lies, its barrier and the parity of its round; `first_place` at the start.
     """
     i32, i64, cuda = isa.i32, isa.i64, isa.cuda
     following = make_following(isa, units)
@@ -57,11 +68,11 @@ def make_fetch_w(isa: Any, *, w_tiles: int, units: int, stages: int, stage_bytes
 
     def fetch_w(
         ring: Any, full: Any, empty: Any, w: Any, tile0: Any, tiles: Any, unit: Any, stop: Any, stream: Any, last: Any,
-        n_units: Any, lane: Any,
-    ) -> None:  # fmt: skip
+        n_units: Any, lane: Any, place: Any,
+    ) -> Any:  # fmt: skip
         tile_bytes = i64(n_units) * unit_bytes
         source, far = w + i64(tile0) * tile_bytes, i32(tiles - 1 - tile0)
-        target, barrier, parity = ring, i32(0), i32(1)  # the first round finds all stages empty
+        target, barrier, parity = place
         begin = i32(0)
         if cluster > 1:
             begin = i32(isa.cluster.rank() * part)
@@ -97,25 +108,27 @@ def make_fetch_w(isa: Any, *, w_tiles: int, units: int, stages: int, stage_bytes
             target, barrier = i32(target + stage_bytes), i32(barrier + 8)
             if barrier == 8 * stages:
                 target, barrier, parity = ring, i32(0), i32(parity ^ 1)
+        return target, barrier, parity
 
     return isa.inlined(fetch_w)
 
 
 def make_fetch_x(isa: Any, *, x_tiles: int, units: int, stages: int, stage_bytes: int) -> Any:
-    """Inlined `fetch_x(ring, full, empty, packed, n_units, first, last, lane)`, by one warp: a copy a stage.
+    """Inlined `fetch_x(ring, full, empty, packed, n_units, first, last, lane, place)`, by one warp: a copy a stage.
 
-    `packed` is the address of the block's x in the order of `pack`, which has zeros past the end of a stream.
+    `packed` is the address of the block's x in the order of `pack`, which has zeros past the end of a stream. `place`
+    as of `fetch_w`.
     """
     i32, i64, cuda = isa.i32, isa.i64, isa.cuda
     steps_of = make_steps_of(isa, units)
     step_bytes = units * x_tiles * FRAGMENT
 
     def fetch_x(
-        ring: Any, full: Any, empty: Any, packed: Any, n_units: Any, first: Any, last: Any, lane: Any
-    ) -> None:  # fmt: skip
+        ring: Any, full: Any, empty: Any, packed: Any, n_units: Any, first: Any, last: Any, lane: Any, place: Any
+    ) -> Any:  # fmt: skip
         stream_bytes = i64(steps_of(i32(STREAMS - 1), n_units)) * step_bytes  # the last stream is a longest one
         source, stream = packed + i64(first) * stream_bytes, first
-        target, barrier, parity = ring, i32(0), i32(1)
+        target, barrier, parity = place
         while stream <= last:
             # Each stream begins at its own place: packed x gives all of them as many stages as the longest.
             at = source
@@ -131,5 +144,6 @@ def make_fetch_x(isa: Any, *, x_tiles: int, units: int, stages: int, stage_bytes
                     target, barrier, parity = ring, i32(0), i32(parity ^ 1)
             source += stream_bytes
             stream = i32(stream + 1)
+        return target, barrier, parity
 
     return isa.inlined(fetch_x)

@@ -11,7 +11,8 @@ from typing import Literal
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels import tuned
 from eagle3core.kernels.card import SHARED_BYTES, SHARED_BYTES_SM
-from eagle3core.kernels.gemm.group_room import group_shared_bytes, group_threads
+from eagle3core.kernels.gemm.group import FETCHING, group_shared_bytes
+from eagle3core.kernels.gemm.held import held_shared_bytes, held_threads
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT, ring_shared_bytes
 from eagle3core.kernels.gemm.tile import tile_shared_bytes
 
@@ -33,8 +34,9 @@ class Tiling:
         units, stages: units of 32 k of a stage, and stages of the ring.
         warps_x, warps_w: of `tile`; see `make_gemm_tile`.
         split: of `tile` and `group`. together: of a split `group`; see `sums.make_hand_over`.
-        cluster: of `group`, blocks of x that share tiles of W; held: of an unsplit one, totals in registers; see
-            `make_gemm_group`.
+        cluster: of `group`, blocks of x that share tiles of W; see `make_gemm_group`.
+        held: of `group`, totals in registers; see `make_gemm_held`. resident: there, blocks of the grid at most, each
+            of which takes several; 0: one each.
     """
 
     kernel: Literal["ring", "bulk", "tile", "group"]
@@ -48,20 +50,24 @@ class Tiling:
     together: bool = False
     cluster: int = 1
     held: bool = False
+    resident: int = 0
 
     @property
     def threads(self) -> int:
-        if self.kernel == "group":
-            return group_threads(self.w_tiles, self.held)
-        return 32 * (self.warps_x * self.warps_w if self.kernel == "tile" else STREAMS)
+        if self.held:
+            return held_threads(self.w_tiles)
+        warps = {"ring": STREAMS, "bulk": STREAMS, "tile": self.warps_x * self.warps_w, "group": self.w_tiles}
+        return 32 * warps[self.kernel] + (FETCHING if self.kernel == "group" else 0)
 
     @property
     def shared_bytes(self) -> int:
         sizes = self.x_tiles, self.w_tiles, self.units, self.stages
         if self.kernel in ("ring", "bulk"):
             return ring_shared_bytes(*sizes, bulk=self.kernel == "bulk")
+        if self.held:
+            return held_shared_bytes(*sizes)
         if self.kernel == "group":
-            return group_shared_bytes(*sizes, self.split, held=self.held)
+            return group_shared_bytes(*sizes, self.split)
         return tile_shared_bytes(*sizes, self.warps_x * self.warps_w, self.split)
 
     @property
@@ -71,10 +77,10 @@ class Tiling:
             "bulk": "",
             "tile": f"_{self.warps_x}x{self.warps_w}_s{self.split}",
             "group": f"_{'t' if self.together else 's'}{self.split}"
-            + (f"_c{self.cluster}" if self.cluster > 1 else "")
-            + ("_held" if self.held else ""),
+            + (f"_c{self.cluster}" if self.cluster > 1 else ""),
         }
-        return f"{self.kernel}_{self.x_tiles}x{self.w_tiles}_u{self.units}_p{self.stages}{more[self.kernel]}"
+        kernel = "held" if self.held else self.kernel  # of any grid
+        return f"{kernel}_{self.x_tiles}x{self.w_tiles}_u{self.units}_p{self.stages}{more[self.kernel]}"
 
 
 def choose_tiling(arch: str, rows: int, n_tiles: int, k: int, packed: bool = True, dtype: str = "bf16") -> Tiling:

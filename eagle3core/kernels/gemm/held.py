@@ -1,0 +1,246 @@
+"""GEMM kernel for sm_90a and many rows of x: warpgroups that hold all totals, in blocks that stay for several tiles.
+
+It differs from `gemm_group` in three things, and in no bit. The totals over streams stay in registers, of which a
+warpgroup that fetches gives up most of its own: the ring has the shared memory that totals took, and a stream's end
+costs no turn through it. A warp finishes its own sums by exchanges between its lanes, with no meeting of the block. So
+the ring is never given up to sums, and a block that stays has the next block's stages under way while it finishes one:
+warpgroups drift apart by as much as the ring is deep, and one multiplies while another finishes.
+
+Source: derived here; the hand-over of registers from the PTX ISA, setmaxnreg.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch
+from eagle3core.kernels.gemm.finish import make_finish
+from eagle3core.kernels.gemm.products import make_group_multiply
+from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
+from eagle3core.kernels.gemm.scale import make_put_scales
+from eagle3core.kernels.gemm.stages import (
+    make_fetch_w,
+    make_fetch_x,
+    make_first_place,
+    make_following,
+    make_steps_of,
+)
+
+_WARPGROUP = 4  # warps, which give up or take registers together
+_POOL = 65536 // 32  # registers of a processor, for each lane of a warp
+_FETCHING_REGISTERS = 48  # of a lane that fetches: with fewer it spills
+_AT_ONCE = 2  # pieces of 16 rows of W by 8 of x that a warp finishes together, so that their operands' loads overlap
+
+
+def held_threads(w_tiles: int) -> int:
+    """Threads of a block: a multiplying warp a tile of W, and a warpgroup, of which two warps fetch."""
+    return 32 * (w_tiles + _WARPGROUP)
+
+
+def held_registers(w_tiles: int) -> int:
+    """Registers that a multiplying lane can have: a multiple of 8."""
+    return min(240, (_POOL - _WARPGROUP * _FETCHING_REGISTERS) // w_tiles // 8 * 8)
+
+
+def holds_totals(x_tiles: int, w_tiles: int, units: int) -> bool:
+    """Whether sums, totals, W of a stage and the rest fit the registers of a multiplying lane."""
+    return w_tiles % _WARPGROUP == 0 and 8 * x_tiles + 8 * units + 16 <= held_registers(w_tiles)
+
+
+def held_shared_bytes(x_tiles: int, w_tiles: int, units: int, stages: int) -> int:
+    """Dynamic shared memory of a block, bytes: the ring; row scales of this block and the next; barriers."""
+    return stages * units * (2 * w_tiles + x_tiles) * FRAGMENT + 64 * x_tiles + 16 + 16 * stages
+
+
+def least_steps(k: int, units: int) -> int:
+    """Stages of a block of `k` columns; of a ring there must be fewer, see `make_gemm_held`."""
+    n_units = -(-k // UNIT)
+    return sum(-(-((s + 1) * n_units // STREAMS - s * n_units // STREAMS) // units) for s in range(STREAMS))
+
+
+def make_gemm_held(
+    isa: Any, *, dtype: str, epilogue: Epilogue, x_tiles: int, w_tiles: int, units: int, stages: int, overlap: bool
+) -> Any:
+    """The kernel; a grid of any number of blocks, of which each takes every so many-th. W and x are packed.
+
+    Args:
+        x_tiles, w_tiles, units: of which `holds_totals` holds.
+        stages: depth of the ring, fewer than the stages of a block: the warps are then never so far apart that one puts
+            the scales of the block after next where another still reads those of this one.
+        overlap: as in `gemm_tile`.
+    """
+    cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
+    zero = np.float32(0)
+    n_warps, n_sums, n_operands = w_tiles, 4 * x_tiles, 8 * units
+    rounds = -(-x_tiles // _AT_ONCE)
+    # The pieces that are finished together are always the first of the array; the others then move up.
+    n_kept, n_taken = 4 * _AT_ONCE * rounds, 4 * _AT_ONCE
+    unit_bytes_w, x_unit_bytes, x_rows = 2 * FRAGMENT, x_tiles * FRAGMENT, 8 * x_tiles
+    w_stage = w_tiles * units * unit_bytes_w
+    stage_bytes = w_stage + units * x_unit_bytes
+    scale_at = stages * stage_bytes
+    full_at = scale_at + 8 * x_rows
+    empty_at = full_at + 8 * stages
+    scaled_at = empty_at + 8 * stages
+    scaled = epilogue.quads > 0
+    put_scales = make_put_scales(isa, epilogue, x_rows=x_rows, n_warps=n_warps, scale_at=scale_at)
+    steps_of, following, first_place = make_steps_of(isa, units), make_following(isa, units), make_first_place(isa)
+    sizes = {"units": units, "stages": stages, "stage_bytes": stage_bytes}
+    fetch_w = make_fetch_w(isa, w_tiles=w_tiles, cluster=1, fp8=False, **sizes)
+    fetch_x = make_fetch_x(isa, x_tiles=x_tiles, **sizes)
+    multiply_stage = make_group_multiply(isa, dtype=dtype, x_tiles=x_tiles, units=units, w_stage=w_stage)
+    finish_pieces = _make_finish_pieces(isa, dtype, epilogue, x_rows)
+    fewer_registers = isa.fewer_registers(_FETCHING_REGISTERS)
+    more_registers = isa.more_registers(held_registers(w_tiles))
+
+    def gemm_held(
+        x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
+        workspace: Any, counters: Any, y: Any, second: Any, third: Any, ordered: Any, rows: Any, n: Any, k: Any,
+        tiles: Any, q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any,
+    ) -> None:  # fmt: skip
+        tid = i32(cuda.threadIdx.x)
+        lane, warp = i32(tid & 31), i32(tid >> 5)
+        base = isa.shared_address(cuda.shared.array(0, f32, alignment=128))
+        full, empty, has_scales = i32(base + full_at), i32(base + empty_at), i32(base + scaled_at)
+        n_units, last = i32((k + (UNIT - 1)) >> 5), i32(STREAMS - 1)
+        blocks_x = i32((rows + (x_rows - 1)) // x_rows)
+        n_blocks, stride = i32(blocks_x * ((tiles + (w_tiles - 1)) // w_tiles)), i32(cuda.gridDim.x)
+        # `full` completes when both who fetch have announced their bytes and the bytes are there; `empty` when every
+        # multiplying warp has arrived, and so do the two that say that a block's scales are there.
+        if tid < stages:
+            isa.mbarrier_init(i32(full + tid * 8), i32(2))
+            isa.mbarrier_init(i32(empty + tid * 8), i32(n_warps * isa.ARRIVING_LANES))
+        if tid < 2:
+            isa.mbarrier_init(i32(has_scales + tid * 8), i32(n_warps * isa.ARRIVING_LANES))
+        isa.mbarrier_fence_init()
+        cuda.syncthreads()  # nobody waits at a barrier that is not there yet; the only one that all warps meet at
+        if overlap:
+            isa.let_next_start()
+
+        block = i32(cuda.blockIdx.x)
+        if warp >= n_warps:
+            fewer_registers()  # by the whole warpgroup, of which two warps fetch
+            if warp == n_warps:
+                place = first_place(base)
+                while block < n_blocks:
+                    tile0 = i32((block // blocks_x) * w_tiles)
+                    unit, stop, stream = following(i32(-units), i32(n_units >> 2), i32(0), last, n_units)
+                    place = fetch_w(
+                        base, full, empty, w, tile0, tiles, unit, stop, stream, last, n_units, lane, place
+                    )  # fmt: skip
+                    block = i32(block + stride)
+                # Only weights, which no kernel writes, were read before. It waits all the same: a block that never did
+                # would end before the kernel before, and let the next one start too early.
+                if overlap:
+                    isa.wait_previous()
+            else:
+                if overlap:
+                    isa.wait_previous()
+                if warp == n_warps + 1:
+                    steps, place = steps_of(last, n_units), first_place(i32(base + w_stage))
+                    while block < n_blocks:
+                        packed = x + i64(block % blocks_x) * (STREAMS * i64(steps) * (units * x_unit_bytes))
+                        place = fetch_x(
+                            i32(base + w_stage), full, empty, packed, n_units, i32(0), last, lane, place
+                        )  # fmt: skip
+                        block = i32(block + stride)
+        else:
+            more_registers()
+            if overlap:
+                isa.wait_previous()
+            accumulators, totals = cuda.local.array(n_kept, f32), cuda.local.array(n_kept, f32)
+            operands = cuda.local.array(n_operands, i32)
+            own_w = i32(base + warp * (units * unit_bytes_w) + lane * 16)
+            reading, barrier, parity, turn = i32(0), i32(0), i32(0), i32(0)
+            while block < n_blocks:
+                row0, tile = i32((block % blocks_x) * x_rows), i32((block // blocks_x) * w_tiles + warp)
+                own_scales = i32(base + (turn & 1) * (4 * x_rows))
+                if scaled:
+                    put_scales(own_scales, sums, row0, rows, warp, lane, inv_width, eps)
+                    cuda.syncwarp()
+                    if lane < isa.ARRIVING_LANES:
+                        isa.mbarrier_arrive(i32(has_scales + (turn & 1) * 8))
+                for i in range(n_kept):
+                    totals[i] = zero
+                for stream in range(STREAMS):
+                    for i in range(n_sums):
+                        accumulators[i] = zero
+                    for _ in range(steps_of(i32(stream), n_units)):
+                        # The barrier's phases alternate: `parity` is that of the round through the ring.
+                        isa.mbarrier_wait(i32(full + barrier), parity)
+                        multiply_stage(accumulators, operands, own_w, base, reading)
+                        cuda.syncwarp()
+                        # All lanes have read W: one arrives for them.
+                        if lane < isa.ARRIVING_LANES:
+                            isa.mbarrier_arrive(i32(empty + barrier))
+                        reading, barrier = i32(reading + stage_bytes), i32(barrier + 8)
+                        if barrier == 8 * stages:
+                            reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
+                    # ((s0 + s1) + s2) + s3.
+                    for i in range(n_sums):
+                        totals[i] = totals[i] + accumulators[i]
+                if scaled:
+                    isa.mbarrier_wait(i32(has_scales + (turn & 1) * 8), i32((turn >> 1) & 1))
+                for r in range(rounds):
+                    finish_pieces(
+                        totals, i32(own_scales + scale_at), i32(r * _AT_ONCE), lane, row0, tile, tiles, rows, n, bias,
+                        gain, residual, positions, slots, table, q_heads, kv_heads, y, second, third, ordered,
+                    )  # fmt: skip
+                    for i in range(n_kept - n_taken):
+                        totals[i] = totals[i + n_taken]
+                block, turn = i32(block + stride), i32(turn + 1)
+
+    return gemm_held
+
+
+def _make_finish_pieces(isa: Any, dtype: str, epilogue: Epilogue, x_rows: int) -> Any:
+    """Inlined `finish_pieces(sums, scales, piece, ...)`: the epilogue of the first pieces in a register array.
+
+    A lane holds W rows g and g + 8 of x rows 2t and 2t + 1, g = lane / 4; it finishes pair lane % 8 of x rows 2t and
+    2t + 1, t = lane / 8, as all kernels do, since some kinds exchange values between neighbours. `piece` is the number
+    of the first one, `scales` where the block's row scales lie.
+    """
+    cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
+    fetch, finish = make_fetch(isa, epilogue, dtype), make_finish(isa, epilogue, dtype)
+    scaled, zero, items = epilogue.quads > 0, np.float32(0), 2 * _AT_ONCE
+    n_held = 6 * items
+
+    def finish_pieces(
+        sums: Any, scales: Any, piece: Any, lane: Any, row0: Any, tile: Any, tiles: Any, rows: Any, n: Any, bias: Any,
+        gain: Any, residual: Any, positions: Any, slots: Any, table: Any, q_heads: Any, kv_heads: Any, y: Any,
+        second: Any, third: Any, ordered: Any,
+    ) -> None:  # fmt: skip
+        held, held_slot = cuda.local.array(n_held, f32), cuda.local.array(items, i32)
+        v0s, v1s = cuda.local.array(items, f32), cuda.local.array(items, f32)
+        local_rows, item_rows = cuda.local.array(items, i32), cuda.local.array(items, i32)
+        pair, t = i32(lane & 7), i32(lane >> 3)
+        source = i32(pair * 4 + t)
+        # All operands are asked for before the first is used: their waits run together.
+        for i in range(items):
+            local_rows[i] = i32((piece + (i >> 1)) * 8 + t * 2 + (i & 1))
+            item_rows[i] = i32(row0 + local_rows[i])
+            if tile >= tiles or local_rows[i] >= x_rows:  # a warp past the last tile, a piece past the block's last
+                local_rows[i], item_rows[i] = i32(0), i32(rows)
+            fetched = fetch(tile, pair, item_rows[i], rows, n, bias, gain, residual, positions, slots, table)
+            for c in range(6):
+                held[i * 6 + c] = fetched[0][c]
+            held_slot[i] = fetched[1]
+        for i in range(items):
+            at = 4 * (i >> 1) + (i & 1)
+            v0s[i] = isa.f32_of_bits(isa.shuffle_i32(isa.bits_of_f32(sums[at]), source))
+            v1s[i] = isa.f32_of_bits(isa.shuffle_i32(isa.bits_of_f32(sums[at + 2]), source))
+        for i in range(items):
+            scale = zero
+            if scaled:
+                scale = isa.shared_load_f32(i32(scales + local_rows[i] * 4))
+            operands = (
+                held[i * 6], held[i * 6 + 1], held[i * 6 + 2], held[i * 6 + 3], held[i * 6 + 4], held[i * 6 + 5],
+            )  # fmt: skip
+            finish(
+                v0s[i], v1s[i], scale, operands, held_slot[i], tile, pair, item_rows[i], rows, n, q_heads, kv_heads, y,
+                second, third, ordered,
+            )  # fmt: skip
+
+    return isa.inlined(finish_pieces)
