@@ -107,13 +107,16 @@ def _groups(arch: str, widest: tuple[int, ...], rows: int, n_tiles: int, units: 
 
 
 def _holding(arch: str, rows: int, units: int) -> Iterator[Tiling]:
-    """Wide blocks that hold their totals: each alone, and one a processor that stays."""
+    """Wide blocks that hold their totals: each alone, one a processor that stays, and pairs of those."""
     for w_tiles, most in ((12, 16), (8, 24), (8, 16)):
-        x_tiles = -(-rows // (8 * -(-rows // (8 * most))))
+        blocks_x = -(-rows // (8 * most))
+        x_tiles = -(-rows // (8 * blocks_x))
         for deep in (1, 2):
             if deep <= units and holds_totals(x_tiles, w_tiles, deep):
                 one = deepest(arch, Tiling("group", x_tiles, w_tiles, deep, 16 // deep, held=True), units, blocks=1)
                 yield from (one, replace(one, resident=MULTIPROCESSORS))
+                if blocks_x % 2 == 0:
+                    yield replace(one, resident=MULTIPROCESSORS, cluster=2)
 
 
 def _narrow_groups(arch: str, x_tiles: int, n_tiles: int, units: int) -> Iterator[Tiling]:

@@ -31,6 +31,7 @@ from eagle3core.kernels.gemm.stages import (
     make_fetch_x,
     make_first_place,
     make_following,
+    make_leave_stage,
     make_steps_of,
 )
 from eagle3core.kernels.gemm.sums import make_hand_over, make_leave, make_walk, sums_bytes
@@ -108,6 +109,7 @@ def make_gemm_group(
         isa, w_tiles=w_tiles, units=units, stages=stages, stage_bytes=stage_bytes, cluster=cluster, fp8=fp8
     )
     fetch_x = make_fetch_x(isa, x_tiles=x_tiles, units=units, stages=stages, stage_bytes=stage_bytes)
+    leave_stage = make_leave_stage(isa, cluster)
     leave, hand_over = make_leave(isa, x_tiles, split), make_hand_over(isa, split, threads, together=together)
     walk = make_walk(
         isa, dtype=dtype, epilogue=epilogue, x_tiles=x_tiles, w_tiles=w_tiles, threads=threads, split=split,
@@ -188,13 +190,7 @@ def make_gemm_group(
                     isa.mbarrier_wait(i32(full + barrier), parity)
                     multiply_stage(accumulators, operands, own_w, base, reading)
                     cuda.syncwarp()
-                    # All lanes have read W: one arrives for them.
-                    if lane < isa.ARRIVING_LANES:
-                        if cluster == 1:
-                            isa.mbarrier_arrive(i32(empty + barrier))
-                        else:
-                            for block in range(cluster):
-                                isa.cluster.mbarrier_arrive(i32(empty + barrier), i32(block))
+                    leave_stage(i32(empty + barrier), lane)
                     reading, barrier = i32(reading + stage_bytes), i32(barrier + 8)
                     if barrier == 8 * stages:
                         reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)

@@ -25,6 +25,7 @@ from eagle3core.kernels.gemm.stages import (
     make_fetch_x,
     make_first_place,
     make_following,
+    make_leave_stage,
     make_steps_of,
 )
 
@@ -61,15 +62,17 @@ def least_steps(k: int, units: int) -> int:
 
 
 def make_gemm_held(
-    isa: Any, *, dtype: str, epilogue: Epilogue, x_tiles: int, w_tiles: int, units: int, stages: int, overlap: bool
-) -> Any:
-    """The kernel; a grid of any number of blocks, of which each takes every so many-th. W and x are packed.
+    isa: Any, *, dtype: str, epilogue: Epilogue, x_tiles: int, w_tiles: int, units: int, stages: int, overlap: bool,
+    cluster: int = 1,
+) -> Any:  # fmt: skip
+    """The kernel; a grid of any number of whole clusters, of which each takes every so many-th. W and x are packed.
 
     Args:
         x_tiles, w_tiles, units: of which `holds_totals` holds.
         stages: depth of the ring, fewer than the stages of a block: the warps are then never so far apart that one puts
             the scales of the block after next where another still reads those of this one.
         overlap: as in `gemm_tile`.
+        cluster: as in `gemm_group`; it divides the blocks of x rows, so that all of a cluster have the same tiles of W.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     zero = np.float32(0)
@@ -88,9 +91,10 @@ def make_gemm_held(
     put_scales = make_put_scales(isa, epilogue, x_rows=x_rows, n_warps=n_warps, scale_at=scale_at)
     steps_of, following, first_place = make_steps_of(isa, units), make_following(isa, units), make_first_place(isa)
     sizes = {"units": units, "stages": stages, "stage_bytes": stage_bytes}
-    fetch_w = make_fetch_w(isa, w_tiles=w_tiles, cluster=1, fp8=False, **sizes)
+    fetch_w = make_fetch_w(isa, w_tiles=w_tiles, cluster=cluster, fp8=False, **sizes)
     fetch_x = make_fetch_x(isa, x_tiles=x_tiles, **sizes)
     multiply_stage = make_group_multiply(isa, dtype=dtype, x_tiles=x_tiles, units=units, w_stage=w_stage)
+    leave_stage = make_leave_stage(isa, cluster)
     finish_pieces = _make_finish_pieces(isa, dtype, epilogue, x_rows)
     fewer_registers = isa.fewer_registers(_FETCHING_REGISTERS)
     more_registers = isa.more_registers(held_registers(w_tiles))
@@ -111,11 +115,14 @@ def make_gemm_held(
         # multiplying warp has arrived, and so do the two that say that a block's scales are there.
         if tid < stages:
             isa.mbarrier_init(i32(full + tid * 8), i32(2))
-            isa.mbarrier_init(i32(empty + tid * 8), i32(n_warps * isa.ARRIVING_LANES))
+            isa.mbarrier_init(i32(empty + tid * 8), i32(cluster * n_warps * isa.ARRIVING_LANES))
         if tid < 2:
             isa.mbarrier_init(i32(has_scales + tid * 8), i32(n_warps * isa.ARRIVING_LANES))
         isa.mbarrier_fence_init()
         cuda.syncthreads()  # nobody waits at a barrier that is not there yet; the only one that all warps meet at
+        if cluster > 1:  # nor copies to another block before it has barriers
+            isa.cluster.arrive()
+            isa.cluster.wait()
         if overlap:
             isa.let_next_start()
 
@@ -172,9 +179,7 @@ def make_gemm_held(
                         isa.mbarrier_wait(i32(full + barrier), parity)
                         multiply_stage(accumulators, operands, own_w, base, reading)
                         cuda.syncwarp()
-                        # All lanes have read W: one arrives for them.
-                        if lane < isa.ARRIVING_LANES:
-                            isa.mbarrier_arrive(i32(empty + barrier))
+                        leave_stage(i32(empty + barrier), lane)
                         reading, barrier = i32(reading + stage_bytes), i32(barrier + 8)
                         if barrier == 8 * stages:
                             reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
@@ -191,6 +196,9 @@ def make_gemm_held(
                     for i in range(n_kept - n_taken):
                         totals[i] = totals[i + n_taken]
                 block, turn = i32(block + stride), i32(turn + 1)
+            if cluster > 1:  # the others have arrived at this block's barriers for the last time
+                isa.cluster.arrive()
+                isa.cluster.wait()
 
     return gemm_held
 

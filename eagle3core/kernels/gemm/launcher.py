@@ -77,6 +77,7 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
         registers, most = sums * (2 if totals else 1) + 72, 255
     if tiling.held:
         del constants["packed"], constants["ragged"]
+        constants |= {"cluster": tiling.cluster} if tiling.cluster > 1 else {}
         registers, most, expected = 128, 168, {"HGMMA": 2 * tiling.units, "UBLKCP": 1, "USETMAXREG": 2}
     elif tiling.kernel == "group":
         del constants["packed"], constants["ragged"]
@@ -100,7 +101,7 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
         instructions=expected,
         dependent=overlaps(arch),
         rounds_itself=True,
-        cluster=(1, tiling.cluster, 1),
+        cluster=(tiling.cluster, 1, 1) if tiling.held else (1, tiling.cluster, 1),
     )
 
 
@@ -255,7 +256,7 @@ def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool)
     if tiling.held and not _can_hold(tiling, k):
         raise KernelLimit(
             f"{tiling} holds its totals for k {k}",
-            "`group` with split and cluster 1, sums that fit its registers twice, and fewer stages than k has",
+            "`group` with split 1, whole clusters, sums that fit its registers twice, and fewer stages than k has",
             "set held=False, or pass no tiling",
         )
     if tiling.kernel in ("ring", "bulk") and (
@@ -274,7 +275,7 @@ def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool)
 
 
 def _can_hold(tiling: Tiling, k: int) -> bool:
-    is_alone = tiling.kernel == "group" and tiling.split == tiling.cluster == 1
+    is_alone = tiling.kernel == "group" and tiling.split == 1 and tiling.resident % tiling.cluster == 0
     has_room = holds_totals(tiling.x_tiles, tiling.w_tiles, tiling.units)
     return is_alone and has_room and tiling.stages < least_steps(k, tiling.units)
 

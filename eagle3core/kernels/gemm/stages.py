@@ -43,6 +43,22 @@ def make_following(isa: Any, units: int) -> Any:
     return isa.inlined(following)
 
 
+def make_leave_stage(isa: Any, cluster: int) -> Any:
+    """Inlined `leave_stage(empty, lane)`: a multiplying warp has read a stage, and says so to all who may fill it."""
+    i32 = isa.i32
+
+    def leave_stage(empty: Any, lane: Any) -> None:
+        # All lanes have read W: one arrives for them.
+        if lane < isa.ARRIVING_LANES:
+            if cluster == 1:
+                isa.mbarrier_arrive(empty)
+            else:
+                for block in range(cluster):
+                    isa.cluster.mbarrier_arrive(empty, i32(block))
+
+    return isa.inlined(leave_stage)
+
+
 def make_first_place(isa: Any) -> Any:
     """Inlined `first_place(ring)`: the first stage and its barrier, in the round that finds all stages empty."""
     i32 = isa.i32

@@ -317,7 +317,9 @@ def test_clusters_and_held_totals_of_a_real_shape_give_the_bits_of_blocks_alone_
     x, found = torch.randn(rows, n, device=device).bfloat16(), []
     alone = Tiling("group", x_tiles, w_tiles, 2, stages)
     held = deepest("sm_90a", replace(alone, units=1, stages=16, held=True), n // 32, blocks=1)
-    for tiling in (alone, replace(alone, cluster=2), replace(alone, cluster=4), held, replace(held, resident=40)):
+    staying = replace(held, resident=40)
+    tilings = (alone, replace(alone, cluster=2), replace(alone, cluster=4), held, staying, replace(staying, cluster=2))
+    for tiling in tilings:
         made = [x, *(torch.zeros_like(x) for _ in range(layers))]
         execute([
             launch

@@ -38,6 +38,7 @@ def example(case):
             {"kind": "swiglu", "m": 25, "n": 40, "norm": True},
             {"x_tiles": 2, "resident": 1},
         ),  # one after the other
+        ({"m": 29}, {"x_tiles": 2, "cluster": 2, "resident": 2}),
         pytest.param(QKV, {"x_tiles": 1, "w_tiles": 8, "resident": 2}, marks=pytest.mark.slow),
         pytest.param({"kind": "head", "n": 96, "norm": True}, {"resident": 3, "stages": 8}, marks=pytest.mark.slow),
     ],
@@ -85,7 +86,7 @@ def test_stages_of_a_block_are_those_of_its_streams():
     [
         {**HELD, "x_tiles": 32, "w_tiles": 12},
         {**HELD, "split": 4},
-        {**HELD, "cluster": 2},
+        {**HELD, "cluster": 2, "resident": 3},
         {**HELD, "stages": 9},  # as many as a block has
         {**HELD, "w_tiles": 6},
         {**RING, "held": True},
@@ -103,6 +104,10 @@ def test_sweeps_try_blocks_that_stay_and_blocks_of_one_tile():
         "sm_90a", 512, 1792, 4096, packed=True) if one.held}  # fmt: skip
     shapes = {(16, 12, 1), (22, 8, 1), (22, 8, 2), (16, 8, 1), (16, 8, 2)}
     assert found == {(*shape, resident) for shape in shapes for resident in (0, MULTIPROCESSORS)}
+    paired = {
+        one.x_tiles for one in gemm_candidates("sm_90a", 512, 1792, 4096, packed=True) if one.held and one.cluster > 1
+    }
+    assert paired == {16}, "three blocks of 176 rows have no pairs"
     assert not any(one.held for one in gemm_candidates("sm_90a", 64, 1792, 4096, packed=True))
     assert all(
         one.stages < least_steps(160, one.units) for one in gemm_candidates("sm_90a", 512, 64, 160, packed=True)
@@ -114,7 +119,8 @@ def test_sweeps_try_blocks_that_stay_and_blocks_of_one_tile():
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "x_tiles", "w_tiles", "units"), [("swiglu", 16, 12, 1), ("residual", 24, 8, 2)])
 def test_blocks_that_hold_their_totals_do_so_without_spills(kind, x_tiles, w_tiles, units):
-    tiling = deepest("sm_90a", Tiling("group", x_tiles, w_tiles, units, 16, held=True), 128, blocks=1)
+    tiling = Tiling("group", x_tiles, w_tiles, units, 16, held=True, cluster=2 if kind == "residual" else 1)
+    tiling = deepest("sm_90a", tiling, 128, blocks=1)
     epilogue = Epilogue(kind, quads=2 if kind == "swiglu" else 0, ordered_tiles=x_tiles)
     variant = gemm_variant("sm_90a", "bf16", epilogue, tiling, packed=True, ragged=False)
     # The assembler ignores a hand-over of registers that it cannot follow: two USETMAXREG are expected.
