@@ -70,10 +70,14 @@ class PhaseClock(Trace):
 
 
 class SpanClock(TimingTrace):
-    """Exclusive time of every span of the decode steps, in microseconds, by bar of `SPANS`; prefills are left out."""
+    """Exclusive time of every span of the decode steps, in microseconds, by bar of `SPANS`; prefills are left out.
 
-    def __init__(self, device: torch.device) -> None:
+    With `scope` "prefill" that of the passes over prompts, and steps are left out.
+    """
+
+    def __init__(self, device: torch.device, scope: str = "step") -> None:
         super().__init__(device)
+        self.counted = scope
         self.bars_us: dict[str, float] = defaultdict(float)
         self.n_steps = 0
         self._in_step = False
@@ -86,7 +90,7 @@ class SpanClock(TimingTrace):
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        if not name.startswith("step"):
+        if not name.startswith(self.counted):
             yield
             return
         self._in_step = True

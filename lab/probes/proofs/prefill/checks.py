@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
-from statistics import median
 
 import torch
 from torch import Tensor
@@ -17,13 +16,15 @@ from torch import Tensor
 from eagle3core.request import RequestHandle
 from eagle3core.step import DeviceRunner, SlotRequest
 from eagle3core.trace import Trace
+from lab.probes.bench.clocks import SpanClock
 from lab.probes.bench.run import read_ceiling
 from lab.probes.ceilings import gpu_name, known_tflop_per_s
 from lab.probes.proofs.check import Check, Verdict
 from lab.probes.proofs.identity import compare_tokens
 from lab.probes.proofs.prefill.bound import reading_bound
+from lab.probes.proofs.prefill.judging import ReadingTimes, judge_bits, judge_load, judge_rate
 from lab.probes.proofs.prefill.peer import TorchPrefill, product_tflop_per_s
-from lab.probes.proofs.subject import Setting, Subject
+from lab.probes.proofs.subject import Setting, Subject, WatchedEngine
 from lab.probes.proofs.timed import TimedReplayer
 from lab.probes.proofs.waiting import HEADROOM, first_tokens
 
@@ -57,6 +58,7 @@ class PrefillPlan:
         chunk: rows of the largest pass. k: drafts, whose model reads prompts too. rounds: after an untimed one.
         sizes: largest passes that leave the same bits of prompts of `lengths`, together and each alone.
         product: rows and columns of the matrices that a run's own product ceiling is taken of.
+        apart: loads whose passes are run stage by stage once more, to say what takes the time.
     """
 
     loads: tuple[Load, ...] = (
@@ -71,6 +73,7 @@ class PrefillPlan:
     sizes: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)
     lengths: tuple[int, ...] = (100, 700, 64)
     product: int = 8192
+    apart: tuple[Load, ...] = (Load(1, 512, 15.0), Load(1, 32768, 1500.0))
 
     def setting(self, load: Load) -> Setting:
         """The engine of a load."""
@@ -83,32 +86,6 @@ class PrefillPlan:
     def settings(self) -> list[Setting]:
         """Every engine that is made."""
         return [*(self.setting(load) for load in self.loads), *(self.company(chunk) for chunk in self.sizes)]
-
-
-@dataclass(frozen=True)
-class ReadingTimes:
-    """A load, measured.
-
-    Attributes:
-        first_ms: to the last first token, a round each. device_ms: of the passes of a round and of what ends prompts.
-        n_passes: of a round. n_tokens: of all prompts. bound_ms: least. peer_ms: plain torch's, None where it was not
-            run, for the reason in `peer_reason`. right: whether the tokens are the planted ones.
-    """
-
-    first_ms: tuple[float, ...]
-    device_ms: tuple[float, ...]
-    n_passes: int
-    n_tokens: int
-    bound_ms: float
-    flops: int
-    peer_ms: float | None
-    peer_reason: str
-    right: Verdict
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Tokens read a second, at the median."""
-        return 1e3 * self.n_tokens / median(self.first_ms)
 
 
 class Prefill:
@@ -162,13 +139,23 @@ class Prefill:
                 torch.cuda.synchronize(subject.target.device)
             device_ms.append(sum(one.took_us() for one in timed.times if id(one.program) in reading) / 1e3)
         n_passes = engine.book.n_passes - n_before
+        stage_ms = self._stage_ms(engine, prompts, handles) if load in self.plan.apart else {}
         bound = reading_bound(subject.target.geometry, load.n, load.tokens, subject.target.dtype.itemsize)
         del engine, runner, timed  # a peer of 32K tokens needs the room
         peer_ms, reason = self._peer_ms(load)
         return ReadingTimes(
             tuple(first_ms), tuple(device_ms), n_passes, load.n * load.tokens, bound.ms(*self._rates), bound.flops,
-            peer_ms, reason, self._right(prompts, handles),
+            peer_ms, reason, self._right(prompts, handles), stage_ms,
         )  # fmt: skip
+
+    def _stage_ms(
+        self, engine: WatchedEngine, prompts: Sequence[Sequence[int]], handles: list[RequestHandle]
+    ) -> dict[str, float]:
+        for _ in range(2):  # the first makes what the second is to find there
+            engine.trace = clock = SpanClock(self.subject.target.device, scope="prefill")
+            first_tokens(engine, prompts, handles)
+        engine.trace = Trace()
+        return {name: us / 1e3 for name, us in clock.bars_us.items()}
 
     def _peer_ms(self, load: Load) -> tuple[float | None, str]:
         target = self.subject.target
@@ -227,46 +214,3 @@ def left_behind(runner: DeviceRunner, prompts: dict[int, list[int]]) -> dict[int
             found[slot].append(rows.contiguous().view(torch.int16))
     runner.abandon()
     return found
-
-
-def judge_load(found: ReadingTimes, most_ms: float | None) -> Verdict:
-    """Whether the tokens are right and the last first token came in time."""
-    first, device = median(found.first_ms), median(found.device_ms)
-    values = {
-        **found.right.values, "first_token_ms": first, "first_token_ms_rounds": list(found.first_ms),
-        "device_ms": device, "n_passes": found.n_passes, "tokens_per_s": found.tokens_per_s,
-        "tflop_per_s": found.flops / device / 1e9, "bound_ms": found.bound_ms, "over_bound": first / found.bound_ms,
-    }  # fmt: skip
-    values |= {"most_ms": most_ms} if most_ms is not None else {}
-    peer = f"plain torch did not run: {found.peer_reason}"
-    if found.peer_ms is not None:
-        values |= {"peer_ms": found.peer_ms, "over_peer": first / found.peer_ms}
-        peer = f"plain torch {found.peer_ms:.1f}"
-    limit = "" if most_ms is None else f" (at most {most_ms:g})"
-    detail = (
-        f"{found.right.detail}; first token after {first:.1f} ms{limit}, passes {device:.1f}, bound "
-        f"{found.bound_ms:.1f}, {peer}"
-    )
-    is_met = most_ms is None or first <= most_ms
-    return Verdict(None if found.right.held is None else found.right.held and is_met, detail, values)
-
-
-def judge_rate(many: ReadingTimes, rated: ReadingTimes, least: float) -> Verdict:
-    """Whether many short prompts are read at the share of one long prompt's token rate that is promised."""
-    ratio = many.tokens_per_s / rated.tokens_per_s
-    values = {
-        "rate_ratio": ratio, "least_rate_ratio": least, "tokens_per_s": many.tokens_per_s,
-        "rated_tokens_per_s": rated.tokens_per_s, "n_passes": many.n_passes,
-    }  # fmt: skip
-    detail = (
-        f"{ratio:.3f} of one long prompt's tokens a second (at least {least}): {many.tokens_per_s:.0f} of "
-        f"{rated.tokens_per_s:.0f}, in {many.n_passes} passes"
-    )
-    return Verdict(ratio >= least, detail, values)
-
-
-def judge_bits(differing: dict[str, int], n_values: int, n_sizes: int) -> Verdict:
-    """Whether keys and values are the same bit for bit in passes of every size, alone and beside others."""
-    values = {"n_values": n_values, "n_sizes": n_sizes, "n_differing": sum(differing.values())}
-    where = "; ".join(f"{what}: {n} differ" for what, n in differing.items()) or "0 differ"
-    return Verdict(not differing, f"{n_values} keys and values in passes of {n_sizes} sizes, {where}", values)

@@ -11,8 +11,9 @@ import pytest
 from lab.night.experiment import Experiment
 from lab.probes.proofs import command
 from lab.probes.proofs.check import Check, Finding, Verdict
-from lab.probes.proofs.prefill.checks import PART, ReadingTimes, judge_bits, judge_load, judge_rate
+from lab.probes.proofs.prefill.checks import PART
 from lab.probes.proofs.prefill.figures import Limits, chosen, first_tokens, loads_of, write_gates
+from lab.probes.proofs.prefill.judging import ReadingTimes, judge_bits, judge_load, judge_rate
 from lab.rows import environment
 from lab.rows.store import Row, RowWriter
 

@@ -14,15 +14,8 @@ from lab.probes.proofs.check import Verdict
 from lab.probes.proofs.plans import planted_prompts
 from lab.probes.proofs.prefill import checks as prefill_checks
 from lab.probes.proofs.prefill.bound import reading_bound
-from lab.probes.proofs.prefill.checks import (
-    Load,
-    Prefill,
-    PrefillPlan,
-    ReadingTimes,
-    judge_bits,
-    judge_load,
-    judge_rate,
-)
+from lab.probes.proofs.prefill.checks import Load, Prefill, PrefillPlan
+from lab.probes.proofs.prefill.judging import ReadingTimes, judge_bits, judge_load, judge_rate
 from lab.probes.proofs.prefill.peer import TorchPrefill
 from lab.probes.proofs.subject import Subject
 
@@ -30,7 +23,7 @@ pytestmark = pytest.mark.reference
 
 PLAN = PrefillPlan(
     loads=(Load(1, 20, 1e6), Load(1, 100, 1e-6), Load(3, 60)), rated=Load(1, 100), least_rate=1e-6, chunk=128, k=1,
-    rounds=1, sizes=(64, 128), lengths=(20, 70, 64), product=64,
+    rounds=1, sizes=(64, 128), lengths=(20, 70, 64), product=64, apart=(Load(3, 60),),
 )  # fmt: skip
 TIMES = ReadingTimes((6.0, 8.0, 5.0), (5.5, 5.0, 5.1), 1, 100, 4.0, 10**12, 12.0, "", Verdict(True, "right"))
 
@@ -60,6 +53,17 @@ def test_loads_are_timed_in_the_fewest_passes_beside_their_bound_and_plain_torch
         assert values["peer_ms"] > 0
         assert values["over_bound"] == values["first_token_ms"] / values["bound_ms"] > 0
     assert bits.values["n_sizes"] == 2
+
+
+def test_the_stages_of_passes_are_told_without_those_of_steps(planted: Subject) -> None:
+    found = verdicts(proof_of(planted).checks()[:3])
+    whole, _, apart = found.values()
+    assert not [name for name in whole.values if name.startswith("stage_ms.")]
+    stages = {name: ms for name, ms in apart.values.items() if name.startswith("stage_ms.")}
+    assert {f"stage_ms.{name}" for name in ("target.embed", "target.attn", "target.mlp", "draft.qkv")} <= stages.keys()
+    assert all(ms > 0 for ms in stages.values())
+    first, second = sorted(stages, key=stages.get, reverse=True)[:2]
+    assert f"run one by one, {first.partition('.')[2]} {stages[first]:.1f}, {second.partition('.')[2]}" in apart.detail
 
 
 def test_a_pass_size_that_leaves_other_bits_is_found(planted: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
