@@ -71,9 +71,7 @@ def processes_of(case: Case, asked: int, n_lamps: int) -> int:
         asked: so many where there may be several at all; 0: one a processor, as far as memory goes.
     """
     has_gpu = case.torch_device.type != "cpu" or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    if (
-        asked == 1 or has_gpu or not case.is_small or sys.platform != "linux"
-    ):  # elsewhere libraries do not outlive a fork
+    if asked == 1 or has_gpu or not case.is_small or sys.platform != "linux":  # elsewhere no fork is safe
         return 1
     taken = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # counted in KiB
     return min(asked, n_lamps) if asked else processes_for(n_lamps, max(LEAST_BYTES, taken))
