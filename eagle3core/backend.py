@@ -62,3 +62,18 @@ def available_host_bytes() -> int:
         if "MemAvailable" in values:
             return int(values["MemAvailable"].split()[0]) * 1024  # the file counts in KiB
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")  # no such account elsewhere: all of it
+
+
+def processes_for(n_jobs: int, bytes_each: int) -> int:
+    """How many processes are worth starting: one a job, as far as processors and free memory go, at least one."""
+    return max(1, min(n_jobs, processors(), available_host_bytes() // bytes_each))
+
+
+def processors() -> int:
+    """Processors that this process may use; a container's share of them where that is less."""
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = Path("/sys/fs/cgroup/cpu.max")
+    if quota.is_file():
+        allowed, period = quota.read_text().split()
+        n = n if allowed == "max" else min(n, -(-int(allowed) // int(period)))
+    return n

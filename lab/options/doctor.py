@@ -28,4 +28,7 @@ class DraftDoctorOptions(Options):
     norm_output: Literal["feedback", "head"] | None = option(None, "what that key means at the top of a flat file")
     speed_rows: Path | None = option(None, "rows of `eagle3lab speed` of a pair of this size", metavar="FILE.jsonl")
     limit_s: Seconds = option(600.0, "begin no lamp after this many seconds", metavar="S")
+    processes: int = option(
+        0, "lamps looked at side by side on a CPU; 0: as many as cores and memory allow", metavar="N", ge=0
+    )
     out: Path | None = option(None, "append rows to this file", metavar="NAME.jsonl")

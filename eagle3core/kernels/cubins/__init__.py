@@ -8,7 +8,6 @@ from eagle3core.kernels.cubins.lookup import CACHE_VARIABLE, CUBINS_VARIABLE, ca
 from eagle3core.kernels.cubins.many import Compilation, Compiling, build_cubins, compile_missing
 from eagle3core.kernels.cubins.names import cubin_name, digest
 from eagle3core.kernels.cubins.places import read_from, write_archive
-from eagle3core.kernels.cubins.pool import processors
 
 __all__ = [
     "CACHE_VARIABLE",
@@ -22,7 +21,6 @@ __all__ = [
     "cubin_name",
     "digest",
     "is_stored",
-    "processors",
     "read_from",
     "write_archive",
 ]

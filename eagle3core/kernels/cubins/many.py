@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
+from eagle3core.backend import processes_for
 from eagle3core.kernels.card import Card, Variant
 from eagle3core.kernels.compile import compiler_versions
 from eagle3core.kernels.cubins.lookup import build, cubin, is_stored, kept_folder
 from eagle3core.kernels.cubins.names import cache_name, cubin_name
 from eagle3core.kernels.cubins.places import read_from
-from eagle3core.kernels.cubins.pool import Pool, processes_for
+from eagle3core.kernels.cubins.pool import Pool
 from eagle3core.kernels.cubins.progress import ProgressLine
 
 log = logging.getLogger("eagle3core")

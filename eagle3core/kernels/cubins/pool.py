@@ -20,8 +20,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from eagle3core.backend import available_host_bytes
-
 _PATIENCE_S = 5.0  # for processes that were told to end
 
 
@@ -109,18 +107,3 @@ class Pool:
         self._words.seek(0)
         lines = self._words.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit code {self._first.returncode}"
-
-
-def processes_for(n_jobs: int, bytes_each: int) -> int:
-    """How many processes are worth starting: one a job, as far as processors and free memory go, at least one."""
-    return max(1, min(n_jobs, processors(), available_host_bytes() // bytes_each))
-
-
-def processors() -> int:
-    """Processors that this process may use; a container's share of them where that is less."""
-    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = Path("/sys/fs/cgroup/cpu.max")
-    if quota.is_file():
-        allowed, period = quota.read_text().split()
-        n = n if allowed == "max" else min(n, -(-int(allowed) // int(period)))
-    return n

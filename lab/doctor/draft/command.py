@@ -12,8 +12,9 @@ import torch
 
 from eagle3core.checkpoint import preflight
 from eagle3core.errors import CheckpointError
-from lab.doctor.draft.examine import Diagnosis, Judged, base_table, examine, teller
+from lab.doctor.draft.examine import Diagnosis, base_table, examine, teller
 from lab.doctor.draft.given import case_of
+from lab.doctor.draft.look import Judged
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.doctor import DraftDoctorOptions
 from lab.rows.environment import collect
@@ -37,7 +38,9 @@ def run(options: DraftDoctorOptions) -> int:
         if case.torch_device.type == "cpu" and case.is_small and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(1)  # which small products are several times quicker on
         on_lamp = None if options.fast else teller(lambda told: print(told, file=sys.stderr, flush=True))
-        diagnosis = examine(case, fast=options.fast, limit_s=options.limit_s, on_lamp=on_lamp)
+        diagnosis = examine(
+            case, fast=options.fast, limit_s=options.limit_s, processes=options.processes, on_lamp=on_lamp
+        )
     except CheckpointError as refused:
         looked = preflight(options.target, options.draft)
         print("\n".join(looked.lines or [str(refused)]))

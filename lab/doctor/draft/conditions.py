@@ -32,6 +32,9 @@ MOST_ANEW = 8  # steps of a request that are made again
 # Of the roots that two runs share, those whose ranks may differ by rounding alone, in fp32.
 LEAST_ROOTS, LEAST_SHARE = 3, 0.02
 
+# Of the runs of `Conditions`, those that begin from others.
+RESTS_ON = {"read_anew": "alone", "cold_turns": "alone", "warm_turns": "alone"}
+
 Prompts = Sequence[Sequence[int]]
 
 
@@ -137,10 +140,9 @@ class Conditions:
         self.chosen = tuple(chosen)  # indices of the case's prompts
         self.prompts: list[list[int]] = [list(case.prompts[i].ids) for i in self.chosen]
         self.block = 16 if case.torch_device.type == "cpu" else 64  # kernels take blocks of 64
-        self._runs: dict[str, list[Response]] = {}
 
     @cached_property
-    def _first(self) -> Engine:
+    def first(self) -> Engine:
         """The engine whose weights all others share."""
         return self.case.engine(planted=False, max_batch_size=1)
 
@@ -151,7 +153,7 @@ class Conditions:
             drafts: fields of the case's `SpeculativeConfig` in the place of its own.
             settings: fields of `EngineConfig`.
         """
-        first, spec = self._first, self._first.config.speculative_config
+        first, spec = self.first, self.first.config.speculative_config
         assert spec is not None, "a case has drafts"
         if drafts:
             spec = replace(spec, **{"max_path_len": None, "max_decoding_tokens": None, **drafts})
@@ -168,11 +170,6 @@ class Conditions:
         generation = GenerationConfig(max_new_tokens=n or self.case.max_new_tokens, **settings)
         return without_errors(engine.generate([list(prompt) for prompt in prompts], generation))
 
-    def _kept(self, name: str, make: Any) -> list[Response]:
-        if name not in self._runs:
-            self._runs[name] = make()
-        return self._runs[name]
-
     def each_alone(self, *, drafts: Mapping[str, Any] | None = None, **settings: Any) -> list[Response]:
         """Every prompt in an engine of its own."""
         return [self.ask(self.engine([p], drafts=drafts, **settings), [p])[0] for p in self.prompts]
@@ -187,36 +184,36 @@ class Conditions:
             found += self.ask(self.engine(filled, max_batch_size=slots), filled)[: len(group)]
         return found
 
-    @property
+    @cached_property
     def alone(self) -> list[Response]:
         """One request, in a new engine, its prompt read in one chunk: nothing can come from others."""
-        return self._kept("alone", self.each_alone)
+        return self.each_alone()
 
-    @property
+    @cached_property
     def in_chunks(self) -> list[Response]:
         """As `alone`, prompts read in as many chunks as may be."""
-        return self._kept("in_chunks", lambda: self.each_alone(prefill_chunk=self.block))
+        return self.each_alone(prefill_chunk=self.block)
 
-    @property
+    @cached_property
     def after_others(self) -> list[Response]:
         """One slot that serves one prompt after the other."""
         longest = max(self.prompts, key=len)
-        return self._kept("after_others", lambda: self.ask(self.engine([longest]), self.prompts))
+        return self.ask(self.engine([longest]), self.prompts)
 
-    @property
+    @cached_property
     def in_company(self) -> list[Response]:
         """Groups of four in four slots: every step has as many rows as requests that run."""
-        return self._kept("in_company", lambda: self.together(SMALL_BATCH, SMALL_BATCH))
+        return self.together(SMALL_BATCH, SMALL_BATCH)
 
-    @property
+    @cached_property
     def in_full(self) -> list[Response]:
         """Groups of eight in eight slots."""
-        return self._kept("in_full", lambda: self.together(2 * SMALL_BATCH, 2 * SMALL_BATCH))
+        return self.together(2 * SMALL_BATCH, 2 * SMALL_BATCH)
 
-    @property
+    @cached_property
     def padded(self) -> list[Response]:
         """Groups of seven in eight slots: until three have ended, every step has rows of padding."""
-        return self._kept("padded", lambda: self.together(2 * SMALL_BATCH - 1, 2 * SMALL_BATCH))
+        return self.together(2 * SMALL_BATCH - 1, 2 * SMALL_BATCH)
 
     def while_full(self, responses: Sequence[Response]) -> list[set[int]]:
         """Of groups of eight, the steps made while all of them ran, by where they begin."""
@@ -227,22 +224,28 @@ class Conditions:
             kept += [{step.start for step in response.req_metrics.steps[:n]} for response in group]
         return kept
 
-    def turns(self, *, prefix_cache: bool) -> list[Response]:
+    @cached_property
+    def cold_turns(self) -> list[Response]:
+        """Conversations without the prefix cache."""
+        return self._turns(prefix_cache=False)
+
+    @cached_property
+    def warm_turns(self) -> list[Response]:
+        """The same conversations with it."""
+        return self._turns(prefix_cache=True)
+
+    def _turns(self, *, prefix_cache: bool) -> list[Response]:
         """Conversations in one slot: each answer is asked on after every few tokens, then its prompt without its first
         block is asked."""
-
-        def make() -> list[Response]:
-            texts = [[*p, *r.token_ids] for p, r in zip(self.prompts, self.alone, strict=True)][:TALKS]
-            engine, found = self.engine([max(texts, key=len)], prefix_cache=prefix_cache), list[Response]()
-            for prompt, text in zip(self.prompts, texts, strict=False):
-                ends = [n for n in range(len(prompt) + 1, len(text)) if n % self.block == BEHIND]
-                for begin, end in pairwise([len(prompt), *ends, len(text) + self.block]):
-                    found += self.ask(engine, [text[:begin]], min(end - begin, self.block + BEHIND))
-                if len(prompt) > 2 * self.block:
-                    found += self.ask(engine, [prompt[self.block :]], self.block)
-            return found
-
-        return self._kept(f"turns {prefix_cache}", make)
+        texts = [[*p, *r.token_ids] for p, r in zip(self.prompts, self.alone, strict=True)][:TALKS]
+        engine, found = self.engine([max(texts, key=len)], prefix_cache=prefix_cache), list[Response]()
+        for prompt, text in zip(self.prompts, texts, strict=False):
+            ends = [n for n in range(len(prompt) + 1, len(text)) if n % self.block == BEHIND]
+            for begin, end in pairwise([len(prompt), *ends, len(text) + self.block]):
+                found += self.ask(engine, [text[:begin]], min(end - begin, self.block + BEHIND))
+            if len(prompt) > 2 * self.block:
+                found += self.ask(engine, [prompt[self.block :]], self.block)
+        return found
 
     @cached_property
     def read_anew(self) -> list[tuple[StepRecord, StepRecord]]:

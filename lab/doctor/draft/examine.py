@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from lab.acceptance.controls import Comparison, compare_with_controls
 from lab.doctor.draft.case import Case
-from lab.doctor.draft.lamp import Finding, Lamp, Repair
+from lab.doctor.draft.lamp import Finding, Repair
 from lab.doctor.draft.lamps import LAMPS
+from lab.doctor.draft.look import Judged, Limit, OnLamp, look_at, processes_of, told
 from lab.doctor.draft.measure import Measurement
 from lab.night.progress import duration
 
@@ -22,15 +21,6 @@ KIND, BASE_KIND, CONTROL_KIND = "draft_lamp", "draft_acceptance", "draft_control
 MAKES_UP = 0.85  # of the first lamp's gain: what another may gain and still be no cause of its own
 NOT_RUN = "not looked at: --fast runs nothing"
 NO_LIMIT = math.inf
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A lamp with what it found. `seconds`: what that took."""
-
-    lamp: Lamp
-    finding: Finding
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -111,7 +101,8 @@ def examine(
     *,
     fast: bool = False,
     limit_s: float = NO_LIMIT,
-    on_lamp: Callable[[Judged], None] | None = None,
+    processes: int = 1,
+    on_lamp: OnLamp | None = None,
 ) -> Diagnosis:
     """Looks at every lamp of `LAMPS`; with `fast` only at those that run nothing.
 
@@ -119,29 +110,26 @@ def examine(
 
     Args:
         limit_s: no lamp is begun after so many seconds; those left cannot tell.
+        processes: lamps looked at side by side; 0: as many as processors and memory allow. The findings are the same.
+        on_lamp: hears of each lamp as it ends.
 
     Raises:
         CheckpointError: the draft cannot be read, not even in part.
     """
-    started = time.perf_counter()
+    limit = Limit(limit_s)
     case.opened  # noqa: B018 (raises what keeps every lamp from looking)
-    unrun = replace(case, prompts=())
-    judged = list[Judged]()
-    for lamp in LAMPS:
-        if time.perf_counter() - started > limit_s:
-            each = Judged(lamp, Finding(lamp.name, "unknown", f"not looked at: the limit of {limit_s:g} s was over"), 0)
-        elif fast and not lamp.is_fast:
-            each = Judged(lamp, Finding(lamp.name, "unknown", NOT_RUN), 0)
-        else:
-            each = looked(lamp, unrun if fast else case)
-        judged.append(each)
-        if on_lamp is not None:
-            on_lamp(each)
-    judged.sort(key=_order)
     if fast:
+        lamps = [lamp if lamp.is_fast else replace(lamp, look=partial(_not_run, lamp.name)) for lamp in LAMPS]
+        judged = sorted(look_at(replace(case, prompts=()), lamps, limit=limit, on_lamp=on_lamp), key=_order)
         return Diagnosis(tuple(judged), None, None, None, sum(each.seconds for each in judged))
-    judged = explained(case, judged) if time.perf_counter() - started <= limit_s else judged
+    n = processes_of(case, processes, len(LAMPS))
+    judged = sorted(look_at(case, LAMPS, n_processes=n, limit=limit, on_lamp=on_lamp), key=_order)
+    judged = judged if limit.is_over else explained(case, judged, n)
     return _measured(case, tuple(judged))
+
+
+def _not_run(name: str, case: Case) -> Finding:
+    return Finding(name, "unknown", NOT_RUN)
 
 
 def teller(say: Callable[[str], None]) -> Callable[[Judged], None]:
@@ -154,36 +142,19 @@ def teller(say: Callable[[str], None]) -> Callable[[Judged], None]:
     return tell
 
 
-def looked(lamp: Lamp, case: Case) -> Judged:
-    """What a lamp says of a case; of one that ends with an error, that it cannot tell, and why."""
-    start = time.perf_counter()
-    try:
-        finding = lamp.look(case)
-    except Exception as error:  # one lamp's bug, or what its machine lacks, is not to cost what the others found
-        finding = Finding(lamp.name, "unknown", f"it failed: {_told(error)}", failed=True)
-    return Judged(lamp, finding, time.perf_counter() - start)
-
-
-def _told(error: Exception) -> str:
-    """An error in a line, with its place."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    what = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {what} ({Path(frame.filename).name}, line {frame.lineno})"
-
-
 def _measured(case: Case, judged: tuple[Judged, ...]) -> Diagnosis:
     """The lamps with the figures that they rest on, or why there are none."""
     try:
         return Diagnosis(judged, case.base, case.before, _compared(case), 0.0)
     except Exception as error:  # as of a lamp: what was found is kept
-        return Diagnosis(judged, None, None, None, 0.0, _told(error))
+        return Diagnosis(judged, None, None, None, 0.0, told(error))
 
 
 def _compared(case: Case) -> Comparison | None:
     return None if case.by_engine is None else compare_with_controls(case.by_engine, case.prompts)
 
 
-def explained(case: Case, judged: Sequence[Judged]) -> list[Judged]:
+def explained(case: Case, judged: Sequence[Judged], n_processes: int = 1) -> list[Judged]:
     """The lamps without those that only make up for the first: another misreading may win back a part of what it lost.
 
     Such a lamp gains less than the first, and with the first one mended it gains nothing.
@@ -191,15 +162,22 @@ def explained(case: Case, judged: Sequence[Judged]) -> list[Judged]:
     first = judged[0].finding
     if first.mended is None or first.repair is None:
         return list(judged)
-    mended, left = case.read_as(first.mended), [judged[0]]
-    for each in judged[1:]:
-        finding = each.finding
-        is_less = finding.repair is not None and finding.repair.gain < MAKES_UP * first.repair.gain
-        if finding.mended is not None and is_less and looked(each.lamp, mended).finding.colour != "red":
-            said = f"{finding.said}; but it only makes up for {first.lamp}, and gains nothing once that is mended"
-            each = replace(each, finding=Finding(finding.lamp, "green", said, values=finding.values))
-        left.append(each)
+    most = MAKES_UP * first.repair.gain
+    less = [each.lamp for each in judged[1:] if _may_make_up(each.finding, most)]
+    again = look_at(case.read_as(first.mended), less, n_processes=min(n_processes, len(less)), limit=Limit())
+    idle = {each.lamp.name for each in again if each.finding.colour != "red"}
+    left = [_made_up(each, first.lamp) if each.lamp.name in idle else each for each in judged]
     return sorted(left, key=_order)
+
+
+def _may_make_up(finding: Finding, most: float) -> bool:
+    """Whether a lamp has another reading that gains less than `most`."""
+    return finding.mended is not None and finding.repair is not None and finding.repair.gain < most
+
+
+def _made_up(each: Judged, first: str) -> Judged:
+    said = f"{each.finding.said}; but it only makes up for {first}, and gains nothing once that is mended"
+    return replace(each, finding=Finding(each.lamp.name, "green", said, values=each.finding.values))
 
 
 def _order(each: Judged) -> tuple[int, bool, float, float]:

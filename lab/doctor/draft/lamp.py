@@ -77,9 +77,17 @@ class Lamp:
         look: the detector. It answers "unknown" with the reason where the case lacks what it needs, and raises only for
             its own bugs.
         is_fast: whether it needs no forward pass; all fast lamps together take less than 5 s.
+        reads: runs that it shares with other lamps, by their names in `lab.doctor.draft.conditions.Conditions`; of
+            several processes each of them is then made by one. One that is not named here is made again.
+        is_long: whether it trains, runs engines of its own or tries hundreds of readings: of several processes the
+            last should not be left alone with it.
+        is_timed: whether it times steps, on a GPU where there is one: nothing may run beside it.
     """
 
     name: str
     question: str
     look: Callable[[Case], Finding]
     is_fast: bool = False
+    reads: tuple[str, ...] = ()
+    is_long: bool = False
+    is_timed: bool = False

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagle3core.backend import processors
 from eagle3core.kernels import cubins
 from lab.errors import LabError, RunFailed
 from lab.probes.start.parts import BEFORE_A_TOKEN, PARTS
@@ -147,7 +148,7 @@ def values_of(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "first_token_s": statistics.median(first), "first_token_s_samples": first,
         "second_token_s": statistics.median(second), **block("part_s", parts), **facts,
-        "n_processors": cubins.processors(),
+        "n_processors": processors(),
     }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from lab.doctor.draft.lamps import LAMPS
 from lab.doctor.draft.lamps.reach import look_at_length
 from lab.doctor.draft.lamps.serving import adaptive_engine, look_at_speed, measured_costs
 from lab.doctor.draft.lamps.vocabulary import look_at_map
+from lab.doctor.draft.look import Judged
 from lab.doctor.draft.measure import LEAST_GROUPS, Measurement, doubt, errors_above_zero, is_certain_gain
 from lab.doctor.draft.refit import refit
 from lab.doctor.draft.text import BLOCK, Text
@@ -134,9 +135,9 @@ def test_the_engine_that_a_gpu_times_for_the_lamp_of_speed_can_be_made() -> None
 
 
 def test_a_lamp_that_does_without_the_head_stands_behind_those_that_mend_it() -> None:
-    def judged(name: str, after: float, *, is_substitute: bool = False) -> examining.Judged:
+    def judged(name: str, after: float, *, is_substitute: bool = False) -> Judged:
         finding = Finding(name, "red", name, Repair("do it", 1.0, after), is_substitute=is_substitute)
-        return examining.Judged(Lamp(name, "?", lambda _: finding), finding, 0.0)
+        return Judged(Lamp(name, "?", lambda _: finding), finding, 0.0)
 
     lamps = [judged("dead_head", 2.5, is_substitute=True), judged("rope", 1.2), judged("norms", 1.6)]
     assert [each.lamp.name for each in sorted(lamps, key=examining._order)] == ["norms", "rope", "dead_head"]

@@ -11,10 +11,11 @@ from random_pairs import rewrite_config, write_random_pair
 from safetensors.torch import load_file, save_file
 
 from lab.cli import parsed, run
-from lab.doctor.draft.examine import Diagnosis, Judged, examine, teller
+from lab.doctor.draft.examine import Diagnosis, examine, teller
 from lab.doctor.draft.given import case_of
 from lab.doctor.draft.lamp import Finding, Lamp, Repair
 from lab.doctor.draft.lamps import LAMPS
+from lab.doctor.draft.look import Judged
 from lab.pairs import shipped_pair
 from lab.rows.store import read_rows
 

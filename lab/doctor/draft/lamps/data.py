@@ -252,6 +252,6 @@ def look_at_metric(case: Case) -> Finding:
 DATA: tuple[Lamp, ...] = (
     Lamp("coverage", "Does the draft vocabulary hold what the target writes?", look_at_coverage),
     Lamp("dead_head", "Does it know more than a table of token pairs?", look_at_life),
-    Lamp("chat_template", "Are the prompts written as those that it was trained on?", look_at_rendering),
+    Lamp("chat_template", "Are the prompts written as those that it was trained on?", look_at_rendering, is_long=True),
     Lamp("metric", "Is the figure that it is held against of the same definition?", look_at_metric),
 )

@@ -160,5 +160,6 @@ def _count(counts: _Counts, engine: Engine, step: dict[str, Tensor]) -> None:
 
 
 AS_DISTRIBUTION = Lamp(
-    "as_distribution", "Are drawn drafts verified by the distribution they were drawn from?", look_at_draws
-)
+    "as_distribution", "Are drawn drafts verified by the distribution they were drawn from?", look_at_draws,
+    is_long=True,
+)  # fmt: skip

@@ -80,7 +80,7 @@ def look_at_prefix(case: Case) -> Finding:
     """The same conversations with and without the prefix cache."""
     if (why := _spoiled_otherwise(case)) is not None:
         return Finding("stale_prefix", "unknown", f"{why}, so what a prefix hit does cannot be told apart")
-    cold, warm = (case.conditions.turns(prefix_cache=keeps) for keeps in (False, True))
+    cold, warm = case.conditions.cold_turns, case.conditions.warm_turns
     n_found = sum(response.req_metrics.num_cached_tokens for response in warm)
     if not n_found:
         return Finding("stale_prefix", "unknown", "no block of these prompts was found again in the prefix cache")
@@ -222,13 +222,29 @@ def _beside_chain(case: Case, tree: Sequence[Response]) -> list[tuple[int, int]]
     return found
 
 
+_COMPANY = ("alone", "in_company", "in_full", "after_others")
+
 ENGINE: tuple[Lamp, ...] = (
-    Lamp("chunk_seam", "Does a prompt read in chunks draft as one read whole?", look_at_chunks),
-    Lamp("stale_prefix", "Does a prefix hit find the draft's rows as they ought to be?", look_at_prefix),
-    Lamp("own_states", "Are the draft's own states replaced by the target's behind accepted drafts?", look_at_states),
-    Lamp("padding", "Do rows of padding leave the others alone?", look_at_padding),
-    Lamp("company", "Does a request draft alike alone and beside others?", look_at_company),
-    Lamp("tree_below_chain", "Does a tree accept at least what its chain does?", look_at_tree),
+    Lamp(
+        "chunk_seam", "Does a prompt read in chunks draft as one read whole?", look_at_chunks,
+        reads=("alone", "in_chunks"),
+    ),
+    Lamp(
+        "stale_prefix", "Does a prefix hit find the draft's rows as they ought to be?", look_at_prefix,
+        reads=("alone", "in_chunks", "after_others", "read_anew", "cold_turns", "warm_turns"),
+    ),
+    Lamp(
+        "own_states", "Are the draft's own states replaced by the target's behind accepted drafts?", look_at_states,
+        reads=("alone", "after_others", "read_anew"),
+    ),
+    Lamp(
+        "padding", "Do rows of padding leave the others alone?", look_at_padding, reads=(*_COMPANY, "padded"),
+    ),
+    Lamp("company", "Does a request draft alike alone and beside others?", look_at_company, reads=_COMPANY),
+    Lamp(
+        "tree_below_chain", "Does a tree accept at least what its chain does?", look_at_tree,
+        reads=("alone", "read_anew"), is_long=True,
+    ),
     AS_DISTRIBUTION,
     GREEDY_TEXT,
-)
+)  # fmt: skip

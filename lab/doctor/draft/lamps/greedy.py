@@ -105,4 +105,4 @@ def _stage(case: Case, i: int) -> tuple[str, str]:
     return f"position {position} of prompt {i}", stage
 
 
-GREEDY_TEXT = Lamp("greedy_text", "Is greedy text with drafts that of plain decoding?", look_at_text)
+GREEDY_TEXT = Lamp("greedy_text", "Is greedy text with drafts that of plain decoding?", look_at_text, reads=("alone",))

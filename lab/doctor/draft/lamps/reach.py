@@ -255,7 +255,7 @@ def fitted_knee(agrees: Tensor, positions: Tensor) -> tuple[int, float, float, f
 
 
 REACH: tuple[Lamp, ...] = (
-    Lamp("rope", "Is the rotary embedding that of training?", look_at_rope),
+    Lamp("rope", "Is the rotary embedding that of training?", look_at_rope, is_long=True),
     Lamp("rope_table", "Is the rotary table as long as the texts?", look_at_table),
     Lamp("collapse_length", "Does acceptance hold over the whole length?", look_at_length),
     Lamp("sliding_window", "Is the head's window the one of training?", look_at_window),

@@ -111,4 +111,6 @@ def adaptive_engine(case: Case) -> Engine:
     )
 
 
-SERVING: tuple[Lamp, ...] = (Lamp("slower", "Is speculation faster than plain decoding at this batch?", look_at_speed),)
+SERVING: tuple[Lamp, ...] = (
+    Lamp("slower", "Is speculation faster than plain decoding at this batch?", look_at_speed, is_timed=True),
+)

@@ -199,5 +199,5 @@ WEIGHTS: tuple[Lamp, ...] = (
     Lamp("random_tensors", "Are head and embedding trained, and those of this pair?", look_at_tables, is_fast=True),
     Lamp("method", "Is it opened as the kind of head that it is?", look_at_method, is_fast=True),
     Lamp("target_changed", "Is the target the one that it was trained with?", look_at_target),
-    Lamp("training", "Was it trained long enough, and on text like this?", look_at_training),
+    Lamp("training", "Was it trained long enough, and on text like this?", look_at_training, is_long=True),
 )

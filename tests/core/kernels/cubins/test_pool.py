@@ -14,7 +14,7 @@ import pool_jobs
 import pytest
 
 from eagle3core.kernels.cubins import pool as pool_module
-from eagle3core.kernels.cubins.pool import Pool, processes_for
+from eagle3core.kernels.cubins.pool import Pool
 
 pytestmark = pytest.mark.reference
 
@@ -117,11 +117,3 @@ def test_no_process_outlives_a_program_that_is_interrupted_or_killed(number: int
     assert running.returncode != 0
     assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
     assert wait_until(lambda: not any(map(is_alive, pids)))
-
-
-def test_there_are_no_more_processes_than_jobs_processors_and_memory_allow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool_module, "processors", lambda: 16)
-    monkeypatch.setattr(pool_module, "available_host_bytes", lambda: 4000)
-    assert [processes_for(3, 1), processes_for(100, 1), processes_for(100, 1000), processes_for(100, 9000)] == [
-        3, 16, 4, 1
-    ]  # fmt: skip
