@@ -1,6 +1,7 @@
 """What a benchmark of the kernels wrote: `python -m lab.probes.kernels.bench`, rows of the lab's one form.
 
-Rows of kind `ceiling`, `kernel_proof` and `kernel` are read, and the machine's record of each run. A run may have been
+Rows of kind `ceiling`, `kernel_proof` and `kernel` are read, and the machine's record of each run; those of
+`kernel_setting`, a setting beside the default, are not. A run may have been
 stopped at any moment, so a torn last line is left out with a note.
 """
 
@@ -20,7 +21,7 @@ from lab.rows.store import Row, nested, read_rows
 
 FILE = "kernels.jsonl"
 WANTED = "python3 -m lab.probes.kernels.bench --out " + FILE
-CEILING, READ, KERNEL, PROOF = "ceiling", "read", "kernel", "kernel_proof"
+CEILING, READ, KERNEL, PROOF, SETTING = "ceiling", "read", "kernel", "kernel_proof", "kernel_setting"
 
 
 @dataclass
