@@ -82,11 +82,12 @@ class WarmOptions(FormatOptions):
 
 
 class BenchOptions(Options):
-    """Time the cards on a GPU, proofs first."""
+    """Time the cards on a GPU, proofs first; or settings of theirs against each other."""
 
     out: Path = option("kernels.jsonl", "rows are appended to this file", metavar="FILE")
     ops: Names = option("", "cards, separated by commas (default: all but attention)", metavar="NAME,...")
-    only: str = option("", "only shapes whose text holds these words, e.g. 'm=16 n=4096'")
+    only: str = option("", "only shapes whose text holds these words, e.g. 'm=16 n=4096'; several values: 'm=1,4,16'")
+    settings: bool = option(False, "in place of proofs and peers: each setting worth trying beside the default")
     limit_s: Seconds = option(480.0, "start no measurement after this many seconds", metavar="S")
     build: Path | None = option(None, "compile for --arch into this folder and stop; no GPU needed", metavar="DIR")
     arch: ArchName = option("sm_90a", "to compile for")

@@ -25,7 +25,7 @@ LESS: dict[str, dict[str, Any]] = {
     "30_decode": {"n_prompts": 1, "rounds": 1, "warmup": 0, "max_new_tokens": 8, "ks": [3]},
     "31_acceptance": {"n_prompts": 2, "max_new_tokens": 12, "ks": [3], "n_reference_prompts": 1, "uneven_k": 0},
     "32_trees": {"n_prompts": 1, "max_new_tokens": 8, "shapes": ["dynamic-12/2/4"], "budgets": [6]},
-    "33_doctor": {"n_prompts": 4, "max_new_tokens": 12},
+    "33_doctor": {"n_prompts": 2, "max_new_tokens": 8, "limit_s": 10.0},
     "34_draft_vocabulary": {"n_prompts": 2, "n_counted": 2, "max_new_tokens": 8, "sizes": [64], "head_sizes": [512]},
 }
 # Notebooks whose figures can be explored, and those that show rows of the GPU that is committed.

@@ -158,7 +158,15 @@ def _one_bulk_copy(operands: Sequence[Any], warp: Warp) -> list[None]:
     return [None] * 32
 
 
+def _one_bulk_fill(operands: Sequence[Any], warp: Warp) -> list[None]:
+    if len({each[-1] for each in operands}) > 1:
+        raise EmulationError("the lanes of a warp announce different numbers of bytes")
+    mbarrier_expect(*operands[0][-2:])
+    return _one_bulk_copy([each[:-1] for each in operands], warp)
+
+
 warp_bulk_copy = collective(_one_bulk_copy)
+warp_bulk_fill = collective(_one_bulk_fill)
 
 
 def mbarrier_fence_init() -> None: ...

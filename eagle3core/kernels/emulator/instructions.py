@@ -36,6 +36,7 @@ from eagle3core.kernels.emulator.copies import (  # noqa: F401  part of the inst
     mbarrier_poll,
     mbarrier_wait,
     warp_bulk_copy,
+    warp_bulk_fill,
 )
 from eagle3core.kernels.emulator.cuda import SharedArray, cuda  # noqa: F401
 from eagle3core.kernels.emulator.machine import Machine, Region

@@ -8,7 +8,7 @@ be on average if all were alike likely, each by about as many rows.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from eagle3core.kernels.card import DTYPES, E4M3, Card, Case, Cost, Launch, Tensors, Variant, poison
 from eagle3core.kernels.experts.gates import GATES
-from eagle3core.kernels.experts.maps.form import form_for, x_tiles_for
+from eagle3core.kernels.experts.maps.form import form_for, swept, x_tiles_for
 from eagle3core.kernels.experts.maps.launcher import expert_down, expert_gate_up, walk_variant
 from eagle3core.kernels.experts.maps.order import (
     ALTERNATE,
@@ -148,12 +148,18 @@ def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **settin
 
 def _variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
     made, dtype = [], DTYPES[case["dtype"]]
-    own = {name: value for name, value in setting.items() if name not in ("blocks", "processors")}
+    own = {name: value for name, value in setting.items() if name not in ("x_tiles", "blocks", "processors")}
     for k, gate in ((case["hidden"], case["gate"]), (case["inner"], "")):
-        cut = replace(form_for(case["form"], k, _x_tiles(case, setting)), **own)
+        cut = form_for(case["form"], k, _x_tiles(case, setting), own)
         has_bias = case["gate"] == "clamped"
         made.append(walk_variant(arch, dtype, case["form"], k, gate, has_bias, cut, early=not gate))
     return [*made, total_variant(arch, dtype, case["hidden"], case["chosen"])]
+
+
+def _sweep(arch: str, case: Case) -> list[dict[str, Any]]:
+    hidden, inner = case["hidden"], case["inner"]
+    maps = [(hidden, 2 * inner // TILE), (inner, hidden // TILE)]
+    return [asdict(cut) for cut in swept(arch, case["form"], _x_tiles(case, {}), maps)]
 
 
 def _cost(case: Case) -> Cost:
@@ -192,6 +198,7 @@ CARD = Card(
         *(_variants_of(arch, {"m": 512, **_QWEN, "form": FP8_BLOCKS})[:2] if arch == "sm_90a" else ()),
     ],
     variants_of=_variants_of,
+    sweep=_sweep,
     cases=({"m": 3, **_TINY, "form": "mxfp4", "gate": "clamped"},),
     slow_cases=(
         {"m": 2, **_TINY, "form": "plain", "gate": "silu", "dtype": torch.float16},
@@ -234,9 +241,12 @@ CARD = Card(
     neutral={
         "x_tiles": "rows of an expert a block, by 8",
         "w_tiles": "rows of a matrix a block, by 16",
+        "resident": "blocks that a multiprocessor holds",
         "step": "units between two looks at the ring",
         "stage_steps": "steps of a stage",
         "stages": "ring depth",
+        "keeps": "what is looked up of a group of rows is kept for its next tiles",
+        "hops": "copies go from a tile to the next by an addition",
         "blocks": "blocks that walk",
         "processors": "how many of them come to different processors",
     },

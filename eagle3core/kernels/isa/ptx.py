@@ -126,6 +126,16 @@ warp_bulk_copy = instruction(
     memory=True,
     convergent=True,
 )
+# `mbarrier_expect` of the last operand's bytes and `warp_bulk_copy`, both by the lane that is chosen.
+warp_bulk_fill = instruction(
+    "warp_bulk_fill",
+    "{ .reg .pred p; elect.sync _|p, 0xffffffff;\n"
+    " @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$3], $4;\n"
+    " @p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3]; }",
+    takes=[i32, i64, i32, i32, i32],
+    memory=True,
+    convergent=True,
+)
 fence_async_shared = instruction("fence_async_shared", "fence.proxy.async.shared::cta;", memory=True)
 
 # ---- global loads; `_const` may bypass coherence (data no kernel writes), `_stream` spares L1 too, `_l2` skips L1

@@ -126,7 +126,7 @@ class AttentionRun(bench.Run):
 
     def compile_peers(self, card: Card) -> None:
         """Compiles FlexAttention for all shapes at once, a process each: one after the other takes minutes."""
-        cases = [case for case in self._shapes(card) if case["tokens"] in FLEX_TOKENS and "flex" not in self.skipped]
+        cases = [case for case in self.shapes(card) if case["tokens"] in FLEX_TOKENS and "flex" not in self.skipped]
         if not cases:
             return
         n, begun = min(len(cases), os.cpu_count() or 1), time.monotonic()
@@ -137,7 +137,7 @@ class AttentionRun(bench.Run):
 
     def measure(self, card: Card) -> None:
         """Times every shape and its peers in the same kind of graph over the same rotation."""
-        for case in self._shapes(card):
+        for case in self.shapes(card):
             rotation = self._rotation(card, case)
             graphs, missing = self._peers(card, case, [inputs for inputs, _ in rotation])
             ours, *theirs = time_captured([capture([bound for _, bound in rotation]), *graphs.values()])

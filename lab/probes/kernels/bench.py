@@ -5,24 +5,23 @@ not timed. Then each shape worth measuring is captured, library peers beside it,
 over more memory than the L2 cache holds. One row a measurement, on disk at once: the run may be stopped at any time.
 
 `--build DIR --arch sm_90a` compiles everything that a run needs, on any machine, and stops; the run finds it through
-the environment variable EAGLE3_CUBINS. Settings are timed against each other by `eagle3lab sweep`.
+the environment variable EAGLE3_CUBINS. `--settings` times a card's settings against each other (`settings`); those of
+matrix products and attention, from which a tuned file is made, are `eagle3lab sweep`'s.
 
 Source: docs/requirements.md R-104, R-105, R-129; timing rules derived here.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from eagle3core.kernels import Card, Case, Variant, case_id, cubins, launch, proof
+from eagle3core.kernels import Card, Case, Tensors, Variant, case_id, cubins, launch, proof
 from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED
 from lab.options.kernels import BenchOptions
 from lab.options.reader import run_program
@@ -33,7 +32,8 @@ from lab.probes.kernels.reading.bulk import bulk_variants
 from lab.probes.kernels.reading.ceiling import run_ceiling
 from lab.probes.kernels.reading.lanes import read_variants as read_variants
 from lab.probes.kernels.roofline import allowed_us
-from lab.probes.kernels.rows import CEILING, KERNEL, PROOF, READ
+from lab.probes.kernels.rows import CEILING, KERNEL, PROOF, READ, plain_shape
+from lab.probes.kernels.settings import compared, time_settings
 from lab.rows import environment, gpus
 from lab.rows.clock import Timing
 from lab.rows.graph_clock import TIMER, time_graphs
@@ -51,9 +51,12 @@ def main(options: BenchOptions) -> int:
     # Attention has a benchmark of its own.
     cards = named(options.ops) if options.ops else [card for card in named(()) if card.name != "attention"]
     if options.build is not None:
-        return _build(cards, options.arch, options.build, options.share)
+        return _build(cards, options)
     with RowWriter(options.out) as out:
         run = Run(out, launch.device_arch(), time.monotonic() + options.limit_s, options.only)
+        if options.settings:
+            equal = [time_settings(run, card) for card in cards]
+            return EXIT_PASSED if all(equal) else EXIT_GATE_FAILED
         torch.backends.cuda.matmul.allow_tf32 = False
         run.measure_ceiling()
         verdicts = {card.name: run.prove(card) for card in cards}
@@ -70,17 +73,20 @@ def exit_code(verdicts: Collection[str]) -> int:
     return EXIT_PASSED if set(verdicts) <= {PROVEN} else EXIT_COULD_NOT_RUN
 
 
-def _build(cards: Sequence[Card], arch: str, out: Path, share: tuple[int, int]) -> int:
-    """Compiles what proofs and shapes need, or every n-th of it (`share` = which, n)."""
-    wanted: dict[str, Variant] = {v.name: v for v in ceiling_variants(arch)}
+def _build(cards: Sequence[Card], options: BenchOptions) -> int:
+    """Compiles what the run of these options needs, or every n-th of it (`share` = which, n)."""
+    assert options.build is not None, "a folder to compile into"
+    arch = options.arch
+    wanted: dict[str, Variant] = {} if options.settings else {v.name: v for v in ceiling_variants(arch)}
     for card in cards:
         if card.variants_of is None:
             wanted |= {v.name: v for v in [*card.variants(arch), *card.slow_variants(arch)]}
             continue
-        for case, setting in _uses(card, arch):
+        uses = compared(card, arch, shapes_of(card, options.only)) if options.settings else _uses(card, arch)
+        for case, setting in uses:
             wanted |= {v.name: v for v in card.variants_of(arch, case, **setting)}
-    which, n = share
-    made = cubins.build_cubins(list(wanted.values())[which::n], arch, out, tell=print)
+    which, n = options.share
+    made = cubins.build_cubins(list(wanted.values())[which::n], arch, options.build, tell=print)
     print(f"{len(wanted)} kernels wanted, {made} compiled")
     return 0
 
@@ -161,7 +167,7 @@ class Run:
         """Times every shape and its peers, in the same kind of graph over the same rotation."""
         ratios: dict[Any, list[tuple[float, float]]] = {}
         libraries = peers_of(card.name)
-        for case in self._shapes(card):
+        for case in self.shapes(card):
             rotation = self._rotation(card, case)
             calls = [[peer(case, inputs) for inputs, _ in rotation] for peer in libraries.values()]
             ours, *theirs = time_graphs([[bound for _, bound in rotation], *calls])
@@ -177,17 +183,17 @@ class Run:
                 f"{card.name} m={rows}: ratio {ratio:.3f} (worst {worst:.3f}), {100 * share:.1f}% of floor", flush=True
             )
 
-    def _shapes(self, card: Card) -> list[Case]:
-        wanted = [case for case in card.shapes if all(word in case_id(case).split() for word in self.only.split())]
-        return [case for case in wanted if not self.is_over()]
+    def shapes(self, card: Card) -> Iterator[Case]:
+        """Those that were asked for, until the time is over."""
+        return (case for case in shapes_of(card, self.only) if not self.is_over())
 
-    def _rotation(self, card: Card, case: Case) -> list[tuple[dict[str, torch.Tensor], Callable[[], None]]]:
-        made = []
+    def rotated(self, card: Card, case: Case) -> list[Tensors]:
+        """Inputs of as many copies of a case as no cache holds together."""
         copies = min(_MOST_COPIES, max(2, -(-ROTATED_BYTES // card.cost(case).bytes)))
-        for copy in range(copies):
-            inputs = card.example(case, proof.generator(copy, self.device), self.device)
-            made.append((inputs, self._bound(card, case, inputs)))
-        return made
+        return [card.example(case, proof.generator(copy, self.device), self.device) for copy in range(copies)]
+
+    def _rotation(self, card: Card, case: Case) -> list[tuple[Tensors, Callable[[], None]]]:
+        return [(inputs, self._bound(card, case, inputs)) for inputs in self.rotated(card, case)]
 
     def _bound(self, card: Card, case: Case, inputs: Any) -> Callable[[], None]:
         outputs = card.outputs(case, inputs)
@@ -221,10 +227,14 @@ class Run:
         )
 
 
-def plain_shape(case: Case) -> dict[str, Any]:
-    """A case as JSON has it; a torch dtype, or another object, by its text."""
-    whole: dict[str, Any] = json.loads(json.dumps(dict(case), default=str))
-    return whole
+def shapes_of(card: Card, only: str) -> list[Case]:
+    """The card's shapes that have every word of `only`, each `name=value` or `name=value,value`."""
+
+    def has(words: Collection[str], wanted: str) -> bool:
+        name, _, values = wanted.rpartition("=")
+        return any((f"{name}={value}" if name else value) in words for value in values.split(","))
+
+    return [case for case in card.shapes if all(has(case_id(case).split(), word) for word in only.split())]
 
 
 def prove_case(card: Card, arch: str, case: Case, device: torch.device, seed: int) -> list[str]:

@@ -1,16 +1,19 @@
 """What a benchmark of the kernels wrote: `python -m lab.probes.kernels.bench`, rows of the lab's one form.
 
-Rows of kind `ceiling`, `kernel_proof` and `kernel` are read, and the machine's record of each run. A run may have been
+Rows of kind `ceiling`, `kernel_proof` and `kernel` are read, and the machine's record of each run; those of
+`kernel_setting`, a setting beside the default, are not. A run may have been
 stopped at any moment, so a torn last line is left out with a note.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from eagle3core.kernels import Case
 from lab.errors import ExperimentError, NotComparable, RunFailed
 from lab.probes.ceilings import known_gb_per_s
 from lab.probes.kernels.roofline import Cell, Proof, shape_text
@@ -20,7 +23,7 @@ from lab.rows.store import Row, nested, read_rows
 
 FILE = "kernels.jsonl"
 WANTED = "python3 -m lab.probes.kernels.bench --out " + FILE
-CEILING, READ, KERNEL, PROOF = "ceiling", "read", "kernel", "kernel_proof"
+CEILING, READ, KERNEL, PROOF, SETTING = "ceiling", "read", "kernel", "kernel_proof", "kernel_setting"
 
 
 @dataclass
@@ -155,3 +158,9 @@ def _one_machine(bench: Bench, rows: Sequence[Row]) -> None:
     bench.commits = list(dict.fromkeys(machine.commit for machine in machines if machine.commit))
     drivers = (gpu.driver for machine in machines for gpu in machine.gpus)
     bench.drivers = list(dict.fromkeys(driver for driver in drivers if driver))
+
+
+def plain_shape(case: Case) -> dict[str, Any]:
+    """A case as JSON has it; a torch dtype, or another object, by its text."""
+    whole: dict[str, Any] = json.loads(json.dumps(dict(case), default=str))
+    return whole

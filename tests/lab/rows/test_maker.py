@@ -12,7 +12,7 @@ from places import ROOT
 
 from eagle3core.kernels import registry
 from lab.probes.kernels import attention_bench, bench
-from lab.probes.kernels.rows import read_bench
+from lab.probes.kernels.rows import plain_shape, read_bench
 from lab.probes.sanitizer import command as sanitizer
 from lab.probes.sanitizer.report import CLEAN, Outcome, Summary
 from lab.rows import environment
@@ -81,9 +81,9 @@ def test_what_the_benchmark_of_kernels_writes_is_what_is_read(tmp_path: Path, a_
         assert attention.prove(attention_bench.CARD) == "incomplete", "no time is left for a proof"
     found = read_bench(path)
     [cell], [other] = found.of("gemm"), found.of("attention")
-    assert (cell.shape, cell.us, cell.best_peer) == (bench.plain_shape(gemm.shapes[0]), 34.0, "cutlass")
+    assert (cell.shape, cell.us, cell.best_peer) == (plain_shape(gemm.shapes[0]), 34.0, "cutlass")
     assert (cell.bytes, cell.is_complete, cell.timer) == (gemm.cost(gemm.shapes[0]).bytes, True, "cuda_graph/1")
-    assert (other.peers, other.shape) == ({"sdpa_cudnn": 38.0}, bench.plain_shape(case))
+    assert (other.peers, other.shape) == ({"sdpa_cudnn": 38.0}, plain_shape(case))
     [proof] = found.proofs
     assert (proof.passed, proof.reason) == (False, "verdict 'incomplete', 0 cases")
     rows = read_rows(path)

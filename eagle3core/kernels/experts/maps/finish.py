@@ -45,6 +45,36 @@ def make_fetch_of_row(isa: Any, dtype: str, gate: str, has_bias: bool, fp8: bool
     return isa.inlined(fetch)
 
 
+def make_fetch_in_parts(isa: Any, dtype: str, gate: str, has_bias: bool, fp8: bool) -> tuple[Any, Any]:
+    """Inlined `fetch_row` and `fetch_rest`, which together give what `make_fetch_of_row`'s does.
+
+    `fetch_row(there, local_row, info, places, norms, chosen)` gives (place, 1 / rms), which are a group's and not a
+    tile's; `there`: whether the item has such a row. `fetch_rest(place, factor, own, scales, bias)` gives (two factors,
+    two biases) of row `own` of all experts' matrices.
+    """
+    i32, i64, low, one, zero = isa.i32, isa.i64, isa.LOW[dtype], np.float32(1), np.float32(0)
+
+    def fetch_row(there: Any, local_row: Any, info: Any, places: Any, norms: Any, chosen: Any) -> Any:
+        place, factor = i32(-1), one
+        if there:
+            place = i32(isa.load_u32(places + i64(info[1] + local_row) * 4))
+            if gate != "":
+                factor = isa.load_f32(norms + i64(i32(place // chosen)) * 4)
+        return place, factor
+
+    def fetch_rest(place: Any, factor: Any, own: Any, scales: Any, bias: Any) -> Any:
+        f0, f1, b0, b1 = factor, factor, zero, zero
+        if place >= 0:
+            if fp8:
+                f0 = isa.product(isa.load_f32(scales + own * 4), factor)
+                f1 = isa.product(isa.load_f32(scales + own * 4 + 32), factor)
+            if has_bias:
+                b0, b1 = low(isa.load_u16(bias + own * 2)), low(isa.load_u16(bias + own * 2 + 16))
+        return f0, f1, b0, b1
+
+    return isa.inlined(fetch_row), isa.inlined(fetch_rest)
+
+
 def make_gate(isa: Any, gate: str) -> Any:
     """Inlined `gated(v0, v1)`: of a gate and its up."""
     one, limit = np.float32(1), np.float32(LIMIT)

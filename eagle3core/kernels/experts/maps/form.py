@@ -5,12 +5,46 @@ Source: derived here; not tuned on a GPU yet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from eagle3core.kernels.experts.maps.order import FP8_BLOCKS, UNIT, UNIT_BYTES
+from eagle3core.kernels.card import SHARED_BYTES_SM
+from eagle3core.kernels.experts.maps.order import FP8, FP8_BLOCKS, UNIT, UNIT_BYTES
 
 STREAMS = 4  # warps of a block, each with a contiguous range of k
+THREADS = 32 * STREAMS
 _STAGE_BYTES, _RING_BYTES = 3264, 16 << 10  # a warp's, of tiles that few rows share
+_BLOCK_SHARED = 1024  # that a resident block takes beside its own
+_STEPS = (6, 4, 3, 2, 1)  # units of a step
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What is neutral of a launch, before k is known.
+
+    Attributes:
+        w_tiles: tiles of 16 rows of a matrix that a block multiplies at once.
+        resident: blocks that a multiprocessor is to hold, for which registers and shared memory are left.
+        step: units multiplied at once; of a k whose pieces it does not divide, the next smaller one that does.
+        stage_steps, stages: steps of a ring's stage, and stages; 0: as many as fill what a warp's share of memory is.
+        keeps: what is looked up of a group of rows is kept while its tiles last.
+        hops: copies go on to an expert's next tile by an addition, and one lane announces a stage and asks for it.
+    """
+
+    w_tiles: int
+    resident: int
+    step: int
+    stage_steps: int = 0
+    stages: int = 0
+    keeps: bool = False
+    hops: bool = False
+
+
+# By a group's tiles of 8 rows. A lane holds x of two steps, so more rows leave smaller steps.
+_BY_ROWS = {1: Cut(1, 3, 6), 2: Cut(1, 3, 4), 4: Cut(1, 3, 2), 8: Cut(2, 2, 1)}
+# By format and tiles of rows. Sums of blocks are a second set, for which two tiles of 64 rows leave too few registers.
+_CUTS = {(form, rows): cut for form in UNIT_BYTES for rows, cut in _BY_ROWS.items()} | {(FP8_BLOCKS, 8): Cut(1, 2, 1)}
 
 
 def piece_units(k: int, form: str) -> int:
@@ -26,21 +60,56 @@ def piece_units(k: int, form: str) -> int:
     return 1
 
 
+# Worth timing against these, by format and tiles of rows. The first of MXFP4, FP8 and of 16 bits were the fastest of an
+# earlier trial on an H200, whose rows are lost.
+_SWEPT = {
+    ("mxfp4", 1): (
+        Cut(2, 4, 3, 2, 3), Cut(2, 4, 6, 1, 3), Cut(2, 3, 6, 1, 5), Cut(2, 4, 2, 3, 3), Cut(2, 5, 3, 2, 2),
+        Cut(1, 4, 6, 2, 3), Cut(1, 5, 6, 2, 2), Cut(1, 5, 3, 4, 2), Cut(3, 3, 6, 1, 3), Cut(4, 3, 3, 1, 3),
+    ),
+    ("mxfp4", 2): (Cut(2, 4, 3, 2, 3), Cut(2, 3, 3, 2, 4), Cut(1, 4, 3, 4, 3)),
+    ("mxfp4", 4): (Cut(2, 3, 2, 3, 3), Cut(2, 2, 3, 2, 5)),
+    (FP8, 1): (
+        Cut(2, 5, 2, 1, 4), Cut(2, 4, 2, 1, 5), Cut(2, 4, 4, 1, 2), Cut(2, 3, 4, 1, 4), Cut(2, 5, 4, 1, 2),
+        Cut(1, 5, 4, 1, 4), Cut(1, 4, 4, 1, 6), Cut(4, 3, 2, 1, 4),
+    ),
+    (FP8, 2): (Cut(2, 4, 2, 1, 4), Cut(2, 4, 2, 2, 2), Cut(1, 4, 4, 1, 5)),
+    (FP8_BLOCKS, 1): (Cut(2, 5, 2, 1, 4), Cut(2, 4, 4, 1, 2), Cut(2, 3, 4, 1, 4), Cut(1, 5, 4, 1, 4)),
+    ("plain", 1): (
+        Cut(2, 5, 2, 1, 2), Cut(2, 3, 2, 1, 4), Cut(2, 3, 4, 1, 2), Cut(1, 5, 2, 1, 4), Cut(1, 4, 4, 1, 3),
+    ),
+    ("plain", 2): (Cut(2, 4, 2, 1, 2), Cut(2, 3, 2, 1, 3)),
+}  # fmt: skip
+# Of these also what issues fewer instructions for a tile, by which a processor's time is limited too; of the first
+# each half of it by itself, so that a time says what each is good for.
+_SWEPT_WITH_FEWER = {
+    ("mxfp4", 1): (Cut(2, 4, 3, 2, 3), Cut(2, 4, 6, 1, 3), Cut(2, 3, 6, 1, 5), Cut(1, 4, 6, 2, 3), Cut(1, 5, 3, 4, 2)),
+    (FP8, 1): (Cut(2, 4, 2, 1, 5), Cut(2, 4, 4, 1, 2), Cut(2, 3, 4, 1, 4), Cut(1, 4, 4, 1, 6)),
+    (FP8_BLOCKS, 1): (Cut(2, 4, 4, 1, 2), Cut(2, 3, 4, 1, 4)),
+    ("plain", 1): (Cut(2, 3, 2, 1, 4), Cut(1, 4, 4, 1, 3)),
+}
+
+
 @dataclass(frozen=True)
 class Form:
     """Order-neutral parameters of one launch; every value gives the same bits.
 
     Attributes:
         x_tiles, w_tiles: of a block: 8 x_tiles rows of an expert, 16 w_tiles rows of its matrix.
+        resident: blocks that a multiprocessor is to hold.
         step: units multiplied at once, whose x a lane holds twice; divides the pieces of k.
         stage_steps, stages: steps of a ring's stage, and stages.
+        keeps, hops: see `Cut`.
     """
 
     x_tiles: int
     w_tiles: int
+    resident: int
     step: int
     stage_steps: int
     stages: int
+    keeps: bool = False
+    hops: bool = False
 
     @property
     def rows(self) -> int:
@@ -54,7 +123,8 @@ class Form:
 
     @property
     def name(self) -> str:
-        return f"{self.x_tiles}x{self.w_tiles}_u{self.step}x{self.stage_steps}_p{self.stages}"
+        fewer = f"{'_keeps' if self.keeps else ''}{'_hops' if self.hops else ''}"
+        return f"{self.x_tiles}x{self.w_tiles}_r{self.resident}_u{self.step}x{self.stage_steps}_p{self.stages}{fewer}"
 
     def stage_bytes(self, form: str) -> int:
         """Of a warp's stage."""
@@ -65,6 +135,10 @@ class Form:
         rings = STREAMS * self.stages * (self.stage_bytes(form) + 8)
         return rings + self.buffers * STREAMS * 512 * self.x_tiles * self.w_tiles
 
+    def resident_on(self, arch: str, form: str) -> int:
+        """Blocks that a multiprocessor of `arch` has shared memory for, at most `resident`."""
+        return max(1, min(self.resident, SHARED_BYTES_SM[arch] // (self.shared_bytes(form) + _BLOCK_SHARED)))
+
 
 def x_tiles_for(rows: int, n_chosen: int, n_experts: int) -> int:
     """Tiles of 8 rows that a group has: as many as three times the rows of an expert on average fill."""
@@ -72,11 +146,37 @@ def x_tiles_for(rows: int, n_chosen: int, n_experts: int) -> int:
     return next((tiles for tiles in (1, 2, 4) if 8 * tiles >= want), 8)
 
 
-def form_for(form: str, k: int, x_tiles: int) -> Form:
-    """The parameters for a format and groups of 8 `x_tiles` rows."""
-    # Sums of blocks are a second set, for which two tiles of a matrix would leave too few registers.
-    piece, w_tiles = piece_units(k, form), 2 if x_tiles == 8 and form != FP8_BLOCKS else 1
-    step = next(units for units in (6, 4, 3, 2, 1) if piece % units == 0 and (units * x_tiles <= 8 or units == 1))
-    step_bytes = w_tiles * step * UNIT_BYTES[form]
-    stage_steps = max(1, _STAGE_BYTES // step_bytes)
-    return Form(x_tiles, w_tiles, step, stage_steps, max(3, _RING_BYTES // (stage_steps * step_bytes)))
+def form_for(form: str, k: int, x_tiles: int, setting: Mapping[str, Any] | None = None) -> Form:
+    """The parameters for a format and groups of 8 `x_tiles` rows; `setting`: fields of a cut in place of its own."""
+    return formed(replace(_CUTS[form, x_tiles], **(setting or {})), form, k, x_tiles)
+
+
+def formed(cut: Cut, form: str, k: int, x_tiles: int) -> Form:
+    """A cut for this k."""
+    piece = piece_units(k, form)
+    step = next(units for units in _STEPS if units <= cut.step and piece % units == 0)
+    step_bytes = cut.w_tiles * step * UNIT_BYTES[form]
+    stage_steps = cut.stage_steps or max(1, _STAGE_BYTES // step_bytes)
+    stages = cut.stages or max(3, _RING_BYTES // (stage_steps * step_bytes))
+    return Form(x_tiles, cut.w_tiles, cut.resident, step, stage_steps, stages, cut.keeps, cut.hops)
+
+
+def swept(arch: str, form: str, x_tiles: int, maps: Sequence[tuple[int, int]]) -> list[Cut]:
+    """Cuts worth timing against the default; all give its bits.
+
+    Left out are those whose blocks the shared memory of `arch` does not hold, or whose tiles do not divide a matrix's.
+
+    Args:
+        maps: (k, tiles of 16 rows of an expert's matrix) of every map that is launched with them.
+    """
+
+    def fits(cut: Cut) -> bool:
+        made = [formed(cut, form, k, x_tiles) for k, _ in maps]
+        return all(tiles % cut.w_tiles == 0 for _, tiles in maps) and all(
+            one.resident_on(arch, form) == cut.resident for one in made
+        )
+
+    fewer = _SWEPT_WITH_FEWER.get((form, x_tiles), ())
+    tried = [*_SWEPT.get((form, x_tiles), ()), *(replace(cut, keeps=True, hops=True) for cut in fewer)]
+    tried += [change for cut in fewer[:1] for change in (replace(cut, keeps=True), replace(cut, hops=True))]
+    return [cut for cut in tried if fits(cut)]

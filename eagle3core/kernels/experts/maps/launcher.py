@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,22 +14,20 @@ from eagle3core.kernels.card import (
     DTYPES,
     PLAIN_TORCH,
     SHARED_BYTES,
-    SHARED_BYTES_SM,
     Launch,
     Parameter,
     Variant,
     overlaps,
     parameters,
 )
-from eagle3core.kernels.experts.maps.form import Form, form_for, piece_units
+from eagle3core.kernels.experts.maps.form import THREADS, Form, form_for, piece_units
 from eagle3core.kernels.experts.maps.order import TILE, UNIT
-from eagle3core.kernels.experts.maps.walk import THREADS, make_walk
+from eagle3core.kernels.experts.maps.walk import make_walk
 from eagle3core.kernels.experts.matrices import Matrices, OrderedMatrices
 from eagle3core.kernels.experts.routing.lists import Lists
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS
 
-_REGISTERS = {1: 168, 2: 168, 4: 168, 8: 255}  # by tiles of x; three blocks a processor, or two
-_MOST_RESIDENT = 3
+_REGISTERS_SM, _MOST_REGISTERS = 65536, 255  # of a multiprocessor; of a thread, to whom they are given by eights
 
 
 def walk_parameters(early: bool) -> tuple[Parameter, ...]:
@@ -59,8 +56,7 @@ def walk_variant(
     shared = cut.shared_bytes(form)
     if shared > SHARED_BYTES[arch]:
         raise KernelLimit(f"{cut} takes {shared} bytes", f"{SHARED_BYTES[arch]} on {arch}", PLAIN_TORCH)
-    most = _REGISTERS[cut.x_tiles]
-    resident = min(_MOST_RESIDENT, SHARED_BYTES_SM[arch] // (shared + 1024), 65536 // (THREADS * most))
+    resident = cut.resident_on(arch, form)
     gated = f"_{gate}" if gate else ""
     return Variant(
         name=f"expert_map_{dtype}_{form}_k{piece_units(k, form)}{gated}{'_b' if has_bias else ''}_{cut.name}",
@@ -69,9 +65,10 @@ def walk_variant(
             "dtype": dtype, "form": form, "gate": gate, "has_bias": has_bias, "piece": piece_units(k, form),
             "x_tiles": cut.x_tiles, "w_tiles": cut.w_tiles, "step": cut.step, "stage_steps": cut.stage_steps,
             "stages": cut.stages, "buffers": cut.buffers, "early": early, "overlap": overlaps(arch),
+            "keeps": cut.keeps, "hops": cut.hops,
         },
-        parameters=walk_parameters(early), threads=THREADS, shared_bytes=shared, blocks_per_sm=max(1, resident),
-        max_registers=most,
+        parameters=walk_parameters(early), threads=THREADS, shared_bytes=shared, blocks_per_sm=resident,
+        max_registers=min(_MOST_REGISTERS, _REGISTERS_SM // (THREADS * resident) // 8 * 8),
         instructions={"HMMA": 4 * cut.x_tiles * cut.w_tiles * cut.step, "UBLKCP" if overlaps(arch) else "LDGSTS": 1},
         dependent=overlaps(arch), rounds_itself=True,
     )  # fmt: skip
@@ -83,7 +80,7 @@ def expert_gate_up(
 ) -> list[Launch]:  # fmt: skip
     """What `feed.expert_gate_up_meaning` says; 1 / rms of the rows is read of `lists`.
 
-    `setting`: neutral parameters in place of the chosen ones, "blocks" and "processors".
+    `setting`: neutral parameters in place of the chosen ones: fields of `form.Cut`, "blocks" and "processors".
 
     Raises:
         KernelLimit: see `_launch`.
@@ -120,9 +117,9 @@ def _launch(
     if maps.form == "mxfp4" and x.dtype != torch.bfloat16:
         raise KernelLimit(f"experts in MXFP4 and rows in {x.dtype}", "bf16, which holds all their values", PLAIN_TORCH)
     n_experts, tiles, units = maps.data.shape[:3]
-    own = dict(setting)
+    own = {name: value for name, value in setting.items() if name != "x_tiles"}  # those of the lists
     blocks, processors = own.pop("blocks", None), own.pop("processors", _multiprocessors(x.device))
-    cut = replace(form_for(maps.form, units * UNIT, lists.group_rows // 8), **own)
+    cut = form_for(maps.form, units * UNIT, lists.group_rows // 8, own)
     has_bias = maps.bias is not None
     variant = walk_variant(arch, DTYPES[x.dtype], maps.form, units * UNIT, gate, has_bias, cut, early=early)
     if tiles % cut.w_tiles:

@@ -12,12 +12,13 @@ from eagle3core.kernels.experts.maps.order import UNIT_BYTES
 
 
 def make_copies(
-    isa: Any, *, unit_bytes: int, w_tiles: int, step: int, stage_steps: int, stages: int, bulk: bool
+    isa: Any, *, unit_bytes: int, w_tiles: int, step: int, stage_steps: int, stages: int, bulk: bool, hops: bool
 ) -> tuple[Any, Any]:  # fmt: skip
     """Inlined `start_copies(...)`, which gives a cursor, and `refill(ring, full, slot, cursor, ...)`, the next one.
 
     A cursor is (tiles left, group, column, steps done of the tile's stream, address of the stage that comes next).
     `bulk`: one copy a tile of a stage, else 16 bytes a lane, for which all lanes arrive.
+    `hops`: as `form.Cut` says; then steps left stand in the place of steps done.
     """
     i32, i64 = isa.i32, isa.i64
     step_bytes = step * unit_bytes
@@ -64,7 +65,33 @@ def make_copies(
                     source = source_of(w, work, group, column, columns, units, first_unit)
         return left, group, column, done, source
 
-    refill = isa.inlined(refill)
+    def refill_by_hops(
+        ring: Any, full: Any, slot: Any, cursor: Any, w: Any, work: Any, columns: Any, units: Any, first_unit: Any,
+        n_steps: Any, lane: Any,
+    ) -> Any:  # fmt: skip
+        left, group, column, rest, source = cursor[0], cursor[1], cursor[2], cursor[3], cursor[4]
+        if left > 0:
+            steps = i32(stage_steps)
+            if rest < steps:
+                steps = rest
+            n_bytes, barrier, target = i32(steps * step_bytes), i32(full + slot * 8), i32(ring + slot * stage_bytes)
+            isa.warp_bulk_fill(target, source, n_bytes, barrier, i32(w_tiles * n_bytes))
+            for r in range(1, w_tiles):
+                at = source + i64(i32(r * units * unit_bytes))
+                isa.warp_bulk_copy(i32(target + r * tile_stage), at, n_bytes, barrier)
+            rest, source = i32(rest - steps), source + n_bytes
+            if rest == 0:
+                # The next tile of an expert lies behind this one: no look at the list, and no product of 64 bits.
+                source = source + i64(i32((w_tiles * units - n_steps * step) * unit_bytes))
+                left, column, rest = i32(left - 1), i32(column + 1), n_steps
+                if column == columns:
+                    group, column = i32(group + 1), i32(0)
+                    if left > 0:
+                        source = source_of(w, work, group, column, columns, units, first_unit)
+        return left, group, column, rest, source
+
+    by_hops = hops and bulk  # without bulk copies the lanes' own loops are what takes time
+    refill = isa.inlined(refill_by_hops if by_hops else refill)
 
     def start_copies(
         ring: Any, full: Any, w: Any, work: Any, left: Any, group: Any, column: Any, columns: Any, units: Any,
@@ -75,7 +102,7 @@ def make_copies(
             left = i32(0)  # k is short, and this warp has none of it
         if left > 0:
             source = source_of(w, work, group, column, columns, units, first_unit)
-        cursor = (i32(left), i32(group), i32(column), i32(0), source)
+        cursor = (i32(left), i32(group), i32(column), i32(n_steps if by_hops else 0), source)
         for slot in range(stages):
             cursor = refill(ring, full, i32(slot), cursor, w, work, columns, units, first_unit, n_steps, lane)
         return cursor

@@ -19,26 +19,32 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.experts.maps.finish import make_fetch_of_row, make_finish
-from eagle3core.kernels.experts.maps.form import STREAMS
+from eagle3core.errors import KernelLimit
+from eagle3core.kernels.experts.maps.finish import make_fetch_in_parts, make_fetch_of_row, make_finish
+from eagle3core.kernels.experts.maps.form import STREAMS, THREADS
 from eagle3core.kernels.experts.maps.order import FP8, FP8_BLOCKS, UNIT_BYTES
 from eagle3core.kernels.experts.maps.steps import make_copies, make_steps
 from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
 
-THREADS = 32 * STREAMS
-
 
 def make_walk(
     isa: Any, *, dtype: str, form: str, gate: str, has_bias: bool, piece: int, x_tiles: int, w_tiles: int, step: int,
-    stage_steps: int, stages: int, buffers: int, early: bool, overlap: bool,
+    stage_steps: int, stages: int, buffers: int, early: bool, overlap: bool, keeps: bool = False, hops: bool = False,
 ) -> Any:  # fmt: skip
     """The kernel; any grid of one dimension, blocks of `THREADS`.
 
     Args:
         form: of the matrices, see `order`. gate: of gate and up, "silu" or "clamped"; "": y has the sums, fp32.
-        piece, x_tiles .. buffers: see `form`.
+        piece, x_tiles .. buffers, keeps, hops: see `form`.
         early: which tiles there are was known before the kernel before began, so their bytes are asked for at once.
+
+    Raises:
+        KernelLimit: a step that does not divide the pieces of k, of which streams have whole steps.
     """
+    if piece % step:
+        raise KernelLimit(
+            f"a step of {step} units in pieces of {piece}", f"a divisor of {piece}", "pass a setting with such a step"
+        )
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     unit_bytes, zero = UNIT_BYTES[form], np.float32(0)
     stage_bytes = w_tiles * stage_steps * step * unit_bytes
@@ -51,7 +57,14 @@ def make_walk(
     n_held = 4 * items
     holds = items <= 2  # what an item needs beside its sums is asked for before they are made
     start_copies, refill = make_copies(
-        isa, unit_bytes=unit_bytes, w_tiles=w_tiles, step=step, stage_steps=stage_steps, stages=stages, bulk=overlap
+        isa,
+        unit_bytes=unit_bytes,
+        w_tiles=w_tiles,
+        step=step,
+        stage_steps=stage_steps,
+        stages=stages,
+        bulk=overlap,
+        hops=hops,
     )  # compute capability 8 has neither bulk copies nor dependent launch
     blocks_scaled = form == FP8_BLOCKS
     begin_blocks, add_step, take_blocks = make_block_walk(
@@ -63,6 +76,7 @@ def make_walk(
         stages=stages, refill=refill, wait=isa.mbarrier_wait if overlap else isa.mbarrier_poll, add_step=add_step,
     )  # fmt: skip
     fetch = make_fetch_of_row(isa, dtype, gate, has_bias, form == FP8)
+    fetch_row, fetch_rest = make_fetch_in_parts(isa, dtype, gate, has_bias, form == FP8)
     finish = make_finish(isa, dtype, gate, form == FP8)
     steps_shift = piece // step
 
@@ -105,21 +119,38 @@ def make_walk(
 
         accumulators, operands = cuda.local.array(n_accumulators, f32), cuda.local.array(n_operands, i32)
         sources, held = cuda.local.array(x_tiles, i64), cuda.local.array(n_held, f32)
-        held_place = cuda.local.array(items, i32)
+        held_place, held_factor = cuda.local.array(items, i32), cuda.local.array(items, f32)
         totals, block_scales = cuda.local.array(n_totals, f32), cuda.local.array(n_block_scales, f32)
         block_walk = cuda.local.array(4, i64)
         slot, parity, buffer = i32(0), i32(0), i32(base + sums_at)
+        known, info = i32(-1), (i32(0), i32(0), i32(0), i32(0))
         while left > 0:
-            info = isa.load_u32x4(work + 16 + i64(group) * 16)  # expert, first place, rows
             tile0 = i32(column * w_tiles)
-            for m in range(x_tiles):
-                sources[m] = i64(0)
-                if m * 8 + g < info[2]:
-                    place = isa.load_u32(places + i64(info[1] + m * 8 + g) * 4)
-                    sources[m] = x + (i64(i32(place // chosen)) * units + first_unit) * 64 + t * 16
+            if not keeps or group != known:
+                info = isa.load_u32x4(work + 16 + i64(group) * 16)  # expert, first place, rows
+                known = group
+                for m in range(x_tiles):
+                    sources[m] = i64(0)
+                    if m * 8 + g < info[2]:
+                        place = isa.load_u32(places + i64(info[1] + m * 8 + g) * 4)
+                        sources[m] = x + (i64(i32(place // chosen)) * units + first_unit) * 64 + t * 16
+                if keeps and holds:
+                    for j in range(items):
+                        item = i32(tid + j * THREADS)
+                        local_row = i32((item >> 3) & (x_rows - 1))
+                        held_place[j], held_factor[j] = fetch_row(
+                            item < n_items and local_row < info[2], local_row, info, places, norms, chosen
+                        )
             begin_blocks(totals, block_scales, block_walk, scales, i64(info[0]) * tiles + tile0, units, first_unit)
             load_first(operands, sources, n_steps)
-            if holds:
+            if keeps and holds:
+                for j in range(items):
+                    item = i32(tid + j * THREADS)
+                    own = (i64(info[0]) * tiles + i32(tile0 + (item >> tile_shift))) * 16 + (item & 7)
+                    held[4 * j], held[4 * j + 1], held[4 * j + 2], held[4 * j + 3] = fetch_rest(
+                        held_place[j], held_factor[j], own, scales, bias
+                    )
+            elif holds:
                 for j in range(items):
                     item = i32(tid + j * THREADS)
                     held_place[j], held[4 * j], held[4 * j + 1], held[4 * j + 2], held[4 * j + 3] = fetch(

@@ -28,6 +28,7 @@ from lab.probes.kernels.attention_bench import noted
 from lab.probes.kernels.attention_peers import contiguous, flash_tail_merge
 from lab.probes.kernels.bound import ratio
 from lab.probes.kernels.bound.ways import Way, attended, pieced_ways, products, whole_ways
+from lab.probes.kernels.rows import plain_shape
 from lab.rows.clock import Timing
 from lab.rows.committed import newest_committed
 from lab.rows.graph_clock import TIMER, Captured, capture, time_captured, time_graph
@@ -153,7 +154,7 @@ class BoundRun(bench.Run):
 
 
 def _shape_of(case: Case) -> dict[str, Any]:
-    return block("shape", bench.plain_shape(case))
+    return block("shape", plain_shape(case))
 
 
 def _execute(launches: Any) -> None:

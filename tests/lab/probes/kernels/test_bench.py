@@ -1,13 +1,16 @@
 """The benchmark compiles what it will need without a GPU, and knows which shapes were asked for."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from eagle3core.kernels import cubins, registry
+from eagle3core.kernels import cubins, proof, registry
 from eagle3core.kernels.card import case_id
 from lab.errors import ExperimentError
 from lab.options.kernels import BenchOptions, SanitizeOptions
 from lab.probes.kernels import bench
+from lab.probes.kernels.settings import compared, unequal
 from lab.probes.kernels.thresholds import GEMM_SIZES, HEADS
 from lab.probes.sanitizer.command import run as sanitize
 
@@ -75,3 +78,53 @@ def test_a_mistyped_op_is_refused_with_the_names_there_are(tmp_path):
         bench.main(BenchOptions(ops=("gem",), build=tmp_path))
     with pytest.raises(ExperimentError, match="'gem'"):
         sanitize(SanitizeOptions(ops=("gem",), build=tmp_path))
+
+
+@pytest.mark.reference
+def test_shapes_are_asked_for_by_words_that_may_have_several_values() -> None:
+    card = registry()["experts"]
+    found = bench.shapes_of(card, "m=1,16 form=mxfp4,fp8 experts=128")
+    assert [(case["form"], case["m"]) for case in found] == [("mxfp4", 1), ("mxfp4", 16), ("fp8", 1), ("fp8", 16)]
+    assert bench.shapes_of(card, "form=fp") == []
+    assert bench.shapes_of(card, "") == list(card.shapes)
+
+
+@pytest.mark.reference
+def test_the_settings_of_an_earlier_trial_are_among_those_that_are_timed() -> None:
+    card = registry()["experts"]
+    cases = bench.shapes_of(card, "m=16 experts=128")
+    found = {(case["form"], *setting.values()) for case, setting in compared(card, "sm_90a", cases)}
+    assert {("mxfp4", 2, 4, 3, 2, 3), ("fp8", 2, 5, 2, 1, 4), ("plain", 2, 5, 2, 1, 2)} <= {one[:6] for one in found}
+    assert sum(setting == {} for _, setting in compared(card, "sm_90a", cases)) == len(cases)
+
+
+@pytest.mark.emulated
+def test_a_setting_with_other_bits_is_told() -> None:
+    from eagle3core.kernels.emulator import instructions as emulator
+
+    card = registry()["experts"]
+    case = card.cases[0]
+    inputs = card.example(case, proof.generator(0, torch.device("cpu")), torch.device("cpu"))
+
+    def launches(arch, case, inputs, outputs, *, spoilt=False, **setting):
+        given = {**inputs, "norms": 2 * inputs["norms"]} if spoilt else inputs
+        return card.launches(arch, case, given, outputs, **setting)
+
+    spoiling = replace(card, launches=launches)
+    settings = [{}, {"w_tiles": 2, "resident": 4}, {"spoilt": True}]
+    fine, also, fault = unequal(spoiling, "sm_90a", case, inputs, emulator.execute, settings)
+    assert fine == also == ""
+    assert fault.startswith("inner: ")
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
+def test_a_run_of_settings_is_built_ahead(tmp_path, capsys) -> None:
+    options = BenchOptions(
+        ops=("experts",), only="m=1 form=fp8_blocks", settings=True, build=tmp_path, share="1/9", arch="sm_90a"
+    )
+    assert bench.main(options) == 0
+    card = registry()["experts"]
+    uses = compared(card, "sm_90a", bench.shapes_of(card, options.only))
+    wanted = {v.name for case, setting in uses for v in card.variants_of("sm_90a", case, **setting)}
+    assert f"{len(wanted)} kernels wanted" in capsys.readouterr().out

@@ -14,11 +14,10 @@ from lab import cli
 from lab.errors import ExperimentError, NotComparable, RunFailed
 from lab.night import experiment
 from lab.probes.kernels import cards, command, pictures, records
-from lab.probes.kernels.bench import plain_shape
 from lab.probes.kernels.measure import measured
 from lab.probes.kernels.occupancy import occupancy
 from lab.probes.kernels.on_cpu import CompiledVariant, compiled, emulated_error
-from lab.probes.kernels.rows import read_bench
+from lab.probes.kernels.rows import plain_shape, read_bench
 from lab.rows import environment
 from lab.rows.gpus import Gpu
 from lab.rows.maker import RowMaker

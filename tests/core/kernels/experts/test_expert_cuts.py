@@ -1,0 +1,105 @@
+"""Every cut that is worth timing gives the default's bits, lane by lane, and compiles without spills."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+from rings import exhaustive_but
+
+from eagle3core.errors import KernelLimit
+from eagle3core.kernels import proof, registry
+from eagle3core.kernels.card import ARCHES
+from eagle3core.kernels.compile import compile_variant
+from eagle3core.kernels.emulator import instructions as emulator
+from eagle3core.kernels.experts.maps.form import Form, form_for, swept
+from eagle3core.kernels.experts.maps.launcher import walk_variant
+from eagle3core.kernels.experts.maps.order import UNIT_BYTES
+
+CPU, CARD = torch.device("cpu"), registry()["experts"]
+# Pieces of six units (of four with scales of blocks), and of one: steps of several units and ragged stages.
+TINY: dict[str, Any] = {"experts": 3, "chosen": 1, "hidden": 768, "inner": 96, "gate": "silu", "dtype": torch.bfloat16}
+CROWD = [2] * 9 + [0]  # a group of eight rows of one expert and a group of one; an expert with a row, one without
+
+
+def settings_for(form: str, x_tiles: int, arch: str = "sm_90a") -> list[dict[str, Any]]:
+    """What is worth timing where gate and up have 12 tiles and down has 48."""
+    cuts = swept(arch, form, x_tiles, [(TINY["hidden"], 12), (TINY["inner"], 48)])
+    return [{"x_tiles": x_tiles, **asdict(cut)} for cut in cuts]
+
+
+def unequal(case: dict[str, Any], chosen: list[int], settings: list[dict[str, Any]], **default: Any) -> list[str]:
+    """Outputs that a setting gives other bits in than the default."""
+    inputs = CARD.example(case, proof.generator(6, CPU), CPU)
+    inputs["chosen"][:, 0] = torch.tensor(chosen, dtype=torch.int32)
+    expected = proof.run(CARD, "sm_90a", case, inputs, emulator.execute, default)
+    found = []
+    for setting in settings:
+        ours = proof.run(CARD, "sm_90a", case, inputs, emulator.execute, setting)
+        found += [f"{name} with {setting}" for name in expected if proof.differing(ours[name], expected[name])]
+    return found
+
+
+@pytest.mark.emulated
+@pytest.mark.slow
+@pytest.mark.parametrize("form", exhaustive_but(["fp8_blocks"], UNIT_BYTES))
+def test_every_cut_gives_the_defaults_bits(form: str) -> None:
+    case, settings = {**TINY, "m": len(CROWD), "form": form}, settings_for(form, 1)
+    assert len(settings) >= 4
+    assert unequal(case, CROWD, settings, x_tiles=1) == []
+
+
+@pytest.mark.emulated
+def test_a_cut_gives_the_defaults_bits_with_few_blocks_that_walk_over_several_experts() -> None:
+    case = {**TINY, "m": 3, "hidden": 96, "inner": 32, "form": "mxfp4", "gate": "clamped"}
+    settings = [{"w_tiles": 2, "resident": 4, "step": 3, "stage_steps": 2, "stages": 3, "blocks": n} for n in (1, 3)]
+    assert unequal(case, [0, 1, 2], settings) == []
+
+
+@pytest.mark.reference
+def test_cuts_are_those_that_fit_a_processor_and_divide_the_tiles() -> None:
+    whole = [(2880, 360), (2880, 180)]
+    assert len(swept("sm_90a", "mxfp4", 1, whole)) == 17
+    assert len(swept("sm_90a", "fp8", 1, [(2048, 96), (768, 128)])) == 14, "all fit where they are to be timed"
+    fewer = swept("sm_90a", "mxfp4", 1, [(2880, 361), (2880, 180)])
+    assert {cut.w_tiles for cut in fewer} == {1}
+    for cut in swept("sm_80", "mxfp4", 1, whole):
+        assert form_for("mxfp4", 2880, 1, asdict(cut)).resident_on("sm_80", "mxfp4") == cut.resident
+    assert len(swept("sm_80", "mxfp4", 1, whole)) < len(swept("sm_90a", "mxfp4", 1, whole))
+    assert form_for("fp8", 2048, 1, {"step": 6}).step == 4, "pieces of four units"
+
+
+@pytest.mark.reference
+def test_a_step_that_does_not_divide_the_pieces_is_refused() -> None:
+    odd = walk_variant("sm_90a", "bf16", "mxfp4", 2880, "", False, Form(1, 1, 3, 4, 1, 3), early=True)
+    with pytest.raises(KernelLimit, match="a step of 4 units in pieces of 6"):
+        odd.make(emulator, **odd.constants)
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
+@pytest.mark.exhaustive  # about 600 kernels; those that a target launches are compiled with their card's
+@pytest.mark.parametrize("arch", ARCHES)
+@pytest.mark.parametrize(("form", "x_tiles"), [("mxfp4", 1), ("mxfp4", 2), ("fp8", 1), ("fp8_blocks", 1), ("plain", 1)])
+def test_every_cut_compiles_without_spills(form: str, x_tiles: int, arch: str) -> None:
+    gate, hidden, inner = ("clamped", 2880, 2880) if form == "mxfp4" else ("silu", 2048, 768)
+    for cut in swept(arch, form, x_tiles, [(hidden, 2 * inner // 16), (inner, hidden // 16)]):
+        for k, kind in ((hidden, gate), (inner, "")):
+            made = form_for(form, k, x_tiles, asdict(cut))
+            variant = walk_variant(arch, "bf16", form, k, kind, gate == "clamped", made, early=not kind)
+            assert compile_variant(variant, arch, disassemble=True).faults(variant) == [], variant.name
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("form", ["mxfp4", "fp8", "fp8_blocks"])
+def test_fewer_look_ups_and_copies_by_hops_give_the_defaults_bits(form: str) -> None:
+    """By few blocks, which go on to further tiles, groups and experts, with a ring that wraps within a tile."""
+    case = {**TINY, "m": 5, "hidden": 160, "inner": 32, "form": form, "gate": "clamped" if form == "mxfp4" else "silu"}
+    settings = [
+        {"x_tiles": 1, "w_tiles": w, "stage_steps": 2, "stages": 2, "blocks": n, "keeps": keeps, "hops": hops}
+        for w, n, keeps, hops in ((1, 2, True, True), (2, 1, True, True), (1, 1, True, False), (2, 3, False, True))
+    ]
+    settings.append({"x_tiles": 8, "step": 1, "stages": 2, "keeps": True, "hops": True})  # more items than are held
+    assert unequal(case, [2, 0, 2, 2, 0], settings, x_tiles=1) == []
