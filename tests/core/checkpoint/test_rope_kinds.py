@@ -77,6 +77,12 @@ def test_an_mrope_target_turns_text_as_a_default_one() -> None:
     assert read_rope(Settings({"rope_scaling": scaling, "rope_theta": 1e6}, "c"), 64) == RopeGeometry(theta=1e6)
 
 
+def test_two_names_of_one_kind_do_not_contradict() -> None:
+    older = {**KINDS["longrope"], "type": "su"}
+    read = [read_rope(Settings({"rope_parameters": one}, "c"), 4 * BORDER) for one in (KINDS["longrope"], older)]
+    assert read[0] == read[1]
+
+
 @pytest.mark.parametrize(
     ("scaling", "shown"),
     [
