@@ -11,7 +11,13 @@ from eagle3core.kernels.compile import compile_variant
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.gemm.card import CARD
 from eagle3core.kernels.gemm.epilogue import Epilogue
-from eagle3core.kernels.gemm.group_room import group_holds_totals, group_totals_in_shared
+from eagle3core.kernels.gemm.group_room import (
+    group_holds_totals,
+    group_registers,
+    group_shared_bytes,
+    group_threads,
+    group_totals_in_shared,
+)
 from eagle3core.kernels.gemm.launcher import gemm_variant
 from eagle3core.kernels.gemm.tiling import Tiling, deepest
 
@@ -51,6 +57,26 @@ def test_totals_are_held_where_registers_are_left_for_them():
     assert fits == {(16, 8, 1), (16, 8, 2), (16, 12, 1), (24, 8, 1), (24, 8, 2)}
     assert not group_holds_totals(16, 8, 1, 4)
     assert not group_totals_in_shared(16, 12, 1, held=True)
+
+
+@pytest.mark.reference
+def test_threads_and_registers_of_a_block_are_those_counted_by_hand():
+    assert [group_threads(8, held) for held in (False, True)] == [320, 384], "two warps fetch, or a warpgroup"
+    # 65536 registers of a processor less 4 warps' of 48 a lane, in steps of 8; instructions name 240 at most.
+    assert [group_registers(w_tiles) for w_tiles in (4, 8, 12, 16)] == [240, 232, 152, 112]
+
+
+@pytest.mark.reference
+def test_the_shared_memory_of_a_block_is_that_counted_by_hand():
+    # Six stages of two units: 12 tiles of W in two halves and 16 of x, 512 bytes each; barriers, flag, a scale a row.
+    ring, rest = 6 * 2 * (24 + 16) * 512, 6 * 16 + 16 + 4 * 8 * 16
+    held, totals, fp8 = (
+        group_shared_bytes(16, 12, 2, 6, 1, **about) for about in ({"held": True}, {}, {"held": True, "fp8": True})
+    )
+    assert held == ring + rest
+    assert totals - held == 4 * (8 * 16) * (16 * 12), "a total in fp32 for each product"
+    assert held - fp8 == 6 * 2 * 12 * 512, "W in half the bytes"
+    assert group_shared_bytes(16, 12, 1, 2, 1, held=True) == 4 * 20 * 8 * 16 * 12 + 2 * 16 + 16 + 512, "room for sums"
 
 
 @pytest.mark.reference
