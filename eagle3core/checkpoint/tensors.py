@@ -181,7 +181,8 @@ class TensorFiles(NamedTensors):
             if (self.directory / index).is_file():
                 return self._from_index(self.directory / index, whole)
             if whole.is_file():
-                return dict.fromkeys(self._list(whole), whole)
+                self._shape_of = self._shapes(whole)
+                return dict.fromkeys(self._shape_of, whole)
         present = sorted(p.name for p in self.directory.iterdir())[:8]
         raise CheckpointError(
             f"{self.directory} holds no weights (found {', '.join(present) or 'nothing'})",
@@ -213,8 +214,8 @@ class TensorFiles(NamedTensors):
                     "every shard of the index beside it",
                     _AGAIN,
                 )
-            held = set(self._list(shard))
-            absent, more = sorted(set(promised) - held), sorted(held - set(file_of))
+            held = self._shapes(shard)
+            absent, more = sorted(set(promised) - set(held)), sorted(set(held) - set(file_of))
             if absent:
                 raise CheckpointError(
                     f"{shard} lacks {len(absent)} tensors that {index.name} puts there, first {absent[0]}",
@@ -227,16 +228,16 @@ class TensorFiles(NamedTensors):
                     "an index of every tensor in its shards: one left out would be taken from elsewhere, or be missed",
                     _AGAIN,
                 )
+            # Not of all that it holds: a tensor that lies here too is read from the shard that the index names.
+            self._shape_of |= {name: held[name] for name in promised}
         return file_of
 
-    def _list(self, path: Path) -> list[str]:
+    def _shapes(self, path: Path) -> dict[str, tuple[int, ...]]:
+        """The shape of every tensor in a file."""
         if path.suffix == ".bin":
             self._pickled[path] = load_pickled(path)
-            self._shape_of |= {name: tuple(tensor.shape) for name, tensor in self._pickled[path].items()}
-            return list(self._pickled[path])
-        entries = tensor_entries(path)
-        self._shape_of |= {name: entry.shape for name, entry in entries.items()}
-        return list(entries)
+            return {name: tuple(tensor.shape) for name, tensor in self._pickled[path].items()}
+        return {name: entry.shape for name, entry in tensor_entries(path).items()}
 
 
 def _shard(weight_map: Settings, name: str) -> str:

@@ -145,6 +145,25 @@ def test_a_tensor_that_an_index_leaves_out_is_refused(pair: tuple[Path, Path]) -
     assert load_target(pair[0]).geometry == target
 
 
+@pytest.mark.parametrize("other", ["model-00000.safetensors", "model-00002.safetensors"])
+def test_of_a_tensor_in_two_shards_the_one_that_the_index_names_counts_in_values_and_shape(
+    pair: tuple[Path, Path], other: str
+) -> None:
+    right, named = load_target(pair[0]).weights["model.norm.weight"], "model-00001.safetensors"
+    weights = load_file(pair[0] / WEIGHTS)
+    table = weights.pop("model.embed_tokens.weight")
+    index = {**dict.fromkeys(weights, named), "model.embed_tokens.weight": other}
+    (pair[0] / INDEX).write_text(json.dumps({"weight_map": index}))
+    (pair[0] / WEIGHTS).unlink()
+    good, stale = right.clone(), torch.zeros(3)
+    for in_named, elsewhere in ((good, stale), (stale, good)):
+        save_file({**weights, "model.norm.weight": in_named}, pair[0] / named)
+        save_file({"model.embed_tokens.weight": table, "model.norm.weight": elsewhere}, pair[0] / other)
+        if in_named is good:
+            assert torch.equal(load_target(pair[0]).weights["model.norm.weight"], right)
+    assert "tensor model.norm.weight has shape [3]" in refusal(lambda: load_target(pair[0])).what
+
+
 def test_of_two_sets_of_weights_safetensors_count_and_two_of_them_are_refused(pair: tuple[Path, Path]) -> None:
     right = load_target(pair[0])
     shard = "pytorch_model-00001-of-00001.bin"

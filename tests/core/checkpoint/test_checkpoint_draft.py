@@ -77,6 +77,9 @@ def test_stored_frequencies_of_another_base_than_the_configs_are_those_of_traini
         load_draft(draft_dir, target)
     rewrite_config(draft_dir, rope_theta=5e5)
     assert load_draft(draft_dir, target).geometry.block.rope.theta == 5e5
+    # Of a scaling writers store plain frequencies, or stretched ones.
+    rewrite_config(draft_dir, rope_theta=1e4, rope_scaling={"rope_type": "linear", "factor": 8.0})
+    assert load_draft(draft_dir, target).geometry.block.rope.kind == "linear"
 
 
 def test_equal_vocabularies_need_no_map(tmp_path: Path, target: TargetGeometry) -> None:

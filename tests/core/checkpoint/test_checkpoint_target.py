@@ -13,6 +13,7 @@ from random_pairs import rewrite_config, write_random_pair
 from safetensors.torch import load_file, save_file
 
 from eagle3core.checkpoint import load_target
+from eagle3core.checkpoint.tensors import require_finite
 from eagle3core.errors import CheckpointError
 from eagle3core.weights import pack_checkpoints
 
@@ -231,6 +232,17 @@ def test_a_weight_that_overflows_in_float16_is_refused_there_only(target_dir: Pa
     message = failure(target_dir, dtype=torch.float16)
     assert "cast to float16 holds 64 non-finite values" in message
     assert "run in bfloat16 or float32" in message
+    with pytest.raises(CheckpointError, match="cast to float16 holds 64 non-finite values"):
+        load_target(target_dir, dtype=torch.float16, casts=False)
+
+
+def test_a_value_at_the_end_of_a_long_weight_is_looked_at_too() -> None:
+    weight = torch.zeros(3, 1 << 17)  # longer than what is looked at together
+    weight[2, -1] = float("inf")
+    with pytest.raises(
+        CheckpointError, match=r"x holds 1 non-finite values of 393216, first inf at index \[2, 131071\]"
+    ):
+        require_finite(weight, weight.dtype, "x", "mend it")
 
 
 def test_a_pickle_that_holds_code_is_never_run(target_dir: Path) -> None:

@@ -59,6 +59,17 @@ def test_all_that_is_wrong_is_found_at_once(tmp_path: Path) -> None:
     assert len(looked.errors) == 10
 
 
+def test_frequencies_beside_the_weights_of_a_target_are_no_finding(tmp_path: Path) -> None:
+    target, draft = write_random_pair(tmp_path)
+    change(target, "model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(8))
+    assert preflight(target, draft).passed
+
+
+def test_a_meaning_of_norm_output_that_there_is_not_is_refused_before_any_file_is_looked_at(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="norm_output"):
+        preflight(tmp_path / "nothing", tmp_path / "nothing", norm_output="sideways")
+
+
 @pytest.mark.parametrize("side", ["target", "draft"])
 def test_a_side_that_is_not_there_is_a_finding(tmp_path: Path, side: str) -> None:
     pair = dict(zip(("target", "draft"), write_random_pair(tmp_path), strict=True))

@@ -29,6 +29,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "yarn, mscale_all_dim 0": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0, **_TRAINED},
     "yarn, limits given": {"rope_type": "yarn", "factor": 8.0, "beta_fast": 16, "beta_slow": 2, "truncate": False}
     | {"mscale": 0.7, "mscale_all_dim": 1.3, **_TRAINED},
+    "yarn, mscale alone": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.7, **_TRAINED},
+    "yarn, shrinking": {"rope_type": "yarn", "factor": 0.5, "mscale": 0.7, "mscale_all_dim": 1.3, **_TRAINED},
     "longrope": {"rope_type": "longrope", **_LISTS, **_TRAINED},
     "longrope, scale given": {"rope_type": "longrope", "attention_factor": 1.25, **_LISTS, **_TRAINED},
 }
@@ -57,9 +59,28 @@ def test_frequencies_are_those_of_transformers_on_both_sides_of_the_border(kind:
     assert changes == [False, False, kind.startswith(("dynamic", "longrope")), kind == "dynamic"]
 
 
+def test_a_dynamic_scaling_begins_behind_the_configured_positions_whatever_length_is_said_to_be_trained() -> None:
+    for length in (BORDER, 4 * BORDER):
+        theirs, ours = both({**KINDS["dynamic"], "original_max_position_embeddings": BORDER // 4}, length, BORDER)
+        torch.testing.assert_close(ours[0], theirs[0], rtol=1e-6, atol=0)
+
+
+def test_a_dynamic_scaling_needs_heads_of_four() -> None:
+    config = Settings({"rope_parameters": KINDS["dynamic"], "head_dim": 2}, "config.json")
+    with pytest.raises(CheckpointError, match="head_dim is 2"):
+        check_pairs(config, read_rope(config, BORDER), 2)
+    check_pairs(config, read_rope(config, BORDER), 4)
+
+
 def test_an_mrope_target_turns_text_as_a_default_one() -> None:
     scaling = {"type": "mrope", "mrope_section": [16, 24, 24]}
     assert read_rope(Settings({"rope_scaling": scaling, "rope_theta": 1e6}, "c"), 64) == RopeGeometry(theta=1e6)
+
+
+def test_two_names_of_one_kind_do_not_contradict() -> None:
+    older = {**KINDS["longrope"], "type": "su"}
+    read = [read_rope(Settings({"rope_parameters": one}, "c"), 4 * BORDER) for one in (KINDS["longrope"], older)]
+    assert read[0] == read[1]
 
 
 @pytest.mark.parametrize(

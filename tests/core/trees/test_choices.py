@@ -15,6 +15,8 @@ from places import ROOT
 from random_trees import static_trees
 
 from eagle3core.errors import ConfigError
+from eagle3core.stored_json import MOST_DEPTH
+from eagle3core.stored_yaml import MOST_BYTES, parse_yaml
 from eagle3core.trees import StaticTree, read_choices
 from eagle3core.trees.choices import tree_from_choices, tree_from_table
 
@@ -223,6 +225,11 @@ def test_a_malformed_json_file_is_refused_within_the_limits_of_stored_json(
     assert "tree.json" in error.what
     assert named in error.what
     assert "download" not in error.remedy
+
+
+def test_a_text_at_the_limits_of_depth_and_size_is_read() -> None:
+    assert parse_yaml(b"[" * MOST_DEPTH + b"]" * MOST_DEPTH, "x") is not None
+    assert parse_yaml(b"[0]" + b" " * (MOST_BYTES - 3), "x") == [0]
 
 
 def test_aliases_that_would_stand_for_gigabytes_are_refused_before_anything_is_built(tmp_path: Path) -> None:

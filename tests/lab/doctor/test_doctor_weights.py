@@ -22,7 +22,15 @@ from random_pairs import rewrite_config
 from safetensors.torch import load_file, save_file
 
 from lab.doctor.draft.case import Case
-from lab.doctor.draft.evidence import edge_ratio, is_noise, levels_a_slice
+from lab.doctor.draft.evidence import (
+    MOST_ROWS,
+    edge_ratio,
+    is_noise,
+    levels_a_slice,
+    rotation_between,
+    row_cosine,
+    unlike_rows,
+)
 from lab.doctor.draft.lamp import Finding
 from lab.doctor.draft.lamps.changed_target import look_at_target, signs_of_change, unturned
 from lab.doctor.draft.lamps.data import DATA, look_at_coverage, look_at_life, look_at_metric
@@ -67,6 +75,35 @@ def test_noise_of_any_distribution_is_told_from_what_was_trained() -> None:
         assert not is_noise(table + 1.0)  # rows that share a direction
     assert edge_ratio(load_file(SHIPPED.draft / "model.safetensors")["lm_head.weight"]) > 2
     assert edge_ratio(torch.zeros(40, 30)) == 0.0
+
+
+def test_a_table_flatter_than_noise_is_none_and_rows_are_looked_at_over_the_whole_table() -> None:
+    random = torch.Generator().manual_seed(0)
+    flat, _ = torch.linalg.qr(torch.randn(64, 64, generator=random))
+    assert edge_ratio(flat) == pytest.approx(0.5, abs=0.01)
+    assert not is_noise(flat)
+    table = torch.randn(3 * MOST_ROWS, 16, generator=random)
+    half = table.clone()
+    half[len(table) // 2 :] *= -1
+    assert row_cosine(table, half) == pytest.approx(0.0, abs=0.01)
+
+
+def test_rows_unlike_the_targets_are_found_from_a_fiftieth_on_and_those_it_leaves_empty_are_none() -> None:
+    random = torch.Generator().manual_seed(0)
+    table = torch.randn(100, 64, generator=random)
+    for n_turned, found in ((2, []), (3, [0, 1, 2])):
+        targets = table.clone()
+        targets[:n_turned] *= -1
+        targets[50:60] = 0
+        assert unlike_rows(table, targets, 0.5).nonzero()[:, 0].tolist() == found
+
+
+def test_a_rotation_is_believed_only_where_it_turns_rows_that_it_was_not_fitted_on() -> None:
+    random = torch.Generator().manual_seed(0)
+    first, second = (torch.randn(64, 32, generator=random) for _ in range(2))
+    turn, _ = torch.linalg.qr(torch.randn(32, 32, generator=random))
+    assert rotation_between(first, first @ turn)[1] == pytest.approx(1.0, abs=1e-3)
+    assert abs(rotation_between(first, second)[1]) < 0.2
 
 
 @pytest.mark.parametrize("variant", ["zeros", "normal"])
@@ -134,7 +171,9 @@ def test_four_bits_a_weight_are_seen_in_the_files(tmp_path: Path) -> None:
         target = rounded(SHIPPED.target, tmp_path / f"target{group}", group=group)
         assert "4 bits" in signs_of_change(of_files(target, SHIPPED.draft))
     assert not signs_of_change(of_files(SHIPPED.target, SHIPPED.draft))
-    assert levels_a_slice(torch.randn(8, 64)) > 30
+    assert levels_a_slice(torch.randn(8, 64)) == 32
+    assert levels_a_slice((torch.arange(64) % 16).float().expand(8, 64)) == 16
+    assert levels_a_slice(torch.zeros(8, 31)) == 32, "too narrow to tell"
 
 
 @pytest.mark.slow

@@ -102,6 +102,21 @@ def test_a_log_probability_above_zero_cannot_put_a_child_before_its_parent() -> 
     assert scores == [-1.0, -1.0]
 
 
+def test_a_candidate_that_cannot_come_has_no_score_and_one_that_is_no_number_counts_as_certain() -> None:
+    steps = [torch.tensor([[[-0.5, -math.inf, math.nan]]])]
+    state = grown(steps, [torch.zeros(1, 1, 3, dtype=torch.int32)], 3)[-1]
+    assert state.scores[0].tolist() == [-0.5, -math.inf, 0.0]
+    assert state.beam_flat[0].tolist() == [2, 0, 1]
+
+
+def test_the_last_bit_of_a_mask_word_is_set_and_no_other() -> None:
+    level = torch.arange(16) * -1.0
+    steps = [level.view(1, 1, 16), level.repeat(1, 16, 1) - 100 * torch.arange(16.0)[:, None]]
+    ids = [torch.zeros(step.shape, dtype=torch.int32) for step in steps]
+    state = grown(steps, ids, 16)[-1]
+    assert unpack_words(state.beam_mask[0, 15], 32).nonzero()[:, 0].tolist() == [0, 31], "of the root's best child"
+
+
 @given(trees(), st.integers(-1, 50))
 def test_masks_depths_and_paths_are_those_of_the_flat_tree(tree: FlatTree, length: int) -> None:
     width = tree.max_depth + 1
@@ -185,6 +200,11 @@ def test_packed_paths_are_found_again_by_their_offsets(counts: list[int]) -> Non
 def test_sizes_beyond_a_kernel_are_refused_with_what_is_allowed(make, sizes, message: str) -> None:
     with pytest.raises(KernelLimit, match=message):
         make("sm_90a", *sizes)
+
+
+def test_the_largest_trees_that_are_allowed_have_a_variant() -> None:
+    assert select_tree_variant("sm_90a", 4096, 256, 256).constants["nodes"] == 256
+    assert select_tree_variant("sm_90a", 10, 11, 2).constants["nodes"] == 11, "every candidate, and the root"
 
 
 @pytest.mark.parametrize(

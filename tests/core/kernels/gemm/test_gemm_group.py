@@ -77,7 +77,8 @@ def test_bits_equal_those_of_the_ring(case, setting):
 
 @pytest.mark.reference
 def test_totals_leave_the_registers_of_wide_blocks_only():
-    assert not group_totals_in_shared(2, 4, 1)
+    assert not group_totals_in_shared(4, 4, 1)
+    assert group_totals_in_shared(4, 4, 1, blocks=True), "sums of a block of scales are beside those of a stream"
     assert group_totals_in_shared(5, 4, 1)
     assert not group_totals_in_shared(16, 8, 4)
 

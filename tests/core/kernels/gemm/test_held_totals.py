@@ -13,7 +13,13 @@ from eagle3core.kernels.emulator.machine import EmulationError
 from eagle3core.kernels.gemm.candidates import gemm_candidates
 from eagle3core.kernels.gemm.card import CARD, gemm_launches
 from eagle3core.kernels.gemm.epilogue import Epilogue
-from eagle3core.kernels.gemm.held import holds_totals, least_steps
+from eagle3core.kernels.gemm.held import (
+    held_registers,
+    held_shared_bytes,
+    held_threads,
+    holds_totals,
+    least_steps,
+)
 from eagle3core.kernels.gemm.launcher import gemm_variant
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest
 
@@ -71,6 +77,15 @@ def test_a_block_whose_scales_never_arrive_is_not_finished_without_them():
 def test_totals_are_held_where_registers_are_left_for_them():
     fits = {(x, w, u) for x in (16, 24, 32) for w in (6, 8, 12, 16) for u in (1, 2) if holds_totals(x, w, u)}
     assert fits == {(16, 8, 1), (16, 8, 2), (16, 12, 1), (24, 8, 1), (24, 8, 2)}
+
+
+@pytest.mark.reference
+def test_what_a_block_takes_is_what_is_counted_by_hand():
+    assert [held_threads(w_tiles) for w_tiles in (8, 12)] == [384, 512], "a warp a tile, and a warpgroup that fetches"
+    # 65536 registers of a processor less 4 warps' of 48 a lane, in steps of 8; 240 at most.
+    assert [held_registers(w_tiles) for w_tiles in (4, 8, 12, 16)] == [240, 232, 152, 112]
+    # Six stages of two units: 12 tiles of W in two halves and 16 of x, 512 bytes each; two scales a row; barriers.
+    assert held_shared_bytes(16, 12, 2, 6) == 6 * 2 * (24 + 16) * 512 + 2 * 4 * (8 * 16) + 8 * (6 + 6 + 2)
 
 
 @pytest.mark.reference

@@ -13,7 +13,7 @@ from eagle3core.metrics import RequestMetrics, StepRecord
 from eagle3core.request import Response
 from lab.pairs.planted import GEOMETRIES
 from lab.probes.bench import run as bench_run
-from lab.probes.bench.floors import Floor, step_floor
+from lab.probes.bench.floors import Floor, draft_weight_bytes, step_floor
 from lab.probes.bench.rounds import WARM_STEPS, full_window, interleave
 from lab.probes.ceilings import known_gb_per_s
 
@@ -108,6 +108,7 @@ def test_a_tied_table_is_read_as_the_head_and_a_shared_head_by_the_draft() -> No
     assert tied.base_bytes == floor.base_bytes
     shared = step_floor(target, replace(draft, has_head=False), k=2, batch=1, cached=10, itemsize=2)
     assert shared.step_bytes == floor.step_bytes
+    assert draft_weight_bytes(replace(draft, has_head=False), 2) == draft_weight_bytes(draft, 2)
 
 
 def test_of_experts_a_step_reads_those_that_its_rows_choose() -> None:

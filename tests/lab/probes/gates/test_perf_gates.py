@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from gate_rows import SMALL, by_name, row, rows
 
 from lab.errors import ExperimentError
-from lab.probes.gates.config import MICRO_STEPS_VARIABLE, GatesConfig, load_gates, packaged_gates
+from lab.probes.gates.config import LEAST_STEPS, MICRO_STEPS_VARIABLE, GatesConfig, load_gates, packaged_gates
 from lab.probes.gates.judging import gate_row, judge_mode, judge_run, line_of, listing, outcome
 from lab.probes.gates.measure import scenario_of
 from lab.rows.gates import GateResult
@@ -151,10 +152,13 @@ def test_the_hash_is_of_the_settings_and_not_of_their_looks(tmp_path: Path) -> N
     assert load_gates(SMALL, "tiny").hash == known.hash, "the geometry is counted apart"
     assert load_gates(SMALL, "tiny").geometry == "tiny"
     hashes = {known.hash}
-    for before, after in (("steps = 6", "steps = 9"), ("at_least = 0.1", "at_least = 0.2"), ("batch = 4", "batch = 3")):
+    for before, after in (
+        ("steps = 6", "steps = 9"), ("at_least = 0.1", "at_least = 0.2"), ("batch = 4", "batch = 3"),
+        ('"faults", ', ""), ('dtype = "float32"', 'dtype = "bfloat16"'),
+    ):  # fmt: skip
         looks.write_text(SMALL.read_text(encoding="utf-8").replace(before, after, 1), encoding="utf-8")
         hashes.add(load_gates(looks).hash)
-    assert len(hashes) == 4
+    assert len(hashes) == 6
 
 
 @pytest.mark.parametrize(
@@ -187,10 +191,23 @@ def test_the_environment_may_say_how_long_micro_runs_are(config: GatesConfig, mo
     assert shorter.hash != config.hash, "green runs of another length count apart"
     [steps] = [one for _, one in shorter.mode[0].thresholds("micro", ()) if one.value == "n_steps"]
     assert steps.at_least == 24
+    monkeypatch.setenv(MICRO_STEPS_VARIABLE, str(LEAST_STEPS))
+    assert {mode.micro.steps for mode in load_gates(packaged_gates()).mode} == {LEAST_STEPS}
     for wrong in ("3", "many", "-8"):
         monkeypatch.setenv(MICRO_STEPS_VARIABLE, wrong)
         with pytest.raises(ExperimentError, match=f"EAGLE3_MICRO_STEPS='{wrong}'"):
             load_gates(packaged_gates())
+
+
+def test_a_run_has_tokens_for_its_steps_those_that_are_not_counted_and_walks_above_the_dial(
+    config: GatesConfig,
+) -> None:
+    mode = config.find("single32k")
+    assert (mode.micro.steps, mode.acceptance_length, mode.spec) == (512, 3.0, 3)
+    # Two warm steps, the last and one to spare; 2 % more than the dial, or every draft of every step.
+    assert mode.tokens("micro", is_planted=True) == math.ceil(516 * 3.06)
+    assert mode.tokens("micro", is_planted=False) == 516 * 4
+    assert mode.tokens("full", is_planted=False) == (mode.full.steps + 4) * 4
 
 
 def test_what_the_bench_would_refuse_is_refused_before_anything_is_made() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from eagle3core.errors import KernelLimit
 from eagle3core.kernels import ARCHES, compile_variant
 from eagle3core.kernels.card import SHARED_BYTES_SM
 from lab.errors import RunFailed
@@ -95,6 +97,30 @@ def test_a_cpu_reads_by_torch_and_says_why() -> None:
     }  # fmt: skip
     assert found.gb_per_s > 0
     assert ceiling.clock_values("clocks_before", torch.device("cpu")) == {}
+
+
+@pytest.mark.reference
+def test_on_a_gpu_the_best_ring_counts_and_without_one_torchs_reads_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There is no GPU here, so its architecture and the rates are given."""
+    by_torch = [SimpleNamespace(way="copy", gb_per_s=900.0), SimpleNamespace(way="read", gb_per_s=700.0)]
+    rates: dict[str, float] = {"one ring": 4000.0, "another": 4500.0, "a third": 4200.0}
+    monkeypatch.setattr(ceiling.launch, "device_arch", lambda device: "sm_90a")
+    monkeypatch.setattr(ceiling, "memory_ceilings", lambda *a, **k: by_torch)
+    monkeypatch.setattr(ceiling, "bulk_rates", lambda *a: rates)
+    cuda = torch.device("cuda")
+    assert ceiling.run_ceiling(cuda) == ceiling.RunCeiling(4500.0, "another", rates)
+
+    def refused(*_: object) -> dict[str, float]:
+        raise KernelLimit("9 stages", "up to 8", "use fewer")
+
+    monkeypatch.setattr(ceiling, "bulk_rates", refused)
+    found = ceiling.run_ceiling(cuda)
+    assert (found.gb_per_s, found.reader) == (700.0, "torch.sum")
+    assert "9 stages" in found.values()["ceiling_of_run_without_bulk"]
+    monkeypatch.setattr(ceiling, "bulk_rates", lambda *a: {})
+    assert ceiling.run_ceiling(cuda).reason == "this architecture has no bulk copies"
 
 
 @pytest.mark.gpu

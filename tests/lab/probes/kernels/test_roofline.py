@@ -175,6 +175,7 @@ def test_one_bad_gemm_cell_fails_its_threshold(change: object, name: str) -> Non
     [
         (1, 10.4, "attention T=1: time over SDPA's best backend, worst cell"),
         (64, 12.6, "attention T >= 4: best library's time over ours, worst cell"),
+        (4, 12.6, "attention T >= 4: best library's time over ours, worst cell"),
         (8, 12.8, "attention d=128 batch 1 T=8: share of floor"),
     ],
 )
@@ -207,11 +208,30 @@ def test_experts_are_held_to_seven_tenths_of_their_bytes_at_1_4_and_16_rows_and_
     assert not any(name.startswith("experts of 64") for name in checks)
 
 
+def test_of_experts_in_fp8_no_share_is_asked() -> None:
+    shapes = tuple({"m": 1, "form": form} for form in ("plain", "mxfp4", "fp8", "fp8_blocks"))
+    cells = [
+        Cell("experts", shape, 10.0, 5.0 if str(shape["form"]).startswith("fp8") else 9.0, 100) for shape in shapes
+    ]
+    checks = {check.name: check for check in judge(cells, [], {"experts": shapes}, H200)}
+    assert checks["experts of 1 rows: share of floor, worst model"].value == 0.9
+
+
 def test_of_two_measurements_of_one_cell_the_later_counts() -> None:
     cells = [*good_cells(), gemm_cell(1, 4096, 4096, us=10.3)]
     assert outcome(judge(cells, PROOFS, SMALL, H200))["gemm M <= 8: time over F.linear, worst cell"] is False
     cells.append(gemm_cell(1, 4096, 4096))
     assert outcome(judge(cells, PROOFS, SMALL, H200))["gemm M <= 8: time over F.linear, worst cell"] is True
+
+
+def test_a_cell_of_another_kind_dtype_or_window_does_not_stand_for_the_one_that_is_asked_for() -> None:
+    product_cell, attended = gemm_cell(1, 4096, 4096, us=99.0), replace(attention_cell(128, 1, 32768, 8), us=99.0)
+    for cell, other in (
+        (product_cell, {"kind": "residual"}), (product_cell, {"dtype": "fp16"}),
+        (attended, {"window": 128}), (attended, {"earlier": 8}), (attended, {"dtype": "fp16"}),
+    ):  # fmt: skip
+        cells = [*good_cells(), replace(cell, shape={**cell.shape, **other})]
+        assert set(outcome(judge(cells, PROOFS, SMALL, H200)).values()) == {True}, other
 
 
 def test_an_aim_is_named_as_one_and_comes_after_the_musts() -> None:

@@ -77,6 +77,8 @@ def test_each_load_has_its_limit_and_what_broke_passes_nothing(tmp_path: Path) -
         "bits of every size of pass, that differ": True,
     }
     differing = row("bits", {"sizes": [64], "lengths": [20]}, judge_bits({"20 tokens": 3}, 100, 2))
+    exact = row("rate", {"n": 64, "tokens": 100, "rated": "1 x 4096"}, Verdict(True, "fine", {"rate_ratio": 0.4}))
+    assert gates_of(tmp_path / "exact", [exact], LIMITS) == {"rate of many short prompts": True}, "at least"
     assert gates_of(tmp_path / "bits", [differing], Limits()) == {"bits of every size of pass, that differ": False}
 
 
@@ -110,5 +112,9 @@ def test_without_a_gpu_a_measurement_is_a_row_with_its_reason(tmp_path: Path, mo
     [found] = chosen(path)
     assert found.status == "missing"
     assert "torch sees none" in (found.reason or "")
-    assert gates_of(tmp_path / "gates", [found], LIMITS) == {"first token of prompts": None}
+    exp = Experiment("44_prefill", "run", "job", tmp_path / "gates", {}, environment.collect())
+    write_gates(exp, [found], LIMITS)
+    [gate] = exp.gates
+    assert (gate["name"], gate["passed"]) == ("first token of prompts", None)
+    assert "torch sees none" in str(gate["detail"])
     assert json.loads(path.read_text().splitlines()[-1])["kind"] == "proof"

@@ -11,9 +11,9 @@ import pytest
 import torch
 from proof_subjects import planted_subject, subject_on_disk, verdicts
 
-from eagle3core.errors import KernelLimit
+from eagle3core.errors import BackendUnavailable, ConfigError, KernelLimit
 from lab import cli
-from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, EXIT_USAGE
+from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, EXIT_USAGE, ExperimentError
 from lab.options.speed import SpeedOptions
 from lab.pairs import shipped_pair
 from lab.parity.recording import PairUnderTest
@@ -125,6 +125,33 @@ def test_rows_are_written_one_by_one_and_the_exit_code_is_the_worst(
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["parts"] == {"identity": {"held": 2, "FAILED": 1, "missing": 1}}
     assert last["failed"] == ["identity/number 2"]
+
+
+@pytest.mark.parametrize("kind", [BackendUnavailable, ConfigError, KernelLimit, ExperimentError])
+def test_what_cannot_run_here_is_missing_with_its_reason_and_not_failed(kind: type[Exception]) -> None:
+    def unable() -> Verdict:
+        raise kind("no such thing", "another", "change it")
+
+    def without_room() -> Verdict:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    found = run_checks([check("a", unable), check("b", without_room)], TimeLimit(60), lambda _: None)
+    assert [(one.word, one.verdict.detail) for one in found] == [
+        ("missing", "no such thing"),
+        ("missing", "CUDA out of memory"),
+    ]
+
+
+def test_a_time_limit_is_over_when_its_seconds_are() -> None:
+    now = [3.0]
+    limit = TimeLimit(5.0, lambda: now[0])
+    assert not limit.is_over
+    now[0] = 8.0
+    assert limit.is_over
+
+
+def test_where_nothing_was_judged_nothing_has_passed() -> None:
+    assert conclude([]) == EXIT_COULD_NOT_RUN
 
 
 def test_what_a_part_listed_before_it_broke_is_still_judged() -> None:

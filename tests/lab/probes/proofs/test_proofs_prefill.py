@@ -115,6 +115,11 @@ def test_the_bound_is_that_counted_by_hand() -> None:
     assert reading_bound(target, 1, 32768, 2).ms(690.0, 4578.0) == pytest.approx(1071, abs=5)
     four, one = (reading_bound(target, n, 16384, 2) for n in (4, 1))
     assert four.flops == 4 * one.flops
+    assert four.n_bytes - one.n_bytes == 3 * 16384 * 131_072, (
+        "the weights are read once, keys and values written by each"
+    )
+    tied = reading_bound(replace(target, tie_word_embeddings=True), 1, 64, 2)
+    assert tied == found, "the table is the head there"
 
 
 def test_engines_read_in_passes_of_the_plans_sizes() -> None:

@@ -47,6 +47,7 @@ def test_the_context_with_most_batches_is_drawn_by_batch_with_its_limits() -> No
     [axes] = drawing.fig.axes
     drawn = [list(line.get_ydata()) for line in axes.lines]  # type: ignore[arg-type]
     assert drawn == [[0.92, 0.73, 0.62], [0.82], [0.9, 0.63, 0.37]]
+    assert batches([*POINTS, point(4096, 1, 0.9, 0.9), point(4096, 2, 0.9, 0.9)]) == shown, "most batches, not tokens"
     assert batches(POINTS[:2]) == [], "no context has two batches"
     assert batches([point(8, 1, None, None), point(8, 2, None, None)]) == [], "rows of old have no share"
 

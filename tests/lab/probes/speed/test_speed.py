@@ -186,6 +186,18 @@ def test_wrong_tokens_unlike_machines_and_empty_files_give_no_curve(measured: Pa
         rows.read_speed(tmp_path / "none.jsonl")
 
 
+def test_a_row_that_is_missing_at_the_end_leaves_known_who_measured_the_others(measured: Path, tmp_path: Path) -> None:
+    def without_room(row: Row) -> Row:
+        if row.kind != "bench" or row.parameters["spec_k"] != 3:
+            return row
+        return row.model_copy(update={"status": "missing", "reason": "no room", "values": {}})
+
+    whole, part = rows.read_speed(measured), rows.read_speed(rewritten(measured, tmp_path, without_room))
+    assert (part.machine, part.source) == (whole.machine, whole.source)
+    assert part.machine != "cpu", "the processor's name"
+    assert part.points[0].missing == {"Speculative_Batch2_Context20_3tokens": "no room"}
+
+
 def test_without_reference_rows_there_is_nothing_and_with_them_the_newest(
     measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
