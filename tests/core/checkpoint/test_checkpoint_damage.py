@@ -118,7 +118,19 @@ def test_tensors_that_overlap_or_leave_gaps_and_names_twice_are_refused(pair: tu
 
 @pytest.mark.parametrize(
     "shard",
-    ["../target/model.safetensors", "/etc/passwd", "..", "", "config.json", "a/b.bin", "\x00.bin", "a" * 5000, 3],
+    [
+        "../target/model.safetensors",
+        "/etc/passwd",
+        "..",
+        "",
+        "config.json",
+        "a/b.bin",
+        "..\\b.bin",
+        "\x00.bin",
+        "a" * 5000,
+        "a" * 300 + ".bin",
+        3,
+    ],
 )
 def test_an_index_entry_leads_to_a_file_beside_it_and_nowhere_else(pair: tuple[Path, Path], shard: Any) -> None:
     index = {"weight_map": {"model.norm.weight": shard}}

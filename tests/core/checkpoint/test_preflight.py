@@ -14,6 +14,7 @@ import torch
 from damaged_drafts import change
 from eagle_pairs import write_eagle_pair
 from random_pairs import rewrite_config, write_random_pair
+from safetensors.torch import load_file, save_file
 
 from eagle3core.checkpoint import draft_shapes, load_draft, load_target, preflight, target_shapes
 from eagle3core.checkpoint.settings import Settings
@@ -63,6 +64,40 @@ def test_frequencies_beside_the_weights_of_a_target_are_no_finding(tmp_path: Pat
     target, draft = write_random_pair(tmp_path)
     change(target, "model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(8))
     assert preflight(target, draft).passed
+
+
+def test_a_head_that_lies_beside_a_tied_table_is_no_finding(tmp_path: Path) -> None:
+    target, draft = write_random_pair(tmp_path, tie=True)
+    change(target, "lm_head.weight", load_file(target / "model.safetensors")["model.embed_tokens.weight"])
+    load_target(target)
+    assert preflight(target, draft).passed
+
+
+def test_more_layers_than_tensors_are_one_finding_and_not_a_name_for_each(tmp_path: Path) -> None:
+    target, draft = write_random_pair(tmp_path)
+    rewrite_config(target, num_hidden_layers=5000)
+    [error] = preflight(target, draft).errors
+    assert "num_hidden_layers is 5000" in error.what
+
+
+def test_a_convention_that_is_given_is_the_one_that_is_looked_at(tmp_path: Path) -> None:
+    target, draft = write_random_pair(tmp_path)
+    geometry = load_target(target).geometry
+    looked = []
+    for convention in ("input", "output"):
+        told = {"capture_layers": (1, 2, 7), "capture_convention": convention}
+        looked.append(preflight(target, draft, **told).decisions)  # type: ignore[arg-type]
+        assert looked[-1] == load_draft(draft, geometry, **told).geometry.decisions  # type: ignore[arg-type]
+    assert looked[0] != looked[1]
+
+
+def test_a_tensor_without_a_place_has_the_name_that_it_has_in_its_file(tmp_path: Path) -> None:
+    target, draft = write_random_pair(tmp_path)
+    weights = load_file(draft / "model.safetensors")
+    save_file({f"model.{name}": tensor for name, tensor in weights.items()}, draft / "model.safetensors")
+    change(draft, "model.fc.scale", torch.ones(3))
+    [error] = preflight(target, draft).errors
+    assert "no place in this model: model.fc.scale" in error.what
 
 
 def test_a_meaning_of_norm_output_that_there_is_not_is_refused_before_any_file_is_looked_at(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the rule of tilings decides for more than 16 rows, and how deep rings become."""
+"""The tiling where nothing was tuned: who shares K, how high and wide blocks are, and how deep a ring fits."""
 
 from itertools import product
 
@@ -30,8 +30,8 @@ def test_narrow_blocks_are_as_high_as_the_rows_and_small_where_large_ones_would_
 
 
 def test_the_deepest_ring_leaves_each_block_its_share_of_a_processor_and_has_stages_no_longer_than_k():
-    for x_tiles, stages, blocks in product((3, 4, 6, 8), (8, 32), (1, 2, 3)):
-        tiling = deepest("sm_90a", Tiling("group", x_tiles, 4, 4, stages), units=64, blocks=blocks)
+    for x_tiles, units, blocks in product((2, 3, 4, 5, 6, 8), (1, 4), (1, 2, 3)):
+        tiling = deepest("sm_90a", Tiling("group", x_tiles, 4, units, 32), units=64, blocks=blocks)
         assert blocks * (tiling.shared_bytes + 1024) <= SHARED_BYTES_SM["sm_90a"], tiling.name
     short = Tiling("group", 4, 4, 4, 8)
     assert [deepest("sm_90a", short, units=units, blocks=1).units for units in (1, 3, 4)] == [1, 2, 4]

@@ -164,6 +164,9 @@ def test_a_row_holds_its_floor_its_bound_its_stages_and_its_peers(rows: list[Row
     assert values["step_over_base_bound"] > 1  # type: ignore[operator]
     assert values["over_plain-torch"] > 0  # type: ignore[operator]
     assert "over_hf-static" in base
+    peer = by_name(rows)["Speculative_Batch2_Context20_3tokens/plain-torch"].values
+    a_second = 2 * peer["tokens_per_step"] / peer["step_ms_median"] * 1e3  # type: ignore[operator]
+    assert peer["decode_tokens_per_s"] == pytest.approx(a_second), "of two sequences"
     assert values["is_complete"] is True
     assert values["n_divergent"] == 0
     stages = {name for name in values if name.startswith("stage_ms.")}
@@ -228,6 +231,7 @@ def test_a_peer_far_from_what_is_known_of_it_says_so() -> None:
     slow = agreement(7.0, 5.69, "math, grouped heads")
     assert slow["agrees_with_known"] is False
     assert "math, grouped heads" in slow["why_not"]
+    assert agreement(5.0, 5.69, "flash")["agrees_with_known"] is False, "faster than can be"
 
 
 # -- options

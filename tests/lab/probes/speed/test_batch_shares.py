@@ -37,6 +37,20 @@ def test_a_depth_has_both_shares_of_its_row() -> None:
     assert depth_of(0, values).share is depth_of(0, values).run_share is None, "rows of old"
 
 
+def test_a_depth_of_drafts_has_the_ranges_of_its_row_and_the_length_of_the_dial() -> None:
+    of_ratios = {"step_over_base": 1.2, "step_over_base_p10": 1.1, "step_over_base_p90": 1.4}
+    of_speed = {"speedup": 2.0, "speedup_p10": 1.9, "speedup_p90": 2.2, "speedup_at_dial": 2.5}
+    values = {
+        "step_ms_median": 4.0,
+        "decode_tokens_per_s": 250.0,
+        "step_over_base_bound": 1.15,
+        "acceptance_length": 2.4,
+    }
+    depth = depth_of(3, {**values, **of_ratios, **of_speed})
+    assert (depth.over_base, depth.speedup) == (Range(1.2, 1.1, 1.4), Range(2.0, 1.9, 2.2))
+    assert (depth.bound, depth.length, depth.dial_length) == (1.15, 2.4, pytest.approx(3.0))
+
+
 def test_the_context_with_most_batches_is_drawn_by_batch_with_its_limits() -> None:
     shown = batches(POINTS)
     assert [one.name for one in shown] == ["1024x1", "1024x16", "1024x64"]
