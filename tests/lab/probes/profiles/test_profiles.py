@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from profile_captures import N_STEPS, events, write_raw_page, write_sqlite
 from proof_subjects import planted_subject
 from tiny_engines import Pair, new_tokens, tokens_of
 
+from eagle3core.kernels import proof, registry
 from eagle3core.step.program import launches_of
 from lab import cli
 from lab.errors import ExperimentError, RunFailed
@@ -130,6 +132,25 @@ def test_cards_ask_for_what_weights_and_cache_do_and_little_more() -> None:
     prefill = (stage for program in (*runner.chunks.values(), runner.finish) for stage in program)
     for launch in launches_of(tuple(prefill)):
         assert 0 <= launch_bytes(launch, 64.0) < 40e6, launch.variant.name
+
+
+PRODUCT = {"kind": "residual", "m": 3, "n": 32, "k": 512, "dtype": "bf16", "packed": True}
+ATTENDED = {"dtype": "bf16", "dim": 64, "heads": 2, "kv_heads": 1, "order": (2, 2), "prefix": (75,), "tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("op", "case"),
+    [
+        *(("gemm", {**PRODUCT, "fp8": form}) for form in (False, True, "blocks")),
+        *(("attention", {**ATTENDED, "fp8": fp8, "window": window}) for fp8 in (False, True) for window in (0, 20)),
+        *((op, case) for op in ("take_rows", "gather_rows") for case in registry()[op].cases),
+    ],
+)
+def test_the_bytes_of_a_launch_are_those_of_its_card(op: str, case: dict[str, Any]) -> None:
+    card, cpu = registry()[op], torch.device("cpu")
+    inputs = card.example(case, proof.generator(6, cpu), cpu)
+    first = card.launches("sm_90a", case, inputs, card.outputs(case, inputs))[0]
+    assert launch_bytes(first, 75.0) == card.cost(case).bytes
 
 
 # -- the command, on real steps
