@@ -156,7 +156,11 @@ def _attention_cell(cells: Sequence[Cell], dim: int, batch: int, kv: int, tokens
     heads, kv_heads = ATTENTION_HEADS[dim]
     wanted: dict[str, Any] = {"dtype": "bf16", "dim": dim, "heads": heads, "kv_heads": kv_heads}
     wanted |= {"batch": batch, "kv": kv, "tokens": tokens, "earlier": None, "window": None}
-    found = [c for c in cells if c.op == "attention" and all(c.shape.get(k) == v for k, v in wanted.items())]
+    found = [
+        c for c in cells
+        if c.op == "attention" and all(c.shape.get(k) == v for k, v in wanted.items())
+        and not c.shape.get("fp8") and not c.shape.get("paths")
+    ]  # fmt: skip
     return found[-1] if found else None
 
 

@@ -229,6 +229,7 @@ def test_a_cell_of_another_kind_dtype_or_window_does_not_stand_for_the_one_that_
     for cell, other in (
         (product_cell, {"kind": "residual"}), (product_cell, {"dtype": "fp16"}),
         (attended, {"window": 128}), (attended, {"earlier": 8}), (attended, {"dtype": "fp16"}),
+        (attended, {"fp8": True}), (attended, {"paths": True}),
     ):  # fmt: skip
         cells = [*good_cells(), replace(cell, shape={**cell.shape, **other})]
         assert set(outcome(judge(cells, PROOFS, SMALL, H200)).values()) == {True}, other
