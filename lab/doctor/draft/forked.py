@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkProcess
 from typing import Any
 
+import torch
+
 
 @dataclass(frozen=True)
 class Job:
@@ -88,6 +90,8 @@ def _work(job: Job, sender: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one ends the others
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with_the_first, daemon=True).start()
+    # Behind a fork no GPU can be opened. Torch's optimizers look for one, and break where the first process asked too.
+    torch.cuda.is_available = lambda: False
     try:
         message = pickle.dumps((job.work(), ""))  # by value: torch's own way is a file that would end with this process
     except Exception as error:  # whatever it is, the first process tells it

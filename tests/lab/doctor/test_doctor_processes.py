@@ -74,6 +74,29 @@ def test_a_job_sees_what_became_of_those_that_it_needs() -> None:
     assert kept == {"one": 1, "two": 2, "sum": 3}
 
 
+def test_a_job_is_told_that_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    (found,) = outcomes([Job("asked", lambda: torch.cuda.is_available())], 1)
+    assert found == Outcome("asked", False)
+    assert torch.cuda.is_available(), "the process that they part from is left as it was"
+
+
+@pytest.mark.gpu
+def test_an_optimizer_steps_in_a_process_whose_first_one_has_looked_for_a_gpu() -> None:
+    def step() -> float:
+        weight = torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.AdamW([weight], lr=0.5, weight_decay=0.0)
+        weight.sum().backward()
+        optimizer.step()
+        return weight.item()
+
+    assert torch.cuda.device_count() > 0
+    assert torch.cuda.is_available()
+    (found,) = outcomes([Job("step", step)], 1)
+    assert found.failure == ""
+    assert found.value == pytest.approx(0.5)
+
+
 def test_no_job_is_begun_once_none_may_be() -> None:
     begun = iter([True, True, False, False, False])
     assert len(list(outcomes([Job(str(i), os.getpid) for i in range(4)], 2, lambda: next(begun)))) == 2
