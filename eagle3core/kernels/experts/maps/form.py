@@ -1,6 +1,6 @@
 """How a launch over experts is cut: the order of its sums, which nothing but k sets, and what is neutral.
 
-Source: derived here; not tuned on a GPU yet.
+Source: derived here; groups of 8 rows in MXFP4 and FP8 as timed on an H200 (reports/reference/h200/experts_cuts.jsonl).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Cut:
     """What is neutral of a launch, before k is known.
 
     Attributes:
-        w_tiles: tiles of 16 rows of a matrix that a block multiplies at once.
+        w_tiles: tiles of 16 rows of a matrix that a block multiplies at once; matrices have an even number.
         resident: blocks that a multiprocessor is to hold, for which registers and shared memory are left.
         step: units multiplied at once; of a k whose pieces it does not divide, the next smaller one that does.
         stage_steps, stages: steps of a ring's stage, and stages; 0: as many as fill what a warp's share of memory is.
@@ -43,8 +43,13 @@ class Cut:
 
 # By a group's tiles of 8 rows. A lane holds x of two steps, so more rows leave smaller steps.
 _BY_ROWS = {1: Cut(1, 3, 6), 2: Cut(1, 3, 4), 4: Cut(1, 3, 2), 8: Cut(2, 2, 1)}
-# By format and tiles of rows. Sums of blocks are a second set, for which two tiles of 64 rows leave too few registers.
-_CUTS = {(form, rows): cut for form in UNIT_BYTES for rows, cut in _BY_ROWS.items()} | {(FP8_BLOCKS, 8): Cut(1, 2, 1)}
+# By format and tiles of rows. Of 17 cuts of MXFP4 and 14 of FP8 these were the fastest over 1, 4 and 16 rows of 128
+# experts. Sums of blocks are a second set, for which two tiles of 64 rows leave too few registers.
+_CUTS = {(form, rows): cut for form in UNIT_BYTES for rows, cut in _BY_ROWS.items()} | {
+    ("mxfp4", 1): Cut(2, 3, 6, 1, 5, keeps=True, hops=True),
+    (FP8, 1): Cut(2, 4, 2, 1, 5, keeps=True, hops=True),
+    (FP8_BLOCKS, 8): Cut(1, 2, 1),
+}
 
 
 def piece_units(k: int, form: str) -> int:
@@ -60,8 +65,7 @@ def piece_units(k: int, form: str) -> int:
     return 1
 
 
-# Worth timing against these, by format and tiles of rows. The first of MXFP4, FP8 and of 16 bits were the fastest of an
-# earlier trial on an H200, whose rows are lost.
+# Worth timing against these, by format and tiles of rows.
 _SWEPT = {
     ("mxfp4", 1): (
         Cut(2, 4, 3, 2, 3), Cut(2, 4, 6, 1, 3), Cut(2, 3, 6, 1, 5), Cut(2, 4, 2, 3, 3), Cut(2, 5, 3, 2, 2),
