@@ -3,7 +3,9 @@
 From the product to the wait that covers it, the sums cannot be read (arithmetic on them raises) and nobody may write
 the shared operand, which counts as being read until then.
 
-Source: PTX ISA 9.0, asynchronous warpgroup-level matrix instructions, matrix descriptor without swizzle.
+What its lanes give up of their registers, or wait for, is counted: a block has those of its launch and no others.
+
+Source: PTX ISA 9.0, asynchronous warpgroup-level matrix instructions, matrix descriptor without swizzle, setmaxnreg.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.emulator.machine import WARP, EmulationError, Lane
+from eagle3core.kernels.emulator.machine import GROUP, WARP, EmulationError, Lane
 from eagle3core.kernels.emulator.numbers import f32, halves, wide_bf16, wide_f16
 
 _WIDEN = {"bf16": wide_bf16, "f16": wide_f16}
@@ -133,6 +135,37 @@ def _check_fenced(lane: Lane, at: int) -> None:
             continue
         if not lane.fenced_seen or stamp.time >= lane.fenced_seen[stamp.lane]:
             raise EmulationError(f"a product reads shared byte {word * 4} without fence_async_shared after its store")
+
+
+def give_registers(counts: Sequence[int], lanes: Sequence[Lane]) -> list[None]:
+    """The warpgroup keeps as many registers a lane; who asks for more may have the others."""
+    registers, own = lanes[0].block.registers, lanes[0].index // GROUP
+    if counts[0] > registers[own]:
+        raise EmulationError(f"a warpgroup whose lanes have {registers[own]} registers gives all but {counts[0]}")
+    registers[own] = counts[0]
+    return agree_on_registers(counts, lanes)
+
+
+def take_registers(lane: Lane, n: int) -> None:
+    """Waits until the lanes of the warpgroup can have `n` registers each."""
+    lane.wait("group", agree_on_registers, n)
+    block, own = lane.block, lane.index // GROUP
+
+    def has_taken() -> bool:
+        others = sum(block.registers) - block.registers[own]
+        if others + n <= block.machine.lane_registers * len(block.registers):
+            block.registers[own] = max(n, block.registers[own])
+        return block.registers[own] >= n
+
+    if not has_taken():
+        lane.wait("until", "registers", has_taken)
+
+
+def agree_on_registers(counts: Sequence[int], lanes: Sequence[Lane]) -> list[None]:
+    """All lanes of a warpgroup name the same count, one that the instruction can hold."""
+    if len(set(counts)) > 1 or counts[0] % 8 or not 24 <= counts[0] <= 256:
+        raise EmulationError(f"the lanes of a warpgroup ask for {sorted(set(counts))} registers each")
+    return [None] * len(lanes)
 
 
 def commit(lane: Lane) -> None:

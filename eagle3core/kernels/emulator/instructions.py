@@ -117,8 +117,9 @@ def execute(launches: Iterable[Launch], isa: Any = None) -> None:
         kernel = variant.make(isa or sys.modules[__name__], **variant.constants)
         arguments, regions = _operands(launch)
         machine = Machine(
-            kernel, arguments, regions, variant.threads, variant.shared_bytes, variant.dependent, variant.cluster
-        )
+            kernel, arguments, regions, variant.threads, variant.shared_bytes, variant.dependent, variant.cluster,
+            variant.blocks_per_sm,
+        )  # fmt: skip
         run(machine, launch.grid)
 
 
@@ -189,10 +190,11 @@ def group_any(name: int, flag: int) -> Any:
 
 
 def fewer_registers(n: int) -> Callable[[], None]:
-    return lambda: None
+    return lambda: lane().wait("group", emulator_group.give_registers, n)
 
 
-more_registers = fewer_registers
+def more_registers(n: int) -> Callable[[], None]:
+    return lambda: emulator_group.take_registers(lane(), n)
 
 
 def group_settle(n: int) -> Callable[..., None]:

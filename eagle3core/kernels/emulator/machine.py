@@ -6,6 +6,7 @@ would leave to luck:
   come before `wait_previous` unless the operand is constant;
 - every shared word is read after it was written, with a barrier between the two lanes (vector clocks per lane), and
   never while an asynchronous copy into it is under way; the same for overwriting what another lane has read;
+- a warpgroup that asks for registers finds as many as its block was launched with and others have given back;
 - all lanes of a warp meet at the same collective, and nobody waits for ever.
 
 Source: derived here; the memory rules are those of the PTX ISA's consistency model, narrowed to one block.
@@ -38,6 +39,7 @@ except ModuleNotFoundError as missing:  # an optional tool: only the emulator ne
 
 WARP = 32
 GROUP = 128  # lanes of a warpgroup
+_REGISTERS, _LANE_REGISTERS = 65536, 255  # of a processor; that a lane can name
 
 
 @dataclass(slots=True)
@@ -85,6 +87,7 @@ class Block:
         self.mbarriers: dict[int, Arrivals] = {}
         self.arrived: dict[tuple[int, int], list[list[int]]] = {}  # what lanes published that went on at once
         n = machine.n_threads
+        self.registers = [machine.lane_registers] * (n // GROUP)  # of a lane of each warpgroup
         self.lanes = [Lane(i, self, greenlet(machine.lane_body), seen=[0] * (n + 1)) for i in range(n)]
 
     def synchronise(self, group: Sequence[Lane]) -> None:
@@ -203,6 +206,7 @@ class Machine:
         shared_bytes: dynamic shared memory of a block.
         is_dependent: the kernel must call `wait_previous` before it touches anything but constants.
         cluster: blocks that run side by side.
+        blocks_per_sm: that the compiler leaves registers for: the more, the fewer has a lane at the launch.
     """
 
     def __init__(
@@ -214,10 +218,13 @@ class Machine:
         shared_bytes: int,
         is_dependent: bool,
         cluster: tuple[int, int, int] = (1, 1, 1),
+        blocks_per_sm: int = 1,
     ) -> None:
         self.kernel, self.arguments, self.regions = kernel, arguments, regions
         self.n_threads, self.shared_bytes, self.is_dependent = n_threads, shared_bytes, is_dependent
         self.grid, self.cluster = (1, 1, 1), cluster
+        # A multiple of 8, and the most that the compiler can launch with: fewer where no warpgroup asks for as many.
+        self.lane_registers = min(_LANE_REGISTERS, _REGISTERS // (blocks_per_sm * n_threads)) // 8 * 8
         self.current: Lane
         # The operands no other shares bytes with, by address: most accesses are to the one found last.
         self._own = [r for r in regions if not any(r is not o and o.start < r.end and r.start < o.end for o in regions)]

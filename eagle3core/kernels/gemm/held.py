@@ -30,7 +30,8 @@ from eagle3core.kernels.gemm.stages import (
 )
 
 _WARPGROUP = 4  # warps, which give up or take registers together
-_POOL = 65536 // 32  # registers of a processor, for each lane of a warp
+_PROCESSOR_REGISTERS = 65536
+_MOST_REGISTERS = 240  # of a lane: what it can name is 255, and what it is given a multiple of 8
 _FETCHING_REGISTERS = 48  # of a lane that fetches: with fewer it spills
 _AT_ONCE = 2  # pieces of 16 rows of W by 8 of x that a warp finishes together, so that their operands' loads overlap
 
@@ -40,9 +41,19 @@ def held_threads(w_tiles: int) -> int:
     return 32 * (w_tiles + _WARPGROUP)
 
 
+def launched_registers(w_tiles: int) -> int:
+    """Registers of every lane as a block starts, one a processor: all that the block has to share out."""
+    return min(_MOST_REGISTERS, _PROCESSOR_REGISTERS // held_threads(w_tiles) // 8 * 8)
+
+
 def held_registers(w_tiles: int) -> int:
-    """Registers that a multiplying lane can have: a multiple of 8."""
-    return min(240, (_POOL - _WARPGROUP * _FETCHING_REGISTERS) // w_tiles // 8 * 8)
+    """Registers that a multiplying lane can have: a multiple of 8.
+
+    Out of those of the launch alone: what rounding left over there, of 65536, never comes to the block, and who asked
+    for it would wait for ever.
+    """
+    left = launched_registers(w_tiles) * (w_tiles + _WARPGROUP) - _FETCHING_REGISTERS * _WARPGROUP
+    return min(_MOST_REGISTERS, left // w_tiles // 8 * 8)
 
 
 def holds_totals(x_tiles: int, w_tiles: int, units: int) -> bool:

@@ -35,7 +35,7 @@ from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
 from eagle3core.kernels.gemm.fp8.blocks import blocks_of
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_tiling, takes
 from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
-from eagle3core.kernels.gemm.held import holds_totals, least_steps, make_gemm_held
+from eagle3core.kernels.gemm.held import holds_totals, launched_registers, least_steps, make_gemm_held
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
 from eagle3core.kernels.gemm.reference import EPS, n_columns, n_weight_rows
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT, make_gemm_ring
@@ -78,7 +78,9 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
     if tiling.held:
         del constants["packed"], constants["ragged"]
         constants |= {"cluster": tiling.cluster} if tiling.cluster > 1 else {}
-        registers, most, expected = 128, 168, {"HGMMA": 2 * tiling.units, "UBLKCP": 1, "USETMAXREG": 2}
+        # One block a processor, however small its ring: with two, a block has fewer than its warps ask for.
+        registers = most = launched_registers(tiling.w_tiles)
+        expected = {"HGMMA": 2 * tiling.units, "UBLKCP": 1, "USETMAXREG": 2}
     elif tiling.kernel == "group":
         del constants["packed"], constants["ragged"]
         constants |= {"split": tiling.split, "together": tiling.together}

@@ -123,6 +123,19 @@ def copies_under_way_at_the_end(isa):
     return kernel
 
 
+def moves_registers(isa, *, more: int, fewer: int = 48):
+    """Two warpgroups want `more` a lane, and one gives up all but `fewer`; each lane was launched with 168."""
+    take, give = isa.more_registers(more), isa.fewer_registers(fewer)
+
+    def kernel(x, y):
+        if isa.cuda.threadIdx.x < 256:
+            take()
+        else:
+            give()
+
+    return kernel
+
+
 def index_wider_than_32_bits(isa):
     def kernel(x, y):
         isa.i32(1 << 33)
@@ -151,6 +164,22 @@ def index_wider_than_32_bits(isa):
 def test_a_planted_bug_is_reported(body: Callable[[Any], Any], message: str):
     with pytest.raises(EmulationError, match=message):
         run(body, "x:in y:out", threads=64, shared=4096, x=torch.randn(64), y=torch.zeros(64))
+
+
+@pytest.mark.parametrize(
+    ("more", "fewer", "message"),
+    [
+        (232, 48, "deadlock.*registers"),  # 2 * 232 + 48 is 512, three times 168 is 504
+        (228, 48, r"ask for \[228\] registers"),
+        (224, 176, "have 168 registers gives all but 176"),
+    ],
+)
+def test_registers_that_a_block_was_not_launched_with_never_come(more: int, fewer: int, message: str):
+    launch = {"threads": 384, "x": torch.zeros(1), "y": torch.zeros(1)}
+    run(lambda isa: moves_registers(isa, more=224), "x:in y:out", **launch)
+    run(lambda isa: moves_registers(isa, more=232, fewer=40), "x:in y:out", **launch)
+    with pytest.raises(EmulationError, match=message):
+        run(lambda isa: moves_registers(isa, more=more, fewer=fewer), "x:in y:out", **launch)
 
 
 def early_read(isa):

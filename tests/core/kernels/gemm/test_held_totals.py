@@ -1,5 +1,6 @@
 """Warpgroups that hold their totals, in blocks that stay: the same bits, where it is possible, and without spills."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -18,6 +19,7 @@ from eagle3core.kernels.gemm.held import (
     held_shared_bytes,
     held_threads,
     holds_totals,
+    launched_registers,
     least_steps,
 )
 from eagle3core.kernels.gemm.launcher import gemm_variant
@@ -82,10 +84,28 @@ def test_totals_are_held_where_registers_are_left_for_them():
 @pytest.mark.reference
 def test_what_a_block_takes_is_what_is_counted_by_hand():
     assert [held_threads(w_tiles) for w_tiles in (8, 12)] == [384, 512], "a warp a tile, and a warpgroup that fetches"
-    # 65536 registers of a processor less 4 warps' of 48 a lane, in steps of 8; 240 at most.
-    assert [held_registers(w_tiles) for w_tiles in (4, 8, 12, 16)] == [240, 232, 152, 112]
+    # 65536 registers of a processor over 256, 384, 512 and 640 lanes, in steps of 8; 240 at most.
+    assert [launched_registers(w_tiles) for w_tiles in (4, 8, 12, 16)] == [240, 168, 128, 96]
+    # Those of 8, 12, 16 and 20 warps less 4 warps' of 48 a lane, over the others: (12 * 168 - 192) / 8 = 228.
+    assert [held_registers(w_tiles) for w_tiles in (4, 8, 12, 16)] == [240, 224, 152, 104]
     # Six stages of two units: 12 tiles of W in two halves and 16 of x, 512 bytes each; two scales a row; barriers.
     assert held_shared_bytes(16, 12, 2, 6) == 6 * 2 * (24 + 16) * 512 + 2 * 4 * (8 * 16) + 8 * (6 + 6 + 2)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("w_tiles", [8, 12])
+def test_a_block_has_the_registers_it_asks_for_and_none_more(w_tiles):
+    """Those of a processor that its launch left over are not its own: who asks for them waits for ever."""
+    case = {**CASE, "m": 8, "n": 16 * w_tiles, "k": 96}
+    inputs = example(case)
+    launches = gemm_launches(
+        "sm_90a", case, inputs, CARD.outputs(case, inputs), **{**HELD, "x_tiles": 1, "w_tiles": w_tiles, "stages": 2}
+    )
+    emulator.execute(launches)
+    names = {n: v for n, v in vars(emulator).items() if n[0] != "_"}
+    greedy = SimpleNamespace(**names | {"more_registers": lambda n: emulator.more_registers(n + 8)})
+    with pytest.raises(EmulationError, match="deadlock"):
+        emulator.execute(launches, isa=greedy)
 
 
 @pytest.mark.reference
@@ -132,11 +152,21 @@ def test_sweeps_try_blocks_that_stay_and_blocks_of_one_tile():
 
 @pytest.mark.compiled
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "x_tiles", "w_tiles", "units"), [("swiglu", 16, 12, 1), ("residual", 24, 8, 2)])
-def test_blocks_that_hold_their_totals_do_so_without_spills(kind, x_tiles, w_tiles, units):
-    tiling = Tiling("group", x_tiles, w_tiles, units, 16, held=True, cluster=2 if kind == "residual" else 1)
+@pytest.mark.parametrize(
+    ("kind", "x_tiles", "w_tiles", "units", "stages"),
+    [("swiglu", 16, 12, 1, 16), ("residual", 24, 8, 2, 16), ("store", 3, 4, 1, 5)],
+)
+def test_blocks_that_hold_their_totals_have_the_registers_and_do_so_without_spills(
+    kind, x_tiles, w_tiles, units, stages
+):
+    tiling = Tiling("group", x_tiles, w_tiles, units, stages, held=True, cluster=2 if kind == "residual" else 1)
     tiling = deepest("sm_90a", tiling, 128, blocks=1)
     epilogue = Epilogue(kind, quads=2 if kind == "swiglu" else 0, ordered_tiles=x_tiles)
     variant = gemm_variant("sm_90a", "bf16", epilogue, tiling, packed=True, ragged=False)
     # The assembler ignores a hand-over of registers that it cannot follow: two USETMAXREG are expected.
-    assert compile_variant(variant, "sm_90a", disassemble=True).faults(variant) == []
+    made = compile_variant(variant, "sm_90a", disassemble=True)
+    assert made.faults(variant) == []
+    assert made.registers == launched_registers(w_tiles)
+    asked = [int(n) for n in re.findall(r"setmaxnreg\.(?:dec|inc)\.sync\.aligned\.u32 (\d+)", made.ptx)]
+    assert asked == [48, held_registers(w_tiles)]
+    assert 4 * asked[0] + w_tiles * asked[1] <= (4 + w_tiles) * made.registers
