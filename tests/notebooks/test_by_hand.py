@@ -11,10 +11,12 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 from places import ROOT
+from rings import exhaustive_but
 
 from lab.night.copies import copy_notebooks
+from lab.night.parameters import notebooks_folder
 
-pytestmark = [pytest.mark.reference, pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.reference, pytest.mark.slow]
 
 # Fewer prompts, tokens and rounds; what is asked stays the same.
 LESS: dict[str, dict[str, Any]] = {
@@ -31,6 +33,9 @@ LESS: dict[str, dict[str, Any]] = {
 # Notebooks whose figures can be explored, and those that show rows of the GPU that is committed.
 EXPLORED = {"10_parity_stages", "22_kernels", "31_acceptance", "40_speed", "90_nightly"}
 STORED = {"20_fmha_sweep", "21_gemm_sweep", "22_kernels", "40_speed", "41_bench", "50_profile", "90_nightly"}
+NOTEBOOKS = sorted(path.stem for path in notebooks_folder().glob("*.ipynb"))
+# The others run in nights of the slow ring and of `make lab`.
+KEPT = sorted({"00_start_here", "33_doctor", "50_profile"} | EXPLORED)
 
 
 def state() -> str:
@@ -62,23 +67,24 @@ def text_of(notebook: nbformat.NotebookNode) -> str:
     return json.dumps([cell.get("outputs", []) for cell in notebook.cells])
 
 
-def test_all_notebooks_run_by_hand_quietly_and_change_nothing_tracked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_what_is_told_of_notebooks_names_notebooks() -> None:
+    assert set(NOTEBOOKS) >= EXPLORED | STORED | set(LESS) | set(KEPT)
+
+
+@pytest.mark.parametrize("name", exhaustive_but(KEPT, NOTEBOOKS))
+def test_a_notebook_runs_by_hand_quietly_and_changes_nothing_tracked(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     before = state()
     copies = tmp_path / "copies"
     copy_notebooks(copies)
-    names = set()
-    for copy in sorted(copies.glob("*.ipynb")):
-        notebook = executed(copy)
-        names.add(copy.stem)
-        assert loud_outputs(notebook) == [], copy.stem
-        told = text_of(notebook)
-        assert ("Not of this machine." in told) is (copy.stem in STORED), copy.stem
-        assert f"results: reports/by-hand/{copy.stem}/" in told
-        can_explore = "vnd.jupyter.widget-view" in told or "which is not installed" in told
-        assert can_explore is (copy.stem in EXPLORED), copy.stem
-    assert names >= EXPLORED | STORED | set(LESS)
+    notebook = executed(copies / f"{name}.ipynb")
+    assert loud_outputs(notebook) == []
+    told = text_of(notebook)
+    assert ("Not of this machine." in told) is (name in STORED)
+    assert f"results: reports/by-hand/{name}/" in told
+    can_explore = "vnd.jupyter.widget-view" in told or "which is not installed" in told
+    assert can_explore is (name in EXPLORED)
     assert state() == before

@@ -53,6 +53,7 @@ def test_the_kernels_draft_the_chain_that_their_meaning_drafts(pair: Pair) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # on a GPU: `test_modes_gpu`
 def test_a_tree_run_by_the_kernels_gives_the_tokens_of_plain_decoding(pair: Pair) -> None:
     prompts = random_prompts([6, 11], n_vocab=64, seed=2)
     expected = tokens_of(device_engine(pair, None, MEANING, cache_dtype="fp8").generate(prompts, new_tokens(4)))

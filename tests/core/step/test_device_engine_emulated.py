@@ -51,9 +51,7 @@ def test_speculation_gives_the_baselines_tokens_and_the_bits_of_its_logits(pair:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "stored", exhaustive_but(["at load", "fp8"], ["at load", "fp8", "modelopt", "compressed-tensors"])
-)
+@pytest.mark.parametrize("stored", exhaustive_but(["at load"], ["at load", "fp8", "modelopt", "compressed-tensors"]))
 def test_a_target_in_fp8_gives_its_baselines_tokens_and_the_bits_of_its_logits(tmp_path: Path, stored: str) -> None:
     """Maps of 256 columns, so that those stored as "fp8" have scales of two blocks of 128."""
     width = 256 if stored == "fp8" else 64
@@ -96,6 +94,7 @@ def test_a_batch_whose_slots_fill_and_empty_gives_the_baselines_tokens(pair: Pai
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # trees by kernels: `test_grown_trees_emulated`, and the GPU ring
 def test_a_tree_given_by_hand_is_verified_in_one_pass_to_the_bits_of_plain_decoding(pair: Pair) -> None:
     """Forty nodes, five of them right and not neighbours, in two mask words; over a unit's end in the second step."""
     prompt, n = random_prompts([9], n_vocab=64)[0], 12

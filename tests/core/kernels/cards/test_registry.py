@@ -59,8 +59,8 @@ def one_of_each_form(given):
 
 
 def one_in_three_of_long_ones(given):
-    """Attention and GEMM take ten seconds a case: a third of theirs runs in the slow ring, the others by hand."""
-    long = [each.id for each in given if each.values[0] in ("attention", "gemm")]
+    """These take ten seconds a case: a third of theirs runs in the slow ring, the others by hand."""
+    long = [each.id for each in given if each.values[0] in ("attention", "gemm", "experts", "grow_tree", "route")]
     return by_hand(given, {*long} - {*long[::3]})
 
 
