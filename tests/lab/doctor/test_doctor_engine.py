@@ -27,16 +27,16 @@ def right_length() -> float:
     return mean_length(broken_engine("").conditions.alone)
 
 
-def red_ones(fault: str) -> list[Finding]:
+def red_ones(fault: str, **size: int) -> list[Finding]:
     """The red lamps of an engine with a bug, by gain and then by weight."""
-    case = broken_engine(fault)
+    case = broken_engine(fault, **size)
     found = [lamp.look(case) for lamp in (*ENGINE, *SERVING)]
     red = [finding for finding in found if finding.repair is not None]
     return sorted(red, key=lambda one: (-one.repair.gain if one.repair else 0.0, -one.weight))
 
 
 def test_a_right_engine_has_no_red_lamp() -> None:
-    assert red_ones("") == []
+    assert red_ones("", n_prompts=4, max_new_tokens=48) == []
 
 
 @pytest.mark.parametrize(("lamp", "fault"), exhaustive_but(FIRST[:1], EVERY))
