@@ -2,7 +2,8 @@
 
 Tokens a second are the expected tokens of a row over the time of the step. What a step may lose beside plain decoding,
 if no more is right than can be counted on, has to be covered by the balance; where nothing pays, one step in `LOOKS`
-drafts again, sooner while little was seen, if that is covered. Source: docs/requirements.md R-03; derived here.
+drafts again if that is covered, sooner while little was seen and later while it is in vain.
+Source: docs/requirements.md R-03; derived here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from eagle3core.adaptive.curve import StepCurve
-from eagle3core.adaptive.history import REGAINED, History
+from eagle3core.adaptive.history import History
 
 LOOKS = 16  # steps without drafts after which one drafts again, at the soonest
 LEARNS = 8  # rows whose results make a first opinion: until a step gives as many, it may risk its share of the balance
@@ -74,6 +75,6 @@ def choose(curve: StepCurve, history: History, moment: Moment) -> Choice:
     if len(depths) > 1:
         look = depths[1]
         settled = min(1.0, history.n_rows / SETTLES) if history.n_rows else 1.0  # first drafts' results are waited for
-        if history.n_plain >= settled * max(LOOKS, risks[look] / REGAINED) and risks[look] <= free:
+        if history.n_plain >= settled * max(LOOKS, risks[look] / history.regained) and risks[look] <= free:
             return choice(look, "look")
     return choice(0, "not covered" if best else "plain")

@@ -19,6 +19,7 @@ ALLOWANCE = 0.8  # plain steps that drafts may lose before they have shown anyth
 MOST_KEPT = 8.0  # of what they have gained: a mean takes about so many steps to follow a change
 DOUBTED = 0.5  # what is left of it with every step that loses more than there is
 REGAINED = 0.002  # of a step, with every plain one: what looking again may take
+IN_VAIN = 2  # steps with drafts in a row that lost, from which on half as much is regained
 
 
 @dataclass
@@ -31,6 +32,7 @@ class History:
         balance: plain steps that drafts may still lose. reserved: of these, by steps whose results are not known yet.
         n_plain: steps without drafts since the last with some. last: drafts of the newest step.
         n_rows: rows whose drafts were ever verified; these do not fade.
+        n_in_vain: steps with drafts in a row that gave less than they took, the newest included.
     """
 
     depth: int
@@ -41,10 +43,16 @@ class History:
     n_plain: int = 0
     last: int = 0
     n_rows: int = 0
+    n_in_vain: int = 0
 
     def __post_init__(self) -> None:
         self.tried = self.tried or [0.0] * self.depth
         self.right = self.right or [0.0] * self.depth
+
+    @property
+    def regained(self) -> float:
+        """Of a plain step, with every one: what looking again may take, of which half while looks are in vain."""
+        return REGAINED / 2.0 if self.n_in_vain >= IN_VAIN else REGAINED
 
     def chances(self) -> list[float]:
         """Of each draft, given that those before it were right."""
@@ -74,7 +82,7 @@ class History:
         fade = 1.0 - FADES
         self.tried, self.right = [n * fade for n in self.tried], [n * fade for n in self.right]
         if not depth or not accepted:
-            self.balance = max(self.balance, min(ALLOWANCE, self.balance + REGAINED))
+            self.balance = max(self.balance, min(ALLOWANCE, self.balance + self.regained))
             return
         self.n_rows += len(accepted)
         for i in range(depth):
@@ -83,6 +91,7 @@ class History:
             self.tried[i], self.right[i] = self.tried[i] * kept + tried, self.right[i] * kept + right
         self.reserved = max(0.0, self.reserved - risk)
         gain = 1.0 + sum(accepted) / len(accepted) - over_plain
+        self.n_in_vain = self.n_in_vain + 1 if gain < 0.0 else 0
         self.balance = min(MOST_KEPT, self.balance + gain)
         if self.balance < 0.0:  # what is known is of better times
             self.tried, self.right = [n * DOUBTED for n in self.tried], [n * DOUBTED for n in self.right]

@@ -1,9 +1,14 @@
-"""The time of every program that is run whole, by the device's own clock, with no wait on the way."""
+"""The time of every program that is run whole, by the device's own clock, with no wait on the way; and the time that
+the host's garbage collections take.
+"""
 
 from __future__ import annotations
 
+import gc
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -70,3 +75,29 @@ class TimedReplayer:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return Moment(event)
+
+
+class CollectorClock:
+    """Times Python's garbage collections while the block runs: one of a heap with torch in it takes 0.3 s.
+
+    Attributes:
+        ms: that they took together. n_full: those of them that went through the whole heap.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.ms, self.n_full = 0.0, 0
+        self._clock, self._began = clock, 0.0
+
+    def __enter__(self) -> CollectorClock:
+        gc.callbacks.append(self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        gc.callbacks.remove(self._note)
+
+    def _note(self, phase: str, info: Mapping[str, Any]) -> None:
+        if phase == "start":
+            self._began = self._clock()
+            return
+        self.ms += 1e3 * (self._clock() - self._began)
+        self.n_full += info["generation"] == 2

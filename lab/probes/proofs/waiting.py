@@ -18,11 +18,13 @@ from eagle3core.request import RequestHandle
 from lab.probes.proofs.check import Check, Verdict
 from lab.probes.proofs.identity import compare_tokens
 from lab.probes.proofs.subject import Setting, Subject, WatchedEngine
+from lab.probes.proofs.timed import CollectorClock
 
 PART = "waiting"
 MOST_WAIT_MS = 60.0
 LEAST_SPEED = 0.45
 WARM_STEPS = 8
+COLLECTED_MS = 1.0  # of garbage collections are worth a word
 HEADROOM = 16  # tokens of a session beyond the longest prompt
 
 
@@ -85,6 +87,7 @@ class Arrivals:
         n_passes, alone_passes: of all of them. least_passes: as many spans as there are prompts take.
         first_s, alone_s: when each one's first token was known, by order; alone after those before.
         right: whether all tokens are the planted ones.
+        collected_ms, alone_collected_ms: of the time of all of them, what garbage collections took.
     """
 
     n_passes: int
@@ -93,6 +96,8 @@ class Arrivals:
     first_s: tuple[float, ...]
     alone_s: tuple[float, ...]
     right: Verdict
+    collected_ms: float = 0.0
+    alone_collected_ms: float = 0.0
 
 
 class TokenTimes:
@@ -180,14 +185,16 @@ class Waiting:
         engine.generate([prompts[0]], GenerationConfig(2, ignore_eos=True))  # whatever is made on first use
         handles: list[RequestHandle] = []
         passes = [engine.book.n_passes]
-        together = first_tokens(engine, prompts, handles)
+        with CollectorClock() as collector:
+            together = first_tokens(engine, prompts, handles)
         passes.append(engine.book.n_passes)
-        alone = [first_tokens(engine, [prompt], handles)[0] for prompt in prompts]
+        with CollectorClock() as alone_collector:
+            alone = [first_tokens(engine, [prompt], handles)[0] for prompt in prompts]
         passes.append(engine.book.n_passes)
         return Arrivals(
             passes[1] - passes[0], passes[2] - passes[1], -(-plan.n_short // engine.runner.sizes.n_spans),
             tuple(together), tuple(sum(alone[: i + 1]) for i in range(len(alone))),
-            self._right([*prompts, *prompts], handles),
+            self._right([*prompts, *prompts], handles), collector.ms, alone_collector.ms,
         )  # fmt: skip
 
     def _right(self, prompts: Sequence[Sequence[int]], handles: Sequence[RequestHandle]) -> Verdict:
@@ -254,12 +261,15 @@ def judge_passes(found: Arrivals) -> Verdict:
         **found.right.values, "n_passes": found.n_passes, "least_passes": found.least_passes,
         "one_by_one_passes": found.alone_passes, "mean_first_token_ms": 1e3 * sum(found.first_s) / n,
         "last_first_token_ms": 1e3 * last, "one_by_one_mean_first_token_ms": 1e3 * sum(found.alone_s) / n,
-        "one_by_one_last_first_token_ms": 1e3 * alone,
+        "one_by_one_last_first_token_ms": 1e3 * alone, "collected_ms": found.collected_ms,
+        "one_by_one_collected_ms": found.alone_collected_ms,
     }  # fmt: skip
     detail = (
         f"{found.right.detail}; {found.n_passes} passes (at least {found.least_passes}; one by one "
         f"{found.alone_passes}), the last first token after {1e3 * last:.0f} ms, one by one {1e3 * alone:.0f} ms"
     )
+    if found.collected_ms >= COLLECTED_MS:
+        detail += f"; garbage collections took {found.collected_ms:.0f} ms of them"
     return Verdict(_and(found.right, found.n_passes == found.least_passes and last < alone), detail, values)
 
 

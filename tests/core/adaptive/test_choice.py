@@ -130,6 +130,37 @@ def test_a_change_of_acceptance_is_followed(batch: int, before: float, after: fl
     assert of_plain >= 0.99
 
 
+@pytest.mark.parametrize("batch", [1, 4, 16, 64])
+def test_drafts_that_are_never_right_cost_less_than_0_4_percent_of_an_answer(batch: int) -> None:
+    """Of 383 steps, as `eagle3lab prove adaptive` runs: what is left of its 1 % is for the states that wait."""
+    run = Run(batch, lambda step: 0.0, n=383)
+    lost = sum(step_us(choice.depth, batch) - step_us(0, batch) for choice in run.choices)
+    assert 0.0 < lost < 0.004 * run.n * step_us(0, batch)
+    assert run.rate >= 0.992 * batch / step_us(0, batch)
+
+
+@pytest.mark.parametrize(("n_in_vain", "wait"), [(0, 150), (1, 150), (2, 300), (9, 300)])
+def test_looks_come_half_as_often_after_two_in_vain(n_in_vain: int, wait: int) -> None:
+    curve, moment = StepCurve({(0, 64): 100.0, (1, 64): 130.0}), Moment(64, 512, (0, 1))
+
+    def after(n_plain: int) -> str:
+        known = History(1, [192.0], [0.0], n_rows=192, n_plain=n_plain, n_in_vain=n_in_vain)
+        return choose(curve, known, moment).reason
+
+    assert (after(wait - 1), after(wait + 1)) == ("plain", "look")
+
+
+def test_a_step_that_gave_more_than_it_took_ends_the_count_of_those_in_vain() -> None:
+    history = History(1)
+    for n in (1, 2, 3):
+        history.saw(1, [0, 0], 1.1, 0.1)
+        history.saw(0, [0, 0], 1.0, 0.0)
+        assert history.n_in_vain == n
+        assert history.regained == (0.002 if n < 2 else 0.001)
+    history.saw(1, [1, 0], 1.1, 0.1)
+    assert (history.n_in_vain, history.regained) == (0, 0.002)
+
+
 def test_a_change_for_the_worse_is_followed() -> None:
     run = Run(4, lambda step: 0.95 if step < 128 else 0.0)
     assert {choice.depth for choice in run.choices[100:128]} == {3}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import re
 import shlex
@@ -26,6 +27,7 @@ from eagle3core import GenerationConfig, SpeculativeConfig, pipeline
 from lab.cli import parsed
 from lab.errors import ExperimentError, RunFailed
 from lab.options.serve import ServeOptions
+from lab.serve import command, service
 from lab.serve.command import bound, engine_config, speculative_config
 
 pytestmark = pytest.mark.reference
@@ -69,6 +71,24 @@ def test_what_caches_are_stored_in_are_the_engines_settings() -> None:
     speculative = speculative_config(typed, Path("head"))
     assert speculative is not None
     assert speculative.draft_cache_dtype == "fp8"
+
+
+def test_garbage_collections_leave_out_what_the_server_is_made_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, n_left_out = [["a part of the engine"]], list[int]()
+
+    async def serve(*asked: object) -> None:
+        n_left_out.append(gc.get_freeze_count())
+        assert not any(each is parts for each in gc.get_objects())
+
+    monkeypatch.setattr(command, "check_installed", lambda: None)
+    monkeypatch.setattr(command, "opened", lambda asked: (parts, "nano"))
+    monkeypatch.setattr(service, "Service", lambda *asked, **named: parts)
+    monkeypatch.setattr(command, "serve", serve)
+    try:
+        assert command.run(options("--port", "0")) == 0
+    finally:
+        gc.unfreeze()
+    assert n_left_out[0] > 0
 
 
 @pytest.mark.parametrize(

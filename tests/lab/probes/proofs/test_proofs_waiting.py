@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ from proof_subjects import planted_subject, verdicts
 from lab.probes.proofs.check import Verdict
 from lab.probes.proofs.plans import planted_prompts
 from lab.probes.proofs.subject import Subject
+from lab.probes.proofs.timed import CollectorClock
 from lab.probes.proofs.waiting import (
     Arrivals,
     BesideReading,
@@ -86,6 +88,28 @@ def test_passes_are_as_few_as_hold_the_prompts_and_sooner_over() -> None:
     assert judge_passes(replace(found, first_s=(0.1, 0.3))).held is False
     assert judge_passes(replace(found, right=WRONG)).held is False
     assert judge_passes(found).values["mean_first_token_ms"] == pytest.approx(110.0)
+
+
+def test_a_garbage_collection_that_first_tokens_waited_for_is_told() -> None:
+    found = Arrivals(3, 20, 3, (0.1, 0.3), (0.1, 0.2), RIGHT, 180.0)
+    verdict = judge_passes(found)
+    assert verdict.held is False
+    assert verdict.values["collected_ms"] == 180.0
+    assert verdict.detail.endswith("; garbage collections took 180 ms of them")
+    assert "garbage" not in judge_passes(replace(found, collected_ms=0.4)).detail
+
+
+def test_collections_are_timed_while_the_block_runs() -> None:
+    times = iter([1.0, 1.25, 2.0, 2.5])
+    gc.disable()
+    try:
+        with CollectorClock(lambda: next(times)) as clock:
+            gc.collect()
+            gc.collect(0)
+        gc.collect()
+    finally:
+        gc.enable()
+    assert (clock.ms, clock.n_full) == (750.0, 1)
 
 
 def test_engines_are_made_for_the_requests_that_meet() -> None:
