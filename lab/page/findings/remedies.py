@@ -86,6 +86,8 @@ REMEDIES = (
     Remedy("near-ties are rare", "Compare in float64: what still differs there is a bug and no rounding.", TOKENS),
     Remedy("tokens of plain decoding", "A tree changed the text: find the first differing position.", TOKENS),
     Remedy("tokens of every scenario", "Wrong tokens make every speed worthless: find the first position.", TOKENS),
+    Remedy("prompts with other tokens, *", "A pass read a prompt wrongly: stage parity names the stage.", STAGES),
+    Remedy("bits of every size of pass*", "Another size of pass orders sums otherwise: it may not be used.", STAGES),
     Remedy(
         "*no chain inside a tree reaches further",
         "The tree's mask or its walk is wrong: look at the tree's buffers with `eagle3lab inspect tree`.",
@@ -138,6 +140,17 @@ REMEDIES = (
         SLOW,
     ),
     Remedy(
+        "first token, * x *, ms",
+        "See `stage_ms` of the row for the stage that takes most of a pass, then time settings of its products: "
+        "`eagle3lab sweep gemm`.",
+        SLOW,
+    ),
+    Remedy(
+        "rate of many short prompts",
+        "Look how many passes they took: short prompts share passes as far as a pass has spans for them.",
+        SLOW,
+    ),
+    Remedy(
         "first token*",
         "Compile kernels beforehand with `eagle3lab warm`; the waterfall of `43_start` names what else takes long.",
         SLOW,
@@ -174,6 +187,12 @@ REMEDIES = (
         "every setting gives the default's bits", "A setting changed the order of sums: it may not be chosen.", KERNELS
     ),
     Remedy("every choice is within *", "Sweep again and keep the best found setting.", KERNELS),
+    Remedy(
+        "experts of * rows: *",
+        "Time other cuts of the experts' maps beside the default: `python3 -m lab.probes.kernels.bench --ops experts "
+        "--settings`.",
+        KERNELS,
+    ),
     Remedy("gemm *", "Sweep the product's settings on this GPU, then look at its occupancy.", KERNELS),
     Remedy("attention *", "Sweep the plan of attention on this GPU, then look at its occupancy.", KERNELS),
     Remedy(
