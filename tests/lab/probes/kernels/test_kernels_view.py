@@ -226,6 +226,16 @@ def test_attention_without_a_second_left_is_missing_and_the_rows_before_it_are_k
     assert all("limit of" in (row.reason or "") for row in rows)
 
 
+@pytest.mark.parametrize(("ops", "limits"), [(["gemm", "attention"], (70, 100)), (["gemm"], (100,))])
+def test_a_share_of_the_time_is_kept_for_attention(
+    ops: list[str], limits: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[float] = []
+    monkeypatch.setattr("lab.probes.kernels.measure._run", lambda out, module, limit_s, *_: given.append(limit_s))
+    measured(tmp_path, ops, 100.0)
+    assert given == pytest.approx(limits, abs=1.0)
+
+
 def test_pictures_come_with_tables_of_every_shape_and_a_missing_bar_has_no_ratio(stored: Path) -> None:
     bench = read_bench(stored)
     fig, table, *_ = pictures.roofline(bench)
