@@ -38,14 +38,19 @@ REST_S = 0.5  # idle before steps that are timed
 class PhaseClock(Trace):
     """Time of prefills, and when each step ended on the host's clock, with no cost inside a step.
 
+    Passes over prompts that follow one another are waited for once, before the step behind them: an engine hands them
+    in without waiting, and a clock that waited for each would leave the device idle between them.
+
     Attributes:
-        prefill_s: spent in prefills. rest_s: left idle after them, see `rest`; 0 without `rests`.
+        rest_s: left idle after prefills, see `rest`; 0 without `rests`.
     """
 
     def __init__(self, device: torch.device, *, rests: bool = True) -> None:
         self.device, self.rests = device, rests
-        self.prefill_s = self.rest_s = 0.0
+        self.rest_s = 0.0
         self._is_rested = False
+        self._prefill_s = 0.0
+        self._reads_since: float | None = None
         self.step_ends_s: list[float] = []
 
     @property
@@ -53,20 +58,31 @@ class PhaseClock(Trace):
         """Steps that ended."""
         return len(self.step_ends_s)
 
+    @property
+    def prefill_s(self) -> float:
+        """Spent in prefills, each from its first pass until the device is done with its last."""
+        self._end_prefill()
+        return self._prefill_s
+
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
         is_step = name.startswith("step")
-        if is_step and self.rests and not self._is_rested:
-            self.rest_s += rest(self.device)
-            self._is_rested = True
-        start = time.perf_counter()
+        if is_step:
+            self._end_prefill()
+            if self.rests and not self._is_rested:
+                self.rest_s += rest(self.device)
+                self._is_rested = True
+        elif name == "prefill" and self._reads_since is None:
+            self._reads_since, self._is_rested = time.perf_counter(), False
         yield
         if is_step:
             self.step_ends_s.append(time.perf_counter())
-        elif name == "prefill":
+
+    def _end_prefill(self) -> None:
+        if self._reads_since is not None:
             synchronise(self.device)
-            self.prefill_s += time.perf_counter() - start
-            self._is_rested = False
+            self._prefill_s += time.perf_counter() - self._reads_since
+            self._reads_since = None
 
 
 class SpanClock(TimingTrace):

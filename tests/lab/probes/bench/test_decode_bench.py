@@ -221,6 +221,20 @@ def test_the_phase_clock_counts_steps_and_prefill_time() -> None:
     assert clock.prefill_s >= 0.01
 
 
+def test_passes_that_follow_one_another_are_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+    monkeypatch.setattr(clocks, "synchronise", lambda device: waits.append(entered[-1]))
+    clock, entered = PhaseClock(torch.device("cpu"), rests=False), [""]
+    for name in ["prefill", "prefill", "prefill", "step0", "step1", "prefill", "step2", "step3", "prefill"]:
+        entered.append(name)
+        with clock.scope(name):
+            time.sleep(0.01 * (name == "prefill"))
+    assert waits == ["step0", "step2"]
+    entered.append("the end")
+    assert 0.05 <= clock.prefill_s == clock.prefill_s, "the last one, behind which no step comes, is counted once"
+    assert waits == ["step0", "step2", "the end"]
+
+
 def test_steps_begin_from_a_rested_device_once_after_each_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
     rested: list[str] = []
     names = ["prefill", "prefill", "step0", "step1", "prefill", "step2"]
