@@ -140,9 +140,10 @@ def test_jobs_that_run_when_the_caller_leaves_are_ended(tmp_path: Path) -> None:
 
 
 PROGRAM = """
-    import os, sys, time
+    import os, signal, sys, time
     from pathlib import Path
     from lab.doctor.draft.forked import Job, outcomes
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what runs behind a shell's back
     def work(name):
         (Path(sys.argv[1]) / name).write_text(str(os.getpid()))
         time.sleep(60)

@@ -77,10 +77,11 @@ def test_a_pool_that_is_closed_ends_its_processes_whatever_they_are_at(tmp_path:
 
 
 PROGRAM = """
-    import sys
+    import signal, sys
     from pathlib import Path
     import pool_jobs
     from eagle3core.kernels.cubins.pool import Pool
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what runs behind a shell's back
     folder = Path(sys.argv[1])
     with Pool(pool_jobs.{job}, [(folder, name) for name in "ab"], 2) as pool:
         print(len(list(pool.results())))

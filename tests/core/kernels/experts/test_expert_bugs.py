@@ -25,6 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "blocks": BY_BLOCK,
     "two blocks": {**BY_BLOCK, "hidden": 256},  # half of the streams begin in the second
     "rows": {**TINY, "form": "fp8", "gate": "silu"},
+    "more rows": {**TINY, "m": 9, "form": "fp8", "gate": "silu"},  # groups of 16, which look up what they need by tile
     "mxfp4": {**TINY, "form": "mxfp4", "gate": "clamped"},
 }
 PLANTED = {
@@ -44,7 +45,10 @@ PLANTED = {
         "blocks", walk, "make_walk", r"i64\(info\[0\]\) \* tiles \+ tile0", "i64(tile0)",
     ),
     "rows have the scales of the first expert": (
-        "rows", finish, "make_fetch_of_row", r"\(i64\(info\[0\]\) \* tiles \+ tile\) \* 16", "i64(tile) * 16",
+        "rows", walk, "make_walk", r"own = \(i64\(info\[0\]\) \* tiles \+ i32", "own = (i32",
+    ),
+    "rows of a larger group have the scales of the first expert": (
+        "more rows", finish, "make_fetch_of_row", r"\(i64\(info\[0\]\) \* tiles \+ tile\) \* 16", "i64(tile) * 16",
     ),
     "a pair of rows shares the scale of the other pair": (
         "mxfp4", operands, "make_load_operands", r"\(\(lane >> 2\) & 1\) \* 0x0202", "0",
