@@ -35,7 +35,7 @@ EXPLORED = {"10_parity_stages", "22_kernels", "31_acceptance", "40_speed", "90_n
 STORED = {"20_fmha_sweep", "21_gemm_sweep", "22_kernels", "40_speed", "41_bench", "50_profile", "90_nightly"}
 NOTEBOOKS = sorted(path.stem for path in notebooks_folder().glob("*.ipynb"))
 # The others run in nights of the slow ring and of `make lab`.
-KEPT = sorted({"00_start_here", "33_doctor", "50_profile"} | EXPLORED)
+KEPT = sorted({"00_start_here", "50_profile"} | EXPLORED)
 
 
 def state() -> str:

@@ -200,6 +200,7 @@ def test_all_lamps_find_the_same_in_one_and_in_two_processes() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # of a healthy pair: the test above
 def test_red_lamps_and_those_that_make_up_for_them_are_the_same_in_two_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from rings import exhaustive_but
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels import proof, registry
@@ -44,7 +43,8 @@ def unequal(case: dict[str, Any], chosen: list[int], settings: list[dict[str, An
 
 @pytest.mark.emulated
 @pytest.mark.slow
-@pytest.mark.parametrize("form", exhaustive_but(["fp8_blocks"], UNIT_BYTES))
+@pytest.mark.exhaustive  # on a GPU `bench --settings` holds each cut to the default's bits before it is timed
+@pytest.mark.parametrize("form", UNIT_BYTES)
 def test_every_cut_gives_the_defaults_bits(form: str) -> None:
     case, settings = {**TINY, "m": len(CROWD), "form": form}, settings_for(form, 1)
     assert len(settings) >= 4

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from rings import slow_but
+from rings import exhaustive_but, slow_but
 
 from lab.errors import RunFailed
 from lab.pairs.planted import GEOMETRIES, PlantedPair, share_for_length
@@ -142,7 +142,7 @@ def compiled(nano: PlantedPair, k: int, **more: Any) -> CompiledTorch:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("k", [0, 3])
+@pytest.mark.parametrize("k", exhaustive_but([3], [0, 3]))
 def test_the_compiled_step_commits_the_planted_tokens_and_serves_all_layers_by_one_form(
     nano: PlantedPair, k: int
 ) -> None:
