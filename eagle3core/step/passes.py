@@ -30,6 +30,7 @@ from eagle3core.step.program import Stage, Tap, after_all
 from eagle3core.weights.experts import PackedExperts
 from eagle3core.weights.packed import PackedLayer, PackedLinear, PackedTarget
 
+MOST_LEFT_INNER = 128  # rows; see `Emitter.inner_for`
 TARGET = ("BASE_DECODE_STEP",)
 TREE = ("EAGLE_TREE_MASKS",)
 DRAFT = ("EagleModule::forward",)
@@ -122,6 +123,14 @@ class Emitter:
         """Where the feed-forward of the layer before leaves `n` rows for the map `m`; experts leave none."""
         return None if isinstance(before.mlp, PackedExperts) else self.ordered_for(m, n)
 
+    def inner_for(self, down: PackedLinear, n: int) -> OrderedRows | None:
+        """Where gate and up leave `n` rows for the map `down`.
+
+        Of a prompt's 256 rows or more they are packed by a launch: each block of gate and up writes few of the many
+        columns, and to write those twice took an H200 0.6 ms of a pass of 512 rows more (docs/log.md).
+        """
+        return self.ordered_for(down, n) if n <= MOST_LEFT_INNER else None
+
     def qkv(
         self, layer: PackedLayer, x: Tensor, sums: Tensor | None, act: Activations, rows: Rows,
         pages: tuple[Tensor, Tensor], block: BlockGeometry, ordered: OrderedRows | None = None,
@@ -183,14 +192,11 @@ class Emitter:
                 EXPERT_DOWN.call(self.arch, inner, routed.chosen, mlp.down, parts, lists=lists),
                 EXPERT_SUM.call(self.arch, parts, routed.shares, middle, next_gain, out, scaled, sums),
             ]
+        left = self.inner_for(mlp.down, n)
         return [
+            *self.linear(mlp.gate_up, scaled, inner, block, self.ordered_for(mlp.gate_up, n), left, sums=sums),
             *self.linear(
-                mlp.gate_up, scaled, inner, block, self.ordered_for(mlp.gate_up, n),
-                self.ordered_for(mlp.down, n), sums=sums,
-            ),
-            *self.linear(
-                mlp.down, inner, out, block, self.ordered_for(mlp.down, n), leave, residual=middle, gain=next_gain,
-                second=scaled, third=sums,
+                mlp.down, inner, out, block, left, leave, residual=middle, gain=next_gain, second=scaled, third=sums,
             ),
         ]  # fmt: skip
 

@@ -14,7 +14,7 @@ from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
 from eagle3core.kernels.gemm.tiling import Tiling
 from eagle3core.step.buffers import Activations, Sizes, new_activations
-from eagle3core.step.passes import Emitter, Rows
+from eagle3core.step.passes import MOST_LEFT_INNER, Emitter, Rows
 from eagle3core.weights.packed import PackedLayer, PackedLinear, PackedMlp
 
 CPU, ROWS, WIDTH, BF16 = torch.device("cpu"), 17, 128, torch.bfloat16
@@ -82,3 +82,12 @@ def test_maps_that_leave_rows_for_the_next_give_the_bits_of_maps_whose_rows_are_
     assert sum("pack_rows" in name for name in packing) == 4
     assert {name: proof.differing(ours[name], expected[name]) for name in expected} == dict.fromkeys(expected, 0)
     assert all(tensor.float().abs().sum() > 0 for tensor in ours.values())
+
+
+def test_gate_and_up_leave_nothing_of_a_prompts_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scratch, "choose_tiling", lambda *shape, **how: ALONE)
+    emit = Emitter("sm_90a", scratch=scratch.workspace(CPU))
+    down = packed_layer(torch.Generator().manual_seed(3)).mlp.down
+    assert emit.inner_for(down, MOST_LEFT_INNER) is not None
+    assert emit.inner_for(down, MOST_LEFT_INNER + 1) is None
+    assert emit.ordered_for(down, MOST_LEFT_INNER + 1) is not None, "for want of room it would be None as well"

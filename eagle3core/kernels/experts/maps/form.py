@@ -48,6 +48,7 @@ _BY_ROWS = {1: Cut(1, 3, 6), 2: Cut(1, 3, 4), 4: Cut(1, 3, 2), 8: Cut(2, 2, 1)}
 _CUTS = {(form, rows): cut for form in UNIT_BYTES for rows, cut in _BY_ROWS.items()} | {
     ("mxfp4", 1): Cut(2, 3, 6, 1, 5, keeps=True, hops=True),
     (FP8, 1): Cut(2, 4, 2, 1, 5, keeps=True, hops=True),
+    (FP8_BLOCKS, 1): Cut(2, 4, 4, 1, 2, keeps=True, hops=True),
     (FP8_BLOCKS, 8): Cut(1, 2, 1),
 }
 
