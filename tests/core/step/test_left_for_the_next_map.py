@@ -84,6 +84,7 @@ def test_maps_that_leave_rows_for_the_next_give_the_bits_of_maps_whose_rows_are_
     assert all(tensor.float().abs().sum() > 0 for tensor in ours.values())
 
 
+@pytest.mark.reference
 def test_gate_and_up_leave_nothing_of_a_prompts_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "choose_tiling", lambda *shape, **how: ALONE)
     emit = Emitter("sm_90a", scratch=scratch.workspace(CPU))
