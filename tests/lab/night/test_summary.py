@@ -10,6 +10,7 @@ import pytest
 from stored_runs import add_rows, plan
 
 from lab.night.summary import conclude
+from lab.rows.runs import read_whole_summary
 
 pytestmark = pytest.mark.reference
 
@@ -154,3 +155,11 @@ def test_a_gate_of_the_configuration_that_fails_by_another_job_is_named_with_its
         summary = conclude(folder, now=NOW)
         (folder / "summary.json").write_text(json.dumps(summary))
     assert summary["since"]["flipped"] == ["gate long enough went from pass to fail"]
+
+
+def test_of_a_stored_night_whose_part_was_not_run_the_jobs_that_are_missing_are_named() -> None:
+    stored = Path(__file__).parents[3] / "reports" / "reference" / "h200" / "night-8b"
+    summary = conclude(stored, now=NOW)
+    assert "4 jobs of 14 did not finish: 41_bench, 40_speed-batches, 43_start, 90_nightly" in summary["sentence"]
+    assert summary["sentence"] == read_whole_summary(stored)["sentence"]
+    assert (summary["word"], summary["exit_code"]) == ("failed", 1)

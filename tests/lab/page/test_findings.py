@@ -187,12 +187,6 @@ def test_a_stored_night_tells_five_to_eight_things_the_worst_first_each_of_a_fig
     assert figure in figures[job]
 
 
-def test_a_stored_night_that_ended_early_tells_which_jobs_did_not_finish() -> None:
-    summary = read_whole_summary(NIGHT_8B.parent / "night-8b")
-    assert "4 jobs of 14 did not finish: 41_bench, 40_speed-batches, 43_start, 90_nightly" in summary["sentence"]
-    assert (summary["word"], summary["exit_code"]) == ("failed", 1)
-
-
 def test_a_number_that_was_not_measured_is_missing_with_the_reason_or_was_not_asked_for() -> None:
     numbers = first_screen.numbers(night([row("31_acceptance", "gate", "g", GATE)]))
     assert [(number.word, number.note) for number in numbers] == [

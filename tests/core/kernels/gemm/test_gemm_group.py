@@ -140,17 +140,17 @@ def too_many_bytes():
     return faulty(mbarrier_expect=lambda address, n_bytes: emulator.mbarrier_expect(address, n_bytes + 1024))
 
 
+RING_BUGS = [
+    (no_empty_wait, "race: lanes"),
+    (no_full_wait, "race|nobody has written"),
+    (wrong_parity, "deadlock|race|nobody has written"),
+    (too_few_bytes, "deadlock|race|nobody has written"),
+    (too_many_bytes, "deadlock"),
+]
+
+
 @pytest.mark.emulated
-@pytest.mark.parametrize(
-    ("plant", "message"),
-    [
-        (no_empty_wait, "race: lanes"),
-        (no_full_wait, "race|nobody has written"),
-        (wrong_parity, "deadlock|race|nobody has written"),
-        (too_few_bytes, "deadlock|race|nobody has written"),
-        (too_many_bytes, "deadlock"),
-    ],
-)
+@pytest.mark.parametrize(("plant", "message"), RING_BUGS)
 def test_a_planted_bug_in_the_ring_is_found(plant, message):
     with pytest.raises(EmulationError, match=message):
         run(plant())

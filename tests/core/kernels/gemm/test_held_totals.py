@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from test_gemm_group import RING_BUGS
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels import proof
@@ -73,6 +74,16 @@ def test_a_block_whose_scales_never_arrive_is_not_finished_without_them():
     isa = SimpleNamespace(**{n: v for n, v in vars(emulator).items() if n[0] != "_"} | {"mbarrier_arrive": arrive})
     with pytest.raises(EmulationError, match="deadlock"):
         emulator.execute(gemm_launches("sm_90a", case, inputs, CARD.outputs(case, inputs), **HELD), isa=isa)
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize(("plant", "message"), RING_BUGS)
+def test_a_planted_bug_in_the_ring_of_a_block_that_stays_is_found(plant, message):
+    inputs = example(CASE)
+    launches = gemm_launches("sm_90a", CASE, inputs, CARD.outputs(CASE, inputs), **{**HELD, "resident": 2, "stages": 2})
+    emulator.execute(launches)
+    with pytest.raises(EmulationError, match=message):
+        emulator.execute(launches, isa=plant())
 
 
 @pytest.mark.reference
