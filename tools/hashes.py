@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
-PYTHONS = ("3.11.7", "3.12", "3.13", "3.14")  # soupsieve leaves out the first patches of 3.11
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PLATFORM = "x86_64-manylinux_2_40"  # takes wheels of every older glibc as well
 EXTRAS = ("dev", "compile", "serve", "parquet", "gpu", "jupyter", "browser")
 HEAD = """\
