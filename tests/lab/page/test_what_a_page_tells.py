@@ -22,7 +22,7 @@ from lab.rows.store import Row, RowWriter, read_run
 
 pytestmark = pytest.mark.reference
 
-NIGHT_8B = ROOT / "reports" / "reference" / "h200" / "night-8b-whole"  # the last one with every part
+NIGHT_8B = ROOT / "reports" / "reference" / "h200" / "night-8b"
 SHARED: dict[str, Any] = {"run": "r", "notebook": "n", "environment": "e", "recorded_at": "2026-11-21T10:00:00+00:00"}
 GATE: dict[str, Any] = {"passed": True, "value": 0, "threshold": 0, "detail": ""}
 
