@@ -134,7 +134,7 @@ def gemm_order() -> Drawing:
 
 def attention_order() -> Drawing:
     """Which key belongs to which stream and split, and how their sums are joined."""
-    splits, streams = order_of("sm_90a", 8)
+    splits, streams = order_of("sm_90a", 8, 128)
     both = splits * streams
     page = Drawing(760, 396, "Attention: a key's place in the sums is a function of its index alone")
     page.text(
@@ -176,20 +176,20 @@ def attention_order() -> Drawing:
 
 
 def attention_slot() -> Drawing:
-    """One unit in shared memory: keys in reading order, values swizzled."""
+    """One unit in shared memory: keys and values alike, their columns exchanged."""
     page = Drawing(760, 420, f"Attention: {KEYS} keys and their values in one slot of the ring, head size 128")
-    page.text(20, 50, "keys: [half of 8][64-byte piece][lane] x 16 bytes, 4 KB")
+    page.text(20, 50, "keys: [half of 8][64-byte piece][key][16-byte column ^ (key / 2)], 4 KB")
     for half in range(2):
         for piece in range(4):
             page.box(20 + piece * 88, 60 + half * 36, 84, 32, f"half {half} piece {piece}", series=piece + 1, size=11)
     page.paragraph(
         390,
         78,
-        """Lane (g, t) reads 16 bytes of key g, elements 8t .. 8t+7 of the piece: the second operand of q k^T. Queries
-        take the same order of elements.""",
+        """ldmatrix fetches one column of eight keys at a time: to lane (g, t) elements 2t and 2t+1 of the column of
+        key g, as the second operand of q k^T wants them.""",
         width=54,
     )
-    page.text(20, 164, "values: [half][piece][key][16-byte column ^ (key / 2)], 4 KB; one piece of one half:")
+    page.text(20, 164, "values: in the same way, 4 KB; one piece of one half, of keys or of values:")
     for key in range(8):
         page.text(14, 192 + key * 22, f"key {key}", size=11)
         for place in range(4):
@@ -198,8 +198,8 @@ def attention_slot() -> Drawing:
     page.paragraph(
         390,
         192,
-        """ldmatrix (transposed) fetches one column of eight keys at a time; the exclusive or spreads the eight rows
-        over all 32 banks, so the fetch takes one pass.""",
+        """The exclusive or spreads eight rows of a column over all 32 banks, so the fetch takes one pass. Values are
+        fetched from the same places, transposed.""",
         width=54,
     )
     page.paragraph(

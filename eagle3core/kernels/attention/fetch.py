@@ -2,8 +2,8 @@
 
 Table entries come 32 at a time, one a lane, a chunk before they are needed, so no copy waits for the one before.
 
-Slot of a unit: keys as [half of 8][64-byte piece][lane] 16 bytes, the order in which lanes read them;
-values as [half of 8][piece][key][16-byte column ^ (key / 2)], which ldmatrix reads without bank conflicts.
+Slot of a unit: keys, then values, as [half of 8][64-byte piece][key][16-byte column ^ (key / 2)], which ldmatrix reads
+without bank conflicts. Keys in e4m3 alone lie as [half of 8][piece][lane] 16 bytes, the order in which lanes read them.
 
 Source: derived here.
 """
@@ -12,7 +12,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from eagle3core.kernels.attention.layout import BLOCK_SHIFT, UNIT, Shape, make_fp8_order, make_token_of, make_walk
+from eagle3core.kernels.attention.layout import (
+    BLOCK_SHIFT,
+    UNIT,
+    Shape,
+    make_fp8_order,
+    make_own_words,
+    make_token_of,
+    make_walk,
+)
 
 CHUNK = 32  # units of a stream, a lane each
 
@@ -30,7 +38,7 @@ def make_fetch(isa: Any, shape: Shape, *, units: int) -> tuple[Any, Any, Any, An
     _, advance = make_walk(isa, shape)
     pieces, half_bytes, row_bytes, streams = shape.row_pieces, shape.half_bytes, shape.row_bytes, shape.streams
     interleave, unit_bytes = shape.splits * shape.streams, shape.unit_bytes
-    block_mask = (1 << BLOCK_SHIFT) - 1
+    block_mask, fp8 = (1 << BLOCK_SHIFT) - 1, shape.is_fp8
 
     def look_up(table: Any, unit: Any, n_units: Any, lane: Any) -> Any:
         own, entry = i32(unit + lane * interleave), i32(0)
@@ -67,10 +75,11 @@ def make_fetch(isa: Any, shape: Shape, *, units: int) -> tuple[Any, Any, Any, An
         # Cache rows: [block][key head][64 tokens][D].
         row = i32(((block * n_kv + kv_head) << BLOCK_SHIFT) + ((first & block_mask) + g))
         source = i64(row) * row_bytes + t * 16
-        # Keys are read by the lane that copies them, 16 bytes each in lane order; values by ldmatrix, eight keys of 16
-        # bytes, which the exchange by key / 2 spreads over all banks.
-        keys = i32(slot + lane * 16)
-        values = i32(slot + half_bytes + g * 64 + ((t ^ (g >> 1)) << 4))
+        # ldmatrix reads 16 bytes of eight keys, which the exchange by key / 2 spreads over all banks.
+        place = i32(g * 64 + ((t ^ (g >> 1)) << 4))
+        keys, values = i32(slot + place), i32(slot + half_bytes + place)
+        if fp8:
+            keys = i32(slot + lane * 16)  # read by the lane that copies them
         near, far = i32(0), i32(0)  # keys past the end become zeros: 0 * NaN would spoil the sums
         if first + g < end:
             near = i32(16)
@@ -96,18 +105,17 @@ def make_fetch(isa: Any, shape: Shape, *, units: int) -> tuple[Any, Any, Any, An
     return look_up, chunk_after, isa.inlined(follow), isa.inlined(copy_set)
 
 
-def make_queries(isa: Any, shape: Shape) -> tuple[Any, Any]:
+def make_queries(isa: Any, shape: Shape, *, half: bool = False) -> tuple[Any, Any]:
     """`query_at(row, b, kv_head, n_kv, tokens)` and `load_queries(q, at, m, near, far, lane, piece)`.
 
     The first gives which query of q a row of a key head is, -1 if none. The second gives one lane's fragment of 32
-    elements of queries `near` and `far`: eight int32 go to `at[8 m ..]`, zeros for rows that do not exist. Elements are
-    taken in an order of their own (lane t: 8t .. 8t + 7 of a piece), the same for keys, so that both are read 16 bytes
-    at a time.
+    elements of queries `near` and `far`: eight int32 go to `at[8 m ..]`, zeros for rows that do not exist; with `half`
+    no `far` one does.
     """
     i32, i64 = isa.i32, isa.i64
     token_of = make_token_of(isa, shape.group)
     group, row_bytes, fp8 = shape.group, 2 * shape.dim, shape.is_fp8
-    beside, as_operands = make_fp8_order(isa, shape)
+    (beside, as_operands), own_words = make_fp8_order(isa, shape), make_own_words(isa)
 
     def query_at(row: Any, b: Any, kv_head: Any, n_kv: Any, tokens: Any) -> Any:
         query, token = i32(-1), token_of(row)
@@ -116,8 +124,7 @@ def make_queries(isa: Any, shape: Shape) -> tuple[Any, Any]:
         return query
 
     def load_half(q: Any, at: Any, place: Any, query: Any, lane: Any, piece: Any) -> None:
-        for c in range(4):
-            at[place + 2 * c] = i32(0)
+        v = (i32(0), i32(0), i32(0), i32(0))
         if query >= 0:
             source = q + i64(query) * row_bytes + (lane & 3) * 16 + piece * 64
             if fp8:
@@ -125,13 +132,19 @@ def make_queries(isa: Any, shape: Shape) -> tuple[Any, Any]:
             v = isa.load_u32x4(source)
             if fp8:
                 v = as_operands(v)
-            for c in range(4):
-                at[place + 2 * c] = v[c]
+        if not fp8:
+            v = own_words(v, lane)
+        for c in range(4):
+            at[place + 2 * c] = v[c]
 
     load_half = isa.inlined(load_half)
 
     def load_queries(q: Any, at: Any, m: Any, near: Any, far: Any, lane: Any, piece: Any) -> None:
         load_half(q, at, m * 8, near, lane, piece)
-        load_half(q, at, m * 8 + 1, far, lane, piece)
+        if half:
+            for c in range(4):
+                at[m * 8 + 1 + 2 * c] = i32(0)
+        else:
+            load_half(q, at, m * 8 + 1, far, lane, piece)
 
     return isa.inlined(query_at), isa.inlined(load_queries)

@@ -209,7 +209,8 @@ def make_span(isa: Any, *, earlier: bool = False, paths: bool = False, windowed:
 def make_fp8_order(isa: Any, shape: Shape) -> tuple[Any, Any]:
     """What differs in a lane's 16 bytes of a query where keys are in e4m3.
 
-    A lane's 16 bytes of a key are elements 16t .. 16t + 15 of 64: of pieces 2j and 2j + 1, eight each.
+    A lane reads 16 bytes of a key, elements 16t .. 16t + 15 of 64: of pieces 2j and 2j + 1 eight each. So products take
+    elements in an order of their own, the same of keys and queries.
 
     `beside(lane, piece)`: bytes from where a query's piece is read for a 16-bit cache.
     `as_operands(v)`: four words of a query in the dtype of the products.
@@ -233,24 +234,54 @@ def make_fp8_order(isa: Any, shape: Shape) -> tuple[Any, Any]:
     return isa.inlined(beside), isa.inlined(as_operands)
 
 
+def make_own_words(isa: Any) -> Any:
+    """`own_words(v, lane)`: what a lane multiplies of 64 bytes of a row that four lanes have read, 16 each.
+
+    Lane t has words 4t .. 4t + 3 and gets words t, t + 4, t + 8 and t + 12: elements 2t and 2t + 1 of each eight. All
+    lanes of a warp exchange them together. Loads of four bytes would need no exchange, but are four times as many.
+    """
+    i32 = isa.i32
+
+    def exchange(a: Any, b: Any, is_upper: Any, apart: Any) -> Any:
+        # The lower of two lanes keeps its a, the upper one its b.
+        given = b
+        if is_upper != 0:
+            given = a
+        taken = isa.shuffle_xor_i32(given, apart)
+        if is_upper != 0:
+            a = taken
+        else:
+            b = taken
+        return a, b
+
+    exchange = isa.inlined(exchange)
+
+    def own_words(v: Any, lane: Any) -> Any:
+        odd, far = i32(lane & 1), i32(lane & 2)
+        a, b = exchange(v[0], v[1], odd, i32(1))
+        c, d = exchange(v[2], v[3], odd, i32(1))
+        a, c = exchange(a, c, far, i32(2))
+        b, d = exchange(b, d, far, i32(2))
+        return a, b, c, d
+
+    return isa.inlined(own_words)
+
+
 def make_load_queries(isa: Any, shape: Shape) -> Any:
     """`load_queries(q, at, m, b, kv_head, n_kv, tokens, row0, lane, piece)`: one lane's fragment of 16 rows, 32 of D.
 
-    Eight int32 go to `at[8 m ..]`, zeros for rows that do not exist. Head elements are taken in an order of their own
-    (lane t: elements 8t .. 8t + 7 of a piece), the same for keys, so that both are read 16 bytes at a time.
+    Eight int32 go to `at[8 m ..]`, zeros for rows that do not exist.
     """
     i32, i64 = isa.i32, isa.i64
     token_of = make_token_of(isa, shape.group)
     group, row_bytes, fp8 = shape.group, 2 * shape.dim, shape.is_fp8
-    beside, as_operands = make_fp8_order(isa, shape)
+    (beside, as_operands), own_words = make_fp8_order(isa, shape), make_own_words(isa)
 
     def load_queries(
         q: Any, at: Any, m: Any, b: Any, kv_head: Any, n_kv: Any, tokens: Any, row0: Any, lane: Any, piece: Any
     ) -> None:
-        for c in range(8):
-            at[m * 8 + c] = i32(0)
         for far in range(2):
-            row = i32(row0 + far * 8 + (lane >> 2))
+            row, v = i32(row0 + far * 8 + (lane >> 2)), (i32(0), i32(0), i32(0), i32(0))
             if row < tokens * group:
                 token = token_of(row)
                 head = i32(kv_head * group + (row - token * group))
@@ -260,7 +291,9 @@ def make_load_queries(isa: Any, shape: Shape) -> Any:
                 v = isa.load_u32x4(q + source)
                 if fp8:
                     v = as_operands(v)
-                for c in range(4):
-                    at[m * 8 + 2 * c + far] = v[c]
+            if not fp8:
+                v = own_words(v, lane)
+            for c in range(4):
+                at[m * 8 + 2 * c + far] = v[c]
 
     return isa.inlined(load_queries)

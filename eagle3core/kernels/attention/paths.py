@@ -78,7 +78,7 @@ def make_load_tail(isa: Any, shape: Shape, threads: int, tail: int) -> Any:
     pieces, row_bytes, half_bytes = shape.row_pieces, shape.row_bytes, shape.half_bytes
     head_bytes, unit_bytes = row_bytes << BLOCK_SHIFT, shape.unit_bytes
     columns = 4 * pieces  # of 16 bytes
-    column_shift = columns.bit_length() - 1
+    column_shift, fp8 = columns.bit_length() - 1, shape.is_fp8
     row_at, places_at = make_row_at(isa), tail * unit_bytes
     counts_at = places_at + tail * UNIT * PLACES
 
@@ -90,13 +90,16 @@ def make_load_tail(isa: Any, shape: Shape, threads: int, tail: int) -> Any:
         far = isa.load_u32(table + i32((end - 1) >> BLOCK_SHIFT) * 4)
         while i < n:
             column, is_value, row = i32(i & (columns - 1)), i32((i >> column_shift) & 1), i32(i >> (column_shift + 1))
-            piece, t, g = i32(column >> 2), i32(column & 3), i32(row & 7)
+            piece, g = i32(column >> 2), i32(row & 7)
+            t = i32((column & 3) ^ (g >> 1))
             block = near
             if i32((first + row) >> BLOCK_SHIFT) != i32(first >> BLOCK_SHIFT):
                 block = far
             source, place = k, i32(0)
             if is_value != 0:
-                source, place, t = v, i32(half_bytes), i32(t ^ (g >> 1))
+                source, place = v, i32(half_bytes)
+            elif fp8:
+                t = i32(column & 3)
             source = source + i64(i32(block * n_kv + kv_head)) * head_bytes
             source = source + i32(((first + row) & 63) * row_bytes + column * 16)
             place = i32(place + (row >> 4) * unit_bytes + (((row >> 3) & 1) * pieces + piece) * 512)
@@ -168,16 +171,23 @@ def make_add_paths(
         windowed: `behind` holds a window (`layout.EARLIER_BITS`), counted back from the node's last place, its own.
     """
     cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
-    token_of = make_token_of(isa, shape.group)
+    token_of, fp8 = make_token_of(isa, shape.group), shape.is_fp8
     pieces, half_bytes, unit_bytes = shape.row_pieces, shape.half_bytes, shape.unit_bytes
     places_at = tail * unit_bytes
     counts_at = places_at + tail * UNIT * PLACES
-    n_scores, n_keys = 8 * abreast, 2 * abreast
+    n_scores, n_keys = 8 * abreast, (2 if fp8 else 1) * abreast
 
     def keys_at(row: Any) -> Any:
         return i32((row >> 4) * unit_bytes + ((row >> 3) & 1) * (pieces * 512) + (row & 7) * 64)
 
     keys_at = isa.inlined(keys_at)
+
+    def read_at(rows: Any, past: Any, lane: Any) -> Any:
+        # Where ldmatrix finds a lane's key, or value: that of place (lane mod 16), 16-byte column lane / 16.
+        row = i32((rows >> i32(past + (lane & 8))) & 255)
+        return i32(keys_at(row) + (((lane >> 4) ^ ((row & 7) >> 1)) << 4))
+
+    read_at = isa.inlined(read_at)
 
     def take_own(
         s: Any, scores: Any, all_scores: Any, row: Any, node: Any, n_seen: Any, behind: Any, lane: Any
@@ -228,10 +238,14 @@ def make_add_paths(
                     own_at = i32(min(node + a, last))
                     seen[a] = i32(isa.shared_load_u32(i32(counts + own_at * 4)) - past)
                     sees_here = i32(sees_here | i32(seen[a] > 0))
-                    rows = i32(isa.shared_load_u32(i32(places + own_at * PLACES + (lane >> 2) * 4)) >> past)
-                    own_16 = i32(at + (lane & 3) * 16)
-                    keys[2 * a] = i32(own_16 + keys_at(i32(rows & 255)))
-                    keys[2 * a + 1] = i32(own_16 + keys_at(i32((rows >> 8) & 255)))
+                    if fp8:
+                        rows = i32(isa.shared_load_u32(i32(places + own_at * PLACES + (lane >> 2) * 4)) >> past)
+                        own_16 = i32(at + (lane & 3) * 16)
+                        keys[2 * a] = i32(own_16 + keys_at(i32(rows & 255)))
+                        keys[2 * a + 1] = i32(own_16 + keys_at(i32((rows >> 8) & 255)))
+                    else:
+                        rows = isa.shared_load_u32(i32(places + own_at * PLACES + (lane & 7) * 4))
+                        keys[a] = i32(at + read_at(rows, past, lane))
                 if sees_here != 0:
                     score(scores, queries, q_at, keys)
                     for a in range(abreast):
@@ -246,9 +260,7 @@ def make_add_paths(
                     if i32(isa.shared_load_u32(i32(counts + node * 4)) - past) > 0:
                         weights_of(all_weights, weights, own, node)
                         rows = isa.shared_load_u32(i32(places + node * PLACES + (lane & 7) * 4))
-                        value = i32((rows >> i32(past + (lane & 8))) & 255)
-                        v_at = i32(at + half_bytes + keys_at(value))
-                        v_at = i32(v_at + (((lane >> 4) ^ ((value & 7) >> 1)) << 4))
+                        v_at = i32(at + half_bytes + read_at(rows, past, lane))
                         add_weighed(weights, accumulators, v_at, i32(v_at ^ 32))
                     node = i32(node + 1)
             return sees

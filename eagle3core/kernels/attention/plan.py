@@ -214,7 +214,8 @@ def attention_variant(
             shared_bytes=streams_shared_bytes(shape, tiles, half, units, plan.stages, joined),
             dependent=overlaps(arch), rounds_itself=True,
             instructions={
-                "HMMA": tiles * units * shape.dim * (3 if half else 4) // 16, "LDSM": units * 2 * shape.row_pieces,
+                "HMMA": tiles * units * shape.dim * (3 if half else 4) // 16,
+                "LDSM": units * (2 if shape.is_fp8 else 4) * shape.row_pieces,
                 "LDGSTS": units * 4 * shape.row_pieces,
             },
         )  # fmt: skip
@@ -244,7 +245,8 @@ def attention_variant(
         ),
         dependent=overlaps(arch), rounds_itself=True,
         instructions={
-            "HMMA": shape.dim // 4 * plan.tiles, "LDSM": 2 * shape.row_pieces,
+            "HMMA": shape.dim // 4 * plan.tiles,
+            "LDSM": (2 if shape.is_fp8 else 4) * shape.row_pieces,
             "LDGSTS": 4 * shape.row_pieces // plan.row_warps,
         },
     )  # fmt: skip

@@ -19,7 +19,7 @@ def make_ring(isa: Any, shape: Shape, *, row_warps: int, groups: int, units: int
     first_of, _ = make_walk(isa, shape)
     pieces, half_bytes, row_bytes = shape.row_pieces, shape.half_bytes, shape.row_bytes
     head_bytes, interleave = row_bytes << BLOCK_SHIFT, shape.splits * shape.streams
-    copies = 4 * units // row_warps  # of eight keys or values
+    copies, fp8 = 4 * units // row_warps, shape.is_fp8  # of eight keys or values
 
     def own_unit(unit: Any, row_warp: Any) -> Any:
         return i32(unit + ((row_warp * copies) >> 2) * interleave)
@@ -60,7 +60,9 @@ def make_ring(isa: Any, shape: Shape, *, row_warps: int, groups: int, units: int
             key, size = i32((part & 1) * 8 + g), i32(0)  # keys past the end become zeros: 0 * NaN would spoil the sums
             if i32(first + key) < end:
                 size = i32(16)
-            source, column = k, t
+            source, column = k, i32(t ^ (g >> 1))
+            if fp8:
+                column = t
             if part >= 2:
                 source, column = v, i32(t ^ (g >> 1))
             source = source + (head + i32(((first & 63) + key) * row_bytes + t * 16))

@@ -100,7 +100,7 @@ def make_attention_rows(
 
     group, dim, pieces, splits, streams = shape.group, shape.dim, shape.pieces, shape.splits, shape.streams
     zero, interleave = np.float32(0), splits * streams
-    half_bytes, unit_bytes = shape.half_bytes, shape.unit_bytes
+    half_bytes, unit_bytes, fp8 = shape.half_bytes, shape.unit_bytes, shape.is_fp8
     set_bytes, ahead, step = units * unit_bytes, stages - 2, units * interleave
     ring_bytes, own_totals = stages * set_bytes, totals_bytes(shape, tiles)
     totals_offset = groups * ring_bytes
@@ -200,9 +200,11 @@ def make_attention_rows(
         if own_group == 0:
             begin(i32(totals + lane * 16))
         executed, mask_empty = i32(0), i32(0)
-        k_lane = i32(lane * 16)
         v_row = i32(half_bytes + ((lane >> 3) & 1) * (half_bytes >> 1) + (lane & 7) * 64)
         v_lane = i32(v_row + (((lane >> 4) ^ ((lane & 7) >> 1)) << 4))
+        k_lane = i32(v_lane - half_bytes)
+        if fp8:
+            k_lane = i32(lane * 16)
         wait_set()
         cuda.syncwarp()
         if lane < isa.ARRIVING_LANES:

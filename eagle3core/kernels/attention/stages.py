@@ -1,12 +1,11 @@
 """Sets of units in the order in which the tensor cores read them from shared memory, and who brings them there.
 
 A stage holds a set: the keys of all its units, then their values, in pieces of 8 keys by 16 bytes, 128 bytes each.
-Keys [half of 8][product][k half of a product][key][16 bytes], where product c of a piece of 32 elements takes elements
-8t + 4c .. + 3 of every lane t of the other kernels, in their order: equal bits. Values [half of 8][8 columns][key][16
-bytes], read transposed.
+Keys [half of 8][8 elements][key][16 bytes], of which a product takes two neighbours, and values [half of 8][8
+columns][key][16 bytes], read transposed.
 
-A fetching warp brings the same unit of every set. Keys wait in its registers, since copies could put them in that order
-only four bytes at a time: those of the next two sets are asked for before those of this one are handed over. Values
+A fetching warp brings the same unit of every set. Keys wait in its registers: those of the next two sets are asked for
+before those of this one are handed over. Values
 are copied when their stage is free, and arrive at its barrier by themselves. A fence for the tensor cores waits for all
 that its thread has under way (docs/log.md), so it stands with those who multiply, after the barrier.
 
@@ -130,13 +129,11 @@ def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: 
                         held[o + w] = x[w]
 
     def put_keys(at: Any, held: Any, part: Any, lane: Any) -> None:
-        place = i32(at + part * half_bytes + (lane >> 2) * 16 + (lane & 3) * 4)
+        place = i32(at + part * half_bytes + (lane >> 2) * 16 + (lane & 3) * _PIECE)
         for h in range(2):
             for j in range(pieces):
-                # Two products, two k halves each; a lane's four words go to the same place of each piece.
-                for w in range(4):
-                    value = held[(h * pieces + j) * 4 + w]
-                    isa.shared_store_u32(i32(place + (h * (half_bytes >> 1) + (j * 4 + w) * _PIECE)), value)
+                o, there = (h * pieces + j) * 4, i32(place + (h * (half_bytes >> 1) + j * 4 * _PIECE))
+                isa.shared_store_u32x4(there, held[o], held[o + 1], held[o + 2], held[o + 3])
 
     def copy_values(
         at: Any, v: Any, unit: Any, block: Any, end: Any, kv_head: Any, n_kv: Any, part: Any, lane: Any

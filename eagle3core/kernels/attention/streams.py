@@ -59,7 +59,7 @@ def make_attention_streams(
     wait_set, wait_all = isa.COPY_WAIT[stages - 2], isa.COPY_WAIT[0]
     first_of, advance = make_walk(isa, shape)
     span = make_span(isa, earlier=words > 0, windowed=windowed)
-    query_at, load_queries = make_queries(isa, shape)
+    query_at, load_queries = make_queries(isa, shape, half=half)
     look_up, chunk_after, follow, copy_set = make_fetch(isa, shape, units=units)
     lay_tile, join_tile = make_split(isa, shape, tiles=tiles, half=half, joined=joined)
     in_registers = tiles == 1
@@ -77,7 +77,7 @@ def make_attention_streams(
     group, dim, pieces, splits, streams = shape.group, shape.dim, shape.pieces, shape.splits, shape.streams
     zero, threads, interleave = np.float32(0), 32 * streams, splits * streams
     half_bytes, unit_bytes, stream_shift = shape.half_bytes, shape.unit_bytes, streams.bit_length() - 1
-    set_bytes, ahead, step = units * unit_bytes, stages - 1, units * interleave
+    set_bytes, ahead, step, fp8 = units * unit_bytes, stages - 1, units * interleave, shape.is_fp8
     ring_bytes, tile_bytes = stages * set_bytes, 64 * dim
     q_offset = streams * ring_bytes
     table_offset = q_offset + tiles * pieces * 1024
@@ -171,12 +171,14 @@ def make_attention_streams(
         tops, sums = cuda.local.array(n_tops, f32), cuda.local.array(n_tops, f32)
         scores, one = cuda.local.array(n_scores, f32), cuda.local.array(unit_scores, f32)
         executed, mask_empty = i32(0), i32(0)
-        k_lane = pinned(lane * 16)
         far_keys, far_columns = i32((lane >> 3) & 1), i32(lane >> 4)
-        if half:  # values are the first operand there, which wants its four blocks in another order
+        if half:  # values are the first operand there, which wants its four blocks in another order; keys have it too
             far_keys, far_columns = i32(lane >> 4), i32((lane >> 3) & 1)
         v_row = i32(half_bytes + far_keys * (half_bytes >> 1) + (lane & 7) * 64)
         v_lane = pinned(v_row + ((far_columns ^ ((lane & 7) >> 1)) << 4))
+        k_lane = i32(v_lane - half_bytes)
+        if fp8:
+            k_lane = pinned(lane * 16)
         lowest, limit = i32(i32(seen_by_all + (UNIT - 1)) >> 4), i32(ctx >> 4)  # units that all rows see whole
         reading, writing = ring, i32(ring + ahead * set_bytes)
         rows = i32(tokens * group)
@@ -188,7 +190,7 @@ def make_attention_streams(
                 sums[i] = zero
             unit = first_of(i32(split * streams + warp), first_unit)
             while unit < n_units:
-                # A lane waits for its own copies, then the lanes meet: values are read by others than copied them. And
+                # A lane waits for its own copies, then the lanes meet: others read what it copied. And
                 # all have read the set before, whose place the next copies take.
                 wait_set()
                 cuda.syncwarp()

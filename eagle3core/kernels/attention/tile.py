@@ -33,8 +33,8 @@ class Steps(NamedTuple):
             enough.
         add_values: `(s, scores, accumulators, tops, sums, v_even, v_odd, scale)`: sums of probabilities, and of values
             by them, of the unit whose scores begin at `s`.
-        score_apart: `(scores, queries, q_at, places)`: `score` of units whose keys g and g + 8 lie anywhere; `places`
-            are theirs, two a unit.
+        score_apart: `(scores, queries, q_at, places)`: `score` of units whose keys lie anywhere; a lane's `places` are
+            what it names to ldmatrix, one a unit, or in e4m3 those of keys g and g + 8.
         weigh, add_weighed: `add_values` in two: `(s, scores, weights, tops, sums, scale)` makes 4 `tiles` weights,
             `(weights, accumulators, v_even, v_odd)` adds values by them.
     """
@@ -66,7 +66,7 @@ def make_steps(
     cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
     pack = isa.PACK[shape.product_dtype]
     hide = make_hide(isa, shape, tiles, words=words, windowed=windowed)
-    score, score_apart = make_score(isa, shape, tiles=tiles, held=held, units=units, first_tile=first_tile)
+    score, score_apart = make_score(isa, shape, tiles=tiles, half=half, held=held, units=units, first_tile=first_tile)
     add_weighed = make_add_weighed(isa, shape, tiles=tiles, half=half, first_tile=first_tile)
     unit_scores, n_weights, n_tops = 8 * tiles, 4 * tiles, 2 * tiles
     halves, n_columns = 1 if half else 2, shape.dim // 8

@@ -34,13 +34,14 @@ _KINDS: dict[str, Case] = {
 def multiplied_order(dim: int) -> Tensor:
     """Which element of a head stands at each place of the products of 16-bit keys, for the same sums over e4m3.
 
-    A lane's 16 bytes are elements 16t .. 16t + 15 of 64, the operands of two pieces of 32.
+    A lane's 16 bytes are elements 16t .. 16t + 15 of 64, the operands of four products: pairs 2t and 2t + 8 of each.
     """
     order = []
-    for j in range(dim // 32):
-        for t in range(4):
-            first = 64 * (j // 2) + 16 * t + 8 * (j % 2)
-            order += range(first, first + 8)
+    for product in range(dim // 16):
+        for pair in range(2):
+            for t in range(4):
+                first = 64 * (product // 4) + 16 * t + 4 * (product % 4) + 2 * pair
+                order += [first, first + 1]
     return torch.tensor(order)
 
 

@@ -139,7 +139,7 @@ PLANTED = {
         attention_group, "make_attention_group", r"isa\.mbarrier_arrive\(i32\(empty \+ slot \* 8\)\)", "pass", ONE,
     ),
     "words of a key in the wrong product": (
-        attention_stages, "make_fetch_sets", r"\(j \* 4 \+ w\) \* _PIECE", "(j * 4 + (w ^ 1)) * _PIECE", ONE,
+        attention_stages, "make_fetch_sets", r"\(lane & 3\) \* _PIECE", "((lane & 3) ^ 2) * _PIECE", ONE,
     ),
     "values' halves exchanged": (
         attention_stages, "make_products", r"\(half_of_8 >> 4\) << 16 \| \(_PIECE >> 4\) << 32",
