@@ -37,6 +37,7 @@ ORDER = (
     "eagle3core.trace",
     "eagle3core.backend",
     "eagle3core.kernels.card",
+    "eagle3core.kernels.tensor_map",
     "eagle3core.kernels.isa",
     "eagle3core.kernels.compile",
     "eagle3core.kernels.cubins",

@@ -1,9 +1,10 @@
-"""Attention kernel for sm_90a and 64 query rows a key head or more: warpgroups multiply, other warps fetch.
+"""Attention kernel for sm_90a and 64 query rows a key head or more: warpgroups multiply, another warp fetches.
 
 A block owns one (sequence, key head), up to 16 `row_warps` rows and `run` splits, as in `attention_rows`; so it is with
 `groups`, sets of units, totals and turns, and the bits are the same. But four warps multiply together (`wgmma`): each
 key and value is read from shared memory once for 64 rows, and by the tensor cores themselves. A set lies in a stage of
-a ring (`stages`), with two barriers: `full`, where the fetching warps arrive, and `empty`, where the multiplying do.
+a ring (`stages`), with two barriers: `full`, which the copied bytes complete, and `empty`, where the multiplying warps
+arrive.
 
 While the values of a set are added, the scores of the next set are made: one wait for both. Meanwhile the other
 warpgroup weighs its set, for which the tensor cores are not needed. A warpgroup goes unit by unit if any of its warps
@@ -35,15 +36,23 @@ from eagle3core.kernels.attention.layout import (
 from eagle3core.kernels.attention.paths import make_paths, tail_bytes
 from eagle3core.kernels.attention.ring import make_load_tile, make_ring
 from eagle3core.kernels.attention.rows import TILE_ROWS, rows_shared_bytes
-from eagle3core.kernels.attention.stages import full_arrivals, make_fetch_sets, make_products
+from eagle3core.kernels.attention.stages import (
+    TILE_BYTES,
+    half_set_bytes,
+    make_clear_past,
+    make_fetch_sets,
+    make_products,
+)
 from eagle3core.kernels.attention.tile import make_steps
 from eagle3core.kernels.attention.totals import make_totals, totals_bytes
 
-FETCHING_WARPS = 4  # of a block: a warpgroup, which can give registers to the others
+FETCHING_WARPS = 4  # of a block: a warpgroup, which can give registers to the others; one of it fetches for each ring
 MULTIPLYING_WARPS = 8  # at most; with those that fetch a processor has 168 registers for each lane
-# Of a lane. Fetching takes 64 for keys on their way beside addresses; multiplying 144 for sums, queries, scores
-# and weights. Together they are those of the launch, else the wait for more would never end.
-_FETCHING_REGISTERS, _MULTIPLYING_REGISTERS = 104, 200
+# Of a lane. Fetching takes addresses alone; multiplying 144 for sums, queries, scores and weights. Together they are
+# those of the launch, else the wait for more would never end.
+_FETCHING_REGISTERS, _MULTIPLYING_REGISTERS = 40, 232
+# Named barriers: that of a tree's nodes, those of `group_any` for two warpgroups, and of values past the end, by ring.
+_NODES_BARRIER, _ANY_BARRIER, _CLEARED_BARRIER = 1, 2, 4
 
 
 def group_shared_bytes(shape: Shape, row_warps: int, groups: int, units: int, stages: int, tail: int = 0) -> int:
@@ -61,13 +70,13 @@ def make_attention_group(
     Args:
         row_warps: warps that multiply what a ring holds, 16 rows each: 4 or 8.
         groups: streams walked side by side, each with a ring: 1 or 2; all warps that multiply are 8 at most.
-        units: of a set, one for each fetching warp of a group: 4, or 2 with two groups.
+        units: of a set: 4, or 2 with two groups.
         stages: sets in a ring, at least 2.
         joined, counting, overlap, words, windowed, tail: as in `attention_rows`.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     first_of, _ = make_walk(isa, shape)
-    assert units == FETCHING_WARPS // groups, "a fetching warp brings one unit of every set"
+    assert groups <= FETCHING_WARPS, "a warp fetches for each ring"
     paths, pieces = tail > 0, shape.pieces
     n_warps, wait_all = row_warps * groups, isa.COPY_WAIT[0]
     moves_registers = n_warps == MULTIPLYING_WARPS  # fewer warps have enough
@@ -83,15 +92,16 @@ def make_attention_group(
         steps.hide, steps.start_tops, steps.grows, steps.raise_tops, steps.weigh,
     )  # fmt: skip
     begin, join, leave = make_totals(isa, shape, joined=joined, tiles=1)
-    products = make_products(isa, shape, units=units)
-    score, add, add_alone = products.score, products.add, products.add_alone
+    score, add, add_alone = make_products(isa, shape, units=units)
+    clear_past = make_clear_past(isa, shape, units=units, row_warps=row_warps, named_barrier=_CLEARED_BARRIER)
     settle_scores, settle_sums = isa.group_settle(UNIT * units), isa.group_settle(shape.dim)
     fewer_registers, more_registers = (
         isa.fewer_registers(_FETCHING_REGISTERS), isa.more_registers(_MULTIPLYING_REGISTERS),
     )  # fmt: skip
 
     group, dim, splits, streams = shape.group, shape.dim, shape.splits, shape.streams
-    zero, interleave, half_bytes = np.float32(0), splits * streams, shape.half_bytes
+    zero, interleave = np.float32(0), splits * streams
+    keys_bytes = dim // 64 * half_set_bytes(units)
     set_bytes, step = units * shape.unit_bytes, units * interleave
     ring_bytes, own_totals = stages * set_bytes, totals_bytes(shape, 1)
     totals_offset = groups * ring_bytes
@@ -101,9 +111,7 @@ def make_attention_group(
     empty_offset = full_offset + 8 * groups * stages
     row_shift, split_mask = row_warps.bit_length() - 1, streams - 1
     stream_shift = streams.bit_length() - 1
-    group_shift = units.bit_length() - 1
     n_queries, n_accumulators, n_scores, n_weights = 8 * pieces, dim // 2, 8 * units, 4 * units
-    n_full = full_arrivals(isa, units)
     uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
 
     def pinned(value: Any) -> Any:
@@ -111,9 +119,7 @@ def make_attention_group(
         return isa.shuffle_xor_i32(value, i32(0))
 
     def await_set(full: Any, parity: Any) -> None:
-        # What others brought, the tensor cores see after a fence of those who multiply.
         isa.mbarrier_wait(full, parity)
-        isa.fence_async_shared()
         isa.group_fence()
 
     def take_unit(u: Any, scores: Any, one: Any) -> None:
@@ -135,7 +141,7 @@ def make_attention_group(
 
     def attention_group(
         q: Any, k: Any, v: Any, tables: Any, prefix: Any, masks: Any, all_positions: Any, partial: Any, tops_sums: Any,
-        counters: Any, tokens: Any, table_width: Any, run: Any, window: Any, scale: Any,
+        counters: Any, tokens: Any, table_width: Any, run: Any, window: Any, scale: Any, k_map: Any, v_map: Any,
     ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), uniform(i32(tid >> 5))
@@ -143,10 +149,12 @@ def make_attention_group(
         rows = i32(tokens * group)
         row_blocks = i32((rows + (TILE_ROWS * row_warps - 1)) >> (4 + row_shift))
         part = uniform(cuda.blockIdx.x // row_blocks)
-        base = isa.shared_address(cuda.shared.array(0, f32, alignment=128))
+        # A kilobyte is eight rows, by whose place there columns are exchanged.
+        base = isa.shared_address(cuda.shared.array(0, f32, alignment=1024))
         if tid < groups * stages:
-            isa.mbarrier_init(i32(base + full_offset + tid * 8), i32(n_full))
+            isa.mbarrier_init(i32(base + full_offset + tid * 8), i32(1))
             isa.mbarrier_init(i32(base + empty_offset + tid * 8), i32(row_warps * isa.ARRIVING_LANES))
+            isa.mbarrier_fence_init()
         if tid < groups * row_warps:
             isa.mbarrier_init(i32(base + turns_offset + tid * 8), i32(isa.ARRIVING_LANES))
         cuda.syncthreads()
@@ -161,15 +169,15 @@ def make_attention_group(
         if warp >= n_warps:
             if moves_registers:
                 fewer_registers()
-            fetcher = i32(warp - n_warps)
-            own_group = i32(fetcher >> group_shift)
-            first = i32(first_of(i32(first_stream + own_group), first_unit) - step)
-            first = follow(first, last_stream, first_unit, n_units)
-            fetch_sets(
-                i32(base + own_group * ring_bytes), i32(base + full_offset + own_group * (8 * stages)),
-                i32(base + empty_offset + own_group * (8 * stages)), i32(fetcher & (units - 1)), k, v, table, first,
-                last_stream, ctx, end, first_unit, n_units, kv_head, n_kv, lane,
-            )  # fmt: skip
+            own_group = i32(warp - n_warps)
+            if own_group < groups:
+                first = i32(first_of(i32(first_stream + own_group), first_unit) - step)
+                first = follow(first, last_stream, first_unit, n_units)
+                fetch_sets(
+                    i32(base + own_group * ring_bytes), i32(base + full_offset + own_group * (8 * stages)),
+                    i32(base + empty_offset + own_group * (8 * stages)), k_map, v_map, table, first, last_stream, ctx,
+                    first_unit, n_units, kv_head, n_kv, lane,
+                )  # fmt: skip
             # A block that never waited would end before the kernel before, and let the next one start too early.
             if overlap:
                 isa.wait_previous()
@@ -195,7 +203,7 @@ def make_attention_group(
             load_tile(0, q, queries, spare, i32(0), b, kv_head, n_kv, tokens, row0, lane)
             if paths and has_tail != 0:
                 wait_all()
-                isa.named_barrier(1, 32 * n_warps)  # every warp reads what all have brought
+                isa.named_barrier(_NODES_BARRIER, 32 * n_warps)  # every warp reads what all have brought
             accumulators = cuda.local.array(n_accumulators, f32)
             scores, one = cuda.local.array(n_scores, f32), cuda.local.array(8, f32)
             weights, own_weights = cuda.local.array(n_weights, i32), cuda.local.array(4, i32)
@@ -234,7 +242,7 @@ def make_attention_group(
                     else:
                         if i32(unit - first_unit) < interleave:
                             start_tops(scores, tops, scale)
-                        careful = isa.group_any(i32(2 + (warp >> 2)), grows(scores, tops, scale))
+                        careful = isa.group_any(i32(_ANY_BARRIER + (warp >> 2)), grows(scores, tops, scale))
                     if careful == 0:
                         weigh_set(scores, one, weights, own_weights, tops, sums, scale)
                         await_set(i32(full + next_slot * 8), next_parity)
@@ -247,7 +255,7 @@ def make_attention_group(
                         if counting:
                             executed = i32(executed + units)
                     else:
-                        u, values = i32(0), i32(reading + units * half_bytes)
+                        u, values = i32(0), i32(reading + keys_bytes)
                         while u < units and i32(unit + u * interleave) < n_units:
                             take_unit(u, scores, one)
                             first, sees = i32((unit + u * interleave) * UNIT), i32(1)
@@ -266,6 +274,8 @@ def make_attention_group(
                                     sees = isa.any_lane(
                                         hide(one, first, row0, tokens, ctx, end, window, mask, positions, here)
                                     )
+                                if not paths and i32(first + UNIT) > end:  # so for all warps of the ring
+                                    clear_past(values, i32(end - first), i32(row_warp * 32 + lane), own_group)
                                 # A warp whose rows see none of the keys adds zeros: the others' products are its too.
                                 raise_tops(one, accumulators, tops, sums, scale, lane)
                                 weigh(0, one, own_weights, tops, sums, scale)
@@ -276,7 +286,7 @@ def make_attention_group(
                             if counting:
                                 executed = i32(executed + sees)
                                 mask_empty = i32(mask_empty + 1 - sees)
-                            values = i32(values + half_bytes)
+                            values = i32(values + TILE_BYTES)
                             u = i32(u + 1)
                         await_set(i32(full + next_slot * 8), next_parity)
                         score(scores, queries, later)

@@ -30,6 +30,7 @@ from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_pl
 from eagle3core.kernels.card import DTYPES, E4M3, PLAIN_TORCH, Launch, Op
 from eagle3core.kernels.gemm.order.pack import OrderedRows
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
+from eagle3core.kernels.tensor_map import tensor_map
 from eagle3core.kernels.tree.mask_words import unpack_words
 
 MOST_TOKENS, MOST_MASKED, MOST_GROUP, DIMS = 64, 256, 16, (64, 128)
@@ -208,11 +209,12 @@ def attention(
     variant = attention_variant(
         arch, shape, tokens, plan, words=words if has_more else 0, paths=path_len > 0, windowed=window > 0
     )
+    maps = {"k_map": tensor_map(k_blocks, UNIT), "v_map": tensor_map(v_blocks, UNIT)} if plan.grouped else {}
     first = variant.launch(
         (plan.row_blocks(tokens * shape.group) * -(-splits // plan.run), n_kv_heads, batch),
         q=q, k=k_blocks, v=v_blocks, tables=block_tables, prefix=prefix_lens, masks=masks, positions=positions,
         partial=partial, tops_sums=tops_sums, counters=counters, tokens=tokens, table_width=block_tables.shape[1],
-        run=plan.run, scale=scale, **behind,
+        run=plan.run, scale=scale, **behind, **maps,
     )  # fmt: skip
     second = combine_variant(arch, shape, joined=plan.is_joined(shape), ordered=ordered is not None).launch(
         (-(-tokens * shape.group // combine_rows(dim)), n_kv_heads, batch),

@@ -39,7 +39,7 @@ def overrides(shape: Shape, row_warps: int, *, grouped: bool = False) -> dict[st
     """
     fewest, most = (max(1, row_warps // 4), 256 // shape.dim) if row_warps else (shape.least_units, 2)
     if grouped:
-        fewest = most = row_warps // 2  # a unit for each warp that fetches for a ring
+        fewest = most = row_warps // 2  # 64 keys of all rings
     tiles = [UNIT * units for units in (1, 2, 4) if fewest <= units <= most]
     depths = list(range(3 if row_warps and not grouped else 2, 17))
     given: Mapping[str, tuple[str, list[int], Callable[[int], int]]] = {

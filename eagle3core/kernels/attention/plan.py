@@ -33,6 +33,8 @@ COMBINE_PARAMETERS = parameters(
 FP8_COMBINE_PARAMETERS = (*COMBINE_PARAMETERS, *parameters("v_scale:f32"))
 # Multiprocessors of the largest common part of each architecture: A100, H200, B200, RTX PRO 6000. Order-neutral.
 PROCESSORS = {"sm_80": 108, "sm_90a": 132, "sm_100": 148, "sm_120": 188}
+# Of `attention_group`: maps of k and v as rows of the cache, 16 of 128 bytes a box, beside their addresses.
+MAPS_PARAMETERS = parameters("k_map:const v_map:const")
 WARPS = 8  # of a block of `attention_rows`: with 255 registers a lane they fill a processor
 GROUP_ROWS = 64  # of a warpgroup
 
@@ -168,7 +170,7 @@ def group_plan(arch: str, shape: Shape, rows: int, tail: int) -> Plan:
     """Two warpgroups over one ring, or, where one has all rows, over two streams side by side."""
     row_warps = 4 if rows <= GROUP_ROWS else 8
     groups = WARPS // row_warps
-    units = FETCHING_WARPS // groups
+    units = 4 // groups  # 64 keys in all: scores of more leave no registers for the sums
     others = group_shared_bytes(shape, row_warps, groups, 0, 0, tail)
     a_stage = group_shared_bytes(shape, row_warps, groups, units, 1, tail) - others
     return Plan(row_warps, min((SHARED_BYTES[arch] - others) // a_stage, 6), 1, groups, units, tiles=1, grouped=True)
@@ -223,11 +225,11 @@ def attention_variant(
     if plan.grouped:
         return Variant(
             name=f"attention_group_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}{_joined(joined)}",
-            make=make_attention_group, constants={**shared, **layout}, parameters=taken,
+            make=make_attention_group, constants={**shared, **layout}, parameters=taken + MAPS_PARAMETERS,
             threads=32 * (plan.row_warps * plan.groups + FETCHING_WARPS),
             shared_bytes=group_shared_bytes(shape, plan.row_warps, plan.groups, plan.units, plan.stages, tail),
             dependent=overlaps(arch), rounds_itself=True,
-            instructions={"HGMMA": shape.dim // 8 + plan.units + 1, "LDGSTS": shape.dim // 16},
+            instructions={"HGMMA": shape.dim // 8 + plan.units + 1, "UTMALDG": shape.dim // 32},
         )  # fmt: skip
     layout["held"] = held
     if plan.tiles < TILES:

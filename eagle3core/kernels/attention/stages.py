@@ -1,13 +1,13 @@
-"""Sets of units in the order in which the tensor cores read them from shared memory, and who brings them there.
+"""Sets of units as the tensor cores read them from shared memory, and who brings them there.
 
-A stage holds a set: the keys of all its units, then their values, in pieces of 8 keys by 16 bytes, 128 bytes each.
-Keys [half of 8][8 elements][key][16 bytes], of which a product takes two neighbours, and values [half of 8][8
-columns][key][16 bytes], read transposed.
+A stage holds a set: keys, then values, each as [64 elements of D][unit][key] rows of 128 bytes, whose 16-byte columns
+are exchanged by key. That is how a tensor copy lays down 16 rows of the cache, and how a product reads them: 64 k of
+keys, or 64 columns of values, are one tile of such rows. So nothing of keys and values passes through the queue of
+the load and store units, which exponentials need as well (docs/log.md): four copies a unit, or two, and their bytes
+complete the stage's barrier.
 
-A fetching warp brings the same unit of every set. Keys wait in its registers: those of the next two sets are asked for
-before those of this one are handed over. Values
-are copied when their stage is free, and arrive at its barrier by themselves. A fence for the tensor cores waits for all
-that its thread has under way (docs/log.md), so it stands with those who multiply, after the barrier.
+A warp fetches for a ring, a lane each unit of a set. Units that do not exist are not copied: their scores, which the
+product makes all the same, are of whatever the stage held and nobody reads them.
 
 Source: derived here; matrix descriptors from the PTX ISA, the order of their fields with a transposed operand from
 github.com/NVIDIA/cutlass, include/cute/atom/mma_traits_sm90_gmma.hpp.
@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 from eagle3core.kernels.attention.layout import BLOCK_SHIFT, UNIT, Shape
 from eagle3core.kernels.attention.ring import make_ring
 
-_PIECE = 128  # bytes of 8 x 16; a product reads pieces, and names how far apart they are in sixteenths
+TILE_BYTES = UNIT * 128  # of 64 elements of a unit's keys, or values: what a copy brings
+_GROUP = 8 * 128  # bytes of 8 rows; products name how far apart things are in sixteenths
+_SWIZZLE = 1 << 62  # of 128 bytes
 
 
 class Products(NamedTuple):
@@ -29,7 +31,7 @@ class Products(NamedTuple):
     Attributes:
         score: `(scores, queries, at)`: 8 scores a lane and unit, of the stage at `at`.
         add: `(u, weights, accumulators, at)`: values of unit u by weights 4u .. 4u + 3.
-        add_alone: `(weights, accumulators, at)`: values of the unit whose values lie at `at`.
+        add_alone: `(weights, accumulators, at)`: values of the unit whose values begin at `at`.
     """
 
     score: Any
@@ -37,15 +39,21 @@ class Products(NamedTuple):
     add_alone: Any
 
 
+def half_set_bytes(units: int) -> int:
+    """Bytes of 64 elements of all keys, or values, of a set."""
+    return units * TILE_BYTES
+
+
 def make_products(isa: Any, shape: Shape, *, units: int) -> Products:
     """Products of a set, between `group_fence` and `group_commit`."""
     i32, i64 = isa.i32, isa.i64
-    n_products, half_of_8 = shape.dim // 16, 16 * shape.dim  # bytes of 8 keys, or of their values
+    n_products, half_set = shape.dim // 16, half_set_bytes(units)
+    keys_bytes = shape.dim // 64 * half_set
     first_product = isa.group_mma(shape.dtype, UNIT * units, True)
     further_product = isa.group_mma(shape.dtype, UNIT * units)
     value_product = isa.group_mma(shape.dtype, shape.dim, False, True)
-    keys_apart = (_PIECE >> 4) << 16 | (half_of_8 >> 4) << 32  # a k half, then 8 keys
-    values_apart = (half_of_8 >> 4) << 16 | (_PIECE >> 4) << 32  # 8 keys, then 8 columns
+    keys_apart = _SWIZZLE | (_GROUP >> 4) << 32  # 8 keys; 16 elements lie within a row
+    values_apart = _SWIZZLE | (half_set >> 4) << 16 | (_GROUP >> 4) << 32  # 64 columns, then 8 keys
 
     def named(at: Any, apart: Any) -> Any:
         return i64((at & 0x3FFFF) >> 4) + apart
@@ -56,161 +64,107 @@ def make_products(isa: Any, shape: Shape, *, units: int) -> Products:
         there = named(at, keys_apart)
         first_product(scores, queries[0], queries[1], queries[2], queries[3], there)
         for p in range(n_products - 1):
-            o = (p + 1) * 4
-            further_product(
-                scores, queries[o], queries[o + 1], queries[o + 2], queries[o + 3], there + (p + 1) * (2 * _PIECE >> 4)
-            )
+            # Four products, of 32 bytes each, to a row of 128 bytes.
+            o, beside = (p + 1) * 4, ((p + 1) & 3) * 2 + ((p + 1) >> 2) * (half_set >> 4)
+            further_product(scores, queries[o], queries[o + 1], queries[o + 2], queries[o + 3], there + beside)
 
     def add_alone(weights: Any, accumulators: Any, at: Any) -> None:
         value_product(accumulators, weights[0], weights[1], weights[2], weights[3], named(at, values_apart))
 
     def add(u: Any, weights: Any, accumulators: Any, at: Any) -> None:
-        there = named(i32(at + (units + u) * (2 * half_of_8)), values_apart)
-        o = u * 4
+        there, o = named(i32(at + keys_bytes + u * TILE_BYTES), values_apart), u * 4
         value_product(accumulators, weights[o], weights[o + 1], weights[o + 2], weights[o + 3], there)
 
     return Products(isa.inlined(score), isa.inlined(add), isa.inlined(add_alone))
 
 
-def full_arrivals(isa: Any, units: int) -> int:
-    """How often fetching warps, one a unit, arrive at a stage's barrier before it is full."""
-    return int(units * (32 + isa.ARRIVING_LANES))
+def make_clear_past(isa: Any, shape: Shape, *, units: int, row_warps: int, named_barrier: int) -> Any:
+    """`clear_past(at, n_keys, own_lane, own_group)`: zeros for values of a unit from its key `n_keys` on.
+
+    They may be anything in the cache, and 0 * NaN would spoil the sums. All lanes of the `row_warps` warps that
+    multiply the ring's sets come here, and meet at barrier `named_barrier` + own_group; `at` is where the values begin.
+    """
+    i32, half_set, threads = isa.i32, half_set_bytes(units), 32 * row_warps
+    n_pieces = shape.dim // 64 * (TILE_BYTES >> 4)  # of 16 bytes, 8 a row: their exchange stays within the row
+
+    def clear_past(at: Any, n_keys: Any, own_lane: Any, own_group: Any) -> None:
+        i = i32(own_lane)
+        while i < n_pieces:
+            half, piece = i32(i >> 7), i32(i & 127)
+            if (piece >> 3) >= n_keys:
+                isa.shared_store_u32x4(i32(at + half * half_set + piece * 16), i32(0), i32(0), i32(0), i32(0))
+            i = i32(i + threads)
+        isa.fence_async_shared()  # the tensor cores see what was stored before it
+        isa.named_barrier(i32(named_barrier + own_group), threads)
+
+    return isa.inlined(clear_past)
 
 
 def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: int, overlap: bool) -> Any:
-    """`fetch_sets(ring, full, empty, part, k, ...)`: unit `part` of all sets of a group's walk, by one fetching warp.
+    """`fetch_sets(ring, full, empty, k_map, v_map, ...)`: all sets of a group's walk, by one warp.
 
-    Barriers `full` and `empty` of the group, 8 bytes a stage. In a stage's round every lane of the `units` fetching
-    warps arrives at `full` when its copies are there, and `ARRIVING_LANES` of each warp for its stores; at `empty` the
-    warps that multiply do. `full_arrivals` counts the former.
+    Barriers `full` and `empty` of the group, 8 bytes a stage. In a stage's round one lane arrives at `full`, which says
+    how many bytes come; at `empty` the warps that multiply do. The maps are of the cache's rows, 16 a box.
 
     Args:
         groups, units, stages, overlap: as in `attention_group`.
     """
-    cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
-    pieces, half_bytes, row_bytes = shape.pieces, shape.half_bytes, 2 * shape.dim
-    head_bytes, interleave = row_bytes << BLOCK_SHIFT, shape.splits * shape.streams
-    set_bytes, step = units * shape.unit_bytes, units * interleave
-    n_held = 8 * pieces  # registers of keys: of 16 keys a lane holds four pieces of 16 bytes or eight
-    follow, _, _ = make_ring(isa, shape, row_warps=units, groups=groups, units=units)  # a warp of it copies one unit
-    wait_all = isa.COPY_WAIT[0]
+    cuda, i32, halves = isa.cuda, isa.i32, shape.dim // 64
+    half_set, set_bytes, unit_bytes = half_set_bytes(units), units * shape.unit_bytes, shape.unit_bytes
+    interleave = shape.splits * shape.streams
+    step, interleave_shift = units * interleave, interleave.bit_length() - 1
+    follow, _, _ = make_ring(isa, shape, row_warps=units, groups=groups, units=units)
 
-    def after(unit: Any, last_stream: Any, first_unit: Any, n_units: Any) -> Any:
-        # The set after `unit`'s; none after none.
-        if unit >= 0:
-            unit = follow(unit, last_stream, first_unit, n_units)
-        return unit
-
-    def look_up(table: Any, unit: Any, n_units: Any, part: Any, lane: Any) -> Any:
-        # The cache block of the warp's unit of the set at `unit`; 0 where the stream has ended before.
+    def look_up(table: Any, unit: Any, n_units: Any, part: Any) -> Any:
+        # The cache block of unit `part` of the set at `unit`; 0 where there is none.
         own, block = i32(unit + part * interleave), i32(0)
         if unit >= 0 and own < n_units:
-            # The popcount adds zero; were the address visibly uniform, the entry would be waited for at once.
-            block = isa.load_u32(table + i32((own >> 2) + (isa.popcount(lane) >> 6)) * 4)
+            block = isa.load_u32(table + i32(own >> (BLOCK_SHIFT - 4)) * 4)
         return block
 
-    def ask_keys(
-        k: Any, unit: Any, block: Any, held: Any, ctx: Any, end: Any, kv_head: Any, n_kv: Any, part: Any, lane: Any
-    ) -> None:
-        if overlap and (unit + (step - interleave)) * UNIT + UNIT > ctx:
-            isa.wait_previous()  # keys of this step; older ones were there before
-        first = i32((unit + part * interleave) * UNIT)
-        head = i64(i32(block * n_kv + kv_head)) * head_bytes
-        for h in range(2):
-            key = i32(h * 8 + (lane >> 2))
-            source = k + head + i32(((first & 63) + key) * row_bytes + (lane & 3) * 16)
-            for j in range(pieces):
-                o = (h * pieces + j) * 4
-                for w in range(4):
-                    held[o + w] = i32(0)  # keys past the end: nobody reads their scores, but a set is scored whole
-                if i32(first + key) < end:
-                    x = isa.load_u32x4_l2(source + j * 64)
-                    for w in range(4):
-                        held[o + w] = x[w]
+    def copy_set(
+        at: Any, full: Any, k_map: Any, v_map: Any, unit: Any, block: Any, n_units: Any, kv_head: Any, n_kv: Any,
+        part: Any, lane: Any,
+    ) -> None:  # fmt: skip
+        own = i32(unit + part * interleave)
+        if lane == 0:
+            n_there = i32(min(i32(n_units - unit + (interleave - 1)) >> interleave_shift, units))
+            isa.mbarrier_expect(full, i32(n_there * unit_bytes))
+        if lane < units and own < n_units:
+            # Cache rows: [block][key head][64 tokens].
+            row = i32(((block * n_kv + kv_head) << BLOCK_SHIFT) + ((own & 3) << 4))
+            place = i32(at + part * TILE_BYTES)
+            for h in range(halves):
+                isa.tensor_copy(i32(place + h * half_set), k_map, i32(h * 64), row, full)
+            for h in range(halves):
+                isa.tensor_copy(i32(place + (halves + h) * half_set), v_map, i32(h * 64), row, full)
 
-    def put_keys(at: Any, held: Any, part: Any, lane: Any) -> None:
-        place = i32(at + part * half_bytes + (lane >> 2) * 16 + (lane & 3) * _PIECE)
-        for h in range(2):
-            for j in range(pieces):
-                o, there = (h * pieces + j) * 4, i32(place + (h * (half_bytes >> 1) + j * 4 * _PIECE))
-                isa.shared_store_u32x4(there, held[o], held[o + 1], held[o + 2], held[o + 3])
-
-    def copy_values(
-        at: Any, v: Any, unit: Any, block: Any, end: Any, kv_head: Any, n_kv: Any, part: Any, lane: Any
-    ) -> None:
-        # Eight lanes copy the same column of eight keys: 128 bytes without bank conflicts.
-        key, column = i32(lane & 7), i32(lane >> 3)
-        first = i32((unit + part * interleave) * UNIT)
-        head = i64(i32(block * n_kv + kv_head)) * head_bytes
-        for h in range(2):
-            size = i32(0)  # values past the end become zeros: 0 * NaN would spoil the sums
-            if i32(first + (h * 8 + key)) < end:
-                size = i32(16)
-            source = v + head + i32(((first & 63) + (h * 8 + key)) * row_bytes + column * 16)
-            target = i32(at + (units + part) * half_bytes + h * (half_bytes >> 1) + column * _PIECE + key * 16)
-            for j in range(pieces):
-                isa.copy16_fill(i32(target + j * (4 * _PIECE)), source + j * 64, size)
-
-    after, look_up, ask_keys = isa.inlined(after), isa.inlined(look_up), isa.inlined(ask_keys)
-    put_keys, copy_values = isa.inlined(put_keys), isa.inlined(copy_values)
-
-    def hand_over(
-        ring: Any, full: Any, empty: Any, slot: Any, parity: Any, held: Any, v: Any, unit: Any, block: Any, end: Any,
-        kv_head: Any, n_kv: Any, part: Any, lane: Any,
-    ) -> Any:  # fmt: skip
-        at = i32(ring + slot * set_bytes)
-        isa.mbarrier_wait(i32(empty + slot * 8), parity)
-        copy_values(at, v, unit, block, end, kv_head, n_kv, part, lane)
-        isa.copies_arrive(i32(full + slot * 8))
-        put_keys(at, held, part, lane)
-        cuda.syncwarp()  # then some arrive for the stores of all
-        if lane < isa.ARRIVING_LANES:
-            isa.mbarrier_arrive(i32(full + slot * 8))
-        slot = i32(slot + 1)
-        if slot == stages:
-            slot, parity = i32(0), i32(parity ^ 1)
-        return slot, parity
-
-    hand_over = isa.inlined(hand_over)
+    look_up, copy_set = isa.inlined(look_up), isa.inlined(copy_set)
 
     def fetch_sets(
-        ring: Any, full: Any, empty: Any, part: Any, k: Any, v: Any, table: Any, unit: Any, last_stream: Any, ctx: Any,
-        end: Any, first_unit: Any, n_units: Any, kv_head: Any, n_kv: Any, lane: Any,
+        ring: Any, full: Any, empty: Any, k_map: Any, v_map: Any, table: Any, unit: Any, last_stream: Any, ctx: Any,
+        first_unit: Any, n_units: Any, kv_head: Any, n_kv: Any, lane: Any,
     ) -> None:  # fmt: skip
-        # Keys of two sets are on their way to registers, each waiting for its turn; of two more the blocks are.
-        # Every set of four has variables of its own: to move what a load has not brought yet waits for all loads.
-        held, later_held = cuda.local.array(n_held, i32), cuda.local.array(n_held, i32)
-        slot, parity = i32(0), i32(1)  # the first round through the ring waits for nobody
-        later = after(unit, last_stream, first_unit, n_units)
-        third = after(later, last_stream, first_unit, n_units)
-        fourth = after(third, last_stream, first_unit, n_units)
-        block, later_block = look_up(table, unit, n_units, part, lane), look_up(table, later, n_units, part, lane)
-        third_block = look_up(table, third, n_units, part, lane)
-        fourth_block = look_up(table, fourth, n_units, part, lane)
-        if unit >= 0:
-            ask_keys(k, unit, block, held, ctx, end, kv_head, n_kv, part, lane)
-        if later >= 0:
-            ask_keys(k, later, later_block, later_held, ctx, end, kv_head, n_kv, part, lane)
+        if lane == 0:
+            isa.tensor_map_acquire(k_map)
+            isa.tensor_map_acquire(v_map)
+        cuda.syncwarp()
+        slot, parity, part = i32(0), i32(1), i32(lane & (units - 1))  # the first round waits for nobody
+        block = look_up(table, unit, n_units, part)
         while unit >= 0:
-            slot, parity = hand_over(
-                ring, full, empty, slot, parity, held, v, unit, block, end, kv_head, n_kv, part, lane
-            )
-            unit, block = third, third_block
-            if unit >= 0:
-                ask_keys(k, unit, block, held, ctx, end, kv_head, n_kv, part, lane)
-            third = after(fourth, last_stream, first_unit, n_units)
-            third_block = look_up(table, third, n_units, part, lane)
-            if later >= 0:
-                slot, parity = hand_over(
-                    ring, full, empty, slot, parity, later_held, v, later, later_block, end, kv_head, n_kv, part, lane
-                )
-                later, later_block = fourth, fourth_block
-                if later >= 0:
-                    ask_keys(k, later, later_block, later_held, ctx, end, kv_head, n_kv, part, lane)
-                fourth = after(third, last_stream, first_unit, n_units)
-                fourth_block = look_up(table, fourth, n_units, part, lane)
-        # Nobody leaves while its copies are under way.
-        isa.copy_commit()
-        wait_all()
+            # The next set's blocks are asked for before this one's stage is waited for.
+            later = follow(unit, last_stream, first_unit, n_units)
+            later_block = look_up(table, later, n_units, part)
+            if overlap and (unit + (step - interleave)) * UNIT + UNIT > ctx:
+                isa.wait_previous()  # keys of this step; older ones were there before
+            isa.mbarrier_wait(i32(empty + slot * 8), parity)
+            copy_set(
+                i32(ring + slot * set_bytes), i32(full + slot * 8), k_map, v_map, unit, block, n_units, kv_head, n_kv,
+                part, lane,
+            )  # fmt: skip
+            slot = i32(slot + 1)
+            if slot == stages:
+                slot, parity = i32(0), i32(parity ^ 1)
+            unit, block = later, later_block
 
     return isa.inlined(fetch_sets)

@@ -1,18 +1,20 @@
 """Copies that run beside the lanes, in the emulator: of a lane, which waits for its own, and bulk ones with barriers.
 
 What a lane copies arrives when it waits for it, never earlier. The engine of bulk copies is one lane more, whose writes
-those see who wait for the barrier. Source: PTX ISA 9.0, cp.async, cp.async.bulk and mbarrier.
+those see who wait for the barrier. Source: PTX ISA 9.0, cp.async, cp.async.bulk, cp.async.bulk.tensor and mbarrier.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
 from eagle3core.kernels.emulator.machine import Arrivals, Block, EmulationError, Lane
-from eagle3core.kernels.emulator.machine_memory import IN_FLIGHT
+from eagle3core.kernels.emulator.machine_memory import IN_FLIGHT, swizzled
 from eagle3core.kernels.emulator.now import Warp, collective, now
 from eagle3core.kernels.emulator.now import lane as current
+from eagle3core.kernels.tensor_map import BOX_BYTES, STANDIN
 
 
 def copy16_fill(target: int, source: int, n_bytes: int) -> None:
@@ -138,17 +140,45 @@ mbarrier_poll = mbarrier_wait
 
 
 def bulk_copy(target: int, source: int, n_bytes: int, address: int) -> None:
-    lane, barrier, machine = current(), _mbarrier(address), now()
     if n_bytes % 16 or target % 16 or source % 16:
         raise EmulationError(f"bulk copy of {n_bytes} bytes from {source:#x} to {target}: not aligned to 16")
+    _copy_pieces([(target + i, source + i) for i in range(0, n_bytes, 16)], address)
+
+
+def _copy_pieces(pieces: Sequence[tuple[int, int]], address: int) -> None:
+    """The engine copies 16 bytes each, to a place in shared memory from one in global memory, and counts them."""
+    lane, barrier, machine = current(), _mbarrier(address), now()
     engine = len(lane.seen) - 1
-    data = b"".join(machine.load(source + i, 16) for i in range(0, n_bytes, 16))
-    for i in range(0, n_bytes, 16):
-        lane.block.shared.write(lane, target + i, data[i : i + 16], lane.stamp()._replace(lane=engine))
+    data = [machine.load(source, 16) for _, source in pieces]
+    for (target, _), piece in zip(pieces, data, strict=True):
+        lane.block.shared.write(lane, target, piece, lane.stamp()._replace(lane=engine))
     lane.block.clock += 1
     barrier.seen[engine] = lane.block.clock
-    barrier.pending_bytes -= n_bytes
+    barrier.pending_bytes -= 16 * len(pieces)
     barrier.settle()
+
+
+def tensor_map_acquire(tensor_map: int) -> None:
+    current().block.acquired.setdefault(tensor_map, []).append(current().stamp())
+
+
+def tensor_copy(target: int, tensor_map: int, column: int, row: int, address: int) -> None:
+    """The box of a matrix that begins at an element and a row, by the stand-in of its map; 16-bit elements."""
+    lane = current()
+    acquired = lane.block.acquired.get(tensor_map, [])
+    if not any(by.lane == lane.index or by.time < lane.seen[by.lane] for by in acquired):
+        raise EmulationError(f"lane {lane.index} copies by a tensor map that nobody it has met acquired")
+    words = (now().load(tensor_map + 8 * i, 8) for i in range(len(STANDIN)))
+    about = dict(zip(STANDIN, (struct.unpack("<q", word)[0] for word in words), strict=True))
+    if tensor_map % 64 or target % 128:
+        raise EmulationError(f"tensor copy by a map at {tensor_map:#x} to {target}: not aligned to 64 and 128")
+    if row < 0 or row + about["box_rows"] > about["rows"] or not 0 <= 2 * column <= about["row_bytes"] - BOX_BYTES:
+        raise EmulationError(f"a box at row {row}, element {column} is not within the {about['rows']} rows of a matrix")
+    source = about["address"] + row * about["row_bytes"] + 2 * column
+    places = [(r, c) for r in range(about["box_rows"]) for c in range(0, BOX_BYTES, 16)]
+    _copy_pieces(
+        [(swizzled(target + r * BOX_BYTES + c), source + r * about["row_bytes"] + c) for r, c in places], address
+    )
 
 
 def _one_bulk_copy(operands: Sequence[Any], warp: Warp) -> list[None]:

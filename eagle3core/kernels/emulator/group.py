@@ -5,7 +5,11 @@ the shared operand, which counts as being read until then.
 
 What its lanes give up of their registers, or wait for, is counted: a block has those of its launch and no others.
 
-Source: PTX ISA 9.0, asynchronous warpgroup-level matrix instructions, matrix descriptor without swizzle, setmaxnreg.
+What nobody has written is no number in either format, where a product reads it: columns of the result that are not used
+may come of such places.
+
+Source: PTX ISA 9.0, asynchronous warpgroup-level matrix instructions, matrix descriptor without swizzle and with that
+of 128 bytes, setmaxnreg.
 """
 
 from __future__ import annotations
@@ -17,10 +21,12 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.emulator.machine import GROUP, WARP, EmulationError, Lane
+from eagle3core.kernels.emulator.machine_memory import swizzled
 from eagle3core.kernels.emulator.numbers import f32, halves, wide_bf16, wide_f16
 
 _WIDEN = {"bf16": wide_bf16, "f16": wide_f16}
 _ROW, _COL = np.arange(WARP) >> 2, np.arange(WARP) & 3
+_NO_NUMBERS = b"\xff" * 16
 
 
 class UnderWay:
@@ -83,7 +89,11 @@ def _shared_operand(descriptor: int, n: int, lanes: Sequence[Lane]) -> Any:
     start, k_step, n_step = _steps_of(descriptor)
     rows = []
     for row in range(n):
-        pieces = [start + (row >> 3) * n_step + core * k_step + (row & 7) * 16 for core in range(2)]
+        if _is_swizzled(descriptor):  # 8 rows of 128 bytes together, of which 16 k are 32 bytes
+            first = start + (row >> 3) * n_step + (row & 7) * 128
+            pieces = [swizzled(first), swizzled(first + 16)]
+        else:
+            pieces = [start + (row >> 3) * n_step + core * k_step + (row & 7) * 16 for core in range(2)]
         rows.append(_read_pieces(pieces, lanes))
     return np.stack(rows)
 
@@ -93,28 +103,44 @@ def _shared_columns(descriptor: int, n: int, lanes: Sequence[Lane]) -> Any:
     start, k_step, n_step = _steps_of(descriptor)
     rows = []
     for k in range(16):
-        pieces = [start + core * n_step + (k >> 3) * k_step + (k & 7) * 16 for core in range(n // 8)]
+        if _is_swizzled(descriptor):  # 8 k of 64 columns together; the first step leads on to further columns
+            first = start + (k >> 3) * n_step + (k & 7) * 128
+            pieces = [swizzled(first + (core >> 3) * k_step + (core & 7) * 16) for core in range(n // 8)]
+        else:
+            pieces = [start + core * n_step + (k >> 3) * k_step + (k & 7) * 16 for core in range(n // 8)]
         rows.append(_read_pieces(pieces, lanes))
     return np.stack(rows)
 
 
 def _steps_of(descriptor: int) -> tuple[int, int, int]:
     """Where the operand starts, and how far apart its pieces of 8 x 16 bytes are along k and along n."""
-    if descriptor >> 46:
-        raise EmulationError(f"descriptor {descriptor:#x} asks for a swizzle, which is not emulated")
+    if descriptor >> 46 not in (0, 1 << 16):
+        raise EmulationError(f"descriptor {descriptor:#x} asks for a swizzle, or a shift, which is not emulated")
     start, k_step, n_step = (((descriptor >> shift) & 0x3FFF) << 4 for shift in (0, 16, 32))
     return start, k_step, n_step
+
+
+def _is_swizzled(descriptor: int) -> bool:
+    """Whether it is the swizzle of 128 bytes, the other one that is emulated."""
+    return descriptor >> 62 == 1
 
 
 def _read_pieces(pieces: Sequence[int], lanes: Sequence[Lane]) -> Any:
     """uint16 of 16-byte pieces; the first lane of every warp reads them, from now until its wait."""
     for lane in lanes[::WARP]:
         shared = lane.block.shared
-        data = b"".join(shared.read(lane, at, 16) for at in pieces)
+        data = b"".join(_read(lane, at) for at in pieces)
         for at in pieces:
             _check_fenced(lane, at)
             lane.open_products += [(word, shared.written[word]) for word in range(at >> 2, (at >> 2) + 4)]  # type: ignore[misc]
     return np.frombuffer(data, np.uint16)
+
+
+def _read(lane: Lane, at: int) -> bytes:
+    shared = lane.block.shared
+    if all(shared.written[word] is None for word in shared.words(at, 16)):
+        return _NO_NUMBERS
+    return shared.read(lane, at, 16)
 
 
 def any_flag(operands: Sequence[Any], lanes: Sequence[Lane]) -> list[int]:
@@ -181,7 +207,8 @@ def wait(lane: Lane, n: int) -> None:
         for word, stamp in lane.products.pop(0):
             if shared.written[word] != stamp:
                 raise EmulationError(f"shared byte {word * 4} was overwritten while a product under way reads it")
-            shared.read(lane, word * 4, 4)
+            if stamp is not None:
+                shared.read(lane, word * 4, 4)
 
 
 def settle(lane: Lane, sums: list[Any], n_sums: int) -> None:

@@ -35,6 +35,8 @@ from eagle3core.kernels.emulator.copies import (  # noqa: F401  part of the inst
     mbarrier_init,
     mbarrier_poll,
     mbarrier_wait,
+    tensor_copy,
+    tensor_map_acquire,
     warp_bulk_copy,
     warp_bulk_fill,
 )

@@ -85,6 +85,7 @@ class Block:
         self.clock, self.n_turns = 1, 0  # of which something could go on
         self.shared = Shared(machine.shared_bytes)
         self.mbarriers: dict[int, Arrivals] = {}
+        self.acquired: dict[int, list[Stamp]] = {}  # by whom, and when, a tensor map at an address was
         self.arrived: dict[tuple[int, int], list[list[int]]] = {}  # what lanes published that went on at once
         n = machine.n_threads
         self.registers = [machine.lane_registers] * (n // GROUP)  # of a lane of each warpgroup

@@ -37,6 +37,11 @@ class Stamp(NamedTuple):
 IN_FLIGHT = Stamp(-2, 0)
 
 
+def swizzled(address: int) -> int:
+    """Where 16 bytes of a tile of 128-byte rows lie: their column is exchanged by the row, modulo 8."""
+    return address ^ (address >> 3 & 0x70)
+
+
 class Clock(Protocol):
     """A block's time, as its lanes write and meet."""
 

@@ -136,6 +136,17 @@ warp_bulk_fill = instruction(
     memory=True,
     convergent=True,
 )
+# tensor_copy(target, map, column, row, mbarrier): the box of a matrix that begins there, by one lane; `tensor_map`.
+tensor_copy = instruction(
+    "tensor_copy",
+    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1, {$2, $3}], [$4];",
+    takes=[i32, i64, i32, i32, i32],
+    memory=True,
+)
+# Before a block copies by a map that lies in global memory; lanes that meet this one afterwards may copy by it too.
+tensor_map_acquire = instruction(
+    "tensor_map_acquire", "fence.proxy.tensormap::generic.acquire.sys [$0], 128;", takes=[i64], memory=True
+)
 fence_async_shared = instruction("fence_async_shared", "fence.proxy.async.shared::cta;", memory=True)
 
 # ---- global loads; `_const` may bypass coherence (data no kernel writes), `_stream` spares L1 too, `_l2` skips L1

@@ -6,6 +6,8 @@ import torch
 from emulated import run
 
 from eagle3core.kernels.emulator import instructions as emulator
+from eagle3core.kernels.emulator.machine import EmulationError
+from eagle3core.kernels.tensor_map import tensor_map
 
 pytestmark = pytest.mark.emulated
 
@@ -108,3 +110,72 @@ def test_barriers_shuffles_and_votes_exchange_values():
     tid = torch.arange(64)
     expected = ((tid ^ 3) ^ 32).float() + 5 + 7 + (tid >= 32).float()
     assert torch.equal(y, expected)
+
+
+def multiplies_a_box(isa, *, transposed: bool = False, row: int = 16, acquires: bool = True):
+    """64 rows of `a` by the box of 16 rows of 64 that begins at `row`: over its 64, or transposed over its 16."""
+    n, n_products = (64, 1) if transposed else (16, 4)
+    product, settle = isa.group_mma("bf16", n, False, transposed), isa.group_settle(n)
+
+    def kernel(a, b, b_map, d):
+        lane = isa.cuda.threadIdx.x
+        first, g, t = (lane >> 5) * 16, (lane & 31) >> 2, lane & 3
+        base = isa.shared_address(isa.cuda.shared.array(0, isa.f32, alignment=1024))
+        if lane == 0:
+            isa.mbarrier_init(base + 2048, 1)
+            if acquires:
+                isa.tensor_map_acquire(b_map)
+            isa.mbarrier_expect(base + 2048, 2048)
+            isa.tensor_copy(base, b_map, 0, row, base + 2048)
+        isa.cuda.syncthreads()
+        isa.mbarrier_wait(base + 2048, 0)
+        sums = isa.cuda.local.array(n // 2, isa.f32)
+        for i in range(n // 2):
+            sums[i] = isa.f32(0)
+        isa.group_fence()
+        for p in range(n_products):
+            places = [((first + g + 8 * (i & 1)) * 16 * n_products + 16 * p + 2 * t + 8 * (i >> 1)) for i in range(4)]
+            fragment = [isa.load_u32(a + place * 2) for place in places]
+            product(sums, *fragment, (base >> 4) + 2 * p + (64 << 32) + (1 << 62))
+        isa.group_commit()
+        settle(sums)
+        for i in range(n // 2):
+            place = (first + g + 8 * (i >> 1 & 1)) * n + (i >> 2) * 8 + 2 * t + (i & 1)
+            isa.store_f32(d + place * 4, sums[i])
+
+    return kernel
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_warpgroup_multiplies_a_box_as_a_tensor_copy_lays_it_down(transposed: bool):
+    torch.manual_seed(5)
+    a = torch.randint(-9, 10, (64, 16 if transposed else 64)).bfloat16()
+    b = torch.randint(-9, 10, (3, 16, 64)).bfloat16()
+    right = b[1].float() if transposed else b[1].float().T
+    d = torch.full((64, right.shape[1]), float("nan"))
+    run(
+        lambda isa: multiplies_a_box(isa, transposed=transposed),
+        "a:in b:const b_map:const d:out",
+        threads=128, shared=2056, a=a, b=b, b_map=tensor_map(b, 16), d=d,
+    )  # fmt: skip
+    assert torch.equal(d, a.float() @ right)
+
+
+@pytest.mark.parametrize(
+    ("about", "message"), [({"row": 40}, "a box at row 40"), ({"acquires": False}, "nobody it has met acquired")]
+)
+def test_a_tensor_copy_that_a_gpu_would_punish_is_reported(about: dict[str, int], message: str):
+    a, b, d = torch.zeros(64, 64).bfloat16(), torch.zeros(3, 16, 64).bfloat16(), torch.zeros(64, 16)
+    with pytest.raises(EmulationError, match=message):
+        run(
+            lambda isa: multiplies_a_box(isa, **about), "a:in b:const b_map:const d:out",
+            threads=128, shared=2056, a=a, b=b, b_map=tensor_map(b, 16), d=d,
+        )  # fmt: skip
+
+
+@pytest.mark.reference
+def test_a_matrix_has_one_map_and_another_matrix_another():
+    first, second = torch.zeros(2, 16, 64).bfloat16(), torch.zeros(2, 16, 64).bfloat16()
+    assert tensor_map(first, 16) is tensor_map(first, 16)
+    assert tensor_map(first, 16).tolist()[:4] == [first.data_ptr(), 32, 128, 16]
+    assert not torch.equal(tensor_map(first, 16), tensor_map(second, 16))
