@@ -161,6 +161,32 @@ def test_a_warpgroup_multiplies_a_box_as_a_tensor_copy_lays_it_down(transposed: 
     assert torch.equal(d, a.float() @ right)
 
 
+def test_what_nobody_has_written_is_no_number_in_a_product_of_a_warpgroup():
+    def body(isa):
+        product, settle = isa.group_mma("bf16", 16, True), isa.group_settle(16)
+
+        def kernel(d):
+            lane = isa.cuda.threadIdx.x
+            if lane < 16:  # the first eight of 16 columns
+                isa.shared_store_u32x4((lane & 1) * 128 + (lane >> 1) * 16, 0, 0, 0, 0)
+            isa.fence_async_shared()
+            isa.cuda.syncthreads()
+            sums = isa.cuda.local.array(8, isa.f32)
+            isa.group_fence()
+            product(sums, 0, 0, 0, 0, (128 >> 4) << 16 | (256 >> 4) << 32)
+            isa.group_commit()
+            settle(sums)
+            for i in range(8):
+                isa.store_f32(d + (lane * 8 + i) * 4, sums[i])
+
+        return kernel
+
+    d = torch.full((128, 2, 4), -1.0)
+    run(body, "d:out", threads=128, shared=512, d=d)
+    assert torch.equal(d[:, 0], torch.zeros(128, 4))
+    assert d[:, 1].isnan().all()
+
+
 @pytest.mark.parametrize(
     ("about", "message"), [({"row": 40}, "a box at row 40"), ({"acquires": False}, "nobody it has met acquired")]
 )
