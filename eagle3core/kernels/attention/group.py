@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from eagle3core.kernels.attention.held import bundle_bytes, make_held_totals
 from eagle3core.kernels.attention.layout import (
     FLOOR,
     TILE_EXECUTED,
@@ -50,7 +51,7 @@ FETCHING_WARPS = 4  # of a block: a warpgroup, which can give registers to the o
 MULTIPLYING_WARPS = 8  # at most; with those that fetch a processor has 168 registers for each lane
 # Of a lane. Fetching takes addresses alone; multiplying 144 for sums, queries, scores and weights. Together they are
 # those of the launch, else the wait for more would never end.
-_FETCHING_REGISTERS, _MULTIPLYING_REGISTERS = 40, 232
+_FETCHING_REGISTERS, _MULTIPLYING_REGISTERS = 24, 240
 # Named barriers: that of a tree's nodes, those of `group_any` for two warpgroups, and of values past the end, by ring.
 _NODES_BARRIER, _ANY_BARRIER, _CLEARED_BARRIER = 1, 2, 4
 
@@ -58,7 +59,13 @@ _NODES_BARRIER, _ANY_BARRIER, _CLEARED_BARRIER = 1, 2, 4
 def group_shared_bytes(shape: Shape, row_warps: int, groups: int, units: int, stages: int, tail: int = 0) -> int:
     """Dynamic shared memory of a block, bytes: as of `attention_rows`, and two barriers a stage."""
     rows = rows_shared_bytes(shape, row_warps, groups, units, stages, shape.pieces, tail, 1)
-    return rows + 16 * groups * stages
+    spared = row_warps * (totals_bytes(shape, 1) - _sums_bytes(shape, groups))
+    return rows - spared + 16 * groups * stages
+
+
+def _sums_bytes(shape: Shape, groups: int) -> int:
+    """Shared memory of one warp's sums: of a split, which streams walked side by side hand on, or of a bundle."""
+    return totals_bytes(shape, 1) if groups > 1 else bundle_bytes(shape)
 
 
 def make_attention_group(
@@ -91,7 +98,9 @@ def make_attention_group(
     hide, start_tops, grows, raise_tops, weigh = (
         steps.hide, steps.start_tops, steps.grows, steps.raise_tops, steps.weigh,
     )  # fmt: skip
+    holds = groups == 1  # the sums of a split, in registers
     begin, join, leave = make_totals(isa, shape, joined=joined, tiles=1)
+    join_held, leave_held = make_held_totals(isa, shape, joined=joined)
     score, add, add_alone = make_products(isa, shape, units=units)
     clear_past = make_clear_past(isa, shape, units=units, row_warps=row_warps, named_barrier=_CLEARED_BARRIER)
     settle_scores, settle_sums = isa.group_settle(UNIT * units), isa.group_settle(shape.dim)
@@ -103,15 +112,16 @@ def make_attention_group(
     zero, interleave = np.float32(0), splits * streams
     keys_bytes = dim // 64 * half_set_bytes(units)
     set_bytes, step = units * shape.unit_bytes, units * interleave
-    ring_bytes, own_totals = stages * set_bytes, totals_bytes(shape, 1)
+    ring_bytes, own_totals = stages * set_bytes, _sums_bytes(shape, groups)
     totals_offset = groups * ring_bytes
     tail_offset = totals_offset + row_warps * own_totals
     turns_offset = tail_offset + tail_bytes(shape, tail)
     full_offset = turns_offset + 8 * groups * row_warps
     empty_offset = full_offset + 8 * groups * stages
     row_shift, split_mask = row_warps.bit_length() - 1, streams - 1
-    stream_shift = streams.bit_length() - 1
+    stream_shift, unit_shift = streams.bit_length() - 1, UNIT.bit_length() - 1
     n_queries, n_accumulators, n_scores, n_weights = 8 * pieces, dim // 2, 8 * units, 4 * units
+    n_held = n_accumulators if holds else 1
     uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
 
     def pinned(value: Any) -> Any:
@@ -209,7 +219,8 @@ def make_attention_group(
             weights, own_weights = cuda.local.array(n_weights, i32), cuda.local.array(4, i32)
             tops, sums = cuda.local.array(2, f32), cuda.local.array(2, f32)
             total_tops, total_sums = cuda.local.array(2, f32), cuda.local.array(2, f32)
-            if own_group == 0:
+            held = cuda.local.array(n_held, f32)
+            if not holds and own_group == 0:
                 begin(i32(totals + lane * 16))
             executed, mask_empty = i32(0), i32(0)
             slot, parity, turn_parity = i32(0), i32(0), i32(0)
@@ -255,39 +266,44 @@ def make_attention_group(
                         if counting:
                             executed = i32(executed + units)
                     else:
-                        u, values = i32(0), i32(reading + keys_bytes)
-                        while u < units and i32(unit + u * interleave) < n_units:
+                        u, values, n_whole = i32(0), i32(reading + keys_bytes), n_units
+                        if paths:
+                            n_whole = i32(ctx >> unit_shift)
+                        while u < units and i32(unit + u * interleave) < n_whole:
                             take_unit(u, scores, one)
                             first, sees = i32((unit + u * interleave) * UNIT), i32(1)
-                            if paths and i32(first + UNIT) > ctx:
-                                sees = add_paths(
-                                    i32(base + tail_offset), queries, i32(0), accumulators, tops, sums, tokens, ctx,
-                                    first, row0, window, scale, pinned(lane),
-                                )  # fmt: skip
-                            else:
-                                if i32(first + UNIT) > ctx or first < seen_by_all:
-                                    here, token0 = pinned(lane), i32(pinned(b) * tokens)
-                                    mask = masks + i64(token0 * ((tokens + 31) >> 5)) * 4
-                                    if words > 0:
-                                        mask = masks + i64(i32(token0 * words)) * 4
-                                    positions = all_positions + i64(token0) * 4
-                                    sees = isa.any_lane(
-                                        hide(one, first, row0, tokens, ctx, end, window, mask, positions, here)
-                                    )
-                                if not paths and i32(first + UNIT) > end:  # so for all warps of the ring
-                                    clear_past(values, i32(end - first), i32(row_warp * 32 + lane), own_group)
-                                # A warp whose rows see none of the keys adds zeros: the others' products are its too.
-                                raise_tops(one, accumulators, tops, sums, scale, lane)
-                                weigh(0, one, own_weights, tops, sums, scale)
-                                isa.group_fence()
-                                add_alone(own_weights, accumulators, values)
-                                isa.group_commit()
-                                settle_sums(accumulators)
+                            if i32(first + UNIT) > ctx or first < seen_by_all:
+                                here, token0 = pinned(lane), i32(pinned(b) * tokens)
+                                mask = masks + i64(token0 * ((tokens + 31) >> 5)) * 4
+                                if words > 0:
+                                    mask = masks + i64(i32(token0 * words)) * 4
+                                positions = all_positions + i64(token0) * 4
+                                sees = isa.any_lane(
+                                    hide(one, first, row0, tokens, ctx, end, window, mask, positions, here)
+                                )
+                            if not paths and i32(first + UNIT) > end:  # so for all warps of the ring
+                                clear_past(values, i32(end - first), i32(row_warp * 32 + lane), own_group)
+                            # A warp whose rows see none of the keys adds zeros: the others' products are its too.
+                            raise_tops(one, accumulators, tops, sums, scale, lane)
+                            weigh(0, one, own_weights, tops, sums, scale)
+                            isa.group_fence()
+                            add_alone(own_weights, accumulators, values)
+                            isa.group_commit()
+                            settle_sums(accumulators)
                             if counting:
                                 executed = i32(executed + sees)
                                 mask_empty = i32(mask_empty + 1 - sees)
                             values = i32(values + TILE_BYTES)
                             u = i32(u + 1)
+                        # A stream has one unit at most with nodes of a tree, its last: the scores are free by then.
+                        if paths and u < units and i32(unit + u * interleave) < n_units:
+                            sees = add_paths(
+                                i32(base + tail_offset), queries, i32(0), accumulators, tops, sums, tokens, ctx,
+                                i32((unit + u * interleave) * UNIT), row0, window, scale, pinned(lane),
+                            )  # fmt: skip
+                            if counting:
+                                executed = i32(executed + sees)
+                                mask_empty = i32(mask_empty + 1 - sees)
                         await_set(i32(full + next_slot * 8), next_parity)
                         score(scores, queries, later)
                         isa.group_commit()
@@ -307,14 +323,23 @@ def make_attention_group(
                     turn_parity = i32(turn_parity ^ 1)
                 here = pinned(lane)
                 totals_at = i32(totals + here * 16)
-                join(totals_at, place == 0, accumulators, tops, sums, total_tops, total_sums, scale)
+                if holds:
+                    join_held(totals_at, place == 0, accumulators, tops, sums, held, total_tops, total_sums, scale)
+                else:
+                    join(totals_at, place == 0, accumulators, tops, sums, total_tops, total_sums, scale)
                 if place == split_mask:
                     head = i32(pinned(b) * n_kv + kv_head)
                     first_row, split = i32(i32(head * splits) * rows), i32(stream >> stream_shift)
-                    leave(
-                        totals_at, split, row0, rows, first_row, here, accumulators, total_tops, total_sums, partial,
-                        tops_sums, scale,
-                    )  # fmt: skip
+                    if holds:
+                        leave_held(
+                            totals_at, split, row0, rows, first_row, here, held, total_tops, total_sums, partial,
+                            tops_sums, scale,
+                        )  # fmt: skip
+                    else:
+                        leave(
+                            totals_at, split, row0, rows, first_row, here, accumulators, total_tops, total_sums,
+                            partial, tops_sums, scale,
+                        )  # fmt: skip
                 if groups > 1:
                     cuda.syncwarp()
                     if lane < isa.ARRIVING_LANES:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.attention.layout import FLOOR, Shape
-from eagle3core.kernels.attention.totals import make_join
+from eagle3core.kernels.attention.totals import make_weigh
 
 
 def split_shared_bytes(shape: Shape, tiles: int, half: bool, joined: bool) -> int:
@@ -34,7 +34,7 @@ def make_split(isa: Any, shape: Shape, *, tiles: int, half: bool, joined: bool) 
         joined: the block joins the splits of whole bundles.
     """
     i32, i64 = isa.i32, isa.i64
-    weigh, dim, streams, zero = make_join(isa), shape.dim, shape.streams, np.float32(0)
+    weigh, dim, streams, zero = make_weigh(isa), shape.dim, shape.streams, np.float32(0)
     n_columns, n_tall, threads = dim // 8, dim // 16 if half else 0, 32 * streams
     tile_rows = 8 if half else 16
     items = tile_rows * dim // 4  # four elements of a row each

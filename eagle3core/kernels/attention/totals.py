@@ -18,7 +18,7 @@ from eagle3core.kernels.attention.layout import FLOOR, Shape
 LANES = 512  # bytes: 16 of every lane
 
 
-def make_join(isa: Any) -> Any:
+def make_weigh(isa: Any) -> Any:
     """`weigh(top, other, scale)`: (the higher maximum, factor of what had `top`, factor of what had `other`)."""
 
     def weigh(top: Any, other: Any, scale: Any) -> Any:
@@ -26,6 +26,28 @@ def make_join(isa: Any) -> Any:
         return high, isa.exp2((top - high) * scale), isa.exp2((other - high) * scale)
 
     return isa.inlined(weigh)
+
+
+def make_join_row(isa: Any) -> Any:
+    """`join_row(r, total_tops, total_sums, keep, take, tops, sums, scale)`: row r of a stream joins those before.
+
+    It gives the factors of what was there, `keep[r]`, and of what the stream adds, `take[r]`.
+    """
+    weigh = make_weigh(isa)
+
+    def join_row(
+        r: Any, total_tops: Any, total_sums: Any, keep: Any, take: Any, tops: Any, sums: Any, scale: Any
+    ) -> None:
+        # The row's four lanes, 1 and then 2 apart, as in `split.lay_row`; then the words of `split.join_tile`: equal
+        # bits.
+        total = sums[r]
+        total = total + isa.shuffle_xor_f32(total, 1)
+        total = total + isa.shuffle_xor_f32(total, 2)
+        high, kept, taken = weigh(total_tops[r], tops[r], scale)
+        total_tops[r], keep[r], take[r] = high, kept, taken
+        total_sums[r] = isa.fused(total_sums[r], kept, isa.product(total, taken))
+
+    return isa.inlined(join_row)
 
 
 def totals_bytes(shape: Shape, tiles: int) -> int:
@@ -61,7 +83,8 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool, tiles: int) -> tuple[An
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     step, lane_bytes = shape.bundle if joined else 1, 16 if shape.is_fp8 else 8
-    weigh, dim, zero, one = make_join(isa), shape.dim, np.float32(0), np.float32(1)
+    weigh, join_row = make_weigh(isa), make_join_row(isa)
+    dim, zero, one = shape.dim, np.float32(0), np.float32(1)
     n_columns, column_at = dim // 8, make_column_at(isa, shape)
     n_tops, n_sums = 2 * tiles, dim // 2 * tiles
     last = n_tops - 2  # of one tile the first pair, stored twice
@@ -75,18 +98,6 @@ def make_totals(isa: Any, shape: Shape, *, joined: bool, tiles: int) -> tuple[An
 
     def store_rows(at: Any, values: Any) -> None:
         isa.shared_store_f32x4(at, values[0], values[1], values[last], values[last + 1])
-
-    def join_row(
-        r: Any, total_tops: Any, total_sums: Any, keep: Any, take: Any, tops: Any, sums: Any, scale: Any
-    ) -> None:
-        # The row's four lanes, 1 and then 2 apart, as in `split.lay_row`; then the words of `split.join_tile`: equal
-        # bits.
-        total = sums[r]
-        total = total + isa.shuffle_xor_f32(total, 1)
-        total = total + isa.shuffle_xor_f32(total, 2)
-        high, kept, taken = weigh(total_tops[r], tops[r], scale)
-        total_tops[r], keep[r], take[r] = high, kept, taken
-        total_sums[r] = isa.fused(total_sums[r], kept, isa.product(total, taken))
 
     def join_column(o: Any, at: Any, accumulators: Any, keep: Any, take: Any) -> None:
         r, i = 2 * (o // n_columns), 4 * o

@@ -13,6 +13,7 @@ from rings import exhaustive_but
 from eagle3core.errors import ConfigError
 from eagle3core.kernels import proof
 from eagle3core.kernels.attention import group as attention_group
+from eagle3core.kernels.attention import held as attention_held
 from eagle3core.kernels.attention import plan as attention_plan
 from eagle3core.kernels.attention import stages as attention_stages
 from eagle3core.kernels.attention.card import CARD
@@ -53,8 +54,15 @@ def differing(case: Case, setting: dict[str, Any], isa: Any = None, wanted: dict
 slow = pytest.mark.slow
 # Of three sets a stream, the last not full, and a last unit that is not full either.
 CHUNK: Case = {**TINY, "heads": 8, "prefix": (597,), "tokens": 8, "tree": "chain"}
+# Bundles of four splits, in one of which no stream of the second sequence has a key.
+BUNDLES: Case = {**TINY, "heads": 8, "order": (8, 2), "prefix": (300, 30), "tokens": 8, "tree": "chain"}
 CASES = [
     (CHUNK, ONE),
+    (BUNDLES, {**ONE, "run": 4}),
+    pytest.param({**BUNDLES, "window": 90, "sinks": True}, {**ONE, "run": 8}, marks=slow),
+    pytest.param({**BUNDLES, "tokens": 6, "paths": True, "tree": "random"}, {**TWO_GROUPS, "run": 8}, marks=slow),
+    pytest.param(BUNDLES, {**TWO_STREAMS, "run": 4}, marks=slow),
+    pytest.param(BUNDLES, {**ONE, "run": 3}, marks=slow),
     (TREE, ONE),
     ({**TINY, "prefix": (75, -3), "window": 20, "sinks": True, "counting": True, "tokens": 2}, ONE),
     pytest.param({**TINY, "prefix": (93, 14), "tokens": 3, "tree": "chain"}, TWO_STREAMS, marks=slow),
@@ -161,6 +169,20 @@ PLANTED = {
     ),
     "zeros not shown to the tensor cores": (
         attention_stages, "make_clear_past", r"isa\.fence_async_shared\(\)", "pass", ONE,
+    ),
+    "streams joined without their maxima": (
+        attention_held, "make_held_totals", r"isa\.product\(accumulators\[i\], take\[r\]\)", "accumulators[i]", ONE,
+    ),
+    "a stream joined to those of the split before": (
+        attention_group, "make_attention_group", r"join_held\(totals_at, place == 0,", "join_held(totals_at, False,",
+        ONE,
+    ),
+    "splits of a bundle joined without their maxima": (
+        attention_held, "make_held_totals", r"isa\.product\(totals\[4 \* o \+ c\], take\[r\]\)",
+        "totals[4 * o + c]", ONE,
+    ),
+    "a bundle left before its last split": (
+        attention_held, "make_held_totals", r"place == step - 1", "place == step - 2", ONE,
     ),
     "a stream joined before its turn": (
         attention_group, "make_attention_group", r"isa\.mbarrier_wait\(i32\(turns \+ own_group \* 8\), turn_parity\)",
