@@ -100,10 +100,11 @@ def make_attention_group(
     )  # fmt: skip
     holds = groups == 1  # the sums of a split, in registers
     begin, join, leave = make_totals(isa, shape, joined=joined, tiles=1)
-    join_held, leave_held = make_held_totals(isa, shape, joined=joined)
+    join_held, leave_held, leave_empty = make_held_totals(isa, shape, joined=joined)
     score, add, add_alone = make_products(isa, shape, units=units)
     clear_past = make_clear_past(isa, shape, units=units, row_warps=row_warps, named_barrier=_CLEARED_BARRIER)
     settle_scores, settle_sums = isa.group_settle(UNIT * units), isa.group_settle(shape.dim)
+    forget = isa.group_forget(shape.dim)
     fewer_registers, more_registers = (
         isa.fewer_registers(_FETCHING_REGISTERS), isa.more_registers(_MULTIPLYING_REGISTERS),
     )  # fmt: skip
@@ -173,6 +174,9 @@ def make_attention_group(
         table = tables + i64(b) * table_width * 4
         first_stream = i32(part * run * streams)
         last_stream = i32(min((part + 1) * run, splits) * streams)
+        stop = last_stream
+        if holds and first_unit == 0:  # splits past the last unit have no keys
+            stop = i32(min(last_stream, i32(n_units + (streams - 1)) & -streams))
         if overlap:
             isa.let_next_start()
 
@@ -231,13 +235,16 @@ def make_attention_group(
                 score(scores, queries, ring)
                 isa.group_commit()
                 settle_scores(scores)
-            while stream < last_stream:
-                for i in range(n_accumulators):
-                    accumulators[i] = zero
+            while stream < stop:
+                goes_on = i32(0)  # the stream's first set begins the sums
+                forget(accumulators)
                 for i in range(2):
                     tops[i] = FLOOR
                     sums[i] = zero
                 unit = first_of(stream, first_unit)
+                if unit >= n_units:
+                    for i in range(n_accumulators):
+                        accumulators[i] = zero
                 while unit < n_units:
                     # The scores are there. Next comes the set after, or this one once more, whose scores nobody reads.
                     following = follow(unit, last_stream, first_unit, n_units)
@@ -257,8 +264,7 @@ def make_attention_group(
                     if careful == 0:
                         weigh_set(scores, one, weights, own_weights, tops, sums, scale)
                         await_set(i32(full + next_slot * 8), next_parity)
-                        for u in range(units):
-                            add(u, weights, accumulators, reading)
+                        add(weights, accumulators, goes_on, reading)
                         score(scores, queries, later)
                         isa.group_commit()
                         settle_scores(scores)
@@ -266,6 +272,9 @@ def make_attention_group(
                         if counting:
                             executed = i32(executed + units)
                     else:
+                        if goes_on == 0:
+                            for i in range(n_accumulators):
+                                accumulators[i] = zero
                         u, values, n_whole = i32(0), i32(reading + keys_bytes), n_units
                         if paths:
                             n_whole = i32(ctx >> unit_shift)
@@ -311,7 +320,7 @@ def make_attention_group(
                     # All that this warp reads of the stage has been read: its keys a set ago, its values now.
                     if lane < isa.ARRIVING_LANES:
                         isa.mbarrier_arrive(i32(empty + slot * 8))
-                    slot, parity = next_slot, next_parity
+                    slot, parity, goes_on = next_slot, next_parity, i32(1)
                     unit = i32(unit + step)
 
                 # The stream has ended, perhaps before it began: its turn to join the sums of the split.
@@ -324,7 +333,7 @@ def make_attention_group(
                 here = pinned(lane)
                 totals_at = i32(totals + here * 16)
                 if holds:
-                    join_held(totals_at, place == 0, accumulators, tops, sums, held, total_tops, total_sums, scale)
+                    join_held(place == 0, accumulators, tops, sums, held, total_tops, total_sums, scale)
                 else:
                     join(totals_at, place == 0, accumulators, tops, sums, total_tops, total_sums, scale)
                 if place == split_mask:
@@ -332,8 +341,8 @@ def make_attention_group(
                     first_row, split = i32(i32(head * splits) * rows), i32(stream >> stream_shift)
                     if holds:
                         leave_held(
-                            totals_at, split, row0, rows, first_row, here, held, total_tops, total_sums, partial,
-                            tops_sums, scale,
+                            totals_at, split, i32(stream + 1) == stop, row0, rows, first_row, here, held, total_tops,
+                            total_sums, partial, tops_sums, scale,
                         )  # fmt: skip
                     else:
                         leave(
@@ -345,6 +354,12 @@ def make_attention_group(
                     if lane < isa.ARRIVING_LANES:
                         isa.mbarrier_arrive(i32(turns + ((own_group + 1) & (groups - 1)) * 8))
                 stream = i32(stream + groups)
+            if holds:
+                head = i32(b * n_kv + kv_head)
+                leave_empty(
+                    i32(max(stop, first_stream) >> stream_shift), i32(last_stream >> stream_shift), row0, rows,
+                    i32(i32(head * splits) * rows), lane, tops_sums,
+                )  # fmt: skip
             if counting and lane == 0 and row0 < rows:
                 isa.atomic_add_i32(counters + 4 * TILE_EXECUTED, executed)
                 isa.atomic_add_i32(counters + 4 * TILE_MASK_EMPTY, mask_empty)

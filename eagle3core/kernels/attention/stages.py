@@ -30,7 +30,8 @@ class Products(NamedTuple):
 
     Attributes:
         score: `(scores, queries, at)`: 8 scores a lane and unit, of the stage at `at`.
-        add: `(u, weights, accumulators, at)`: values of unit u by weights 4u .. 4u + 3.
+        add: `(weights, accumulators, goes_on, at)`: values of a set, of unit u by weights 4u .. 4u + 3; where `goes_on`
+            is 0 they begin the sums.
         add_alone: `(weights, accumulators, at)`: values of the unit whose values begin at `at`.
     """
 
@@ -52,6 +53,7 @@ def make_products(isa: Any, shape: Shape, *, units: int) -> Products:
     first_product = isa.group_mma(shape.dtype, UNIT * units, True)
     further_product = isa.group_mma(shape.dtype, UNIT * units)
     value_product = isa.group_mma(shape.dtype, shape.dim, False, True)
+    perhaps_first_values = isa.group_mma(shape.dtype, shape.dim, False, True, True)
     keys_apart = _SWIZZLE | (_GROUP >> 4) << 32  # 8 keys; 16 elements lie within a row
     values_apart = _SWIZZLE | (half_set >> 4) << 16 | (_GROUP >> 4) << 32  # 64 columns, then 8 keys
 
@@ -71,9 +73,12 @@ def make_products(isa: Any, shape: Shape, *, units: int) -> Products:
     def add_alone(weights: Any, accumulators: Any, at: Any) -> None:
         value_product(accumulators, weights[0], weights[1], weights[2], weights[3], named(at, values_apart))
 
-    def add(u: Any, weights: Any, accumulators: Any, at: Any) -> None:
-        there, o = named(i32(at + keys_bytes + u * TILE_BYTES), values_apart), u * 4
-        value_product(accumulators, weights[o], weights[o + 1], weights[o + 2], weights[o + 3], there)
+    def add(weights: Any, accumulators: Any, goes_on: Any, at: Any) -> None:
+        there = named(i32(at + keys_bytes), values_apart)
+        perhaps_first_values(accumulators, weights[0], weights[1], weights[2], weights[3], goes_on, there)
+        for u in range(units - 1):
+            o, beside = 4 * (u + 1), (u + 1) * (TILE_BYTES >> 4)
+            value_product(accumulators, weights[o], weights[o + 1], weights[o + 2], weights[o + 3], there + beside)
 
     return Products(isa.inlined(score), isa.inlined(add), isa.inlined(add_alone))
 

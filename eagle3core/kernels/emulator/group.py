@@ -38,7 +38,7 @@ class UnderWay:
 
 @cache
 def products(
-    kind: str, n: int, fresh: bool = False, transposed: bool = False
+    kind: str, n: int, fresh: bool = False, transposed: bool = False, asks: bool = False
 ) -> Callable[[Sequence[Any], Sequence[Lane]], list[None]]:
     """What wgmma.m64n`n`k16 does with (sums, a0, a1, a2, a3, descriptor) of 128 lanes; options as in `isa.group`."""
     widen = _WIDEN[kind]
@@ -46,14 +46,15 @@ def products(
     def group_product(operands: Sequence[Any], lanes: Sequence[Lane]) -> list[None]:
         if not all(lane.is_fenced for lane in lanes):
             raise EmulationError("a warpgroup multiplies without group_fence after its registers changed")
-        if len({o[5] for o in operands}) > 1:
-            raise EmulationError("the lanes of a warpgroup name different shared operands")
+        if len({o[5:] for o in operands}) > 1:
+            raise EmulationError("the lanes of a warpgroup name different shared operands, or begin sums apart")
         if transposed:
-            right = widen(_shared_columns(operands[0][5], n, lanes))
+            right = widen(_shared_columns(operands[0][-1], n, lanes))
         else:
-            right = widen(_shared_operand(operands[0][5], n, lanes)).T  # [16, n]
+            right = widen(_shared_operand(operands[0][-1], n, lanes)).T  # [16, n]
+        begins = operands[0][5] == 0 if asks else fresh
         for start in range(0, len(lanes), WARP):
-            _warp_product(operands[start : start + WARP], right, widen, fresh)
+            _warp_product(operands[start : start + WARP], right, widen, begins)
         return [None] * len(lanes)
 
     return group_product
@@ -209,6 +210,11 @@ def wait(lane: Lane, n: int) -> None:
                 raise EmulationError(f"shared byte {word * 4} was overwritten while a product under way reads it")
             if stamp is not None:
                 shared.read(lane, word * 4, 4)
+
+
+def forget(sums: list[Any], n_sums: int) -> None:
+    """The sums are no numbers: a product that goes on from them gives none, and arithmetic on them raises."""
+    sums[:n_sums] = [UnderWay(f32(np.nan)) for _ in range(n_sums)]
 
 
 def settle(lane: Lane, sums: list[Any], n_sums: int) -> None:

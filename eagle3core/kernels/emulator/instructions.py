@@ -182,8 +182,10 @@ ldmatrix_x4_trans = _ldmatrix(True)
 # ---- tensor cores of a warpgroup
 
 
-def group_mma(kind: str, n: int, fresh: bool = False, transposed: bool = False) -> Callable[..., None]:
-    act = emulator_group.products(kind, n, fresh, transposed)
+def group_mma(
+    kind: str, n: int, fresh: bool = False, transposed: bool = False, asks: bool = False
+) -> Callable[..., None]:
+    act = emulator_group.products(kind, n, fresh, transposed, asks)
     return lambda *operands: lane().wait("group", act, operands)
 
 
@@ -201,6 +203,10 @@ def more_registers(n: int) -> Callable[[], None]:
 
 def group_settle(n: int) -> Callable[..., None]:
     return lambda sums: emulator_group.settle(lane(), sums, n // 2)
+
+
+def group_forget(n: int) -> Callable[..., None]:
+    return lambda sums: emulator_group.forget(sums, n // 2)
 
 
 def group_fence() -> None:

@@ -50,7 +50,7 @@ def _numbered(first: int, count: int) -> str:
 
 
 @cache
-def group_mma(kind: str, n: int, fresh: bool = False, transposed: bool = False) -> Any:
+def group_mma(kind: str, n: int, fresh: bool = False, transposed: bool = False, asks: bool = False) -> Any:
     """d += a b, by the warpgroup: `f(sums, a0, a1, a2, a3, descriptor)`; d [64, n], a [64, 16], b [16, n].
 
     Warp w of the group holds rows 16 w.. of a and d, as the fragments of mma.m16n8k16: `sums` is a register array of
@@ -58,22 +58,29 @@ def group_mma(kind: str, n: int, fresh: bool = False, transposed: bool = False) 
 
     Args:
         fresh: d = a b, whatever `sums` held. transposed: b lies in k-major rows of n; see `attention.stages`.
+        asks: `f(sums, a0, a1, a2, a3, goes_on, descriptor)`, where 0 says that d = a b; the same for all lanes.
     """
     half = n // 2
     others = half if fresh else 2 * half
+    goes_on = f"${others + 4}" if asks else str(int(not fresh))
     asm = (
-        f"{{ .reg .pred p; setp.ne.b32 p, {0 if fresh else 1}, 0; "
+        f"{{ .reg .pred p; setp.ne.b32 p, {goes_on}, 0; "
         f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{kind}.{kind} {{{_numbered(0, half)}}}, "
-        f"{{{_numbered(others, 4)}}}, ${others + 4}, p, 1, 1, {int(transposed)}; }}"
+        f"{{{_numbered(others, 4)}}}, ${others + 4 + asks}, p, 1, 1, {int(transposed)}; }}"
     )
-    emit = _over_sums(half, asm, 4, 1, fresh=fresh)
+    emit = _over_sums(half, asm, 4 + asks, 1, fresh=fresh)
 
     @intrinsic
     def product(typing_context: Any, sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, descriptor: Any) -> Any:
         i32 = types.int32
         return types.void(sums, i32, i32, i32, i32, types.int64), emit
 
-    return product
+    @intrinsic
+    def asked(typing_context: Any, sums: Any, a0: Any, a1: Any, a2: Any, a3: Any, goes_on: Any, descriptor: Any) -> Any:
+        i32 = types.int32
+        return types.void(sums, i32, i32, i32, i32, i32, types.int64), emit
+
+    return asked if asks else product
 
 
 @cache
@@ -86,6 +93,21 @@ def group_settle(n: int) -> Any:
         return types.void(sums), emit
 
     return settle
+
+
+@cache
+def group_forget(n: int) -> Any:
+    """`f(sums)`: the n / 2 sums hold nothing any more, without an instruction: registers are free until the next write.
+
+    Else sums whose first product asks whether to go on would live on from what they held before.
+    """
+    emit = _over_sums(n // 2, "// free", 0, 0, fresh=True)
+
+    @intrinsic
+    def forget(typing_context: Any, sums: Any) -> Any:
+        return types.void(sums), emit
+
+    return forget
 
 
 @cache

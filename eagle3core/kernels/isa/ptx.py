@@ -27,6 +27,7 @@ from eagle3core.kernels.isa.e4m3 import F16_OF_E4M3 as F16_OF_E4M3
 from eagle3core.kernels.isa.e4m3 import F16_OF_E4M3_APART as F16_OF_E4M3_APART
 from eagle3core.kernels.isa.e4m3 import WIDEN_E4M3 as WIDEN_E4M3
 from eagle3core.kernels.isa.group import fewer_registers as fewer_registers
+from eagle3core.kernels.isa.group import group_forget as group_forget
 from eagle3core.kernels.isa.group import group_mma as group_mma
 from eagle3core.kernels.isa.group import group_settle as group_settle
 from eagle3core.kernels.isa.group import more_registers as more_registers

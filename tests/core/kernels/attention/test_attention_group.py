@@ -150,13 +150,13 @@ PLANTED = {
     ),
     "a stage multiplied before it is there": (
         attention_group, "make_attention_group",
-        r"await_set\(i32\(full \+ next_slot \* 8\), next_parity\)(?=\n *for u)", "isa.group_fence()", ONE,
+        r"await_set\(i32\(full \+ next_slot \* 8\), next_parity\)(?=\n *add\()", "isa.group_fence()", ONE,
     ),
     "a stage never given back": (
         attention_group, "make_attention_group", r"isa\.mbarrier_arrive\(i32\(empty \+ slot \* 8\)\)", "pass", ONE,
     ),
     "a unit's values in its neighbour's place": (
-        attention_stages, "make_products", r"keys_bytes \+ u \* TILE_BYTES", "keys_bytes + (u ^ 1) * TILE_BYTES", ONE,
+        attention_stages, "make_products", r"\(u \+ 1\) \* \(TILE_BYTES >> 4\)", "(u ^ 1) * (TILE_BYTES >> 4)", ONE,
     ),
     "keys read as if their columns were in order": (
         attention_stages, "make_products", r"keys_apart = _SWIZZLE \| ", "keys_apart = 1 << 16 | ", ONE,
@@ -174,7 +174,7 @@ PLANTED = {
         attention_held, "make_held_totals", r"isa\.product\(accumulators\[i\], take\[r\]\)", "accumulators[i]", ONE,
     ),
     "a stream joined to those of the split before": (
-        attention_group, "make_attention_group", r"join_held\(totals_at, place == 0,", "join_held(totals_at, False,",
+        attention_group, "make_attention_group", r"join_held\(place == 0,", "join_held(stream == first_stream,",
         ONE,
     ),
     "splits of a bundle joined without their maxima": (
@@ -182,7 +182,7 @@ PLANTED = {
         "totals[4 * o + c]", ONE,
     ),
     "a bundle left before its last split": (
-        attention_held, "make_held_totals", r"place == step - 1", "place == step - 2", ONE,
+        attention_held, "make_held_totals", r"place < step - 1 and not is_last", "False", ONE,
     ),
     "a stream joined before its turn": (
         attention_group, "make_attention_group", r"isa\.mbarrier_wait\(i32\(turns \+ own_group \* 8\), turn_parity\)",
