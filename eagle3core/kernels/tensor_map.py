@@ -66,6 +66,6 @@ def _encoded(dtype: torch.dtype, address: int, rows: int, row: int, box_rows: in
         raise KernelLimit(
             f"a map of {rows} rows of {row} {dtype} at {address:#x}: {status}",
             "rows of whole 16 bytes at an address that is a multiple of 16",
-            "unset EAGLE3_FMHA_WARPGROUPS, whose kernels alone take maps",
+            "EAGLE3_FMHA_WARPGROUPS=0 does without the kernels that take maps",
         )
     return [int(word) for word in made.opaque]

@@ -42,11 +42,11 @@ NEUTRAL: dict[str, frozenset[str]] = {
             "held", "resident",
         }
     ),
-    "attention": frozenset({"row_warps", "groups", "units", "stages", "run"}),
+    "attention": frozenset({"row_warps", "groups", "units", "stages", "run", "grouped"}),
 }  # fmt: skip
 BEFORE: dict[str, Setting] = {
     "gemm": {"cluster": 1, "held": False, "resident": 0},
-    "attention": {},
+    "attention": {"grouped": False},
 }  # what older files do not name, and what it was
 ORDER: dict[str, frozenset[str]] = {
     "gemm": frozenset({"streams", "unit"}),

@@ -204,7 +204,7 @@ def attention_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
     found = [{**chosen, "run": run} for run in (1, 2, 4, 8, 16) if run <= shape.splits]
     if plan.row_warps == 0:
         found += [{**chosen, "units": 1, "stages": 2 * plan.stages}] if plan.units > shape.least_units else []
-    elif plan.units > 1 and plan.row_warps // 4 < plan.units:
+    elif not plan.grouped and plan.units > 1 and plan.row_warps // 4 < plan.units:
         found.append({**chosen, "units": plan.units // 2})
     fitting = [one for one in found if attention_variant(arch, shape, case["tokens"], Plan(**one)).shared_bytes
                <= SHARED_BYTES[arch]]  # fmt: skip
@@ -235,6 +235,7 @@ CARD = Card(
         "units": "1, 2; with row_warps also 4, from a quarter of row_warps",
         "stages": "2 or more; with row_warps 3",
         "run": "1 to splits",
+        "grouped": "attention_group or another, as the rule says",
     },
     settings=({}, {"row_warps": 2, "groups": 2, "units": 1, "stages": 3, "run": 2}, {"stages": 3, "run": 2}),
     cases=(

@@ -16,19 +16,19 @@ from eagle3core.kernels.attention.layout import UNIT, Shape
 KV_TILE = "EAGLE3_FMHA_KV_TILE"  # keys scored at once: a unit, or several
 MAX_TILES = "EAGLE3_FMHA_MAX_TILES"  # such tiles under way at once: the ring's depth
 SPLITS_PER_CTA = "EAGLE3_FMHA_SPLITS_PER_CTA"  # splits of the keys that a block handles, one after the other
-WARPGROUPS = "EAGLE3_FMHA_WARPGROUPS"  # 1: warpgroups multiply wherever they can; 0, or unset: nowhere
+WARPGROUPS = "EAGLE3_FMHA_WARPGROUPS"  # 0: warpgroups multiply nowhere; 1, or unset: wherever they can
 
 
 def warpgroups_wanted() -> bool:
-    """Whether the environment asks for `attention_group`.
+    """Whether the environment leaves `attention_group` its place.
 
     Raises:
         ConfigError: neither 0 nor 1.
     """
     text = os.environ.get(WARPGROUPS, "")
     if text not in ("", "0", "1"):
-        raise ConfigError(f"{WARPGROUPS} is {text!r}", "0 or 1", "correct it, or unset it, which means 0")
-    return text == "1"
+        raise ConfigError(f"{WARPGROUPS} is {text!r}", "0 or 1", "correct it, or unset it, which means 1")
+    return text != "0"
 
 
 def overrides(shape: Shape, row_warps: int, *, grouped: bool = False) -> dict[str, Any]:

@@ -50,7 +50,7 @@ class Plan:
         stages: depth of a ring, in sets of `units`.
         run: splits a block handles one after the other.
         counting: add up the tile counters of R-109.
-        tiles: of a warp of `attention_rows`, 1 or 2.
+        tiles: of a warp of `attention_rows`, 1 or 2; a warp of `attention_group` has one.
         grouped: `attention_group` in place of `attention_rows`: warpgroups multiply.
     """
 
@@ -69,7 +69,8 @@ class Plan:
 
     def row_blocks(self, rows: int) -> int:
         """Blocks that share the rows of a key head."""
-        return -(-rows // (TILE_ROWS * self.tiles * self.row_warps)) if self.row_warps else 1
+        of_warp = TILE_ROWS * (1 if self.grouped else self.tiles)
+        return -(-rows // (of_warp * self.row_warps)) if self.row_warps else 1
 
 
 def order_of(arch: str, n_kv_heads: int, dim: int) -> tuple[int, int]:
@@ -93,7 +94,7 @@ def choose_plan(
     key = plan_key(shape, tokens, batch, n_kv_heads, keys)
     setting = None if paths else tuned.find(arch, "attention", key)
     grouped = is_grouped(arch, shape, tokens)
-    if setting and not grouped:
+    if setting and bool(setting["grouped"]) == grouped:
         plan = Plan(**setting)
     else:
         plan = ruled_plan(arch, shape, tokens, batch, n_kv_heads, paths=paths, grouped=grouped)
@@ -101,7 +102,7 @@ def choose_plan(
 
 
 def is_grouped(arch: str, shape: Shape, tokens: int) -> bool:
-    """Whether warpgroups multiply: where they can, if a variable asks for it; no rule does before it is timed."""
+    """Whether warpgroups multiply: wherever they have the rows and a cache of 16 bits, unless a variable says no."""
     return arch == "sm_90a" and not shape.is_fp8 and tokens * shape.group >= GROUP_ROWS and warpgroups_wanted()
 
 
@@ -173,7 +174,7 @@ def group_plan(arch: str, shape: Shape, rows: int, tail: int) -> Plan:
     units = 4 // groups  # 64 keys in all: scores of more leave no registers for the sums
     others = group_shared_bytes(shape, row_warps, groups, 0, 0, tail)
     a_stage = group_shared_bytes(shape, row_warps, groups, units, 1, tail) - others
-    return Plan(row_warps, min((SHARED_BYTES[arch] - others) // a_stage, 6), 1, groups, units, tiles=1, grouped=True)
+    return Plan(row_warps, min((SHARED_BYTES[arch] - others) // a_stage, 6), 1, groups, units, grouped=True)
 
 
 def held_pieces(arch: str, shape: Shape, tiles: int) -> int:

@@ -24,7 +24,8 @@ def setting_text(op: str, setting: Mapping[str, Any]) -> str:
     """A setting, short."""
     if op == "gemm":
         return Tiling(**setting).name
-    kernel = f"rows {setting['row_warps']}x{setting['groups']}" if setting["row_warps"] else "streams"
+    many = "group" if setting.get("grouped") else "rows"
+    kernel = f"{many} {setting['row_warps']}x{setting['groups']}" if setting["row_warps"] else "streams"
     return f"{kernel} u{setting['units']} p{setting['stages']} run {setting['run']}"
 
 

@@ -97,8 +97,7 @@ def test_a_ring_of_half_the_bytes_holds_twice_the_keys(arch: str) -> None:
 
 
 @pytest.mark.reference
-def test_warpgroups_are_left_out_where_the_cache_is_in_e4m3(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EAGLE3_FMHA_WARPGROUPS", "1")
+def test_warpgroups_are_left_out_where_the_cache_is_in_e4m3() -> None:
     order = order_of("sm_90a", 8, 128)
     shapes = [shape_over("sm_90a", fp8, "bf16", 128, 4, order) for fp8 in (False, True)]
     grouped = [choose_plan("sm_90a", shape, 64, 1, 8).grouped for shape in shapes]

@@ -212,11 +212,11 @@ def test_a_planted_bug_of_warpgroups_is_found(bug: str, monkeypatch: pytest.Monk
 
 @pytest.mark.reference
 def test_a_variable_says_whether_warpgroups_multiply(monkeypatch: pytest.MonkeyPatch) -> None:
-    for asked in ("", "0"):
+    monkeypatch.setenv(WARPGROUPS, "0")
+    assert not choose_plan(ARCH, SHAPE, 64, 1, 8, 32768, paths=True).grouped
+    for asked in ("1", ""):
         monkeypatch.setenv(WARPGROUPS, asked)
-        assert not choose_plan(ARCH, SHAPE, 64, 1, 8, 32768, paths=True).grouped
-    monkeypatch.setenv(WARPGROUPS, "1")
-    assert choose_plan(ARCH, SHAPE, 64, 1, 8, 32768, paths=True).grouped
+        assert choose_plan(ARCH, SHAPE, 64, 1, 8, 32768, paths=True).grouped
     for arch in ("sm_80", "sm_100", "sm_120"):
         assert not choose_plan(arch, SHAPE, 64, 1, 8, 32768, paths=True).grouped
     assert choose_plan(ARCH, SHAPE, 64, 1, 8, 512).grouped

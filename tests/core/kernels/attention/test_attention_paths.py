@@ -132,15 +132,15 @@ def test_in_the_places_of_the_cache_a_tree_has_other_bits() -> None:
 @pytest.mark.reference
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100", "sm_120"])
 @pytest.mark.parametrize(("dim", "group"), [(64, 2), (64, 8), (128, 4), (128, 8), (128, 16)])
-def test_every_tree_up_to_64_nodes_fits_shared_memory_beside_three_sets(arch: str, dim: int, group: int) -> None:
+def test_every_tree_up_to_64_nodes_fits_shared_memory_beside_its_sets(arch: str, dim: int, group: int) -> None:
     shape = Shape("bf16", dim, group, *order_of(arch, 8, dim))
     for tokens in (1, 2, 8, 17, 33, 60, 64):
         plan = choose_plan(arch, shape, tokens, 1, 8, paths=True)
         variant = attention_variant(arch, shape, tokens, plan, paths=True)
         assert plan.row_warps
-        assert plan.stages >= 3
+        assert plan.stages >= (2 if plan.grouped else 3)
         assert variant.shared_bytes <= SHARED_BYTES[arch]
-        assert variant.parameters == PATHS_PARAMETERS
+        assert variant.parameters[: len(PATHS_PARAMETERS)] == PATHS_PARAMETERS
         assert f"_paths{tail_units(tokens)}" in variant.name
 
 
