@@ -236,13 +236,7 @@ def new_request(
             f"at most {session_len - 1}, so that one token can follow",
             "shorten the prompt or raise session_len",
         )
-    outside = [token for token in prompt if not _is_token(token, target.vocab_size)]
-    if outside:
-        raise ConfigError(
-            f"prompt {index} holds token {shown(outside[0])}",
-            f"ids of 0..{target.vocab_size - 1}",
-            "use the target's own tokenizer",
-        )
+    tokens = _tokens_of(index, prompt, target.vocab_size)
     if generation.stop_words and tokenizer is None:
         raise ConfigError(
             f"stop_words are {generation.stop_words!r} on an engine without a tokenizer",
@@ -254,11 +248,28 @@ def new_request(
     stop = StopCriteria(
         generation, target.eos_token_ids, session_len - len(prompt), lambda ids: detokenize(tokenizer, ids)
     )
-    tokens = [index_of(token) for token in prompt]
     return Request(
         request_id, tokens, stop, sampling=generation.sampling(), n_top=generation.n_top, rule=rule,
         most_drafts=generation.max_draft_tokens,
     )  # fmt: skip
+
+
+def _tokens_of(index: int, prompt: Sequence[int], n_vocab: int) -> list[int]:
+    """The tokens of prompt number `index`, which is not empty.
+
+    Raises:
+        ConfigError: one that is no integer of the vocabulary.
+    """
+    if set(map(type, prompt)) == {int} and min(prompt) >= 0 and max(prompt) < n_vocab:
+        return list(prompt)  # as nearly always, and known without a look at each by itself
+    outside = [token for token in prompt if not _is_token(token, n_vocab)]
+    if outside:
+        raise ConfigError(
+            f"prompt {index} holds token {shown(outside[0])}",
+            f"ids of 0..{n_vocab - 1}",
+            "use the target's own tokenizer",
+        )
+    return [index_of(token) for token in prompt]
 
 
 def _is_token(token: object, n_vocab: int) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import random
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from failing_trace import Broken
@@ -36,6 +39,7 @@ from eagle3core import (
 )
 from eagle3core.backend import Backend
 from eagle3core.checkpoint import load_target
+from eagle3core.errors import shown
 from eagle3core.loading import choose_path
 from eagle3core.trace import Trace
 
@@ -68,6 +72,19 @@ def test_a_bad_prompt_is_refused_by_its_number_before_the_good_ones_are_decoded(
     assert is_empty(engine)
     engine.trace = Trace()
     assert len(engine.generate(GOOD, new_tokens(4))[0].token_ids) == 4
+
+
+def test_tokens_of_any_integer_type_are_told_from_what_is_none(pair: Pair) -> None:
+    engine, draw = tiny_engine(pair, None), random.Random(0)
+    tokens, others = [0, 5, np.int64(3), torch.tensor(2)], [6, -1, True, False, 1.5, "1", None, np.int64(6), 1 << 70]
+    for _ in range(200):
+        prompt = draw.choices(tokens, k=draw.randint(1, 4))
+        engine.check_request(prompt, new_tokens(4))
+        other = draw.choice(others)
+        words = re.escape(f"prompt 0 holds token {shown(other)}\n  allowed: ids of 0..5")
+        with pytest.raises(ConfigError, match=words):
+            engine.check_request([*prompt, other, *draw.choices(tokens + others, k=2)], new_tokens(4))
+    assert tokens_of(engine.generate([tokens], new_tokens(4))) == plain_tokens(pair, [[0, 5, 3, 2]], 4)
 
 
 def test_the_longest_prompt_leaves_room_for_one_token(pair: Pair) -> None:
