@@ -32,6 +32,11 @@ class Trace:
 
     is_detailed: bool = False
 
+    @property
+    def has_taps(self) -> bool:
+        """Whether anybody looks at what is tapped, for whom a tensor would have to be made."""
+        return type(self).tap is not Trace.tap
+
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
         """Range `name` around the enclosed work (docs/requirements.md R-118..R-120)."""

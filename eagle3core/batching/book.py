@@ -185,7 +185,8 @@ class Book:
         taken = {one.slot for one in self.running.values()} | {one.slot for one in self._progress.values()}
         request.slot = min(set(range(self.runner.n_slots)) - taken)
         tokens, stop = [*request.prompt, *request.token_ids], request.stop
-        trace.tap("prompt_ids", torch.tensor([tokens]))
+        if trace.has_taps:
+            trace.tap("prompt_ids", torch.tensor([tokens]))
         left, (blocks, n_cached) = stop.limit - len(request.token_ids), self.blocks.begin(request)
         wanted = SlotRequest(
             request.id, tokens, left, stop.end_tokens, request.sampling, logprobs=request.n_top is not None,
@@ -247,7 +248,7 @@ class Book:
     def _collect(self, trace: Trace, *, everything: bool = False) -> None:
         """Read the outcomes that are known, or wait for all of them, row by row, and retire who is finished."""
         for outcome in self.runner.collect(everything=everything):
-            asked = step_log.asked_families()
+            asked = step_log.asked_families() if outcome.step is not None else frozenset[str]()
             if self.depths:
                 self.depths.saw(outcome)
             for row in outcome.rows:
@@ -256,7 +257,8 @@ class Book:
                     continue  # made before the host knew: text that does not exist
                 if outcome.step is None:
                     request.take(row.tokens, row.logprobs)
-                    trace.tap("first_token", torch.tensor([row.tokens]))
+                    if trace.has_taps:
+                        trace.tap("first_token", torch.tensor([row.tokens]))
                 else:
                     self._read(request, row, outcome, asked)
                 if row.is_broken:

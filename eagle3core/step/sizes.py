@@ -227,8 +227,8 @@ def chunk_shapes(sizes: DeviceSizes, *, kernels: bool) -> list[ChunkShape]:
 
 def largest_pass(shapes: Iterable[ChunkShape], span: int, most_rows: float | None) -> ChunkShape:
     """Of those of whole spans of `span` tokens the largest of at most `most_rows` (None: of any), or the smallest."""
-    whole = sorted(shape for shape in shapes if shape.tokens == span)
-    return max((shape for shape in whole if most_rows is None or shape.rows <= most_rows), default=whole[0])
+    whole = [shape for shape in shapes if shape.tokens == span]
+    return max((shape for shape in whole if most_rows is None or shape.rows <= most_rows), default=min(whole))
 
 
 def _doubling(first: int, last: int) -> list[int]:

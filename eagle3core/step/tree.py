@@ -53,7 +53,7 @@ class FlatTree:
             depths.append(depths[parent] + 1)
         return torch.tensor(depths, dtype=torch.int64)
 
-    @property
+    @cached_property
     def max_depth(self) -> int:
         """Longest root-to-leaf path in drafts."""
         return int(self.depths.max())
