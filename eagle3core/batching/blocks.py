@@ -250,6 +250,7 @@ class CacheBlocks:
 
     def _give_back(self, request: Request, blocks: list[int]) -> None:
         self.pool.give_back(blocks)
+        self._tables.clean(block for block in blocks if self.pool.is_free(block))
         self.counts.n_given_back += len(blocks)
         step_log.log_blocks("gives back", request.id, request.slot, blocks, self.pool)
 

@@ -7,6 +7,6 @@ account, and a runner has the tables. Another rule for what is thrown away first
 
 from eagle3core.cache.names import extend_names
 from eagle3core.cache.pool import BlockPool
-from eagle3core.cache.tables import BlockTables
+from eagle3core.cache.tables import BlockTables, Copy
 
-__all__ = ["BlockPool", "BlockTables", "extend_names"]
+__all__ = ["BlockPool", "BlockTables", "Copy", "extend_names"]

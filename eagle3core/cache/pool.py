@@ -55,6 +55,10 @@ class BlockPool:
         """How many hold a block."""
         return self._holders[block]
 
+    def is_free(self, block: int) -> bool:
+        """Whether nobody holds a block, and what is in it means nothing."""
+        return not self._holders[block] and block not in self._kept
+
     def take(self, n: int) -> list[int] | None:
         """`n` blocks with one holder each, whose content means nothing; None, and nothing changed, if there are fewer.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 from eagle3core.sampling import Sampling
@@ -38,6 +40,11 @@ class SlotRequest:
     first: int | None = None
     most_drafts: int = EVERY_DRAFT
 
+    @cached_property
+    def numbers(self) -> array[int]:
+        """The prompt as int32, of which each pass over it takes some."""
+        return array("i", self.prompt)
+
 
 @dataclass
 class Reading:
@@ -51,6 +58,11 @@ class Reading:
     def n_left(self) -> int:
         """Tokens that are still to be read."""
         return len(self.request.prompt) - self.n_read
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no pass has read any of it."""
+        return self.n_read == self.request.n_cached
 
     @property
     def is_done(self) -> bool:

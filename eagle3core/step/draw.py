@@ -12,12 +12,14 @@ and Flood, Fast splittable pseudorandom number generators, 2014.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
+from eagle3core.cache import Copy
 from eagle3core.kernels.card import Call
 from eagle3core.kernels.choice.sample_kernels import COLDEST
 from eagle3core.kernels.isa.by_row import one_up
@@ -27,6 +29,7 @@ from eagle3core.sampling import Sampling
 TEMPERATURE, TOP_P, MIN_P, EPSILON = range(4)
 TOP_K, KEY = range(2)
 _STEP, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15  # odd 64-bit constants, signed
+_WIDTH = 10  # int32 of a slot's settings; one stays empty, since those before it hold int64
 _BITS = 24  # of a number in [0, 1): what fp32 holds exactly
 
 
@@ -35,31 +38,56 @@ class DrawSettings:
     """How every slot draws.
 
     Attributes:
-        shares: `[S, 4]` f32: temperature, top_p, min_p, epsilon. counts: `[S, 2]` int64: top_k (0: all) and key.
-        first: `[S]` int32: the first token of a prompt under reading where it is known, else -1.
+        rows: `[S, 10]` int32, what follows of a slot side by side, so that one copy tells all of it.
     """
 
-    shares: Tensor
-    counts: Tensor
-    first: Tensor
+    rows: Tensor
+
+    @cached_property
+    def shares(self) -> Tensor:
+        """`[S, 4]` f32: temperature, top_p, min_p, epsilon."""
+        return self.rows[:, :4].view(torch.float32)
+
+    @cached_property
+    def counts(self) -> Tensor:
+        """`[S, 2]` int64: top_k (0: all) and key."""
+        return self.rows[:, 4:8].view(torch.int64)
+
+    @cached_property
+    def first(self) -> Tensor:
+        """`[S]` int32: the first token of a prompt under reading where it is known, else -1."""
+        return self.rows[:, 8]
 
 
 def new_draw_settings(slots: int, device: torch.device) -> DrawSettings:
     """Greedy settings for every slot."""
-    counts = torch.zeros(slots, 2, dtype=torch.int64, device=device)
-    first = torch.full((slots,), -1, dtype=torch.int32, device=device)
-    return DrawSettings(torch.zeros(slots, 4, device=device), counts, first)
+    settings = DrawSettings(torch.zeros(slots, _WIDTH, dtype=torch.int32, device=device))
+    settings.first.fill_(-1)
+    return settings
 
 
-def set_draws(settings: DrawSettings, slot: int, sampling: Sampling | None, first: int | None = None) -> None:
-    """Let a slot draw as a request asks, None: greedily; `first`: its prompt's first token, where that is known."""
-    shares, counts = [0.0] * 4, [0, 0]
-    if sampling is not None:
-        shares = [sampling.temperature, sampling.top_p, sampling.min_p, sampling.posterior_threshold]
-        counts = [sampling.top_k, key_of(sampling.seed)]
-    settings.shares[slot].copy_(torch.tensor(shares))
-    settings.counts[slot].copy_(torch.tensor(counts))
-    settings.first[slot : slot + 1].fill_(-1 if first is None else first)
+class GivenDraws:
+    """Tells the device how a slot draws, where that is not what was told of it last.
+
+    Args:
+        settings: those that `new_draw_settings` gives. copy: enqueues a copy of numbers to a tensor on the device.
+    """
+
+    def __init__(self, settings: DrawSettings, copy: Copy) -> None:
+        self._rows, self._copy = settings.rows.unbind(0), copy
+        self._told: list[tuple[Sampling | None, int | None]] = [(None, None)] * len(self._rows)
+
+    def write(self, slot: int, sampling: Sampling | None, first: int | None = None) -> None:
+        """Let a slot draw as a request asks, None: greedily; `first`: its prompt's first token, where it is known."""
+        if (sampling, first) == self._told[slot]:
+            return
+        shares, counts = array("f", [0.0] * 4), array("q", [0, 0])
+        if sampling is not None:
+            drawn = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.posterior_threshold)
+            shares, counts = array("f", drawn), array("q", (sampling.top_k, key_of(sampling.seed)))
+        row = b"".join((shares, counts, array("i", (-1 if first is None else first, 0))))
+        self._copy(self._rows[slot], memoryview(row).cast("i"))
+        self._told[slot] = sampling, first
 
 
 def mixed(x: Tensor) -> Tensor:

@@ -8,13 +8,16 @@ once where the host makes the drafts, which begin with the newest tokens. Source
 from __future__ import annotations
 
 import time
+from array import array
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from eagle3core.cache import Copy
 from eagle3core.errors import InvariantViolated
 from eagle3core.kernels.slots.slot_state import MOST_ENDS, N_REQUEST, N_SPAN
 from eagle3core.step.admission import Part
@@ -76,7 +79,7 @@ class ResultQueue:
         self._turn = (self._turn + 1) % len(self._blocks)
         self._mark = (self._mark + 1) % len(self._clock)
         if self._events:
-            self._events[self._mark].record(torch.cuda.current_stream(self._device))
+            self._events[self._mark].record(torch.cuda.current_stream(self._device.index))
         elif self._is_timed:
             self._clock[self._mark] = time.perf_counter()
         self._sent.append(Sent(step, self._turn, n_rows, logprobs, kind, self._mark, is_next))
@@ -141,6 +144,43 @@ class GivenDrafts:
         rows_of(self._drafted, n + 1, batch)[1:].copy_(host, non_blocking=True)
 
 
+class Staging:
+    """Host memory that copies to the device are made from, so that the host waits for none that it has just enqueued.
+
+    Two tensors in turn, pinned for a GPU; one is written again when the work that was enqueued in its last turn is
+    over, so the host waits for the turn before last at most.
+
+    Args:
+        n_numbers: int32 of a turn, at most.
+    """
+
+    def __init__(self, n_numbers: int, device: torch.device) -> None:
+        self._device, is_cuda = device, device.type == "cuda"
+        self._hosts = [torch.empty(n_numbers, dtype=torch.int32, pin_memory=is_cuda) for _ in range(2)]
+        self._numbers = [host.numpy().data for host in self._hosts]
+        self._over = [torch.cuda.Event() for _ in range(2)] if is_cuda else []  # type: ignore[no-untyped-call]
+        self._turn = self._at = 0
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Around copies and the work that they are for."""
+        self._turn, self._at = 1 - self._turn, 0
+        if self._over:
+            self._over[self._turn].synchronize()
+        try:
+            yield
+        finally:
+            if self._over:
+                self._over[self._turn].record(torch.cuda.current_stream(self._device.index))
+
+    def copy(self, to: Tensor, numbers: array[int] | memoryview[int]) -> None:
+        """Enqueue a copy of `numbers` to a tensor of as many on the device, inside a turn; they may change then."""
+        at, self._at = self._at, self._at + len(numbers)
+        assert self._at <= len(self._hosts[0]), "a turn has room for what a pass is told"
+        self._numbers[self._turn][at : self._at] = numbers
+        to.copy_(self._hosts[self._turn][at : self._at], non_blocking=True)
+
+
 class GivenPass(NamedTuple):
     """What a pass over prompts is told, int32, one behind the other in one tensor; the first two have fixed places.
 
@@ -172,43 +212,36 @@ def given_pass(numbers: Tensor, n_ends: int, shape: ChunkShape) -> GivenPass:
 class GivenPrompts:
     """Tells the device what each pass over prompts works on, in one copy, just before the pass is enqueued.
 
-    The copies are made of two tensors in turn, each written again when its last copy is over, so that the host waits
-    for the pass before last at most.
-
     Args:
-        numbers: `[given_numbers]` int32 on the device.
+        numbers: `[given_numbers]` int32 on the device. shapes: of all passes. copy: enqueues a copy of numbers to it.
     """
 
-    def __init__(self, numbers: Tensor, sizes: DeviceSizes) -> None:
-        self._numbers, self._sizes = numbers, sizes
-        is_cuda = numbers.device.type == "cuda"
-        self._hosts = [torch.empty(numbers.shape, dtype=torch.int32, pin_memory=is_cuda) for _ in range(2)]
-        self._copied = [torch.cuda.Event() for _ in range(2)] if is_cuda else []  # type: ignore[no-untyped-call]
-        self._turn = 0
+    def __init__(self, numbers: Tensor, sizes: DeviceSizes, shapes: Iterable[ChunkShape], copy: Copy) -> None:
+        self._numbers, self._n_ends, self._seed_row, self._copy = numbers, sizes.n_ends, sizes.seed_row, copy
+        self._none = array("i", [NO_TOKEN]) * len(numbers)
+        host = torch.empty(numbers.shape, dtype=torch.int32)
+        self._flat = host.numpy().data
+        self._tables = {
+            shape: [table.view(-1).numpy().data for table in given_pass(host, sizes.n_ends, shape)] for shape in shapes
+        }
 
     def write(self, parts: Sequence[Part], shape: ChunkShape) -> None:
         """The spans of `parts`, in a pass of `shape` that holds them, and the requests whose prompts end."""
-        self._turn = 1 - self._turn
-        if self._copied:
-            self._copied[self._turn].synchronize()
-        given = given_pass(self._hosts[self._turn], self._sizes.n_ends, shape)
-        spans, tokens, requests, ends = [], [], [], []
+        self._flat[:] = self._none
+        requests, ends, spans, tokens = self._tables[shape]  # each row by row
+        width, row, n_ended = shape.tokens + 1, 0, 0
         for reading, n in parts:
             slot, request, last = reading.slot, reading.request, reading.n_read + n
             for at in range(reading.n_read, last, shape.tokens):
-                held = list(request.prompt[at : at + shape.tokens + 1])
-                spans.append((slot, at, request.id))
-                tokens.append(held + [NO_TOKEN] * (shape.tokens + 1 - len(held)))
+                held = request.numbers[at : at + width]
+                spans[row :: shape.spans] = array("i", (slot, at, request.id))
+                tokens[row * width : row * width + len(held)] = held
+                row += 1
             if n == reading.n_left:
-                row = len(spans) * shape.tokens - (-n % shape.tokens) - 1
-                seed = self._sizes.seed_row + slot
-                requests.append((slot, last, request.budget, 0, request.id, row, seed, request.most_drafts))
-                ends.append([*request.ends[:MOST_ENDS], *[-1] * (MOST_ENDS - len(request.ends))])
-        for table, rows in ((given.requests.T, requests), (given.ends, ends), (given.spans.T, spans),
-                            (given.tokens, tokens)):  # fmt: skip
-            table[len(rows) :] = -1
-            if rows:
-                table[: len(rows)] = torch.tensor(rows, dtype=torch.int32)
-        self._numbers.copy_(self._hosts[self._turn], non_blocking=True)
-        if self._copied:
-            self._copied[self._turn].record(torch.cuda.current_stream(self._numbers.device))
+                last_row, seed = row * shape.tokens - (-n % shape.tokens) - 1, self._seed_row + slot
+                asked = (slot, last, request.budget, 0, request.id, last_row, seed, request.most_drafts)
+                requests[n_ended :: self._n_ends] = array("i", asked)
+                own = array("i", request.ends[:MOST_ENDS])
+                ends[n_ended * MOST_ENDS : n_ended * MOST_ENDS + len(own)] = own
+                n_ended += 1
+        self._copy(self._numbers, self._flat)

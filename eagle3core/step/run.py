@@ -24,14 +24,14 @@ from eagle3core.step.admission import Reading, SlotRequest, parts_of_pass
 from eagle3core.step.depths import KEEPS, StepKind, Unread, kinds_of
 from eagle3core.step.depths.programs import StepPrograms
 from eagle3core.step.depths.timing import Times, times_of
-from eagle3core.step.draw import set_draws
+from eagle3core.step.draw import GivenDraws
 from eagle3core.step.gemm_audit import audit, products_of
 from eagle3core.step.outcome import Outcome, RowOutcome
 from eagle3core.step.passes import Emitter
 from eagle3core.step.prefill import chunk_program, finish_program
 from eagle3core.step.program import Program, variants_of
 from eagle3core.step.replay import Enqueue, Replayer, Staged
-from eagle3core.step.results import GivenDrafts, GivenPrompts, ResultQueue, Sent
+from eagle3core.step.results import GivenDrafts, GivenPrompts, ResultQueue, Sent, Staging, given_numbers
 from eagle3core.step.sizes import ChunkShape, DeviceSizes, StateShape, buckets, chunk_shapes, largest_pass
 from eagle3core.step.state import DeviceState, new_device_state
 from eagle3core.trace import Trace
@@ -73,7 +73,11 @@ class DeviceRunner:
         self.n_behind = n_behind if n_behind is not None else int(target.device.type == "cuda")
         shape = StateShape(target.geometry, draft.geometry if draft else None, target.dtype, target.device)
         self.state: DeviceState = new_device_state(arch, shape, sizes, order)
-        self.tables = BlockTables(self.state.tables, self.state.pages)
+        told = (self.state.tables, self.state.draws.rows)  # a row of each, of every prompt that a pass begins
+        n_told = given_numbers(sizes) + sizes.n_ends * sum(rows.shape[1] for rows in told)
+        self._staging = Staging(n_told, target.device)
+        self.tables = BlockTables(self.state.tables, self.state.pages, self._staging.copy)
+        self._draws = GivenDraws(self.state.draws, self._staging.copy)
         n_bytes = workspace_bytes(sizes.most_rows, shape.most_columns)
         self.emit = Emitter(arch, order, workspace(target.device, n_bytes) if arch is not None else None)
         models = (self.emit, target, draft, self.state)
@@ -89,7 +93,7 @@ class DeviceRunner:
         self._staged: dict[int, Staged] = {}
         self._results = ResultQueue(self.state.results, target.device, is_timed=sizes.n_kept > 0)
         self._given = GivenDrafts(self.state.step.drafted, sizes.nodes, self._results)
-        self._prompts = GivenPrompts(self.state.given, sizes)
+        self._prompts = GivenPrompts(self.state.given, sizes, shapes, self._staging.copy)
 
     @property
     def has_kernels(self) -> bool:
@@ -154,14 +158,11 @@ class DeviceRunner:
         self.replay_by(self.replayer)
 
     def begin(self, slot: int, request: SlotRequest) -> Reading:
-        """Make an empty slot ready for a prompt, which `read_on` then reads; the slot takes part in no step meanwhile.
+        """A prompt for an empty slot, which `read_on` then reads; the slot takes part in no step meanwhile.
 
-        One that is given up needs no word: the slot's next takes its place.
+        The device is told of it with its first pass. One that is given up needs no word: the slot's next takes its
+        place.
         """
-        self._is_next = False
-        blocks = self.tables.own_blocks(slot) if request.blocks is None else request.blocks
-        self.tables.assign(slot, blocks, request.n_cached // self.sizes.block)
-        set_draws(self.state.draws, slot, request.sampling, request.first)
         return Reading(slot, request, request.n_cached)
 
     def largest_pass(self, most_rows: float | None = None) -> ChunkShape:
@@ -182,8 +183,12 @@ class DeviceRunner:
         """
         parts, shape = parts_of_pass(readings, list(self.chunks), largest or self.largest_pass())
         self._is_next = False
-        self._prompts.write(parts, shape)
-        self._run(self.chunks[shape], trace)
+        with self._staging.turn():
+            for reading, _ in parts:
+                if reading.is_new:
+                    self._prepare_slot(reading.slot, reading.request)
+            self._prompts.write(parts, shape)
+            self._run(self.chunks[shape], trace)
         for reading, n in parts:
             reading.n_read += n
         ended = [reading.request for reading, _ in parts if reading.is_done]
@@ -193,6 +198,12 @@ class DeviceRunner:
             self._run(self.steps.finish(*asks) if any(asks) else self.finish, trace)
             self._results.send(len(ended), None, logprobs=asks[1])
         return shape.rows
+
+    def _prepare_slot(self, slot: int, request: SlotRequest) -> None:
+        """Make an empty slot ready for a prompt's first pass."""
+        blocks = self.tables.own_blocks(slot) if request.blocks is None else request.blocks
+        self.tables.assign(slot, blocks, request.n_cached // self.sizes.block)
+        self._draws.write(slot, request.sampling, request.first)
 
     def admit(self, slot: int, request: SlotRequest, trace: Trace) -> None:
         """Read a whole prompt into an empty slot and sample its first token; the slot then takes part in steps."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -191,16 +192,19 @@ def test_blocks_taken_ahead_where_many_are_empty_are_given_back_to_one_that_wait
 
 def test_infinities_that_others_left_in_the_cache_reach_nobody(letters: Pair, alone: list[list[int]]) -> None:
     engine = small_engine(letters, 3, 3, 1)
-    state, pool = engine.runner.state, engine.book.blocks.pool
-    assert state.draft is not None
-    handles = [engine.add_request(prompt, new_tokens(MOST_NEW)) for prompt in lettered_prompts()]
-    is_busy, draw = True, random.Random(0)
-    while is_busy:
-        spoilt = torch.tensor([block for block in range(pool.n_blocks) if not pool.n_holders(block)], dtype=torch.int64)
+    pool, draw = engine.book.blocks.pool, random.Random(0)
+    give_back = pool.give_back
+
+    def spoil(blocks: Sequence[int]) -> None:
         value = draw.choice([torch.nan, torch.inf])
-        for cache, axis in ((state.k, 1), (state.v, 1), (state.draft.k, 0), (state.draft.v, 0)):
-            cache.index_fill_(axis, spoilt, value)
-        is_busy = engine.step()
+        for cache in engine.runner.state.pages:
+            cache.index_fill_(cache.dim() - 4, torch.tensor(blocks, dtype=torch.int64), value)
+        give_back(blocks)
+
+    pool.give_back = spoil  # type: ignore[method-assign]
+    handles = [engine.add_request(prompt, new_tokens(MOST_NEW)) for prompt in lettered_prompts()]
+    while engine.step():
+        pass
     assert [handle.token_ids for handle in handles] == alone
 
 

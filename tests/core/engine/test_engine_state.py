@@ -137,8 +137,13 @@ def test_what_an_earlier_request_left_in_the_caches_cannot_reach_a_later_one(pai
     prompts = random_prompts([5, 21, 2, 9])
     expected = plain_tokens(pair, prompts, 12)
     engine = tiny_engine(pair, k)
+    earlier = [engine.add_request(prompt, new_tokens(30)) for prompt in random_prompts([20, 20, 20])]
+    engine.step()
     state = engine.runner.state
-    for keys, values in ((state.k, state.v), *(((state.draft.k, state.draft.v),) if state.draft else ())):
-        keys.fill_(float("nan"))  # as a request that overflowed would leave it
-        values.fill_(float("inf"))
+    held = state.tables[state.tables >= 0].long()
+    for cache, value in zip(state.pages, (torch.nan, torch.inf) * 2, strict=False):
+        cache.index_fill_(cache.dim() - 4, held, value)  # as a request that overflowed would leave it
+    while engine.step():
+        pass
+    assert {handle.finish_reason for handle in earlier} == {"error"}
     assert tokens_of(engine.generate(prompts, new_tokens(12))) == expected

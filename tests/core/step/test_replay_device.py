@@ -36,9 +36,7 @@ class TwoGpus:
             "Event": lambda **_: SimpleNamespace(record=lambda stream=None: self.note("event", stream)),
             "Stream": lambda index: SimpleNamespace(index=index),
             "current_device": lambda: self.current,
-            "current_stream": lambda device=None: SimpleNamespace(
-                index=self.current if device is None else device.index
-            ),
+            "current_stream": lambda index=None: SimpleNamespace(index=self.current if index is None else index),
             "device": self.device,
             "graph": self.graph,
         }

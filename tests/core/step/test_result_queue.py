@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from eagle3core.errors import InvariantViolated
 from eagle3core.kernels.slots.slot_state import RESULT_BLOCKS
-from eagle3core.step.results import ResultQueue
+from eagle3core.step.results import ResultQueue, Staging
 
 pytestmark = pytest.mark.reference
 WIDTH, SLOTS = 5, 3
@@ -73,3 +76,28 @@ def test_a_block_too_many_is_refused_and_those_under_way_are_kept(queue: ResultQ
     with pytest.raises(InvariantViolated, match="under way already"):
         queue.send(SLOTS, 7)
     assert [queue.receive()[1], queue.receive()[1]] == written
+
+
+def test_what_is_staged_is_kept_until_the_work_of_its_turn_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    staging, seen = Staging(8, torch.device("cpu")), list[str]()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: None)
+    staging._over = [
+        SimpleNamespace(
+            synchronize=lambda turn=turn: seen.append(f"waits for {turn}"),
+            record=lambda stream, turn=turn: seen.append(f"end of {turn}"),
+        )
+        for turn in "ab"
+    ]
+    told = torch.zeros(3, 2, dtype=torch.int32)
+    for i in range(3):
+        with staging.turn():
+            for numbers in (array("i", [i, 7]), array("i", [i, 8])):
+                staging.copy(told[i], numbers)
+            seen.append("work")
+    assert told.tolist() == [[0, 8], [1, 8], [2, 8]]
+    assert [numbers[:4].tolist() for numbers in staging._hosts] == [[1, 7, 1, 8], [2, 7, 2, 8]]
+    turn_of_b, turn_of_a = (["waits for b", "work", "end of b"], ["waits for a", "work", "end of a"])
+    assert seen == [*turn_of_b, *turn_of_a, *turn_of_b]
+    with pytest.raises(RuntimeError, match="on purpose"), staging.turn():
+        raise RuntimeError("on purpose")
+    assert seen[-2:] == ["waits for a", "end of a"], "copies may be under way"
