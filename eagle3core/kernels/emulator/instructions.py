@@ -43,6 +43,7 @@ from eagle3core.kernels.emulator.copies import (  # noqa: F401  part of the inst
 from eagle3core.kernels.emulator.cuda import SharedArray, cuda  # noqa: F401
 from eagle3core.kernels.emulator.machine import Machine, Region
 from eagle3core.kernels.emulator.memory import (  # noqa: F401  part of the instruction set
+    address_after,
     load_f32,
     load_f32_l2,
     load_f32x2,
@@ -71,7 +72,10 @@ from eagle3core.kernels.emulator.memory import (  # noqa: F401  part of the inst
     store_u8,
     store_u16,
     store_u32,
+    store_u32_below,
+    store_u32_twice_below,
     store_u32x2,
+    store_u32x2_below,
     store_u32x4,
     store_u64,
 )
@@ -232,6 +236,11 @@ def _exchange_index(operands: Sequence[Any], warp: Warp) -> list[Any]:
     return [operands[o[1] & 31][0] for o in operands]
 
 
+def _transpose(operands: Sequence[Any], warp: Warp) -> list[int]:
+    pairs = np.array([o[0] for o in operands], np.int32).view(np.uint16)  # [32 * 2]
+    return [int(word) for word in np.ascontiguousarray(pairs.reshape(8, 8).T).view(np.int32).ravel()]
+
+
 def _largest(operands: Sequence[Any], warp: Warp) -> list[int]:
     return [max(o[0] for o in operands)] * 32
 
@@ -250,6 +259,7 @@ def _vote_ballot(operands: Sequence[Any], warp: Warp) -> list[int]:
 
 shuffle_xor_f32 = shuffle_xor_i32 = collective(_exchange_xor)
 shuffle_i32 = collective(_exchange_index)
+transpose = collective(_transpose)
 warp_max_i32 = collective(_largest)
 warp_min_i32 = collective(_smallest)
 any_lane = collective(_vote_any)

@@ -57,3 +57,22 @@ shared_load_u32, shared_load_u32x4 = _loader("i", 1, 4, shared=True), _loader("i
 shared_load_f32, shared_load_f32x4 = _loader("f", 1, 4, shared=True), _loader("f", 4, 4, shared=True)
 shared_store_u32 = shared_store_u32x4 = _storer("i", shared=True)
 shared_store_f32 = shared_store_f32x2 = shared_store_f32x4 = _storer("f", shared=True)
+
+
+def store_u32_below(address: int, value: int, index: int, end: int) -> None:
+    if index < end:
+        store_u32(address, value)
+
+
+def store_u32x2_below(address: int, value: int, next_value: int, index: int, end: int) -> None:
+    if index < end:
+        store_u32x2(address, value, next_value)
+
+
+def store_u32_twice_below(address: int, value: int, other: int, other_value: int, index: int, end: int) -> None:
+    store_u32_below(address, value, index, end)
+    store_u32_below(other, other_value, index, end)
+
+
+def address_after(address: int, pitch: int, count: int) -> int:
+    return address + pitch * count

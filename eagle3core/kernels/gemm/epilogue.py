@@ -144,6 +144,44 @@ def make_pairing(isa: Any, epilogue: Epilogue) -> tuple[Any, Any]:
     return isa.inlined(first_row), isa.inlined(distance)
 
 
+def make_fetch_columns(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
+    """Inlined `fetch_columns(tile, pair, n, bias, gain)`: the operands of a pair that all rows of x share.
+
+    Returns (gain0, gain1, bias0, bias1); gain is the factors of k and v for a cache in e4m3.
+    """
+    i32, i64, low = isa.i32, isa.i64, isa.LOW[dtype]
+    first_row, distance = make_pairing(isa, epilogue)
+    bias_, residual_, e4m3_ = epilogue.has_bias, epilogue.kind == "residual", epilogue.e4m3_cache
+    zero = np.float32(0)
+
+    def fetch_columns(tile: Any, pair: Any, n: Any, bias: Any, gain: Any) -> Any:
+        g0, g1, b0, b1 = zero, zero, zero, zero
+        column = i32(first_row(tile) + pair)
+        far = i64(distance(n)) * 2
+        if bias_:
+            at = bias + i64(column) * 2
+            b0, b1 = low(isa.load_u16(at)), low(isa.load_u16(at + far))
+        if residual_:
+            at = gain + i64(column) * 2
+            g0, g1 = low(isa.load_u16(at)), low(isa.load_u16(at + far))
+        if e4m3_:
+            g0, g1 = isa.load_f32x2(gain)
+        return g0, g1, b0, b1
+
+    return isa.inlined(fetch_columns)
+
+
+def make_fetch_angle(isa: Any, epilogue: Epilogue) -> Any:
+    """Inlined `fetch_angle(tile, pair, row, positions, table)`: cos and sin of a pair of a row of x, of `qkv`."""
+    i64, half, tiles_mask = isa.i64, epilogue.head_dim // 2, epilogue.head_dim // 16 - 1
+
+    def fetch_angle(tile: Any, pair: Any, row: Any, positions: Any, table: Any) -> Any:
+        line = i64(isa.load_u32(positions + i64(row) * 4)) * half
+        return isa.load_f32x2(table + (line + (tile & tiles_mask) * 8 + pair) * 8)
+
+    return isa.inlined(fetch_angle)
+
+
 def make_fetch(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
     """Inlined `fetch(tile, pair, row, rows, n, bias, gain, residual, positions, slots, table)`: an item's operands.
 
@@ -152,9 +190,8 @@ def make_fetch(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
     """
     i32, i64, low = isa.i32, isa.i64, isa.LOW[dtype]
     first_row, distance = make_pairing(isa, epilogue)
-    bias_, residual_ = epilogue.has_bias, epilogue.kind == "residual"
-    add_, qkv_ = residual_ and epilogue.has_residual, epilogue.kind == "qkv"
-    half, tiles_mask, e4m3_ = epilogue.head_dim // 2, epilogue.head_dim // 16 - 1, epilogue.e4m3_cache
+    fetch_columns, fetch_angle = make_fetch_columns(isa, epilogue, dtype), make_fetch_angle(isa, epilogue)
+    add_, qkv_ = epilogue.kind == "residual" and epilogue.has_residual, epilogue.kind == "qkv"
     zero = np.float32(0)
 
     def fetch(
@@ -164,23 +201,13 @@ def make_fetch(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
         a0, a1, g0, g1, b0, b1 = zero, zero, zero, zero, zero, zero
         slot = i32(-1)
         if row < rows:
-            column = i32(first_row(tile) + pair)
-            far = i64(distance(n)) * 2
-            if bias_:
-                at = bias + i64(column) * 2
-                b0, b1 = low(isa.load_u16(at)), low(isa.load_u16(at + far))
-            if residual_:
-                at = gain + i64(column) * 2
-                g0, g1 = low(isa.load_u16(at)), low(isa.load_u16(at + far))
+            g0, g1, b0, b1 = fetch_columns(tile, pair, n, bias, gain)
             if add_:
-                at = residual + (i64(row) * n + column) * 2
-                a0, a1 = low(isa.load_u16(at)), low(isa.load_u16(at + far))
+                at = residual + (i64(row) * n + first_row(tile) + pair) * 2
+                a0, a1 = low(isa.load_u16(at)), low(isa.load_u16(at + i64(distance(n)) * 2))
             if qkv_:
                 slot = isa.load_u32(slots + i64(row) * 4)
-                at = table + (i64(isa.load_u32(positions + i64(row) * 4)) * half + (tile & tiles_mask) * 8 + pair) * 8
-                a0, a1 = isa.load_f32x2(at)
-            if e4m3_:
-                g0, g1 = isa.load_f32x2(gain)
+                a0, a1 = fetch_angle(tile, pair, row, positions, table)
         return (a0, a1, g0, g1, b0, b1), slot
 
     return isa.inlined(fetch)

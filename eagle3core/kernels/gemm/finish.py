@@ -1,9 +1,8 @@
-"""What the GEMM does with its fp32 sums, in registers, by the kind of its epilogue.
+"""What the GEMM does with its fp32 sums, an item a lane, by the kind of its epilogue.
 
-Several kernels end in this code and must give equal bits, so every product that is added to something is written as
-`fused` or `product`: no compiler chooses where to round.
+The 8 items of a tile and row of x lie in 8 neighbouring lanes. What is computed of them is in `values`.
 
-Source: derived here; RoPE: Su et al., arXiv 2104.09864; SwiGLU: Shazeer, arXiv 2002.05202.
+Source: derived here.
 """
 
 from __future__ import annotations
@@ -14,7 +13,14 @@ import numpy as np
 
 from eagle3core.kernels.gemm.epilogue import PARTIALS_STEP, Epilogue
 from eagle3core.kernels.gemm.order.place import make_store_pair
-from eagle3core.kernels.isa.powers import LOG2_E, make_offset
+from eagle3core.kernels.gemm.values import (
+    make_best,
+    make_cache_line,
+    make_gated,
+    make_rotated,
+    make_scaled,
+    make_squares,
+)
 from eagle3core.kernels.layer.cache_write import make_to_e4m3
 
 
@@ -26,18 +32,13 @@ def make_finish(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
     act = {
         "store": _make_store, "residual": _make_residual, "swiglu": _make_swiglu, "qkv": _make_qkv, "head": _make_head
     }[epilogue.kind](isa, epilogue, dtype)  # fmt: skip
-    scale_, bias_ = epilogue.quads > 0, epilogue.has_bias
+    scaled = make_scaled(isa, epilogue)
 
     def finish(
         v0: Any, v1: Any, scale: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
         q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any, ordered: Any,
     ) -> None:  # fmt: skip
-        if scale_:
-            v0 = isa.product(v0, scale)
-            v1 = isa.product(v1, scale)
-        if bias_:
-            v0 = v0 + operands[4]
-            v1 = v1 + operands[5]
+        v0, v1 = scaled(v0, scale, operands[4]), scaled(v1, scale, operands[5])
         act(v0, v1, operands, slot, tile, pair, row, rows, n, q_heads, kv_heads, y, second, third, ordered)
 
     return isa.inlined(finish)
@@ -61,7 +62,7 @@ def _make_store(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
 def _make_residual(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
     i32, i64, to_bits, low, zero = isa.i32, isa.i64, isa.PACK[dtype], isa.LOW[dtype], np.float32(0)
     partials_mask, orders_ = -PARTIALS_STEP, epilogue.ordered_tiles > 0
-    store_pair = make_store_pair(isa, epilogue.ordered_tiles or 1)
+    store_pair, squares_of = make_store_pair(isa, epilogue.ordered_tiles or 1), make_squares(isa, 1)
 
     def residual(
         v0: Any, v1: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
@@ -69,12 +70,7 @@ def _make_residual(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
     ) -> None:  # fmt: skip
         bits0, bits1 = to_bits(zero, operands[0] + v0), to_bits(zero, operands[1] + v1)
         h0, h1 = low(bits0), low(bits1)
-        # Of h as stored, in 16 columns: a pair, then lanes 1, 2 and 4 apart. A butterfly adds the same two numbers in
-        # both lanes, so all eight hold one sum; `scale` adds such sums up.
-        squares = isa.fused(h0, h0, isa.product(h1, h1))
-        squares = squares + isa.shuffle_xor_f32(squares, 1)
-        squares = squares + isa.shuffle_xor_f32(squares, 2)
-        squares = squares + isa.shuffle_xor_f32(squares, 4)
+        squares = squares_of(h0, h1)
         scaled0, scaled1 = h0 * operands[2], h1 * operands[3]
         word, column = i32(0), i32(tile * 16 + pair)
         if orders_:
@@ -105,16 +101,14 @@ def _make_residual(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
 
 
 def _make_swiglu(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
-    i32, i64, to_bits, zero, one = isa.i32, isa.i64, isa.PACK[dtype], np.float32(0), np.float32(1)
-    minus_log2_e, orders_ = np.float32(-1.4426950408889634), epilogue.ordered_tiles > 0
-    store_pair = make_store_pair(isa, epilogue.ordered_tiles or 1)
+    i32, i64, to_bits, zero, orders_ = isa.i32, isa.i64, isa.PACK[dtype], np.float32(0), epilogue.ordered_tiles > 0
+    store_pair, gated_of = make_store_pair(isa, epilogue.ordered_tiles or 1), make_gated(isa)
 
     def swiglu(
         v0: Any, v1: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
         q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any, ordered: Any,
     ) -> None:  # fmt: skip
-        # v0 / (1 + e^-v0) v1. The one addition has no product in it that a compiler could merge.
-        gated = v0 * isa.reciprocal(one + isa.exp2(v0 * minus_log2_e)) * v1
+        gated = gated_of(v0, v1)
         column = i32(tile * 8 + pair)
         at = y + (i64(row) * n + column) * 2
         if orders_:
@@ -131,9 +125,9 @@ def _make_swiglu(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
 
 def _make_qkv(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
     i32, i64, to_bits, zero = isa.i32, isa.i64, isa.PACK[dtype], np.float32(0)
-    head_dim, half, block = epilogue.head_dim, epilogue.head_dim // 2, epilogue.block
-    tiles_shift = (head_dim // 16).bit_length() - 1
-    tiles_mask, block_shift, block_mask = head_dim // 16 - 1, block.bit_length() - 1, block - 1
+    head_dim, half = epilogue.head_dim, epilogue.head_dim // 2
+    tiles_shift, tiles_mask = (head_dim // 16).bit_length() - 1, head_dim // 16 - 1
+    rotated, cache_line = make_rotated(isa), make_cache_line(isa, epilogue)
     e4m3_, to_e4m3 = epilogue.e4m3_cache, make_to_e4m3(isa)
 
     def qkv(
@@ -144,10 +138,7 @@ def _make_qkv(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
             head = i32(tile >> tiles_shift)
             channel = i32((tile & tiles_mask) * 8 + pair)
             if head < q_heads + kv_heads:
-                # v0 cos - v1 sin and v1 cos + v0 sin: one product rounded, the other not, in every kernel alike.
-                rotated = isa.fused(v0, operands[0], -isa.product(v1, operands[1]))
-                v1 = isa.fused(v1, operands[0], isa.product(v0, operands[1]))
-                v0 = rotated
+                v0, v1 = rotated(v0, v1, operands[0], operands[1])
             if head < q_heads:
                 at = y + ((i64(row) * q_heads + head) * head_dim + channel) * 2
                 isa.store_u16(at, to_bits(zero, v0))
@@ -160,8 +151,7 @@ def _make_qkv(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
                     own = i32(own - kv_heads)
                     base = third
                     factor = operands[3]
-                # [block, key head, token of the block, D]
-                line = ((i64(slot >> block_shift) * kv_heads + own) << block_shift) + (slot & block_mask)
+                line = cache_line(slot, own, kv_heads)
                 if e4m3_:
                     at = base + (line * head_dim + channel)
                     isa.store_u8(at, to_e4m3(v0, factor))
@@ -176,35 +166,14 @@ def _make_qkv(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
 
 def _make_head(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
     i32, i64, to_bits, low, zero = isa.i32, isa.i64, isa.PACK[dtype], isa.LOW[dtype], np.float32(0)
-    infinity, log2_e = np.float32(np.inf), np.float32(LOG2_E)
-    powers_, offset = epilogue.has_powers, make_offset(isa)
+    powers_, best_of = epilogue.has_powers, make_best(isa, epilogue, 1)
 
     def head(
         v0: Any, v1: Any, operands: Any, slot: Any, tile: Any, pair: Any, row: Any, rows: Any, n: Any,
         q_heads: Any, kv_heads: Any, y: Any, second: Any, third: Any, ordered: Any,
     ) -> None:  # fmt: skip
         bits0, bits1 = to_bits(zero, v0), to_bits(zero, v1)
-        # The best is chosen among the logits as stored, the lowest column of equal ones, as argmax over them would.
-        best, other, column = low(bits0), low(bits1), i32(tile * 16 + pair)
-        # No comparison finds a NaN: it counts as infinite, which the second pass refuses.
-        if best != best:
-            best = infinity
-        if other != other:
-            other = infinity
-        if other > best:
-            best, column = other, i32(column + 8)
-        for step in range(3):
-            other = isa.shuffle_xor_f32(best, 1 << step)
-            other_column = isa.shuffle_xor_i32(column, 1 << step)
-            if other > best or (other == best and other_column < column):
-                best, column = other, i32(other_column)
-        total = zero
-        if powers_:
-            # Of the logits as stored, and in one order: this pair, then a butterfly over the 8 lanes.
-            r = offset(best)
-            total = isa.exp2(isa.fused(low(bits0), log2_e, -r)) + isa.exp2(isa.fused(low(bits1), log2_e, -r))
-            for step in range(3):
-                total = total + isa.shuffle_xor_f32(total, 1 << step)
+        best, column, total = best_of(low(bits0), low(bits1), i32(tile * 16 + pair))
         if row < rows:
             at = y + (i64(row) * n + tile * 16 + pair) * 2
             isa.store_u16(at, bits0)

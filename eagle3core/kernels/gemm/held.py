@@ -2,7 +2,7 @@
 
 It differs from `gemm_group` in three things, and in no bit. The totals over streams stay in registers, of which a
 warpgroup that fetches gives up most of its own: the ring has the shared memory that totals took, and a stream's end
-costs no turn through it. A warp finishes its own sums by exchanges between its lanes, with no meeting of the block. So
+costs no turn through it. A warp finishes its own sums where they are (`fragments`), with no meeting of the block. So
 the ring is never given up to sums, and a block that stays has the next block's stages under way while it finishes one:
 warpgroups drift apart by as much as the ring is deep, and one multiplies while another finishes.
 
@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch
-from eagle3core.kernels.gemm.finish import make_finish
+from eagle3core.kernels.gemm.epilogue import Epilogue
+from eagle3core.kernels.gemm.fragments.walk import make_finish_fragments
 from eagle3core.kernels.gemm.products import make_group_multiply
 from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
 from eagle3core.kernels.gemm.scale import make_put_scales
@@ -33,7 +33,6 @@ _WARPGROUP = 4  # warps, which give up or take registers together
 _PROCESSOR_REGISTERS = 65536
 _MOST_REGISTERS = 240  # of a lane: what it can name is 255, and what it is given a multiple of 8
 _FETCHING_REGISTERS = 48  # of a lane that fetches: with fewer it spills
-_AT_ONCE = 2  # pieces of 16 rows of W by 8 of x that a warp finishes together, so that their operands' loads overlap
 
 
 def held_threads(w_tiles: int) -> int:
@@ -88,9 +87,6 @@ def make_gemm_held(
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     zero = np.float32(0)
     n_warps, n_sums, n_operands = w_tiles, 4 * x_tiles, 8 * units
-    rounds = -(-x_tiles // _AT_ONCE)
-    # The pieces that are finished together are always the first of the array; the others then move up.
-    n_kept, n_taken = 4 * _AT_ONCE * rounds, 4 * _AT_ONCE
     unit_bytes_w, x_unit_bytes, x_rows = 2 * FRAGMENT, x_tiles * FRAGMENT, 8 * x_tiles
     w_stage = w_tiles * units * unit_bytes_w
     stage_bytes = w_stage + units * x_unit_bytes
@@ -106,7 +102,7 @@ def make_gemm_held(
     fetch_x = make_fetch_x(isa, x_tiles=x_tiles, **sizes)
     multiply_stage = make_group_multiply(isa, dtype=dtype, x_tiles=x_tiles, units=units, w_stage=w_stage)
     leave_stage = make_leave_stage(isa, cluster)
-    finish_pieces = _make_finish_pieces(isa, dtype, epilogue, x_rows)
+    finish_fragments = make_finish_fragments(isa, epilogue, dtype, x_tiles)
     fewer_registers = isa.fewer_registers(_FETCHING_REGISTERS)
     more_registers = isa.more_registers(held_registers(w_tiles))
 
@@ -168,7 +164,7 @@ def make_gemm_held(
             more_registers()
             if overlap:
                 isa.wait_previous()
-            accumulators, totals = cuda.local.array(n_kept, f32), cuda.local.array(n_kept, f32)
+            accumulators, totals = cuda.local.array(n_sums, f32), cuda.local.array(n_sums, f32)
             operands = cuda.local.array(n_operands, i32)
             own_w = i32(base + warp * (units * unit_bytes_w) + lane * 16)
             reading, barrier, parity, turn = i32(0), i32(0), i32(0), i32(0)
@@ -180,7 +176,7 @@ def make_gemm_held(
                     cuda.syncwarp()
                     if lane < isa.ARRIVING_LANES:
                         isa.mbarrier_arrive(i32(has_scales + (turn & 1) * 8))
-                for i in range(n_kept):
+                for i in range(n_sums):
                     totals[i] = zero
                 for stream in range(STREAMS):
                     for i in range(n_sums):
@@ -199,67 +195,17 @@ def make_gemm_held(
                         totals[i] = totals[i] + accumulators[i]
                 if scaled:
                     isa.mbarrier_wait(i32(has_scales + (turn & 1) * 8), i32((turn >> 1) & 1))
-                for r in range(rounds):
-                    finish_pieces(
-                        totals, i32(own_scales + scale_at), i32(r * _AT_ONCE), lane, row0, tile, tiles, rows, n, bias,
-                        gain, residual, positions, slots, table, q_heads, kv_heads, y, second, third, ordered,
-                    )  # fmt: skip
-                    for i in range(n_kept - n_taken):
-                        totals[i] = totals[i + n_taken]
+                # A warp past the last tile has multiplied that one again; of it no row is finished.
+                own_rows = rows
+                if tile >= tiles:
+                    tile, own_rows = i32(tiles - 1), i32(0)
+                finish_fragments(
+                    totals, i32(own_scales + scale_at), lane, row0, tile, own_rows, n, bias, gain, residual, positions,
+                    slots, table, q_heads, kv_heads, y, second, third, ordered,
+                )  # fmt: skip
                 block, turn = i32(block + stride), i32(turn + 1)
             if cluster > 1:  # the others have arrived at this block's barriers for the last time
                 isa.cluster.arrive()
                 isa.cluster.wait()
 
     return gemm_held
-
-
-def _make_finish_pieces(isa: Any, dtype: str, epilogue: Epilogue, x_rows: int) -> Any:
-    """Inlined `finish_pieces(sums, scales, piece, ...)`: the epilogue of the first pieces in a register array.
-
-    A lane holds W rows g and g + 8 of x rows 2t and 2t + 1, g = lane / 4; it finishes pair lane % 8 of x rows 2t and
-    2t + 1, t = lane / 8, as all kernels do, since some kinds exchange values between neighbours. `piece` is the number
-    of the first one, `scales` where the block's row scales lie.
-    """
-    cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
-    fetch, finish = make_fetch(isa, epilogue, dtype), make_finish(isa, epilogue, dtype)
-    scaled, zero, items = epilogue.quads > 0, np.float32(0), 2 * _AT_ONCE
-    n_held = 6 * items
-
-    def finish_pieces(
-        sums: Any, scales: Any, piece: Any, lane: Any, row0: Any, tile: Any, tiles: Any, rows: Any, n: Any, bias: Any,
-        gain: Any, residual: Any, positions: Any, slots: Any, table: Any, q_heads: Any, kv_heads: Any, y: Any,
-        second: Any, third: Any, ordered: Any,
-    ) -> None:  # fmt: skip
-        held, held_slot = cuda.local.array(n_held, f32), cuda.local.array(items, i32)
-        v0s, v1s = cuda.local.array(items, f32), cuda.local.array(items, f32)
-        local_rows, item_rows = cuda.local.array(items, i32), cuda.local.array(items, i32)
-        pair, t = i32(lane & 7), i32(lane >> 3)
-        source = i32(pair * 4 + t)
-        # All operands are asked for before the first is used: their waits run together.
-        for i in range(items):
-            local_rows[i] = i32((piece + (i >> 1)) * 8 + t * 2 + (i & 1))
-            item_rows[i] = i32(row0 + local_rows[i])
-            if tile >= tiles or local_rows[i] >= x_rows:  # a warp past the last tile, a piece past the block's last
-                local_rows[i], item_rows[i] = i32(0), i32(rows)
-            fetched = fetch(tile, pair, item_rows[i], rows, n, bias, gain, residual, positions, slots, table)
-            for c in range(6):
-                held[i * 6 + c] = fetched[0][c]
-            held_slot[i] = fetched[1]
-        for i in range(items):
-            at = 4 * (i >> 1) + (i & 1)
-            v0s[i] = isa.f32_of_bits(isa.shuffle_i32(isa.bits_of_f32(sums[at]), source))
-            v1s[i] = isa.f32_of_bits(isa.shuffle_i32(isa.bits_of_f32(sums[at + 2]), source))
-        for i in range(items):
-            scale = zero
-            if scaled:
-                scale = isa.shared_load_f32(i32(scales + local_rows[i] * 4))
-            operands = (
-                held[i * 6], held[i * 6 + 1], held[i * 6 + 2], held[i * 6 + 3], held[i * 6 + 4], held[i * 6 + 5],
-            )  # fmt: skip
-            finish(
-                v0s[i], v1s[i], scale, operands, held_slot[i], tile, pair, item_rows[i], rows, n, q_heads, kv_heads, y,
-                second, third, ordered,
-            )  # fmt: skip
-
-    return isa.inlined(finish_pieces)

@@ -185,9 +185,35 @@ store_u32 = instruction("store_u32", "st.global.u32 [$0], $1;", takes=[i64, i32]
 store_u64 = instruction("store_u64", "st.global.u64 [$0], $1;", takes=[i64, i64], memory=True)
 store_u32x2 = instruction("store_u32x2", "st.global.v2.u32 [$0], {$1,$2};", takes=[i64] + [i32] * 2, memory=True)
 store_u32x4 = instruction("store_u32x4", "st.global.v4.u32 [$0], {$1,$2,$3,$4};", takes=[i64] + [i32] * 4, memory=True)
+# The same where an index is below an end, in place of a branch around it: (address, value, index, end).
+store_u32_below = instruction(
+    "store_u32_below",
+    "{ .reg .pred p; setp.lt.s32 p, $2, $3; @p st.global.u32 [$0], $1; }",
+    takes=[i64, i32, i32, i32],
+    memory=True,
+)
+store_u32x2_below = instruction(
+    "store_u32x2_below",
+    "{ .reg .pred p; setp.lt.s32 p, $3, $4; @p st.global.v2.u32 [$0], {$1,$2}; }",
+    takes=[i64, i32, i32, i32, i32],
+    memory=True,
+)
+# Two such stores, (address, value, address, value, index, end), by a predicate each: one for both becomes
+# a branch.
+store_u32_twice_below = instruction(
+    "store_u32_twice_below",
+    "{ .reg .pred p, q; .reg .s32 next; add.s32 next, $4, 1; setp.lt.s32 p, $4, $5; setp.le.s32 q, next, $5;"
+    " @p st.global.u32 [$0], $1; @q st.global.u32 [$2], $3; }",
+    takes=[i64, i32, i64, i32, i32, i32],
+    memory=True,
+)
 store_f32 = instruction("store_f32", "st.global.f32 [$0], $1;", takes=[i64, f32], memory=True)
 store_f32x2 = instruction("store_f32x2", "st.global.v2.f32 [$0], {$1,$2};", takes=[i64] + [f32] * 2, memory=True)
 store_f32x4 = instruction("store_f32x4", "st.global.v4.f32 [$0], {$1,$2,$3,$4};", takes=[i64] + [f32] * 4, memory=True)
+
+# address_after(address, pitch, count): the address `count` pitches further. As a product and a sum, of which only the
+# sum changes with the address, the compiler would keep the products of all counts in registers.
+address_after = instruction("address_after", "mad.wide.s32 $0, $2, $3, $1;", [i64], [i64, i32, i32])
 
 # ---- shared memory, by the addresses that `shared_address` gives
 shared_load_u32 = instruction("shared_load_u32", "ld.shared.u32 $0, [$1];", [i32], [i32], memory=True)
@@ -254,6 +280,10 @@ shuffle_xor_i32 = instruction(
 shuffle_i32 = instruction(
     "shuffle_i32", "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;", [i32], [i32, i32], convergent=True
 )
+# 8 x 8 sixteen-bit elements, row l / 4 and columns 2 (l % 4) and the next in lane l: transposed, in the same lanes.
+transpose = instruction(
+    "transpose", "movmatrix.sync.aligned.m8n8.trans.b16 $0, $1;", [i32], [i32], convergent=True
+)  # fmt: skip
 warp_max_i32 = instruction(
     "warp_max_i32", "redux.sync.max.s32 $0, $1, 0xffffffff;", [i32], [i32], volatile=True, convergent=True
 )

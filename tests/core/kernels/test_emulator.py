@@ -71,6 +71,41 @@ def test_ldmatrix_gives_each_lane_its_pairs_and_trans_the_transposed_ones():
             assert (low, high) == tuple(blocks[block, 2 * pair : 2 * pair + 2, row])
 
 
+def test_eight_by_eight_elements_are_transposed_between_lanes():
+    x = torch.randint(-(2**15), 2**15, (8, 8), dtype=torch.int16)
+    y = torch.zeros(8, 8, dtype=torch.int16)
+
+    def body(isa):
+        def kernel(xp, yp):
+            at = isa.cuda.threadIdx.x * 4  # lane l has row l / 4, columns 2 (l % 4) and the next
+            isa.store_u32(yp + at, isa.transpose(isa.load_u32(xp + at)))
+
+        return kernel
+
+    run(body, "xp:in yp:out", xp=x, yp=y)
+    assert torch.equal(y, x.T)
+
+
+def test_stores_below_an_end_leave_the_others_alone():
+    one, two, twice = (torch.full((32, n), -1, dtype=torch.int32) for n in (1, 2, 2))
+
+    def body(isa):
+        def kernel(op, tp, wp):
+            lane = isa.cuda.threadIdx.x
+            isa.store_u32_below(isa.address_after(op, 4, lane), lane, lane, 5)
+            isa.store_u32x2_below(isa.address_after(tp, 8, lane), lane, lane + 1, lane, 6)
+            at = wp + lane * 8
+            isa.store_u32_twice_below(at, lane, at + 4, 2 * lane, lane, 7)
+
+        return kernel
+
+    run(body, "op:out tp:out wp:out", op=one, tp=two, wp=twice)
+    for values, factors, added, end in ((one, (1,), (0,), 5), (two, (1, 1), (0, 1), 6), (twice, (1, 2), (0, 0), 7)):
+        lanes = torch.arange(32, dtype=torch.int32)[:, None]
+        expected = lanes * torch.tensor(factors, dtype=torch.int32) + torch.tensor(added, dtype=torch.int32)
+        assert torch.equal(values, torch.where(lanes < end, expected, -1))
+
+
 @pytest.mark.parametrize("kind", ["bf16", "f16"])
 def test_packing_rounds_to_nearest_even_as_torch_does(kind: str):
     dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[kind]

@@ -30,6 +30,7 @@ SWIGLU: Case = {"kind": "swiglu", "k": 128, "n": 128, "dtype": "f16", "packed": 
 RING, BULK = Tiling("ring", 2, 2, 1, 2), Tiling("bulk", 1, 1, 1, 2)
 TILE = Tiling("tile", 2, 2, 1, 2, 2, 1)
 GROUP = Tiling("group", 3, 4, 1, 2)
+HELD = replace(GROUP, held=True)
 
 
 def run(case: Case, tiling: Tiling, leave: OrderedRows | None) -> Tensors:
@@ -54,6 +55,9 @@ def run(case: Case, tiling: Tiling, leave: OrderedRows | None) -> Tensors:
         pytest.param(SWIGLU, 19, TILE, 2, marks=pytest.mark.slow),
         pytest.param(RESIDUAL, 27, replace(GROUP, split=4), 3, marks=pytest.mark.slow),
         (SWIGLU, 27, GROUP, 4),
+        (SWIGLU, 27, HELD, 2),
+        (RESIDUAL, 27, replace(HELD, resident=1), 4),
+        pytest.param({**RESIDUAL, "residual": False, "dtype": "f16"}, 27, HELD, 3, marks=pytest.mark.slow),
         pytest.param(RESIDUAL, 19, replace(GROUP, split=4, together=True), 1, marks=pytest.mark.slow),
         pytest.param({**RESIDUAL, "residual": False, "dtype": "f16"}, 19, TILE, 3, marks=pytest.mark.slow),
     ],
