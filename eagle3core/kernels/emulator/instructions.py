@@ -257,6 +257,10 @@ def _vote_ballot(operands: Sequence[Any], warp: Warp) -> list[int]:
     return [i32(sum((o[0] != 0) << lane for lane, o in enumerate(operands)))] * 32
 
 
+def lane_number() -> int:
+    return lane().index % 32
+
+
 shuffle_xor_f32 = shuffle_xor_i32 = collective(_exchange_xor)
 shuffle_i32 = collective(_exchange_index)
 transpose = collective(_transpose)

@@ -1,8 +1,8 @@
 """The linear maps of a step: y = epilogue(x W^T).
 
 Read `launcher` first, then `reference`, `tiling`, and one kernel: `ring` (few rows), `tile` or `group` (more).
-`epilogue` says what becomes of the sums; a new epilogue is a kind there, a formula in `values`, and a branch of `finish`
-and of `fragments.kinds`, the two arrangements in which kernels finish.
+`epilogue` says what becomes of the sums; a new epilogue is a kind there, a formula in `values`, and a branch of
+`finish` and of `fragments.kinds`, the two arrangements in which kernels finish.
 """
 
 from eagle3core.kernels.gemm.card import CARD

@@ -11,7 +11,7 @@ from dataclasses import replace
 from eagle3core.kernels.card import SHARED_BYTES
 from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.fp8.tiling import as_fp8, deepened, low_block, takes
-from eagle3core.kernels.gemm.held import holds_totals, least_steps
+from eagle3core.kernels.gemm.held import holds_totals
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
 
@@ -153,8 +153,6 @@ def _tiles(rows: int, n_tiles: int) -> Iterator[Tiling]:
 def _is_taken(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) -> bool:
     """Whether the kernel of a tiling runs this shape; the same limits as `gemm` checks."""
     units = -(-k // UNIT)
-    if tiling.held and tiling.stages >= least_steps(k, tiling.units):
-        return False
     if tiling.kernel == "group":
         return arch == "sm_90a" and packed and tiling.units <= units
     if tiling.kernel == "bulk" and (

@@ -4,7 +4,8 @@ It differs from `gemm_group` in three things, and in no bit. The totals over str
 warpgroup that fetches gives up most of its own: the ring has the shared memory that totals took, and a stream's end
 costs no turn through it. A warp finishes its own sums where they are (`fragments`), with no meeting of the block. So
 the ring is never given up to sums, and a block that stays has the next block's stages under way while it finishes one:
-warpgroups drift apart by as much as the ring is deep, and one multiplies while another finishes.
+warpgroups drift apart by as much as the ring is deep, and one multiplies while another finishes. The rows' scales are
+put meanwhile by the two warps of the fetching warpgroup that fetch nothing, a block ahead at most.
 
 Source: derived here; the hand-over of registers from the PTX ISA, setmaxnreg.
 """
@@ -30,13 +31,14 @@ from eagle3core.kernels.gemm.stages import (
 )
 
 _WARPGROUP = 4  # warps, which give up or take registers together
+_SCALING_WARPS = 2  # of the warpgroup that fetches, those who fetch neither W nor x
 _PROCESSOR_REGISTERS = 65536
 _MOST_REGISTERS = 240  # of a lane: what it can name is 255, and what it is given a multiple of 8
-_FETCHING_REGISTERS = 48  # of a lane that fetches: with fewer it spills
+_FETCHING_REGISTERS = 48  # of a lane that fetches or scales: with fewer it spills
 
 
 def held_threads(w_tiles: int) -> int:
-    """Threads of a block: a multiplying warp a tile of W, and a warpgroup, of which two warps fetch."""
+    """Threads of a block: a multiplying warp a tile of W, and a warpgroup, of which two warps fetch and two scale."""
     return 32 * (w_tiles + _WARPGROUP)
 
 
@@ -62,13 +64,7 @@ def holds_totals(x_tiles: int, w_tiles: int, units: int) -> bool:
 
 def held_shared_bytes(x_tiles: int, w_tiles: int, units: int, stages: int) -> int:
     """Dynamic shared memory of a block, bytes: the ring; row scales of this block and the next; barriers."""
-    return stages * units * (2 * w_tiles + x_tiles) * FRAGMENT + 64 * x_tiles + 16 + 16 * stages
-
-
-def least_steps(k: int, units: int) -> int:
-    """Stages of a block of `k` columns; of a ring there must be fewer, see `make_gemm_held`."""
-    n_units = -(-k // UNIT)
-    return sum(-(-((s + 1) * n_units // STREAMS - s * n_units // STREAMS) // units) for s in range(STREAMS))
+    return stages * units * (2 * w_tiles + x_tiles) * FRAGMENT + 64 * x_tiles + 32 + 16 * stages
 
 
 def make_gemm_held(
@@ -79,8 +75,7 @@ def make_gemm_held(
 
     Args:
         x_tiles, w_tiles, units: of which `holds_totals` holds.
-        stages: depth of the ring, fewer than the stages of a block: the warps are then never so far apart that one puts
-            the scales of the block after next where another still reads those of this one.
+        stages: depth of the ring, which may be more than the stages of a block.
         overlap: as in `gemm_tile`.
         cluster: as in `gemm_group`; it divides the blocks of x rows, so that all of a cluster have the same tiles of W.
     """
@@ -94,8 +89,11 @@ def make_gemm_held(
     full_at = scale_at + 8 * x_rows
     empty_at = full_at + 8 * stages
     scaled_at = empty_at + 8 * stages
+    unscaled_at = scaled_at + 16
     scaled = epilogue.quads > 0
-    put_scales = make_put_scales(isa, epilogue, x_rows=x_rows, n_warps=n_warps, scale_at=scale_at)
+    put_scales = make_put_scales(
+        isa, epilogue, x_rows=x_rows, n_warps=_SCALING_WARPS, scale_at=scale_at, together=4
+    )  # fmt: skip
     steps_of, following, first_place = make_steps_of(isa, units), make_following(isa, units), make_first_place(isa)
     sizes = {"units": units, "stages": stages, "stage_bytes": stage_bytes}
     fetch_w = make_fetch_w(isa, w_tiles=w_tiles, cluster=cluster, fp8=False, **sizes)
@@ -114,17 +112,20 @@ def make_gemm_held(
         tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), i32(tid >> 5)
         base = isa.shared_address(cuda.shared.array(0, f32, alignment=128))
-        full, empty, has_scales = i32(base + full_at), i32(base + empty_at), i32(base + scaled_at)
+        full, empty = i32(base + full_at), i32(base + empty_at)
+        has_scales, has_none = i32(base + scaled_at), i32(base + unscaled_at)
         n_units, last = i32((k + (UNIT - 1)) >> 5), i32(STREAMS - 1)
         blocks_x = i32((rows + (x_rows - 1)) // x_rows)
         n_blocks, stride = i32(blocks_x * ((tiles + (w_tiles - 1)) // w_tiles)), i32(cuda.gridDim.x)
         # `full` completes when both who fetch have announced their bytes and the bytes are there; `empty` when every
-        # multiplying warp has arrived, and so do the two that say that a block's scales are there.
+        # multiplying warp has arrived. Scales of this block and the next are such a ring too: `has_scales` completes
+        # when both warps have put theirs, `has_none` when every multiplying warp has read them.
         if tid < stages:
             isa.mbarrier_init(i32(full + tid * 8), i32(2))
             isa.mbarrier_init(i32(empty + tid * 8), i32(cluster * n_warps * isa.ARRIVING_LANES))
         if tid < 2:
-            isa.mbarrier_init(i32(has_scales + tid * 8), i32(n_warps * isa.ARRIVING_LANES))
+            isa.mbarrier_init(i32(has_scales + tid * 8), i32(_SCALING_WARPS * isa.ARRIVING_LANES))
+            isa.mbarrier_init(i32(has_none + tid * 8), i32(n_warps * isa.ARRIVING_LANES))
         isa.mbarrier_fence_init()
         cuda.syncthreads()  # nobody waits at a barrier that is not there yet; the only one that all warps meet at
         if cluster > 1:  # nor copies to another block before it has barriers
@@ -135,7 +136,7 @@ def make_gemm_held(
 
         block = i32(cuda.blockIdx.x)
         if warp >= n_warps:
-            fewer_registers()  # by the whole warpgroup, of which two warps fetch
+            fewer_registers()  # by the whole warpgroup
             if warp == n_warps:
                 place = first_place(base)
                 while block < n_blocks:
@@ -160,6 +161,16 @@ def make_gemm_held(
                             i32(base + w_stage), full, empty, packed, n_units, i32(0), last, lane, place
                         )  # fmt: skip
                         block = i32(block + stride)
+                elif scaled:
+                    turn = i32(0)
+                    while block < n_blocks:
+                        own_scales, row0 = i32(base + (turn & 1) * (4 * x_rows)), i32((block % blocks_x) * x_rows)
+                        isa.mbarrier_wait(i32(has_none + (turn & 1) * 8), i32(((turn >> 1) & 1) ^ 1))
+                        put_scales(own_scales, sums, row0, rows, i32(warp - (n_warps + 2)), lane, inv_width, eps)
+                        cuda.syncwarp()
+                        if lane < isa.ARRIVING_LANES:
+                            isa.mbarrier_arrive(i32(has_scales + (turn & 1) * 8))
+                        block, turn = i32(block + stride), i32(turn + 1)
         else:
             more_registers()
             if overlap:
@@ -170,12 +181,6 @@ def make_gemm_held(
             reading, barrier, parity, turn = i32(0), i32(0), i32(0), i32(0)
             while block < n_blocks:
                 row0, tile = i32((block % blocks_x) * x_rows), i32((block // blocks_x) * w_tiles + warp)
-                own_scales = i32(base + (turn & 1) * (4 * x_rows))
-                if scaled:
-                    put_scales(own_scales, sums, row0, rows, warp, lane, inv_width, eps)
-                    cuda.syncwarp()
-                    if lane < isa.ARRIVING_LANES:
-                        isa.mbarrier_arrive(i32(has_scales + (turn & 1) * 8))
                 for i in range(n_sums):
                     totals[i] = zero
                 for stream in range(STREAMS):
@@ -199,10 +204,16 @@ def make_gemm_held(
                 own_rows = rows
                 if tile >= tiles:
                     tile, own_rows = i32(tiles - 1), i32(0)
+                own_scales = i32(base + scale_at + (turn & 1) * (4 * x_rows))
+                # The lane's number anew: what is computed from it would else take registers from the products.
                 finish_fragments(
-                    totals, i32(own_scales + scale_at), lane, row0, tile, own_rows, n, bias, gain, residual, positions,
+                    totals, own_scales, isa.lane_number(), row0, tile, own_rows, n, bias, gain, residual, positions,
                     slots, table, q_heads, kv_heads, y, second, third, ordered,
                 )  # fmt: skip
+                if scaled:
+                    cuda.syncwarp()
+                    if lane < isa.ARRIVING_LANES:
+                        isa.mbarrier_arrive(i32(has_none + (turn & 1) * 8))
                 block, turn = i32(block + stride), i32(turn + 1)
             if cluster > 1:  # the others have arrived at this block's barriers for the last time
                 isa.cluster.arrive()

@@ -35,7 +35,7 @@ from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
 from eagle3core.kernels.gemm.fp8.blocks import blocks_of
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_tiling, takes
 from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
-from eagle3core.kernels.gemm.held import holds_totals, launched_registers, least_steps, make_gemm_held
+from eagle3core.kernels.gemm.held import holds_totals, launched_registers, make_gemm_held
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
 from eagle3core.kernels.gemm.reference import EPS, n_columns, n_weight_rows
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT, make_gemm_ring
@@ -255,10 +255,10 @@ def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool)
             f"{tiling}, {tiling.cluster} blocks a cluster", "a cluster of 1, or of `group` one that divides w_tiles",
             "set cluster=1, or pass no tiling",
         )  # fmt: skip
-    if tiling.held and not _can_hold(tiling, k):
+    if tiling.held and not _can_hold(tiling):
         raise KernelLimit(
-            f"{tiling} holds its totals for k {k}",
-            "`group` with split 1, whole clusters, sums that fit its registers twice, and fewer stages than k has",
+            f"{tiling} holds its totals",
+            "`group` with split 1, whole clusters, and sums that fit its registers twice",
             "set held=False, or pass no tiling",
         )
     if tiling.kernel in ("ring", "bulk") and (
@@ -276,10 +276,9 @@ def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool)
         )
 
 
-def _can_hold(tiling: Tiling, k: int) -> bool:
+def _can_hold(tiling: Tiling) -> bool:
     is_alone = tiling.kernel == "group" and tiling.split == 1 and tiling.resident % tiling.cluster == 0
-    has_room = holds_totals(tiling.x_tiles, tiling.w_tiles, tiling.units)
-    return is_alone and has_room and tiling.stages < least_steps(k, tiling.units)
+    return is_alone and holds_totals(tiling.x_tiles, tiling.w_tiles, tiling.units)
 
 
 def gemm_cost(case: Case) -> Cost:

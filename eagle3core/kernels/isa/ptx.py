@@ -271,6 +271,8 @@ product = instruction("product", "mul.rn.f32 $0, $1, $2;", [f32], [f32, f32])
 popcount = instruction("popcount", "popc.b32 $0, $1;", [i32], [i32])
 
 # ---- warp-wide exchange, all 32 lanes
+# The lane's number, asked for anew: what follows from it is computed there, not kept in registers since before a loop.
+lane_number = instruction("lane_number", "mov.u32 $0, %laneid;", [i32], volatile=True)
 shuffle_xor_f32 = instruction(
     "shuffle_xor_f32", "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;", [f32], [f32, i32], convergent=True
 )

@@ -58,7 +58,9 @@ def _make_ordered(isa: Any, epilogue: Epilogue) -> tuple[Any, Any]:
 
     def begin_ordered(ordered: Any, lane: Any, row0: Any, column: Any, n: Any) -> Any:
         half = i32((column >> 1) & 1)
-        return ordered + within(x_tiles, i32(lane >> 2), column) + half * HALF_BYTES, n, i32(row0 >> 3)
+        # The first row alone would do, but what all lanes share has fewer registers.
+        group = i32((row0 + (lane >> 2)) >> 3)
+        return ordered + within(x_tiles, i32(lane >> 2), column) + half * HALF_BYTES, n, group
 
     def ordered_at(place: Any, piece: Any) -> Any:
         return of_group(place[0], x_tiles, place[1], i32(place[2] + piece))
