@@ -87,6 +87,11 @@ def mbarrier_arrive(address: int) -> None:
     arrive_at(current(), _mbarrier(address))
 
 
+def mbarrier_arrive_below(address: int, index: int, end: int) -> None:
+    if index < end:
+        mbarrier_arrive(address)
+
+
 def arrive_at(lane: Lane, barrier: Arrivals) -> None:
     """`lane` counts at a barrier, of its own block or of another of its cluster; who waits there sees what it saw."""
     lane.block.clock += 1

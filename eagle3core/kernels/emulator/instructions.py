@@ -30,6 +30,7 @@ from eagle3core.kernels.emulator.copies import (  # noqa: F401  part of the inst
     copy_commit,
     fence_async_shared,
     mbarrier_arrive,
+    mbarrier_arrive_below,
     mbarrier_expect,
     mbarrier_fence_init,
     mbarrier_init,
@@ -211,6 +212,13 @@ def group_settle(n: int) -> Callable[..., None]:
 
 def group_forget(n: int) -> Callable[..., None]:
     return lambda sums: emulator_group.forget(sums, n // 2)
+
+
+def _group_wait(n: int) -> Callable[[], None]:
+    return lambda: emulator_group.wait(lane(), n)
+
+
+GROUP_WAIT = tuple(_group_wait(n) for n in range(4))
 
 
 def group_fence() -> None:

@@ -1,11 +1,12 @@
 """GEMM kernel for sm_90a and many rows of x: warpgroups that hold all totals, in blocks that stay for several tiles.
 
-It differs from `gemm_group` in three things, and in no bit. The totals over streams stay in registers, of which a
+It differs from `gemm_group` in what follows, and in no bit. The totals over streams stay in registers, of which a
 warpgroup that fetches gives up most of its own: the ring has the shared memory that totals took, and a stream's end
 costs no turn through it. A warp finishes its own sums where they are (`fragments`), with no meeting of the block. So
 the ring is never given up to sums, and a block that stays has the next block's stages under way while it finishes one:
 warpgroups drift apart by as much as the ring is deep, and one multiplies while another finishes. The rows' scales are
-put meanwhile by the two warps of the fetching warpgroup that fetch nothing, a block ahead at most.
+put meanwhile by the two warps of the fetching warpgroup that fetch nothing, a block ahead at most. With two units a
+stage the tensor cores always have products of a warpgroup while it waits for, or loads, what the next ones read.
 
 Source: derived here; the hand-over of registers from the PTX ISA, setmaxnreg.
 """
@@ -18,7 +19,7 @@ import numpy as np
 
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.fragments.walk import make_finish_fragments
-from eagle3core.kernels.gemm.products import make_group_multiply
+from eagle3core.kernels.gemm.products import make_group_multiply, make_group_multiply_ahead
 from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
 from eagle3core.kernels.gemm.scale import make_put_scales
 from eagle3core.kernels.gemm.stages import (
@@ -98,8 +99,13 @@ def make_gemm_held(
     sizes = {"units": units, "stages": stages, "stage_bytes": stage_bytes}
     fetch_w = make_fetch_w(isa, w_tiles=w_tiles, cluster=cluster, fp8=False, **sizes)
     fetch_x = make_fetch_x(isa, x_tiles=x_tiles, **sizes)
-    multiply_stage = make_group_multiply(isa, dtype=dtype, x_tiles=x_tiles, units=units, w_stage=w_stage)
     leave_stage = make_leave_stage(isa, cluster)
+    of_stage: dict[str, Any] = {"dtype": dtype, "x_tiles": x_tiles, "units": units, "w_stage": w_stage}
+    multiply_stage = make_group_multiply(isa, **of_stage)
+    # With one unit a stage there is no second set of operands; blocks of a cluster tell each other of a stage.
+    ahead = units > 1 and cluster == 1
+    if ahead:
+        multiply_ahead, settle = make_group_multiply_ahead(isa, **of_stage)
     finish_fragments = make_finish_fragments(isa, epilogue, dtype, x_tiles)
     fewer_registers = isa.fewer_registers(_FETCHING_REGISTERS)
     more_registers = isa.more_registers(held_registers(w_tiles))
@@ -186,15 +192,22 @@ def make_gemm_held(
                 for stream in range(STREAMS):
                     for i in range(n_sums):
                         accumulators[i] = zero
+                    before, arriving = i32(empty), i32(0)
                     for _ in range(steps_of(i32(stream), n_units)):
                         # The barrier's phases alternate: `parity` is that of the round through the ring.
                         isa.mbarrier_wait(i32(full + barrier), parity)
-                        multiply_stage(accumulators, operands, own_w, base, reading)
-                        cuda.syncwarp()
-                        leave_stage(i32(empty + barrier), lane)
+                        if ahead:
+                            multiply_ahead(accumulators, operands, own_w, base, reading, before, lane, arriving)
+                            before, arriving = i32(empty + barrier), i32(isa.ARRIVING_LANES)
+                        else:
+                            multiply_stage(accumulators, operands, own_w, base, reading)
+                            cuda.syncwarp()
+                            leave_stage(i32(empty + barrier), lane)
                         reading, barrier = i32(reading + stage_bytes), i32(barrier + 8)
                         if barrier == 8 * stages:
                             reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
+                    if ahead:
+                        settle(accumulators, before, lane, arriving)
                     # ((s0 + s1) + s2) + s3.
                     for i in range(n_sums):
                         totals[i] = totals[i] + accumulators[i]

@@ -82,37 +82,85 @@ def make_group_multiply(isa: Any, *, dtype: str, x_tiles: int, units: int, w_sta
     and comes back when they are done. `own_w`: where this lane's pieces of W lie in the first stage; x lies `w_stage`
     bytes into a stage. `operands`: an array of 8 `units` for W.
     """
-    i32, i64 = isa.i32, isa.i64
-    n_columns = 8 * x_tiles
-    group_mma, group_settle = isa.group_mma(dtype, n_columns), isa.group_settle(n_columns)
-    unit_bytes_w, x_unit_bytes, product_bytes = (1 if fp8 else 2) * FRAGMENT, x_tiles * FRAGMENT, x_tiles * 256
-    load_widened = make_load_widened(isa, dtype)
+    group_settle = isa.group_settle(8 * x_tiles)
+    load_unit, multiply_unit = _make_group_unit(isa, dtype, x_tiles, w_stage, fp8)
 
     def multiply_stage(accumulators: Any, operands: Any, own_w: Any, base: Any, reading: Any) -> None:
         for u in range(units):
-            at = i32(own_w + reading + u * unit_bytes_w)
-            if fp8:
-                a, b = load_widened(at)
-            else:
-                a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
-            for c in range(4):
-                operands[u * 8 + c * 2], operands[u * 8 + c * 2 + 1] = a[c], b[c]
+            load_unit(operands, u, own_w, reading)
         # Operands and sums are in registers from here on; until `group_settle` they belong to the tensor cores.
         isa.group_fence()
         for u in range(units):
-            at = i32(base + w_stage + reading + u * x_unit_bytes)
-            # A matrix descriptor: the shared address in sixteenths, and how far apart its 8 x 16-byte pieces are.
-            there = i64((at & 0x3FFFF) >> 4) + _DESCRIPTOR
-            o = u * 8
-            # The same 16 k a product as in `gemm_ring`, k 8t..8t+3 of lane t, then 8t+4..8t+7: equal bits
-            # (docs/log.md).
-            group_mma(accumulators, operands[o], operands[o + 1], operands[o + 2], operands[o + 3], there)
-            group_mma(
-                accumulators, operands[o + 4], operands[o + 5], operands[o + 6], operands[o + 7],
-                there + (product_bytes >> 4),
-            )  # fmt: skip
+            multiply_unit(accumulators, operands, u, base, reading)
         isa.group_commit()
         # x is read from shared memory until the products are done, so the stage is free only after this.
         group_settle(accumulators)
 
     return isa.inlined(multiply_stage)
+
+
+def make_group_multiply_ahead(
+    isa: Any, *, dtype: str, x_tiles: int, units: int, w_stage: int
+) -> tuple[Any, Any]:  # fmt: skip
+    """The same with the products of the last units still under way while W of the next is loaded; `units` 2 or 4.
+
+    Inlined `multiply_stage(accumulators, operands, own_w, base, reading, before, lane, arriving)` comes back with
+    products under way. As soon as those of the stage before are done, the lanes below `arriving` say at its barrier
+    `before` that it has been read; of a first stage `arriving` is 0. `settle(accumulators, before, lane, arriving)`
+    waits for the rest, and does so for the last stage; the sums may be used then.
+    """
+    cuda, group_settle, wait_for_older = isa.cuda, isa.group_settle(8 * x_tiles), isa.GROUP_WAIT[units - 1]
+    load_unit, multiply_unit = _make_group_unit(isa, dtype, x_tiles, w_stage, False)
+
+    def multiply_stage(
+        accumulators: Any, operands: Any, own_w: Any, base: Any, reading: Any, before: Any, lane: Any, arriving: Any
+    ) -> None:  # fmt: skip
+        for u in range(units):
+            # A unit is a group. Of the stage before, the group of this unit is done, whose operands are replaced; with
+            # the last unit all of them.
+            wait_for_older()
+            if u == units - 1:
+                cuda.syncwarp()
+                isa.mbarrier_arrive_below(before, lane, arriving)
+            load_unit(operands, u, own_w, reading)
+            isa.group_fence()
+            multiply_unit(accumulators, operands, u, base, reading)
+            isa.group_commit()
+
+    def settle(accumulators: Any, before: Any, lane: Any, arriving: Any) -> None:
+        group_settle(accumulators)
+        cuda.syncwarp()
+        isa.mbarrier_arrive_below(before, lane, arriving)
+
+    return isa.inlined(multiply_stage), isa.inlined(settle)
+
+
+def _make_group_unit(isa: Any, dtype: str, x_tiles: int, w_stage: int, fp8: bool) -> tuple[Any, Any]:
+    """Inlined `load_unit(operands, u, own_w, reading)`, W of a unit to registers, and `multiply_unit(accumulators,
+    operands, u, base, reading)`, which asks for its products."""
+    i32, i64 = isa.i32, isa.i64
+    group_mma, load_widened = isa.group_mma(dtype, 8 * x_tiles), make_load_widened(isa, dtype)
+    unit_bytes_w, x_unit_bytes, product_bytes = (1 if fp8 else 2) * FRAGMENT, x_tiles * FRAGMENT, x_tiles * 256
+
+    def load_unit(operands: Any, u: Any, own_w: Any, reading: Any) -> None:
+        at = i32(own_w + reading + u * unit_bytes_w)
+        if fp8:
+            a, b = load_widened(at)
+        else:
+            a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
+        for c in range(4):
+            operands[u * 8 + c * 2], operands[u * 8 + c * 2 + 1] = a[c], b[c]
+
+    def multiply_unit(accumulators: Any, operands: Any, u: Any, base: Any, reading: Any) -> None:
+        at = i32(base + w_stage + reading + u * x_unit_bytes)
+        # A matrix descriptor: the shared address in sixteenths, and how far apart its 8 x 16-byte pieces are.
+        there = i64((at & 0x3FFFF) >> 4) + _DESCRIPTOR
+        o = u * 8
+        # The same 16 k a product as in `gemm_ring`, k 8t..8t+3 of lane t, then 8t+4..8t+7: equal bits (docs/log.md).
+        group_mma(accumulators, operands[o], operands[o + 1], operands[o + 2], operands[o + 3], there)
+        group_mma(
+            accumulators, operands[o + 4], operands[o + 5], operands[o + 6], operands[o + 7],
+            there + (product_bytes >> 4),
+        )  # fmt: skip
+
+    return isa.inlined(load_unit), isa.inlined(multiply_unit)

@@ -60,6 +60,11 @@ ldmatrix_x4_trans = _ldmatrix("ldmatrix_x4_trans", ".trans")
 # ---- tensor cores of a warpgroup (sm_90a only): products under way between a fence and a wait; see `isa.group`
 group_fence = instruction("group_fence", "wgmma.fence.sync.aligned;", memory=True, convergent=True)
 group_commit = instruction("group_commit", "wgmma.commit_group.sync.aligned;", memory=True, convergent=True)
+# GROUP_WAIT[n]() waits until at most the n newest committed groups of products are still under way.
+GROUP_WAIT = tuple(
+    instruction(f"group_wait_{n}", f"wgmma.wait_group.sync.aligned {n};", memory=True, convergent=True)
+    for n in range(4)
+)  # fmt: skip
 # group_any(name, flag): whether any of the 128 lanes' flags is set, which all of them wait for at barrier `name`.
 group_any = instruction(
     "group_any",
@@ -94,6 +99,14 @@ mbarrier_expect = instruction(
     "mbarrier_expect", "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", takes=[i32, i32], memory=True
 )
 mbarrier_arrive = instruction("mbarrier_arrive", "mbarrier.arrive.shared::cta.b64 _, [$0];", takes=[i32], memory=True)
+# The same where an index is below an end, in place of a branch: the assembler lets products of a warpgroup stay under
+# way while others are asked for only where there is none in between.
+mbarrier_arrive_below = instruction(
+    "mbarrier_arrive_below",
+    "{ .reg .pred p; setp.lt.s32 p, $1, $2; @p mbarrier.arrive.shared::cta.b64 _, [$0]; }",
+    takes=[i32, i32, i32],
+    memory=True,
+)
 mbarrier_wait = instruction(
     "mbarrier_wait",
     "{\n .reg .pred done;\n AGAIN:\n mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1;\n"

@@ -41,6 +41,11 @@ def example(case):
     [
         ({}, {"resident": 2}),  # four blocks, of which the last have tiles and rows past the end
         ({"k": 80}, {"stages": 2}),  # a stream without units
+        ({"k": 80}, {"units": 2, "stages": 2, "resident": 1}),
+        (
+            {"k": 528, "m": 20, "n": 48},
+            {"x_tiles": 1, "units": 2, "stages": 3, "resident": 2},
+        ),  # stages that are not full
         ({"k": 80, "kind": "swiglu", "n": 40, "m": 25, "norm": True}, {"x_tiles": 1, "stages": 7, "resident": 1}),
         ({"kind": "residual", "m": 30, "n": 64, "norm": True}, {"x_tiles": 2, "units": 2, "stages": 3, "resident": 3}),
         (
@@ -94,13 +99,29 @@ def test_scales_that_are_read_too_early_overwritten_or_never_announced_are_found
 
 
 @pytest.mark.emulated
+@pytest.mark.parametrize("units", [1, 2])
 @pytest.mark.parametrize(("plant", "message"), RING_BUGS)
-def test_a_planted_bug_in_the_ring_of_a_block_that_stays_is_found(plant, message):
-    inputs = example(CASE)
-    launches = gemm_launches("sm_90a", CASE, inputs, CARD.outputs(CASE, inputs), **{**HELD, "resident": 2, "stages": 2})
+def test_a_planted_bug_in_the_ring_of_a_block_that_stays_is_found(plant, message, units):
+    inputs, setting = example(CASE), {**HELD, "resident": 2, "stages": 2, "units": units}
+    launches = gemm_launches("sm_90a", CASE, inputs, CARD.outputs(CASE, inputs), **setting)
     emulator.execute(launches)
     with pytest.raises(EmulationError, match=message):
         emulator.execute(launches, isa=plant())
+
+
+@pytest.mark.emulated
+def test_a_stage_that_is_left_with_products_under_way_or_never_is_found():
+    """Of two units a stage the products of the last stay under way while the next stage's first are asked for."""
+    inputs, setting = example(CASE), {**HELD, "resident": 2, "stages": 2, "units": 2}
+    launches = gemm_launches("sm_90a", CASE, inputs, CARD.outputs(CASE, inputs), **setting)
+    hasty = SimpleNamespace(**{n: v for n, v in vars(emulator).items() if n[0] != "_"})
+    hasty.GROUP_WAIT = emulator.GROUP_WAIT[3:] * 4
+    with pytest.raises(EmulationError, match=r"overwritten while a product|overwrites shared"):
+        emulator.execute(launches, isa=hasty)
+    staying = SimpleNamespace(**{n: v for n, v in vars(emulator).items() if n[0] != "_"})
+    staying.mbarrier_arrive_below = lambda barrier, index, end: None
+    with pytest.raises(EmulationError, match="deadlock"):
+        emulator.execute(launches, isa=staying)
 
 
 @pytest.mark.reference
