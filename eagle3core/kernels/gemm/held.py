@@ -35,6 +35,7 @@ _WARPGROUP = 4  # warps, which give up or take registers together
 _SCALING_WARPS = 2  # of the warpgroup that fetches, those who fetch neither W nor x
 _PROCESSOR_REGISTERS = 65536
 _MOST_REGISTERS = 240  # of a lane: what it can name is 255, and what it is given a multiple of 8
+_NOT_AHEAD = (23,)  # tiles of x with which the assembler (CUDA 13.0) spills if products are under way between stages
 _FETCHING_REGISTERS = 48  # of a lane that fetches or scales: with fewer it spills
 
 
@@ -103,7 +104,7 @@ def make_gemm_held(
     of_stage: dict[str, Any] = {"dtype": dtype, "x_tiles": x_tiles, "units": units, "w_stage": w_stage}
     multiply_stage = make_group_multiply(isa, **of_stage)
     # With one unit a stage there is no second set of operands; blocks of a cluster tell each other of a stage.
-    ahead = units > 1 and cluster == 1
+    ahead = units > 1 and cluster == 1 and x_tiles not in _NOT_AHEAD
     if ahead:
         multiply_ahead, settle = make_group_multiply_ahead(isa, **of_stage)
     finish_fragments = make_finish_fragments(isa, epilogue, dtype, x_tiles)

@@ -189,6 +189,15 @@ def test_sweeps_try_blocks_that_stay_and_blocks_of_one_tile():
 
 @pytest.mark.compiled
 @pytest.mark.slow
+@pytest.mark.parametrize("x_tiles", range(9, 25))
+def test_blocks_of_every_height_that_a_sweep_tries_are_made_without_spills(x_tiles):
+    tiling = deepest("sm_90a", Tiling("group", x_tiles, 8, 2, 8, held=True), 128, blocks=1)
+    variant = gemm_variant("sm_90a", "bf16", Epilogue("swiglu", quads=2), tiling, packed=True, ragged=False)
+    assert compile_variant(variant, "sm_90a", disassemble=True).faults(variant) == []
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "x_tiles", "w_tiles", "units", "stages"),
     [("swiglu", 16, 12, 1, 16), ("residual", 24, 8, 2, 16), ("store", 3, 4, 1, 5)],
