@@ -50,7 +50,8 @@ def make_split(isa: Any, shape: Shape, *, tiles: int, half: bool, joined: bool) 
         total = total + isa.shuffle_xor_f32(total, 1)
         total = total + isa.shuffle_xor_f32(total, 2)
         if (lane & 3) == 0:
-            entry = i32(table + ((m * 16 + far * 8 + (lane >> 2)) * streams + warp) * 16)
+            # Rows apart by a constant, which a store takes along: one register holds the place of all through the walk.
+            entry = i32(i32(table + ((lane >> 2) * streams + warp) * 16) + (m * 16 + far * 8) * streams * 16)
             isa.shared_store_f32x4(entry, tops[m * 2 + far], total, isa.f32_of_bits(slot), zero)
 
     def lay_values(m: Any, far: Any, slot: Any, lane: Any, accumulators: Any) -> None:
