@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -149,45 +150,57 @@ def _measured() -> tuple[Case, ...]:
     return (*whole, *trees, *levels, *near)
 
 
-def _variants(arch: str, wanted: Sequence[tuple[str, int, int]], batches: Sequence[int], **more: Any) -> list[Variant]:
+def _variants(
+    arch: str, wanted: Sequence[tuple[str, int, int]], batches: Sequence[int], setting: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> list[Variant]:  # fmt: skip
     """What (dtype, head size, tokens) launch; the largest batch lets a block join the splits of a bundle."""
     made: dict[str, Variant] = {}
     for dtype, dim, tokens in wanted:
         about = {"dtype": dtype, "dim": dim, "heads": dict(_KINDS)[dim], "kv_heads": 8, "kv": 1024, "tokens": tokens}
         about |= more
         for batch in batches:
-            made |= {v.name: v for v in attention_variants_of(arch, {**about, "batch": batch})}
+            made |= {v.name: v for v in attention_variants_of(arch, {**about, "batch": batch}, **setting or {})}
+    return list(made.values())
+
+
+# Tokens whose kernels are those of all numbers up to the most: for one more of them a kernel has another tile of rows,
+# a tree another unit (a test counts through all). Most first, so that a form's first variant has most registers.
+_TOKENS = (64, 49, 32, 17, 16, 15, 8, 7, 4, 2, 1)
+
+
+def _asked_for(arch: str) -> list[Variant]:
+    """What an engine asks for: any number of tokens, of one sequence or four, chains and trees, both kinds of cache.
+
+    Both forms of each: which of them a launch takes depends on its splits a block, hence on batch and processors.
+    """
+    made: dict[str, Variant] = {}
+    for paths, (dim, _), fp8, tokens in product((False, True), _KINDS, (False, True), _TOKENS):
+        about = {"paths": paths, "fp8": fp8}
+        for run in (1, BUNDLE):
+            made |= {v.name: v for v in _variants(arch, [("bf16", dim, tokens)], (1, 4), {"run": run}, **about)}
     return list(made.values())
 
 
 def attention_variants(arch: str) -> list[Variant]:
-    """A variant with many registers on one architecture, a small one on the others: most take half a minute."""
+    """Variants with many registers on one architecture, a small one on the others: most take five seconds and more."""
     if arch == "sm_90a":
-        return _variants(arch, [("bf16", 128, 8)], batches=(4,))
+        return _variants(arch, [("bf16", 128, 8)], batches=(4,)) + _variants(arch, [("bf16", 128, 8)], (1,), fp8=True)
     return _variants(arch, [("bf16", 64, 1)], batches=(1,))
 
 
 def attention_slow_variants(arch: str) -> list[Variant]:
-    """What the measured shapes launch, and fp16; of the other architectures, every form of the kernels once."""
+    """What an engine asks for, then fp16, keys of earlier passes and windows; on the other architectures fewer."""
+    made = _asked_for(arch)
     if arch != "sm_90a":
-        made = _variants(arch, [("bf16", 128, 8), ("bf16", 128, 64), ("bf16", 64, 64)], batches=(4,))
         made += _variants(arch, [("bf16", 128, 10), ("bf16", 64, 3)], batches=(1,), earlier=30)
         made += _variants(arch, [("bf16", 128, 10)], batches=(1,), earlier=30, window=512)
-        made += _variants(arch, [("bf16", 128, 8), ("bf16", 64, 16)], batches=(1,), paths=True)
-        made += _variants(arch, [("bf16", 128, 8), ("bf16", 64, 64)], batches=(4,), fp8=True)
-        made += _variants(arch, [("bf16", 128, 8)], batches=(1,), paths=True, fp8=True)
         made += _variants(arch, [("bf16", 64, 16)], batches=(1,), paths=True, window=128)
     else:
-        made = _variants(arch, [("bf16", dim, t) for dim, _ in _KINDS for t in (1, 4, 8, 16, 64)], batches=(4,))
-        made += _variants(arch, [("bf16", 128, 64)], batches=(1,))  # whose splits are all left apart
         made += _variants(arch, [("f16", 128, 8), ("f16", 64, 8)], batches=(4,))
         made += _variants(arch, [("bf16", dim, t) for dim, _ in _KINDS for t in (1, 3, 10)], batches=(1,), earlier=30)
         made += _variants(arch, [("bf16", 128, 10)], batches=(4,), earlier=30)
         made += _variants(arch, [("bf16", 128, t) for t in (3, 10)], batches=(1,), earlier=30, window=512)
-        made += _variants(arch, [("bf16", 128, t) for t in (8, 32, 60)] + [("bf16", 64, 60)], batches=(1,), paths=True)
-        made += _variants(arch, [("bf16", 128, t) for t in (60, 16)], batches=(1,), paths=True, kv=32768)
-        made += _variants(arch, [("bf16", dim, t) for dim, _ in _KINDS for t in (1, 8, 64)], batches=(4,), fp8=True)
-        made += _variants(arch, [("bf16", 128, t) for t in (8, 60)], batches=(1,), paths=True, fp8=True)
         made += _variants(arch, [("bf16", 128, 10)], batches=(1,), earlier=30, fp8=True)
         made += _variants(arch, [("f16", 128, 8)], batches=(4,), fp8=True)
         made += _variants(

@@ -1,5 +1,7 @@
 """Attention's promises beyond the derived tests: what is read early, edge cases, and that planted bugs are found."""
 
+import itertools
+
 import pytest
 import torch
 from planted_sources import rebuilt
@@ -16,7 +18,8 @@ from eagle3core.kernels.attention import split as attention_split
 from eagle3core.kernels.attention import streams as attention_streams
 from eagle3core.kernels.attention import tile as attention_tile
 from eagle3core.kernels.attention import totals as attention_totals
-from eagle3core.kernels.attention.card import CARD
+from eagle3core.kernels.attention.card import CARD, attention_variants_of
+from eagle3core.kernels.card import ARCHES
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError, Machine, Region
 from eagle3core.kernels.tree.mask_words import pack_words
@@ -280,3 +283,16 @@ def test_splits_of_a_bundle_give_the_same_bits_whoever_joins_them(tokens):
 def test_a_stream_longer_than_the_entries_looked_up_at_once_finds_its_blocks():
     case = {**CHAIN, "tokens": 1, "prefix": (2200,), "order": (2, 2), "heads": 1}
     assert faults(case, settings=({"units": 1, "run": 1}, {**PAIRS, "run": 2})) == []
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("arch", ARCHES)
+def test_the_card_lists_both_forms_of_every_kernel_that_an_engine_asks_for(arch):
+    listed = {variant.name for variant in (*CARD.variants(arch), *CARD.slow_variants(arch))}
+    for tokens, (dim, heads), fp8, paths, batch, run in itertools.product(
+        range(1, 65), ((64, 64), (128, 32)), (False, True), (False, True), (1, 4), (1, 4)
+    ):
+        case = {"dtype": "bf16", "dim": dim, "heads": heads, "kv_heads": 8, "kv": 1024, "tokens": tokens}
+        case |= {"batch": batch, "fp8": fp8, "paths": paths}
+        asked_for = {variant.name for variant in attention_variants_of(arch, case, run=run)}
+        assert asked_for <= listed, asked_for - listed
