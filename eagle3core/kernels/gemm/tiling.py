@@ -20,6 +20,9 @@ MULTIPROCESSORS = 132  # of the GPU the tilings were chosen on
 # Wide blocks by (tiles of W, most tiles of x): products a second of each over those of the best, on an H200, of which
 # each processor has one (reports/reference/h200/sweep_gemm.jsonl, 512 rows).
 _WIDE = {(8, 32): 0.97, (12, 16): 1.0, (8, 16): 0.85}
+# Tiles of x above which a lane of two warpgroups has no registers for W of two units: the assembler spilled, and made
+# products one after the other.
+_ONE_UNIT_ABOVE = 31
 _MEETING = 2000 * 4096  # what blocks that share K pay for it: as many products a unit of k, times k
 
 
@@ -173,6 +176,8 @@ def _last_round(blocks: int) -> float:
 def deepest(arch: str, tiling: Tiling, units: int, blocks: int) -> Tiling:
     """`tiling` with as deep a ring as lets `blocks` of them on a processor; at least three stages, or shorter ones."""
     most = min(SHARED_BYTES[arch], SHARED_BYTES_SM[arch] // blocks - 1024)
+    if tiling.kernel == "group" and tiling.x_tiles > _ONE_UNIT_ABOVE and tiling.w_tiles > 4:
+        units = 1
     while tiling.units > units or (
         tiling.units > 1 and replace(tiling, stages=3).shared_bytes > most
     ):  # fmt: skip
