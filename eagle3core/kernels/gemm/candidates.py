@@ -120,7 +120,7 @@ def _holding(arch: str, rows: int, units: int) -> Iterator[Tiling]:
 
 
 def _narrow_groups(arch: str, x_tiles: int, n_tiles: int, units: int) -> Iterator[Tiling]:
-    """For 17 to 64 rows: small blocks, several a processor, large ones, and those that share K and meet.
+    """For 17 to 64 rows: small blocks, several a processor, large ones, those that share K and meet, those that stay.
 
     Larger blocks than the smallest that leave half of the processors idle are left out.
     """
@@ -133,6 +133,10 @@ def _narrow_groups(arch: str, x_tiles: int, n_tiles: int, units: int) -> Iterato
             for deep, resident in depths:
                 whole = Tiling("group", x_tiles, w_tiles, deep, 32 // deep, split=split, together=split > 1)
                 yield deepest(arch, whole, units, blocks=resident)
+    if -(-n_tiles // 8) > MULTIPROCESSORS:  # a block that stays fetches W of its next tile while it finishes one
+        for deep in (4, 2):
+            held = Tiling("group", x_tiles, 8, deep, 32 // deep, held=True, resident=MULTIPROCESSORS)
+            yield deepest(arch, held, units, blocks=1)
 
 
 def _tiles(rows: int, n_tiles: int) -> Iterator[Tiling]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -17,6 +20,18 @@ from lab.pairs.prompts import prompts_for
 pytestmark = pytest.mark.gpu
 
 ABOUT_10_MS = 20_000_000  # clocks
+
+
+@contextmanager
+def waiting_for_the_gpu_fails() -> Iterator[None]:
+    """Calls that wait for the GPU raise here, and nowhere after: torch keeps that for the whole process."""
+    try:
+        with warnings.catch_warnings():  # torch warns that it does not see all of them
+            warnings.simplefilter("ignore", UserWarning)
+            torch.cuda.set_sync_debug_mode("error")
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_numbers_arrive_as_they_were_though_many_turns_wait_on_the_gpu() -> None:
@@ -46,12 +61,9 @@ def test_nothing_waits_for_the_gpu_until_the_pass_and_its_end_are_launched(k: in
     limits = replace(new_tokens(9, ignore_eos=True), temperature=temperature, seed=5 if temperature else None)
     expected = [engine.generate([prompt], limits)[0].token_ids for prompt in prompts]  # all is made on first use
     for prompt, tokens in zip(prompts, expected, strict=True):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_for_the_gpu_fails():
             handle = engine.add_request(prompt, limits)
             engine.advance()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
         while engine.step():
             pass
         assert handle.token_ids == tokens

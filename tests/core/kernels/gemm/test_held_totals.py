@@ -184,7 +184,10 @@ def test_sweeps_try_blocks_that_stay_and_blocks_of_one_tile():
         one.x_tiles for one in gemm_candidates("sm_90a", 512, 1792, 4096, packed=True) if one.held and one.cluster > 1
     }
     assert paired == {16}, "three blocks of 176 rows have no pairs"
-    assert not any(one.held for one in gemm_candidates("sm_90a", 64, 1792, 4096, packed=True))
+    narrow = [one for one in gemm_candidates("sm_90a", 64, 1792, 4096, packed=True) if one.held]
+    assert {(one.x_tiles, one.w_tiles, one.units) for one in narrow} == {(8, 8, 4), (8, 8, 2)}
+    assert {one.resident for one in narrow} == {MULTIPROCESSORS}
+    assert not any(one.held for one in gemm_candidates("sm_90a", 64, 1056, 4096, packed=True)), "a block each"
 
 
 @pytest.mark.compiled
