@@ -250,7 +250,11 @@ CARD = Card(
         "run": "1 to splits",
         "grouped": "attention_group or another, as the rule says",
     },
-    settings=({}, {"row_warps": 2, "groups": 2, "units": 1, "stages": 3, "run": 2}, {"stages": 3, "run": 2}),
+    settings=(
+        {},
+        {"row_warps": 2, "groups": 2, "units": 1, "stages": 3, "run": 2, "grouped": False},
+        {"stages": 3, "run": 2},
+    ),
     cases=(
         _tiny(prefix=(93, 14), tree="chain"),
         _tiny(prefix=(41,), dim=128, tokens=5, heads=8, kv_heads=2, tree="random", dtype="f16", counting=False),

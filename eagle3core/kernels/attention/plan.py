@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from eagle3core.errors import KernelLimit
 from eagle3core.kernels import tuned
 from eagle3core.kernels.attention.combine import COMBINE_THREADS, make_attention_combine
 from eagle3core.kernels.attention.group import FETCHING_WARPS, group_shared_bytes, make_attention_group
@@ -191,6 +192,9 @@ def attention_variant(
         words: of a row's mask, 0 if only the T newest have bits.
         paths: rows add their ancestors as plain decoding does; of `attention_rows` alone.
         windowed: keys have a window; with `words` or `paths` a kernel of its own.
+
+    Raises:
+        KernelLimit: a plan that `attention_group` is not made for.
     """
     order = f"{_shape_name(shape)}_s{plan.stages}"
     order += "_counting" if plan.counting else ""
@@ -224,6 +228,7 @@ def attention_variant(
         )  # fmt: skip
     layout = {"row_warps": plan.row_warps, "groups": plan.groups, "units": plan.units, "joined": joined}
     if plan.grouped:
+        _check_grouped(plan)
         return Variant(
             name=f"attention_group_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}{_joined(joined)}",
             make=make_attention_group, constants={**shared, **layout}, parameters=taken + MAPS_PARAMETERS,
@@ -253,6 +258,23 @@ def attention_variant(
             "LDGSTS": 4 * shape.row_pieces // plan.row_warps,
         },
     )  # fmt: skip
+
+
+def _check_grouped(plan: Plan) -> None:
+    """Refuse warps that are no warpgroups: they would wait for each other for ever.
+
+    Raises:
+        KernelLimit: see there.
+    """
+    warps = plan.row_warps * plan.groups
+    is_made = plan.row_warps in (4, 8) and warps <= WARPS and plan.units * plan.groups == 4 and plan.stages >= 2
+    if not is_made:
+        raise KernelLimit(
+            f"attention_group with row_warps={plan.row_warps}, groups={plan.groups}, units={plan.units}, "
+            f"stages={plan.stages}",
+            "row_warps 4 or 8, at most 8 with those of all groups, 4 units in all groups, 2 stages or more",
+            "set grouped=False, or pass no plan",
+        )
 
 
 def combine_variant(arch: str, shape: Shape, *, joined: bool, ordered: bool = False) -> Variant:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import torch
 from planted_sources import rebuilt
 from rings import exhaustive_but
 
-from eagle3core.errors import ConfigError
+from eagle3core.errors import ConfigError, KernelLimit
 from eagle3core.kernels import proof
 from eagle3core.kernels.attention import group as attention_group
 from eagle3core.kernels.attention import held as attention_held
@@ -228,6 +228,16 @@ def test_a_variable_says_whether_warpgroups_multiply(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(WARPGROUPS, "yes")
     with pytest.raises(ConfigError, match=WARPGROUPS):
         choose_plan(ARCH, SHAPE, 64, 1, 8, 32768, paths=True)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    "setting", [{"row_warps": 2, "groups": 2, "units": 2}, {"units": 2}, {"row_warps": 8, "groups": 2}, {"stages": 1}]
+)
+def test_warps_that_are_no_warpgroups_are_refused_and_not_waited_for(setting: dict[str, int]) -> None:
+    plan = replace(ruled_plan(ARCH, SHAPE, 32, 1, 8, grouped=True), **setting)
+    with pytest.raises(KernelLimit, match="set grouped=False"):
+        attention_variant(ARCH, SHAPE, 32, plan)
 
 
 @pytest.mark.reference
