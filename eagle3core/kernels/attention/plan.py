@@ -11,12 +11,13 @@ from typing import Any
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels import tuned
 from eagle3core.kernels.attention.combine import COMBINE_THREADS, make_attention_combine
-from eagle3core.kernels.attention.group import FETCHING_WARPS, group_shared_bytes, make_attention_group
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.overrides import overrides, warpgroups_wanted
 from eagle3core.kernels.attention.paths import tail_units
 from eagle3core.kernels.attention.rows import TILE_ROWS, TILES, make_attention_rows, rows_shared_bytes
 from eagle3core.kernels.attention.streams import make_attention_streams, streams_shared_bytes
+from eagle3core.kernels.attention.warpgroup.group import FETCHING_WARPS, make_attention_group
+from eagle3core.kernels.attention.warpgroup.shared import group_shared_bytes
 from eagle3core.kernels.card import SHARED_BYTES, Variant, overlaps, parameters
 from eagle3core.kernels.gemm.fp8.tiling import fp8_key
 

@@ -12,14 +12,12 @@ from rings import exhaustive_but
 
 from eagle3core.errors import ConfigError, KernelLimit
 from eagle3core.kernels import proof
-from eagle3core.kernels.attention import group as attention_group
-from eagle3core.kernels.attention import held as attention_held
 from eagle3core.kernels.attention import plan as attention_plan
-from eagle3core.kernels.attention import stages as attention_stages
 from eagle3core.kernels.attention.card import CARD
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.overrides import KV_TILE, MAX_TILES, WARPGROUPS
 from eagle3core.kernels.attention.plan import attention_variant, choose_plan, order_of, ruled_plan
+from eagle3core.kernels.attention.warpgroup import careful, group, held, stages, sums
 from eagle3core.kernels.card import SHARED_BYTES, Case
 from eagle3core.kernels.compile import compile_variant
 from eagle3core.kernels.emulator import instructions as emulator
@@ -140,52 +138,52 @@ def test_maxima_that_move_in_one_warp_alone_move_in_its_place() -> None:
 PLANTED = {
     # name: (module, factory, pattern, replacement, setting)
     "a stage overwritten while others read it": (
-        attention_stages, "make_fetch_sets", r"isa\.mbarrier_wait\(i32\(empty \+ slot \* 8\), parity\)", "pass", ONE,
+        stages, "make_fetch_sets", r"isa\.mbarrier_wait\(i32\(empty \+ slot \* 8\), parity\)", "pass", ONE,
     ),
     "more bytes expected than come": (
-        attention_stages, "make_fetch_sets", r"i32\(n_there \* unit_bytes\)", "i32(units * unit_bytes)", ONE,
+        stages, "make_fetch_sets", r"i32\(n_there \* unit_bytes\)", "i32(units * unit_bytes)", ONE,
     ),
     "a map used before it is acquired": (
-        attention_stages, "make_fetch_sets", r"isa\.tensor_map_acquire\(v_map\)", "pass", ONE,
+        stages, "make_fetch_sets", r"isa\.tensor_map_acquire\(v_map\)", "pass", ONE,
     ),
     "a stage multiplied before it is there": (
-        attention_group, "make_attention_group",
+        group, "make_attention_group",
         r"await_set\(i32\(full \+ next_slot \* 8\), next_parity\)(?=\n *add\()", "isa.group_fence()", ONE,
     ),
     "a stage never given back": (
-        attention_group, "make_attention_group", r"isa\.mbarrier_arrive\(i32\(empty \+ slot \* 8\)\)", "pass", ONE,
+        group, "make_attention_group", r"isa\.mbarrier_arrive\(i32\(empty \+ slot \* 8\)\)", "pass", ONE,
     ),
     "a unit's values in its neighbour's place": (
-        attention_stages, "make_products", r"\(u \+ 1\) \* \(TILE_BYTES >> 4\)", "(u ^ 1) * (TILE_BYTES >> 4)", ONE,
+        stages, "make_products", r"\(u \+ 1\) \* \(TILE_BYTES >> 4\)", "(u ^ 1) * (TILE_BYTES >> 4)", ONE,
     ),
     "keys read as if their columns were in order": (
-        attention_stages, "make_products", r"keys_apart = _SWIZZLE \| ", "keys_apart = 1 << 16 | ", ONE,
+        stages, "make_products", r"keys_apart = _SWIZZLE \| ", "keys_apart = 1 << 16 | ", ONE,
     ),
     "values past the end left as they are": (
-        attention_stages, "make_clear_past", r"isa\.shared_store_u32x4\(.*\)", "pass", ONE,
+        stages, "make_clear_past", r"isa\.shared_store_u32x4\(.*\)", "pass", ONE,
     ),
     "values past the end cleared while others multiply them": (
-        attention_stages, "make_clear_past", r"isa\.named_barrier\(.*\)", "pass", TWO_GROUPS,
+        stages, "make_clear_past", r"isa\.named_barrier\(.*\)", "pass", TWO_GROUPS,
     ),
     "zeros not shown to the tensor cores": (
-        attention_stages, "make_clear_past", r"isa\.fence_async_shared\(\)", "pass", ONE,
+        stages, "make_clear_past", r"isa\.fence_async_shared\(\)", "pass", ONE,
     ),
     "streams joined without their maxima": (
-        attention_held, "make_held_totals", r"isa\.product\(accumulators\[i\], take\[r\]\)", "accumulators[i]", ONE,
+        held, "make_held_totals", r"isa\.product\(accumulators\[i\], take\[r\]\)", "accumulators[i]", ONE,
     ),
     "a stream joined to those of the split before": (
-        attention_group, "make_attention_group", r"join_held\(place == 0,", "join_held(stream == first_stream,",
+        group, "make_attention_group", r"join\(totals_at, place == 0,", "join(totals_at, stream == first_stream,",
         ONE,
     ),
     "splits of a bundle joined without their maxima": (
-        attention_held, "make_held_totals", r"isa\.product\(totals\[4 \* o \+ c\], take\[r\]\)",
+        held, "make_held_totals", r"isa\.product\(totals\[4 \* o \+ c\], take\[r\]\)",
         "totals[4 * o + c]", ONE,
     ),
     "a bundle left before its last split": (
-        attention_held, "make_held_totals", r"place < step - 1 and not is_last", "False", ONE,
+        held, "make_held_totals", r"place < step - 1 and not is_last", "False", ONE,
     ),
     "a stream joined before its turn": (
-        attention_group, "make_attention_group", r"isa\.mbarrier_wait\(i32\(turns \+ own_group \* 8\), turn_parity\)",
+        group, "make_attention_group", r"isa\.mbarrier_wait\(i32\(turns \+ own_group \* 8\), turn_parity\)",
         "pass", TWO_STREAMS,
     ),
 }  # fmt: skip
@@ -198,7 +196,7 @@ def test_a_planted_bug_of_warpgroups_is_found(bug: str, monkeypatch: pytest.Monk
     module, factory, pattern, replacement, setting = PLANTED[bug]
     case = CHUNK
     inputs = CARD.example(case, proof.generator(4, CPU), CPU)
-    rebuilt(module, pattern, replacement, monkeypatch, factory, (attention_group, attention_plan))
+    rebuilt(module, pattern, replacement, monkeypatch, factory, (careful, sums, group, attention_plan))
     made = CARD.outputs(case, inputs)
     try:
         emulator.execute(CARD.launches(ARCH, case, inputs, made, **setting))

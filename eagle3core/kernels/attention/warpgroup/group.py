@@ -7,8 +7,8 @@ a ring (`stages`), with two barriers: `full`, which the copied bytes complete, a
 arrive.
 
 While the values of a set are added, the scores of the next set are made: one wait for both. Meanwhile the other
-warpgroup weighs its set, for which the tensor cores are not needed. A warpgroup goes unit by unit if any of its warps
-has to, as all of its products are made together: its warps tell each other so at a barrier of their own.
+warpgroup weighs its set, for which the tensor cores are not needed. A warpgroup goes unit by unit (`careful`) if any of
+its warps has to, as all of its products are made together: its warps tell each other so at a barrier of their own.
 
 Every wait is met: fetching and multiplying warps go through the same sets (`follow`), a stage is waited for once by
 each and arrived at once by each, and turns are passed on whether a stream has units or not.
@@ -22,7 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.attention.held import bundle_bytes, make_held_totals
 from eagle3core.kernels.attention.layout import (
     FLOOR,
     TILE_EXECUTED,
@@ -34,18 +33,15 @@ from eagle3core.kernels.attention.layout import (
     make_span,
     make_walk,
 )
-from eagle3core.kernels.attention.paths import make_paths, tail_bytes
+from eagle3core.kernels.attention.paths import make_paths
 from eagle3core.kernels.attention.ring import make_load_tile, make_ring
-from eagle3core.kernels.attention.rows import TILE_ROWS, rows_shared_bytes
-from eagle3core.kernels.attention.stages import (
-    TILE_BYTES,
-    half_set_bytes,
-    make_clear_past,
-    make_fetch_sets,
-    make_products,
-)
+from eagle3core.kernels.attention.rows import TILE_ROWS
 from eagle3core.kernels.attention.tile import make_steps
-from eagle3core.kernels.attention.totals import make_totals, totals_bytes
+from eagle3core.kernels.attention.warpgroup.careful import make_one_by_one
+from eagle3core.kernels.attention.warpgroup.pinned import make_pinned
+from eagle3core.kernels.attention.warpgroup.shared import group_offsets
+from eagle3core.kernels.attention.warpgroup.stages import half_set_bytes, make_fetch_sets, make_products
+from eagle3core.kernels.attention.warpgroup.sums import holds_sums, make_split_sums, sums_bytes
 
 FETCHING_WARPS = 4  # of a block: a warpgroup, which can give registers to the others; one of it fetches for each ring
 MULTIPLYING_WARPS = 8  # at most; with those that fetch a processor has 168 registers for each lane
@@ -54,18 +50,6 @@ MULTIPLYING_WARPS = 8  # at most; with those that fetch a processor has 168 regi
 _FETCHING_REGISTERS, _MULTIPLYING_REGISTERS = 24, 240
 # Named barriers: that of a tree's nodes, those of `group_any` for two warpgroups, and of values past the end, by ring.
 _NODES_BARRIER, _ANY_BARRIER, _CLEARED_BARRIER = 1, 2, 4
-
-
-def group_shared_bytes(shape: Shape, row_warps: int, groups: int, units: int, stages: int, tail: int = 0) -> int:
-    """Dynamic shared memory of a block, bytes: as of `attention_rows`, and two barriers a stage."""
-    rows = rows_shared_bytes(shape, row_warps, groups, units, stages, shape.pieces, tail, 1)
-    spared = row_warps * (totals_bytes(shape, 1) - _sums_bytes(shape, groups))
-    return rows - spared + 16 * groups * stages
-
-
-def _sums_bytes(shape: Shape, groups: int) -> int:
-    """Shared memory of one warp's sums: of a split, which streams walked side by side hand on, or of a bundle."""
-    return totals_bytes(shape, 1) if groups > 1 else bundle_bytes(shape)
 
 
 def make_attention_group(
@@ -95,59 +79,44 @@ def make_attention_group(
     follow, _, _ = make_ring(isa, shape, row_warps=units, groups=groups, units=units)
     fetch_sets = make_fetch_sets(isa, shape, groups=groups, units=units, stages=stages, overlap=overlap)
     steps = make_steps(isa, shape, tiles=1, half=False, held=pieces, units=units, words=words, windowed=windowed)
-    hide, start_tops, grows, raise_tops, weigh = (
-        steps.hide, steps.start_tops, steps.grows, steps.raise_tops, steps.weigh,
+    start_tops, grows, weigh = steps.start_tops, steps.grows, steps.weigh
+    one_by_one = make_one_by_one(
+        isa, shape, row_warps=row_warps, units=units, counting=counting, words=words, paths=paths, steps=steps,
+        add_paths=add_paths, named_barrier=_CLEARED_BARRIER,
     )  # fmt: skip
-    holds = groups == 1  # the sums of a split, in registers
-    begin, join, leave = make_totals(isa, shape, joined=joined, tiles=1)
-    join_held, leave_held, leave_empty = make_held_totals(isa, shape, joined=joined)
-    score, add, add_alone = make_products(isa, shape, units=units)
-    clear_past = make_clear_past(isa, shape, units=units, row_warps=row_warps, named_barrier=_CLEARED_BARRIER)
+    holds = holds_sums(groups)
+    pinned = make_pinned(isa)
+    begin, join, leave, leave_empty = make_split_sums(isa, shape, groups=groups, joined=joined)
+    score, add, _ = make_products(isa, shape, units=units)
     settle_scores, settle_sums = isa.group_settle(UNIT * units), isa.group_settle(shape.dim)
     forget = isa.group_forget(shape.dim)
-    fewer_registers, more_registers = (
-        isa.fewer_registers(_FETCHING_REGISTERS), isa.more_registers(_MULTIPLYING_REGISTERS),
-    )  # fmt: skip
+    fewer_registers = isa.fewer_registers(_FETCHING_REGISTERS)
+    more_registers = isa.more_registers(_MULTIPLYING_REGISTERS)
 
     group, dim, splits, streams = shape.group, shape.dim, shape.splits, shape.streams
     zero, interleave = np.float32(0), splits * streams
     keys_bytes = dim // 64 * half_set_bytes(units)
     set_bytes, step = units * shape.unit_bytes, units * interleave
-    ring_bytes, own_totals = stages * set_bytes, _sums_bytes(shape, groups)
-    totals_offset = groups * ring_bytes
-    tail_offset = totals_offset + row_warps * own_totals
-    turns_offset = tail_offset + tail_bytes(shape, tail)
-    full_offset = turns_offset + 8 * groups * row_warps
-    empty_offset = full_offset + 8 * groups * stages
-    row_shift, split_mask = row_warps.bit_length() - 1, streams - 1
-    stream_shift, unit_shift = streams.bit_length() - 1, UNIT.bit_length() - 1
+    ring_bytes, own_totals = stages * set_bytes, sums_bytes(shape, groups)
+    totals_offset, tail_offset, turns_offset, full_offset, empty_offset = group_offsets(
+        shape, row_warps, groups, units, stages, tail
+    )
+    row_shift, stream_shift = row_warps.bit_length() - 1, streams.bit_length() - 1
+    split_mask, unit_shift = streams - 1, UNIT.bit_length() - 1
     n_queries, n_accumulators, n_scores, n_weights = 8 * pieces, dim // 2, 8 * units, 4 * units
     n_held = n_accumulators if holds else 1
     uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
-
-    def pinned(value: Any) -> Any:
-        # `value` through a shuffle: what depends on it is not computed ahead of the loop and held in registers there.
-        return isa.shuffle_xor_i32(value, i32(0))
 
     def await_set(full: Any, parity: Any) -> None:
         isa.mbarrier_wait(full, parity)
         isa.group_fence()
 
-    def take_unit(u: Any, scores: Any, one: Any) -> None:
-        for i in range(8):
-            x = scores[i]
-            for other in range(units - 1):
-                if u == other + 1:
-                    x = scores[8 * (other + 1) + i]
-            one[i] = x
-
-    def weigh_set(scores: Any, one: Any, weights: Any, own: Any, tops: Any, sums: Any, scale: Any) -> None:
+    def weigh_set(scores: Any, weights: Any, own: Any, tops: Any, sums: Any, scale: Any) -> None:
         for u in range(units):
             weigh(8 * u, scores, own, tops, sums, scale)
             for i in range(4):
                 weights[4 * u + i] = own[i]
 
-    pinned, take_unit = isa.inlined(pinned), isa.inlined(take_unit)
     weigh_set, await_set = isa.inlined(weigh_set), isa.inlined(await_set)
 
     def attention_group(
@@ -219,7 +188,7 @@ def make_attention_group(
                 wait_all()
                 isa.named_barrier(_NODES_BARRIER, 32 * n_warps)  # every warp reads what all have brought
             accumulators = cuda.local.array(n_accumulators, f32)
-            scores, one = cuda.local.array(n_scores, f32), cuda.local.array(8, f32)
+            scores = cuda.local.array(n_scores, f32)
             weights, own_weights = cuda.local.array(n_weights, i32), cuda.local.array(4, i32)
             tops, sums = cuda.local.array(2, f32), cuda.local.array(2, f32)
             total_tops, total_sums = cuda.local.array(2, f32), cuda.local.array(2, f32)
@@ -262,7 +231,7 @@ def make_attention_group(
                             start_tops(scores, tops, scale)
                         careful = isa.group_any(i32(_ANY_BARRIER + (warp >> 2)), grows(scores, tops, scale))
                     if careful == 0:
-                        weigh_set(scores, one, weights, own_weights, tops, sums, scale)
+                        weigh_set(scores, weights, own_weights, tops, sums, scale)
                         await_set(i32(full + next_slot * 8), next_parity)
                         add(weights, accumulators, goes_on, reading)
                         score(scores, queries, later)
@@ -272,47 +241,14 @@ def make_attention_group(
                         if counting:
                             executed = i32(executed + units)
                     else:
-                        if goes_on == 0:
-                            for i in range(n_accumulators):
-                                accumulators[i] = zero
-                        u, values, n_whole = i32(0), i32(reading + keys_bytes), n_units
+                        n_whole = n_units
                         if paths:
                             n_whole = i32(ctx >> unit_shift)
-                        while u < units and i32(unit + u * interleave) < n_whole:
-                            take_unit(u, scores, one)
-                            first, sees = i32((unit + u * interleave) * UNIT), i32(1)
-                            if i32(first + UNIT) > ctx or first < seen_by_all:
-                                here, token0 = pinned(lane), i32(pinned(b) * tokens)
-                                mask = masks + i64(token0 * ((tokens + 31) >> 5)) * 4
-                                if words > 0:
-                                    mask = masks + i64(i32(token0 * words)) * 4
-                                positions = all_positions + i64(token0) * 4
-                                sees = isa.any_lane(
-                                    hide(one, first, row0, tokens, ctx, end, window, mask, positions, here)
-                                )
-                            if not paths and i32(first + UNIT) > end:  # so for all warps of the ring
-                                clear_past(values, i32(end - first), i32(row_warp * 32 + lane), own_group)
-                            # A warp whose rows see none of the keys adds zeros: the others' products are its too.
-                            raise_tops(one, accumulators, tops, sums, scale, lane)
-                            weigh(0, one, own_weights, tops, sums, scale)
-                            isa.group_fence()
-                            add_alone(own_weights, accumulators, values)
-                            isa.group_commit()
-                            settle_sums(accumulators)
-                            if counting:
-                                executed = i32(executed + sees)
-                                mask_empty = i32(mask_empty + 1 - sees)
-                            values = i32(values + TILE_BYTES)
-                            u = i32(u + 1)
-                        # A stream has one unit at most with nodes of a tree, its last: the scores are free by then.
-                        if paths and u < units and i32(unit + u * interleave) < n_units:
-                            sees = add_paths(
-                                i32(base + tail_offset), queries, i32(0), accumulators, tops, sums, tokens, ctx,
-                                i32((unit + u * interleave) * UNIT), row0, window, scale, pinned(lane),
-                            )  # fmt: skip
-                            if counting:
-                                executed = i32(executed + sees)
-                                mask_empty = i32(mask_empty + 1 - sees)
+                        executed, mask_empty = one_by_one(
+                            unit, goes_on, i32(reading + keys_bytes), scores, own_weights, accumulators, tops, sums,
+                            scale, queries, i32(base + tail_offset), masks, all_positions, b, row0, tokens, ctx, end,
+                            window, n_whole, n_units, seen_by_all, lane, row_warp, own_group, executed, mask_empty,
+                        )  # fmt: skip
                         await_set(i32(full + next_slot * 8), next_parity)
                         score(scores, queries, later)
                         isa.group_commit()
@@ -332,23 +268,14 @@ def make_attention_group(
                     turn_parity = i32(turn_parity ^ 1)
                 here = pinned(lane)
                 totals_at = i32(totals + here * 16)
-                if holds:
-                    join_held(place == 0, accumulators, tops, sums, held, total_tops, total_sums, scale)
-                else:
-                    join(totals_at, place == 0, accumulators, tops, sums, total_tops, total_sums, scale)
+                join(totals_at, place == 0, accumulators, tops, sums, held, total_tops, total_sums, scale)
                 if place == split_mask:
                     head = i32(pinned(b) * n_kv + kv_head)
                     first_row, split = i32(i32(head * splits) * rows), i32(stream >> stream_shift)
-                    if holds:
-                        leave_held(
-                            totals_at, split, i32(stream + 1) == stop, row0, rows, first_row, here, held, total_tops,
-                            total_sums, partial, tops_sums, scale,
-                        )  # fmt: skip
-                    else:
-                        leave(
-                            totals_at, split, row0, rows, first_row, here, accumulators, total_tops, total_sums,
-                            partial, tops_sums, scale,
-                        )  # fmt: skip
+                    leave(
+                        totals_at, split, i32(stream + 1) == stop, row0, rows, first_row, here, accumulators, held,
+                        total_tops, total_sums, partial, tops_sums, scale,
+                    )  # fmt: skip
                 if groups > 1:
                     cuda.syncwarp()
                     if lane < isa.ARRIVING_LANES:
