@@ -1,7 +1,7 @@
 """Attention over a paged cache with a tree mask over the newest keys.
 
-Read `launcher` first, then `layout` (how work is cut up), `plan`, and one kernel: `streams` (up to 32 query rows a key
-head), `rows` (more) or `warpgroup` (64 and more, on sm_90a); `combine` joins what they leave.
+Read `launcher` first, then `layout` (how work is cut up), `plan`, `variant`, and one kernel: `streams` (up to 32 query
+rows a key head), `rows` (more) or `warpgroup` (64 and more, on sm_90a); `combine` joins what they leave.
 """
 
 from eagle3core.kernels.attention.card import CARD, attention_cost

@@ -31,7 +31,8 @@ from eagle3core.kernels.attention.launcher import (
     within_window,
 )
 from eagle3core.kernels.attention.layout import BUNDLE, UNIT, Shape, shape_over
-from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
+from eagle3core.kernels.attention.plan import Plan, choose_plan, order_of
+from eagle3core.kernels.attention.variant import attention_variant, combine_variant
 from eagle3core.kernels.card import SHARED_BYTES, Card, Case, Cost, Launch, Tensors, Variant
 
 

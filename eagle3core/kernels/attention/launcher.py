@@ -26,7 +26,8 @@ from eagle3core.errors import KernelLimit
 from eagle3core.kernels.attention.combine import combine_rows
 from eagle3core.kernels.attention.layout import BLOCK_SHIFT, EARLIER_BITS, LOG2_E, UNIT, Shape, shape_over
 from eagle3core.kernels.attention.paths import PLACES
-from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, combine_variant, order_of
+from eagle3core.kernels.attention.plan import Plan, choose_plan, order_of
+from eagle3core.kernels.attention.variant import attention_variant, combine_variant
 from eagle3core.kernels.card import DTYPES, E4M3, PLAIN_TORCH, Launch, Op
 from eagle3core.kernels.gemm.order.pack import OrderedRows
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype

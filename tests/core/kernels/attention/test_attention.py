@@ -12,12 +12,12 @@ from eagle3core.kernels.attention import combine as attention_combine
 from eagle3core.kernels.attention import fetch as attention_fetch
 from eagle3core.kernels.attention import layout as attention_layout
 from eagle3core.kernels.attention import mask as attention_mask
-from eagle3core.kernels.attention import plan as attention_plan
 from eagle3core.kernels.attention import rows as attention_rows
 from eagle3core.kernels.attention import split as attention_split
 from eagle3core.kernels.attention import streams as attention_streams
 from eagle3core.kernels.attention import tile as attention_tile
 from eagle3core.kernels.attention import totals as attention_totals
+from eagle3core.kernels.attention import variant as attention_variants
 from eagle3core.kernels.attention.card import CARD, attention_variants_of
 from eagle3core.kernels.card import ARCHES
 from eagle3core.kernels.emulator import instructions as emulator
@@ -51,7 +51,7 @@ def faults(case, *, settings=({},), seed=1):
     return found
 
 
-USERS = (attention_tile, attention_streams, attention_rows, attention_plan)
+USERS = (attention_tile, attention_streams, attention_rows, attention_variants)
 PLANTED = {
     # name: (module, factory, pattern, replacement, case, settings)
     "mask off by one": (

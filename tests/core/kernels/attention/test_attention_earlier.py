@@ -15,7 +15,8 @@ from eagle3core.kernels.attention import tile as attention_tile
 from eagle3core.kernels.attention.card import CARD
 from eagle3core.kernels.attention.launcher import ATTENTION, paged_attention_reference, visible_keys
 from eagle3core.kernels.attention.layout import Shape
-from eagle3core.kernels.attention.plan import PARAMETERS, Plan, attention_variant
+from eagle3core.kernels.attention.plan import Plan
+from eagle3core.kernels.attention.variant import PARAMETERS, attention_variant
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError
 from eagle3core.kernels.tree.mask_words import pack_words

@@ -12,11 +12,12 @@ from rings import exhaustive_but
 
 from eagle3core.errors import ConfigError, KernelLimit
 from eagle3core.kernels import proof
-from eagle3core.kernels.attention import plan as attention_plan
+from eagle3core.kernels.attention import variant as attention_variants
 from eagle3core.kernels.attention.card import CARD
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.overrides import KV_TILE, MAX_TILES, WARPGROUPS
-from eagle3core.kernels.attention.plan import attention_variant, choose_plan, order_of, ruled_plan
+from eagle3core.kernels.attention.plan import choose_plan, order_of, ruled_plan
+from eagle3core.kernels.attention.variant import attention_variant
 from eagle3core.kernels.attention.warpgroup import careful, group, held, stages, sums
 from eagle3core.kernels.card import SHARED_BYTES, Case
 from eagle3core.kernels.compile import compile_variant
@@ -196,7 +197,7 @@ def test_a_planted_bug_of_warpgroups_is_found(bug: str, monkeypatch: pytest.Monk
     module, factory, pattern, replacement, setting = PLANTED[bug]
     case = CHUNK
     inputs = CARD.example(case, proof.generator(4, CPU), CPU)
-    rebuilt(module, pattern, replacement, monkeypatch, factory, (careful, sums, group, attention_plan))
+    rebuilt(module, pattern, replacement, monkeypatch, factory, (careful, sums, group, attention_variants))
     made = CARD.outputs(case, inputs)
     try:
         emulator.execute(CARD.launches(ARCH, case, inputs, made, **setting))

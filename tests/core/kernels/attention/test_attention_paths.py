@@ -17,7 +17,8 @@ from eagle3core.kernels.attention.card import CARD
 from eagle3core.kernels.attention.launcher import MOST_PATH
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.paths import tail_units
-from eagle3core.kernels.attention.plan import PATHS_PARAMETERS, attention_variant, choose_plan, order_of
+from eagle3core.kernels.attention.plan import choose_plan, order_of
+from eagle3core.kernels.attention.variant import PATHS_PARAMETERS, attention_variant
 from eagle3core.kernels.card import SHARED_BYTES, Case
 from eagle3core.kernels.emulator import instructions as emulator
 

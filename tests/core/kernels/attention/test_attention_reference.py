@@ -8,7 +8,8 @@ from eagle3core.kernels import proof
 from eagle3core.kernels.attention.card import CARD
 from eagle3core.kernels.attention.launcher import attention, attention_scratch, paged_attention_reference
 from eagle3core.kernels.attention.layout import Shape
-from eagle3core.kernels.attention.plan import Plan, attention_variant, choose_plan, order_of
+from eagle3core.kernels.attention.plan import Plan, choose_plan, order_of
+from eagle3core.kernels.attention.variant import attention_variant
 from eagle3core.kernels.card import ARCHES, SHARED_BYTES
 from eagle3core.kernels.tree.mask_words import pack_words
 from lab.probes.kernels import attention_peers as peers
