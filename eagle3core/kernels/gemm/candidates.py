@@ -1,4 +1,4 @@
-"""Tilings worth timing against each other, by rows of x: what the rule chooses between, and its neighbours.
+"""Which tilings there are kernels for, and by rows of x those worth timing against each other: the rule's, and others.
 
 Every one gives the same bits (`tiling`), so only time decides. Source: docs/log.md says what was tried before.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import SHARED_BYTES
 from eagle3core.kernels.gemm.bulk import holds_x
-from eagle3core.kernels.gemm.fp8.tiling import as_fp8, deepened, low_block, takes
+from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, deepened, low_block, takes
 from eagle3core.kernels.gemm.held import holds_totals
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
@@ -166,3 +167,53 @@ def _is_taken(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) -> 
     if tiling.kernel in ("ring", "bulk"):
         return n_tiles % tiling.w_tiles == 0 and (tiling.units == 1 or units % (STREAMS * tiling.units) == 0)
     return True
+
+
+def check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) -> None:
+    """Whether there is a kernel of a tiling for a map of `n_tiles` tiles of 16 rows and `k` columns.
+
+    Raises:
+        KernelLimit: there is none.
+    """
+    units = -(-k // UNIT)
+    if isinstance(tiling, Fp8Tiling) and not takes(tiling, k):
+        raise KernelLimit(
+            f"{tiling} for W in e4m3 and k {k}",
+            "of tile a tile of W a warp and scales of rows; of scales of blocks at most 4 units a stage, of group whole"
+            " blocks a stream and at most 8 tiles of x, 12 beside up to 8 of W", "pass no tiling",
+        )  # fmt: skip
+    if tiling.kernel == "group" and (not packed or tiling.units > units):
+        raise KernelLimit(
+            f"{tiling} for W {'packed' if packed else 'by rows'}",
+            f"packed W, and at most {units} units a stage",
+            "pack the weight, or pass no tiling",
+        )
+    if tiling.cluster > 1 and (tiling.kernel != "group" or tiling.w_tiles % tiling.cluster):
+        raise KernelLimit(
+            f"{tiling}, {tiling.cluster} blocks a cluster", "a cluster of 1, or of `group` one that divides w_tiles",
+            "set cluster=1, or pass no tiling",
+        )  # fmt: skip
+    if tiling.held and not _can_hold(tiling):
+        raise KernelLimit(
+            f"{tiling} holds its totals",
+            "`group` with split 1, whole clusters, and sums that fit its registers twice",
+            "set held=False, or pass no tiling",
+        )
+    if tiling.kernel in ("ring", "bulk") and (
+        n_tiles % tiling.w_tiles or (tiling.units > 1 and units % (STREAMS * tiling.units))
+    ):
+        raise KernelLimit(
+            f"{tiling} for {n_tiles} tiles of {units} units", "whole blocks and stages", "use w_tiles=1 and units=1"
+        )
+    has_room = holds_x(tiling.x_tiles, tiling.units)
+    if tiling.kernel == "bulk" and (arch == "sm_80" or not packed or k % UNIT or not has_room):
+        raise KernelLimit(
+            f"{tiling} on {arch} for k {k} and W {'packed' if packed else 'by rows'}",
+            f"bulk copies, packed W, whole units of {UNIT}, x_tiles 1 with up to 8 units or 2 with up to 4",
+            "use `ring`, or pass no tiling",
+        )
+
+
+def _can_hold(tiling: Tiling) -> bool:
+    is_alone = tiling.kernel == "group" and tiling.split == 1 and tiling.resident % tiling.cluster == 0
+    return is_alone and holds_totals(tiling.x_tiles, tiling.w_tiles, tiling.units)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors, Variant
-from eagle3core.kernels.gemm.candidates import fp8_candidates, gemm_candidates
+from eagle3core.kernels.gemm.candidates import check_tiling, fp8_candidates, gemm_candidates
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, choose_fp8_tiling, takes
 from eagle3core.kernels.gemm.launcher import gemm, gemm_cost, gemm_variant
 from eagle3core.kernels.gemm.order.pack import pack_variant
@@ -55,6 +55,8 @@ def _tiling(arch: str, case: Case, setting: Mapping[str, Any]) -> Tiling:
     }
     if not setting or not exists.get(setting.get("kernel", ""), True):
         return tiling
+    if "kernel" in setting:  # of the chosen one, which may be another kernel's, only what every kernel has
+        tiling = replace(tiling, cluster=1, held=False, resident=0)
     asked = fitted(arch, replace(tiling, **setting))
     return asked if not isinstance(asked, Fp8Tiling) or takes(asked, case["k"]) else tiling
 
@@ -84,6 +86,7 @@ def _shapes() -> tuple[Case, ...]:
 def gemm_variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
     """The variants that `gemm_launches` uses for a case, the GEMM itself last."""
     tiling = _tiling(arch, case, setting)
+    check_tiling(tiling, arch, n_weight_rows(case) // 16, case["k"], bool(case.get("packed")))
     ragged = case["k"] % UNIT != 0
     variant = gemm_variant(arch, case["dtype"], epilogue_of(case), tiling, bool(case.get("packed")), ragged)
     return [pack_variant(arch), variant] if tiling.kernel == "group" else [variant]

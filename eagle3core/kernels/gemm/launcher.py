@@ -30,15 +30,15 @@ from eagle3core.kernels.card import (
     Variant,
     overlaps,
 )
-from eagle3core.kernels.gemm.bulk import holds_x
+from eagle3core.kernels.gemm.candidates import check_tiling
 from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
 from eagle3core.kernels.gemm.fp8.blocks import blocks_of
-from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_tiling, takes
+from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_tiling
 from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
-from eagle3core.kernels.gemm.held import holds_totals, launched_registers, make_gemm_held
+from eagle3core.kernels.gemm.held import launched_registers, make_gemm_held
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
 from eagle3core.kernels.gemm.reference import EPS, n_columns, n_weight_rows
-from eagle3core.kernels.gemm.ring import STREAMS, UNIT, make_gemm_ring
+from eagle3core.kernels.gemm.ring import UNIT, make_gemm_ring
 from eagle3core.kernels.gemm.scratch import check_apart, check_scratch, scratch_words
 from eagle3core.kernels.gemm.tile import make_gemm_tile, totals_in_shared
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
@@ -154,7 +154,7 @@ def gemm(
     tiling = tiling or choose_tiling(arch, rows, n_tiles, k, packed and scratch is not None, dtype)
     if tiling.split > 1 and scratch is None:
         tiling = replace(tiling, split=1, together=False)
-    _check_tiling(tiling, arch, n_tiles, k, packed)
+    check_tiling(tiling, arch, n_tiles, k, packed)
     blocks_x, blocks_w = -(-rows // (8 * tiling.x_tiles)), -(-n_tiles // tiling.w_tiles)
     tiling = replace(tiling, cluster=gcd(tiling.cluster, blocks_x))
     if tiling.together and blocks_x * blocks_w * tiling.split > _multiprocessors(x.device):
@@ -234,51 +234,6 @@ def _has_block_scales(scales: Tensor | None, packed: bool, weight_rows: int, k: 
 @cache
 def _multiprocessors(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1 << 20
-
-
-def _check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) -> None:
-    units = -(-k // UNIT)
-    if isinstance(tiling, Fp8Tiling) and not takes(tiling, k):
-        raise KernelLimit(
-            f"{tiling} for W in e4m3 and k {k}",
-            "of tile a tile of W a warp and scales of rows; of scales of blocks at most 4 units a stage, of group whole"
-            " blocks a stream and at most 8 tiles of x, 12 beside up to 8 of W", "pass no tiling",
-        )  # fmt: skip
-    if tiling.kernel == "group" and (not packed or tiling.units > units):
-        raise KernelLimit(
-            f"{tiling} for W {'packed' if packed else 'by rows'}",
-            f"packed W, and at most {units} units a stage",
-            "pack the weight, or pass no tiling",
-        )
-    if tiling.cluster > 1 and (tiling.kernel != "group" or tiling.w_tiles % tiling.cluster):
-        raise KernelLimit(
-            f"{tiling}, {tiling.cluster} blocks a cluster", "a cluster of 1, or of `group` one that divides w_tiles",
-            "set cluster=1, or pass no tiling",
-        )  # fmt: skip
-    if tiling.held and not _can_hold(tiling):
-        raise KernelLimit(
-            f"{tiling} holds its totals",
-            "`group` with split 1, whole clusters, and sums that fit its registers twice",
-            "set held=False, or pass no tiling",
-        )
-    if tiling.kernel in ("ring", "bulk") and (
-        n_tiles % tiling.w_tiles or (tiling.units > 1 and units % (STREAMS * tiling.units))
-    ):
-        raise KernelLimit(
-            f"{tiling} for {n_tiles} tiles of {units} units", "whole blocks and stages", "use w_tiles=1 and units=1"
-        )
-    has_room = holds_x(tiling.x_tiles, tiling.units)
-    if tiling.kernel == "bulk" and (arch == "sm_80" or not packed or k % UNIT or not has_room):
-        raise KernelLimit(
-            f"{tiling} on {arch} for k {k} and W {'packed' if packed else 'by rows'}",
-            f"bulk copies, packed W, whole units of {UNIT}, x_tiles 1 with up to 8 units or 2 with up to 4",
-            "use `ring`, or pass no tiling",
-        )
-
-
-def _can_hold(tiling: Tiling) -> bool:
-    is_alone = tiling.kernel == "group" and tiling.split == 1 and tiling.resident % tiling.cluster == 0
-    return is_alone and holds_totals(tiling.x_tiles, tiling.w_tiles, tiling.units)
 
 
 def gemm_cost(case: Case) -> Cost:

@@ -1,11 +1,12 @@
 """The benchmark compiles what it will need without a GPU, and knows which shapes were asked for."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from eagle3core.kernels import cubins, proof, registry
+from eagle3core.kernels import cubins, proof, registry, tuned
 from eagle3core.kernels.card import case_id
 from lab.errors import ExperimentError
 from lab.options.kernels import BenchOptions, SanitizeOptions
@@ -40,8 +41,20 @@ def test_the_read_kernel_reads_every_byte_and_no_byte_beyond():
     assert len(touched) == x.numel()
 
 
+@pytest.fixture(
+    params=[tuned.NO_FILE, *sorted(str(path) for path in tuned.FOLDER.glob("*.json"))], ids=lambda p: Path(p).stem
+)
+def settings_of(request, monkeypatch):
+    """The rule alone, or one GPU's tuned settings, whichever machine this is."""
+    monkeypatch.setenv(tuned.TUNED_VARIABLE, request.param)
+    monkeypatch.setattr(tuned, "gpu_kind", lambda arch: None)
+    tuned._active.cache_clear()
+    yield
+    tuned._active.cache_clear()
+
+
 @pytest.mark.reference
-def test_everything_a_gemm_run_launches_is_known_without_tensors():
+def test_everything_a_gemm_run_launches_is_known_without_tensors(settings_of):
     card = registry()["gemm"]
     uses = bench._uses(card, "sm_90a")
     assert all(card.variants_of("sm_90a", case, **setting) for case, setting in uses)
