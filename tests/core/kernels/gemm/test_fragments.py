@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from rings import exhaustive_but
 
 from eagle3core.kernels import proof
 from eagle3core.kernels.compile import compile_variant
@@ -90,7 +91,10 @@ def test_a_piece_that_is_not_transposed_is_found(monkeypatch):
 
 @pytest.mark.compiled
 @pytest.mark.slow
-@pytest.mark.parametrize(("x_tiles", "w_tiles", "units"), [(24, 8, 2), (16, 8, 2), (16, 12, 1)])
+@pytest.mark.parametrize(
+    ("x_tiles", "w_tiles", "units"),
+    exhaustive_but([(24, 8, 2), (16, 12, 1)], [(24, 8, 2), (16, 8, 2), (16, 12, 1)]),  # the least room for each
+)
 @pytest.mark.parametrize(
     ("case", "ordered"),
     [(case, 0) for case in LLAMA_8B]
