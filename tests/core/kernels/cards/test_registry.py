@@ -46,16 +46,13 @@ def variants(field: str, arches=ARCHES):
 
 def one_of_each_form(given):
     """Of variants whose names differ in numbers and dtype alone the first runs in the slow ring; of GEMMs, whose ways
-    to feed the tensor cores and whose epilogues meet in registers alone, each way and each epilogue once; of attention
-    each form once, and of each kernel and kind of cache one that joins splits."""
+    to feed the tensor cores and whose epilogues meet in registers alone, each way and each epilogue once."""
     seen, kept = set(), set()
     for each in given:
         parts = each.id.split(" ")[0].replace("_bf16", "").split("_")
         form = re.sub(r"\d+", "#", "_".join(part for part in parts if part != "f16"))
         epilogue = next((part for part in parts if part in KINDS), form)
-        new = {epilogue, *WAYS.intersection(parts)} if parts[0] == "gemm" else {form.removesuffix("_joined")}
-        if parts[-1] == "joined":
-            new.add(" ".join(["joined", *parts[:2], "e4m3" if "e4m3" in parts else ""]))
+        new = {epilogue, *WAYS.intersection(parts)} if parts[0] == "gemm" else {form}
         kept |= {each.id} if new - seen else set()
         seen |= new
     return by_hand(given, {each.id for each in given} - kept)
