@@ -212,8 +212,9 @@ def make_attention_group(
                     sums[i] = zero
                 unit = first_of(stream, first_unit)
                 if unit >= n_units:
+                    nothing = isa.f32_of_bits(pinned(i32(0)))  # a plain zero would be chosen or not for every sum
                     for i in range(n_accumulators):
-                        accumulators[i] = zero
+                        accumulators[i] = nothing
                 while unit < n_units:
                     # The scores are there. Next comes the set after, or this one once more, whose scores nobody reads.
                     following = follow(unit, last_stream, first_unit, n_units)

@@ -51,67 +51,97 @@ def make_held_totals(isa: Any, shape: Shape, *, joined: bool) -> tuple[Any, Any,
                 total_tops[r], total_sums[r] = FLOOR, zero
         for r in range(2):
             join_row(r, total_tops, total_sums, keep, take, tops, sums, scale)
+        # Both ways make a product, of which each sum is a register of its own; a copy of the sums, whose factor is one,
+        # would have the other way's sums copied as well.
         if is_first:
             for i in range(4 * n_columns):
-                totals[i] = accumulators[i]
+                totals[i] = isa.product(accumulators[i], take[(i >> 1) & 1])
         else:
             for i in range(4 * n_columns):
                 r = (i >> 1) & 1
                 totals[i] = isa.fused(totals[i], keep[r], isa.product(accumulators[i], take[r]))
 
-    def join_bundle(at: Any, totals: Any, total_tops: Any, total_sums: Any, scale: Any) -> None:
+    def join_bundle(at: Any, tops: Any, sums: Any, keep: Any, take: Any, scale: Any) -> None:
         held = isa.shared_load_f32x4(i32(at + rows_at))
-        keep, take = cuda.local.array(2, f32), cuda.local.array(2, f32)
         for r in range(2):
-            high, kept, taken = weigh(held[r], total_tops[r], scale)
-            keep[r], take[r], total_tops[r] = kept, taken, high
-            total_sums[r] = isa.fused(held[2 + r], kept, isa.product(total_sums[r], taken))
-        for o in range(n_columns):
-            t = isa.shared_load_f32x4(i32(at + o * LANES))
-            for c in range(4):
-                r = c >> 1
-                totals[4 * o + c] = isa.fused(t[c], keep[r], isa.product(totals[4 * o + c], take[r]))
+            high, kept, taken = weigh(held[r], tops[r], scale)
+            keep[r], take[r], tops[r] = kept, taken, high
+            sums[r] = isa.fused(held[2 + r], kept, isa.product(sums[r], taken))
 
-    def keep_bundle(at: Any, totals: Any, total_tops: Any, total_sums: Any) -> None:
-        isa.shared_store_f32x4(i32(at + rows_at), total_tops[0], total_tops[1], total_sums[0], total_sums[1])
-        for o in range(n_columns):
-            i = 4 * o
-            isa.shared_store_f32x4(i32(at + o * LANES), totals[i], totals[i + 1], totals[i + 2], totals[i + 3])
+    def joined_column(at: Any, o: Any, totals: Any, keep: Any, take: Any) -> Any:
+        t, i = isa.shared_load_f32x4(i32(at + o * LANES)), 4 * o
+        return (
+            isa.fused(t[0], keep[0], isa.product(totals[i], take[0])),
+            isa.fused(t[1], keep[0], isa.product(totals[i + 1], take[0])),
+            isa.fused(t[2], keep[1], isa.product(totals[i + 2], take[1])),
+            isa.fused(t[3], keep[1], isa.product(totals[i + 3], take[1])),
+        )
 
-    def leave_rows(
-        row: Any, rows: Any, place: Any, lane: Any, totals: Any, total_tops: Any, total_sums: Any, partial: Any,
-        tops_sums: Any,
-    ) -> None:  # fmt: skip
-        near, far, wide = row < rows, row + 8 < rows, i64(place)
-        target, beyond = partial + wide * (4 * dim) + (lane & 3) * 8, 8 * 4 * dim
-        if (lane & 3) == 0:
-            # Also FLOOR and 0: they say that the row has no values here.
-            if near:
-                isa.store_f32x2(tops_sums + wide * 8, total_tops[0], total_sums[0])
-            if far:
-                isa.store_f32x2(tops_sums + wide * 8 + 8 * 8, total_tops[1], total_sums[1])
-        near, far = near and total_sums[0] != zero, far and total_sums[1] != zero  # else nobody reads them
-        for n in range(n_columns):
-            if near:
-                isa.store_f32x2(target + n * 32, totals[4 * n], totals[4 * n + 1])
-            if far:
-                isa.store_f32x2(target + beyond + n * 32, totals[4 * n + 2], totals[4 * n + 3])
+    def own_column(at: Any, o: Any, totals: Any, keep: Any, take: Any) -> Any:
+        i = 4 * o
+        return totals[i], totals[i + 1], totals[i + 2], totals[i + 3]
 
-    join_bundle, keep_bundle, leave_rows = isa.inlined(join_bundle), isa.inlined(keep_bundle), isa.inlined(leave_rows)
+    joined_column, own_column = isa.inlined(joined_column), isa.inlined(own_column)
 
+    def make_leave_columns(column_of: Any) -> tuple[Any, Any]:
+        """What keeps the sums of values for the bundle's next split, and what lets them out."""
+
+        def keep_columns(at: Any, totals: Any, keep: Any, take: Any) -> None:
+            for o in range(n_columns):
+                t = column_of(at, o, totals, keep, take)
+                isa.shared_store_f32x4(i32(at + o * LANES), t[0], t[1], t[2], t[3])
+
+        def leave_columns(
+            at: Any, totals: Any, keep: Any, take: Any, near: Any, far: Any, target: Any, beyond: Any
+        ) -> None:
+            for o in range(n_columns):
+                t = column_of(at, o, totals, keep, take)
+                if near:
+                    isa.store_f32x2(target + o * 32, t[0], t[1])
+                if far:
+                    isa.store_f32x2(target + beyond + o * 32, t[2], t[3])
+
+        return isa.inlined(keep_columns), isa.inlined(leave_columns)
+
+    keep_joined, leave_joined = make_leave_columns(joined_column)
+    keep_own, leave_own = make_leave_columns(own_column)
+    join_bundle = isa.inlined(join_bundle)
+
+    # `totals` are read alone: were they written here, all would be copied to where the next stream looks for them.
     def leave(
         at: Any, split: Any, is_last: Any, row0: Any, rows: Any, first_row: Any, lane: Any, totals: Any,
         total_tops: Any, total_sums: Any, partial: Any, tops_sums: Any, scale: Any,
     ) -> None:  # fmt: skip
         place = i32(split & (step - 1))
-        if joined and place > 0:
-            join_bundle(at, totals, total_tops, total_sums, scale)
+        follows = joined and place > 0
+        keep, take = cuda.local.array(2, f32), cuda.local.array(2, f32)
+        tops, sums = cuda.local.array(2, f32), cuda.local.array(2, f32)
+        for r in range(2):
+            keep[r], take[r], tops[r], sums[r] = zero, zero, total_tops[r], total_sums[r]
+        if follows:
+            join_bundle(at, tops, sums, keep, take, scale)
         if joined and place < step - 1 and not is_last:
-            keep_bundle(at, totals, total_tops, total_sums)
+            isa.shared_store_f32x4(i32(at + rows_at), tops[0], tops[1], sums[0], sums[1])
+            if follows:
+                keep_joined(at, totals, keep, take)
+            else:
+                keep_own(at, totals, keep, take)
         else:
             row = i32(row0 + (lane >> 2))
-            first = i32(first_row + i32(split - place) * rows + row)
-            leave_rows(row, rows, first, lane, totals, total_tops, total_sums, partial, tops_sums)
+            wide = i64(i32(first_row + i32(split - place) * rows + row))
+            near, far = row < rows, row + 8 < rows
+            target, beyond = partial + wide * (4 * dim) + (lane & 3) * 8, 8 * 4 * dim
+            if (lane & 3) == 0:
+                # Also FLOOR and 0: they say that the row has no values here.
+                if near:
+                    isa.store_f32x2(tops_sums + wide * 8, tops[0], sums[0])
+                if far:
+                    isa.store_f32x2(tops_sums + wide * 8 + 8 * 8, tops[1], sums[1])
+            near, far = near and sums[0] != zero, far and sums[1] != zero  # else nobody reads them
+            if follows:
+                leave_joined(at, totals, keep, take, near, far, target, beyond)
+            else:
+                leave_own(at, totals, keep, take, near, far, target, beyond)
 
     def leave_empty(split: Any, end: Any, row0: Any, rows: Any, first_row: Any, lane: Any, tops_sums: Any) -> None:
         s, row = i32(i32(split + (step - 1)) & -step), i32(row0 + (lane >> 2))

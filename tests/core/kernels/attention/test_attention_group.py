@@ -177,8 +177,8 @@ PLANTED = {
         ONE,
     ),
     "splits of a bundle joined without their maxima": (
-        held, "make_held_totals", r"isa\.product\(totals\[4 \* o \+ c\], take\[r\]\)",
-        "totals[4 * o + c]", ONE,
+        held, "make_held_totals", r"keep\[r\], take\[r\], tops\[r\] = kept, taken, high",
+        "keep[r], take[r], tops[r] = kept, np.float32(1), high", ONE,
     ),
     "a bundle left before its last split": (
         held, "make_held_totals", r"place < step - 1 and not is_last", "False", ONE,
