@@ -65,7 +65,7 @@ def make_one_by_one(
             take_unit(u, scores, one)
             first, sees = i32((unit + u * interleave) * UNIT), i32(1)
             if i32(first + UNIT) > ctx or first < seen_by_all:
-                here, token0 = pinned(lane), i32(pinned(b) * tokens)
+                here, token0 = isa.lane_number(), i32(pinned(b) * tokens)
                 mask = masks + i64(token0 * ((tokens + 31) >> 5)) * 4
                 if words > 0:
                     mask = masks + i64(i32(token0 * words)) * 4
@@ -89,7 +89,7 @@ def make_one_by_one(
         if paths and u < units and i32(unit + u * interleave) < n_units:
             sees = add_paths(
                 tail_at, queries, i32(0), accumulators, tops, sums, tokens, ctx,
-                i32((unit + u * interleave) * UNIT), row0, window, scale, pinned(lane),
+                i32((unit + u * interleave) * UNIT), row0, window, scale, isa.lane_number(),
             )  # fmt: skip
             if counting:
                 executed = i32(executed + sees)

@@ -40,7 +40,7 @@ from eagle3core.kernels.attention.tile import make_steps
 from eagle3core.kernels.attention.warpgroup.careful import make_one_by_one
 from eagle3core.kernels.attention.warpgroup.pinned import make_pinned
 from eagle3core.kernels.attention.warpgroup.shared import group_offsets
-from eagle3core.kernels.attention.warpgroup.stages import half_set_bytes, make_fetch_sets, make_products
+from eagle3core.kernels.attention.warpgroup.stages import half_set_bytes, make_fetch_sets, make_last_of, make_products
 from eagle3core.kernels.attention.warpgroup.sums import holds_sums, make_split_sums, sums_bytes
 
 FETCHING_WARPS = 4  # of a block: a warpgroup, which can give registers to the others; one of it fetches for each ring
@@ -77,6 +77,7 @@ def make_attention_group(
         isa, shape, threads=32 * n_warps, held=pieces, tail=tail, tiles=1, windowed=windowed
     )
     follow, _, _ = make_ring(isa, shape, row_warps=units, groups=groups, units=units)
+    last_of = make_last_of(isa, shape, groups=groups)
     fetch_sets = make_fetch_sets(isa, shape, groups=groups, units=units, stages=stages, overlap=overlap)
     steps = make_steps(isa, shape, tiles=1, half=False, held=pieces, units=units, words=words, windowed=windowed)
     start_tops, grows, weigh = steps.start_tops, steps.grows, steps.weigh
@@ -198,8 +199,8 @@ def make_attention_group(
             executed, mask_empty = i32(0), i32(0)
             slot, parity, turn_parity = i32(0), i32(0), i32(0)
             stream = i32(first_stream + own_group)
-            following = follow(i32(first_of(stream, first_unit) - step), last_stream, first_unit, n_units)
-            if following >= 0:
+            last = last_of(stream, last_stream, first_unit, n_units)
+            if stream <= last:
                 await_set(full, parity)
                 score(scores, queries, ring)
                 isa.group_commit()
@@ -217,9 +218,8 @@ def make_attention_group(
                         accumulators[i] = nothing
                 while unit < n_units:
                     # The scores are there. Next comes the set after, or this one once more, whose scores nobody reads.
-                    following = follow(unit, last_stream, first_unit, n_units)
                     next_slot, next_parity = slot, parity
-                    if following >= 0:
+                    if i32(unit + step) < n_units or i32(unit & (interleave - 1)) < last:
                         next_slot = i32(slot + 1)
                         if next_slot == stages:
                             next_slot, next_parity = i32(0), i32(parity ^ 1)
@@ -267,11 +267,11 @@ def make_attention_group(
                     # The streams of a split join in ascending order, whichever group is ahead.
                     isa.mbarrier_wait(i32(turns + own_group * 8), turn_parity)
                     turn_parity = i32(turn_parity ^ 1)
-                here = pinned(lane)
+                here = isa.lane_number()
                 totals_at = i32(totals + here * 16)
                 join(totals_at, place == 0, accumulators, tops, sums, held, total_tops, total_sums, scale)
                 if place == split_mask:
-                    head = i32(pinned(b) * n_kv + kv_head)
+                    head = i32(pinned(b) * n_kv + i32(cuda.blockIdx.y))  # read again: held, it would cost a register
                     first_row, split = i32(i32(head * splits) * rows), i32(stream >> stream_shift)
                     leave(
                         totals_at, split, i32(stream + 1) == stop, row0, rows, first_row, here, accumulators, held,
@@ -283,7 +283,7 @@ def make_attention_group(
                         isa.mbarrier_arrive(i32(turns + ((own_group + 1) & (groups - 1)) * 8))
                 stream = i32(stream + groups)
             if holds:
-                head = i32(b * n_kv + kv_head)
+                head = i32(b * n_kv + i32(cuda.blockIdx.y))
                 leave_empty(
                     i32(max(stop, first_stream) >> stream_shift), i32(last_stream >> stream_shift), row0, rows,
                     i32(i32(head * splits) * rows), lane, tops_sums,

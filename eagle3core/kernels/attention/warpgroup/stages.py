@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from eagle3core.kernels.attention.layout import BLOCK_SHIFT, UNIT, Shape
+from eagle3core.kernels.attention.layout import BLOCK_SHIFT, UNIT, Shape, make_walk
 from eagle3core.kernels.attention.ring import make_ring
 
 TILE_BYTES = UNIT * 128  # of 64 elements of a unit's keys, or values: what a copy brings
@@ -103,6 +103,21 @@ def make_clear_past(isa: Any, shape: Shape, *, units: int, row_warps: int, named
         isa.named_barrier(i32(named_barrier + own_group), threads)
 
     return isa.inlined(clear_past)
+
+
+def make_last_of(isa: Any, shape: Shape, *, groups: int) -> Any:
+    """`last_of(stream, end, first_unit, n_units)`: the last one that has a unit, of the streams a group walks from
+    `stream` up to `end`; below `stream` if none has one."""
+    i32 = isa.i32
+    first_of, _ = make_walk(isa, shape)
+
+    def last_of(stream: Any, end: Any, first_unit: Any, n_units: Any) -> Any:
+        last = i32(stream + ((end - 1 - stream) & -groups))
+        while last >= stream and first_of(last, first_unit) >= n_units:
+            last = i32(last - groups)
+        return last
+
+    return isa.inlined(last_of)
 
 
 def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: int, overlap: bool) -> Any:
