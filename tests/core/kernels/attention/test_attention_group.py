@@ -55,9 +55,13 @@ slow = pytest.mark.slow
 CHUNK: Case = {**TINY, "heads": 8, "prefix": (597,), "tokens": 8, "tree": "chain"}
 # Bundles of four splits, in one of which no stream of the second sequence has a key.
 BUNDLES: Case = {**TINY, "heads": 8, "order": (8, 2), "prefix": (300, 30), "tokens": 8, "tree": "chain"}
+# Two key heads; the last stream ends with a whole set, right before the unit that its next one would begin with.
+WHOLE_SETS: Case = {**TINY, "heads": 4, "kv_heads": 2, "prefix": (296,), "tokens": 8, "tree": "chain"}
 CASES = [
     (CHUNK, ONE),
+    (WHOLE_SETS, ONE),
     (BUNDLES, {**ONE, "run": 4}),
+    ({**BUNDLES, "kv_heads": 2, "prefix": (30,)}, {**ONE, "run": 4}),
     pytest.param({**BUNDLES, "window": 90, "sinks": True}, {**ONE, "run": 8}, marks=slow),
     pytest.param({**BUNDLES, "tokens": 6, "paths": True, "tree": "random"}, {**TWO_GROUPS, "run": 8}, marks=slow),
     pytest.param(BUNDLES, {**TWO_STREAMS, "run": 4}, marks=slow),
