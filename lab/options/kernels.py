@@ -120,6 +120,23 @@ class AttentionBoundOptions(Options):
     share: ShareSlice = option("1/1", "of --build: every N-th kernel from the I-th", metavar="I/N")
 
 
+class ChainOptions(Options):
+    """Time the matrix products of layers that follow each other, beside torch's in the same order. Needs a GPU."""
+
+    out: Path = option("chain.jsonl", "rows are appended to this file", metavar="FILE")
+    rows: ExistingFile | None = option(None, "read these rows and measure nothing; no GPU needed", metavar="FILE.jsonl")
+    geometry: Annotated[tuple[PlantedGeometryName, ...], of_text(_geometries)] = option(
+        "llama-3.1-8b,llama-3.1-70b,qwen3-8b", "shapes with a name", metavar="NAME,...",
+        allowed=f"{', '.join(get_args(PlantedGeometryName))}, separated by commas, or all",
+    )  # fmt: skip
+    at: Counts = option("16,24,32,64,128,256", "rows of a pass", metavar="N,...")
+    layers: int = option(8, "layers of the chain", ge=2)
+    limit_s: Seconds = option(300.0, "start no measurement after this many seconds", metavar="S")
+    build: Path | None = option(None, "compile for --arch into this folder and stop; no GPU needed", metavar="DIR")
+    arch: ArchName = option("sm_90a", "to compile for")
+    share: ShareSlice = option("1/1", "of --build: every N-th kernel from the I-th", metavar="I/N")
+
+
 class BookkeepingOptions(Options):
     """Time rewind, acceptance and path packing by themselves."""
 
