@@ -32,6 +32,7 @@ from eagle3core.kernels.attention.layout import (
     make_walk,
 )
 from eagle3core.kernels.attention.paths import make_paths, tail_bytes
+from eagle3core.kernels.attention.pieces import make_pinned, make_take_unit
 from eagle3core.kernels.attention.ring import make_load_tile, make_ring
 from eagle3core.kernels.attention.tile import make_steps
 from eagle3core.kernels.attention.totals import make_totals, totals_bytes
@@ -116,19 +117,7 @@ def make_attention_rows(
     rows_shift = 3 + tiles  # of a warp's rows: 16 or 32
     uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
 
-    def pinned(value: Any) -> Any:
-        # `value` through a shuffle: what depends on it is not computed ahead of the loop and held in registers there.
-        return isa.shuffle_xor_i32(value, i32(0))
-
-    def take_unit(u: Any, scores: Any, one: Any) -> None:
-        for i in range(unit_scores):
-            x = scores[i]
-            for other in range(units - 1):
-                if u == other + 1:
-                    x = scores[unit_scores * (other + 1) + i]
-            one[i] = x
-
-    pinned, take_unit = isa.inlined(pinned), isa.inlined(take_unit)
+    pinned, take_unit = make_pinned(isa), make_take_unit(isa, units=units, unit_scores=unit_scores)
 
     def attention_rows(
         q: Any, k: Any, v: Any, tables: Any, prefix: Any, masks: Any, all_positions: Any, partial: Any, tops_sums: Any,

@@ -27,6 +27,7 @@ from eagle3core.kernels.attention.layout import (
     make_span,
     make_walk,
 )
+from eagle3core.kernels.attention.pieces import make_pinned, make_take_unit
 from eagle3core.kernels.attention.split import make_split, split_shared_bytes
 from eagle3core.kernels.attention.tile import make_steps
 
@@ -90,17 +91,7 @@ def make_attention_streams(
     both_tiles = tiles == 2 and set_bytes == 2 * tile_bytes  # a free slot holds the sums of both
     uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
 
-    def pinned(value: Any) -> Any:
-        # `value` through a shuffle: it is computed here, neither earlier nor again at every use.
-        return isa.shuffle_xor_i32(value, i32(0))
-
-    def take_unit(u: Any, scores: Any, one: Any) -> None:
-        for i in range(unit_scores):
-            one[i] = scores[i]
-            if units == 2 and u == 1:
-                one[i] = scores[unit_scores * (units - 1) + i]
-
-    pinned, take_unit = isa.inlined(pinned), isa.inlined(take_unit)
+    pinned, take_unit = make_pinned(isa), make_take_unit(isa, units=units, unit_scores=unit_scores)
 
     def attention_streams(
         q: Any, k: Any, v: Any, tables: Any, prefix: Any, masks: Any, all_positions: Any, partial: Any, tops_sums: Any,

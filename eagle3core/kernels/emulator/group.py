@@ -30,10 +30,13 @@ _NO_NUMBERS = b"\xff" * 16
 
 
 class UnderWay:
-    """A sum that the tensor cores still own: it has a value for them and no arithmetic for the kernel."""
+    """A sum that the tensor cores still own: it has a value for them and no arithmetic for the kernel.
 
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    `batch`: of products, the lane's, that is to give it; None: no product does.
+    """
+
+    def __init__(self, value: Any, batch: list[Any] | None) -> None:
+        self.value, self.batch = value, batch
 
 
 @cache
@@ -54,13 +57,16 @@ def products(
             right = widen(_shared_operand(operands[0][-1], n, lanes)).T  # [16, n]
         begins = operands[0][5] == 0 if asks else fresh
         for start in range(0, len(lanes), WARP):
-            _warp_product(operands[start : start + WARP], right, widen, begins)
+            batches = [lane.open_products for lane in lanes[start : start + WARP]]
+            _warp_product(operands[start : start + WARP], right, widen, begins, batches)
         return [None] * len(lanes)
 
     return group_product
 
 
-def _warp_product(operands: Sequence[Any], right: Any, widen: Callable[[Any], Any], fresh: bool) -> None:
+def _warp_product(
+    operands: Sequence[Any], right: Any, widen: Callable[[Any], Any], fresh: bool, batches: Sequence[list[Any]]
+) -> None:
     a = widen(halves([o[1:5] for o in operands]))  # [32, 4, 2]
     n = right.shape[1]
     c = (
@@ -82,7 +88,7 @@ def _warp_product(operands: Sequence[Any], right: Any, widen: Callable[[Any], An
     for lane, o in enumerate(operands):
         for i in range(n // 2):
             row, column = _ROW[lane] + 8 * (i >> 1 & 1), columns[lane, i >> 2] + (i & 1)
-            o[0][i] = UnderWay(total[row, column])
+            o[0][i] = UnderWay(total[row, column], batches[lane])
 
 
 def _shared_operand(descriptor: int, n: int, lanes: Sequence[Lane]) -> Any:
@@ -214,10 +220,15 @@ def wait(lane: Lane, n: int) -> None:
 
 def forget(sums: list[Any], n_sums: int) -> None:
     """The sums are no numbers: a product that goes on from them gives none, and arithmetic on them raises."""
-    sums[:n_sums] = [UnderWay(f32(np.nan)) for _ in range(n_sums)]
+    sums[:n_sums] = [UnderWay(f32(np.nan), None) for _ in range(n_sums)]
 
 
-def settle(lane: Lane, sums: list[Any], n_sums: int) -> None:
-    """Waits for all products; the sums become numbers."""
-    wait(lane, 0)
-    sums[:n_sums] = [v.value if isinstance(v, UnderWay) else v for v in sums[:n_sums]]
+def settle(lane: Lane, sums: list[Any], n_sums: int, n_under_way: int) -> None:
+    """Waits for all products but those of the newest batches; the sums, which are none of theirs, become numbers."""
+    wait(lane, n_under_way)
+    for i in range(n_sums):
+        v = sums[i]
+        if isinstance(v, UnderWay):
+            if any(v.batch is batch for batch in lane.products):
+                raise EmulationError("sums are used that a batch under way is to write")
+            sums[i] = v.value

@@ -206,8 +206,8 @@ def more_registers(n: int) -> Callable[[], None]:
     return lambda: emulator_group.take_registers(lane(), n)
 
 
-def group_settle(n: int) -> Callable[..., None]:
-    return lambda sums: emulator_group.settle(lane(), sums, n // 2)
+def group_settle(n: int, under_way: int = 0) -> Callable[..., None]:
+    return lambda sums: emulator_group.settle(lane(), sums, n // 2, under_way)
 
 
 def group_forget(n: int) -> Callable[..., None]:

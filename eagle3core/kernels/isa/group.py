@@ -57,7 +57,8 @@ def group_mma(kind: str, n: int, fresh: bool = False, transposed: bool = False, 
     n / 2 f32. `descriptor` names b in shared memory, n-major rows of 16 k; see `gemm.group`.
 
     Args:
-        fresh: d = a b, whatever `sums` held. transposed: b lies in k-major rows of n; see `attention.stages`.
+        fresh: d = a b, whatever `sums` held. transposed: b lies in k-major rows of n; see
+            `attention.warpgroup.stages`.
         asks: `f(sums, a0, a1, a2, a3, goes_on, descriptor)`, where 0 says that d = a b; the same for all lanes.
     """
     half = n // 2
@@ -84,9 +85,13 @@ def group_mma(kind: str, n: int, fresh: bool = False, transposed: bool = False, 
 
 
 @cache
-def group_settle(n: int) -> Any:
-    """Waits for all products of the warpgroup: `f(sums)`; afterwards the n / 2 sums may be used."""
-    emit = _over_sums(n // 2, "wgmma.wait_group.sync.aligned 0;", 0, 0)
+def group_settle(n: int, under_way: int = 0) -> Any:
+    """Waits for products of the warpgroup: `f(sums)`; afterwards the n / 2 sums may be used.
+
+    Args:
+        under_way: the newest batches that are not waited for; the sums are none of theirs.
+    """
+    emit = _over_sums(n // 2, f"wgmma.wait_group.sync.aligned {under_way};", 0, 0)
 
     @intrinsic
     def settle(typing_context: Any, sums: Any) -> Any:

@@ -196,6 +196,38 @@ def test_a_warpgroup_multiplies_a_box_as_a_tensor_copy_lays_it_down(transposed: 
     assert torch.equal(d, a.float() @ right)
 
 
+def multiplies_twice(isa, *, settles_newer: bool):
+    """Zeros times zeros in two batches, of which the older is waited for: its sums are stored, or the newer's."""
+    product, settle_older = isa.group_mma("bf16", 16, True), isa.group_settle(16, 1)
+    settle = isa.group_settle(16)
+
+    def kernel(d):
+        lane = isa.cuda.threadIdx.x
+        if lane < 32:
+            isa.shared_store_u32x4(lane * 16, 0, 0, 0, 0)
+        isa.fence_async_shared()
+        isa.cuda.syncthreads()
+        older, newer = isa.cuda.local.array(8, isa.f32), isa.cuda.local.array(8, isa.f32)
+        for sums in (older, newer):
+            isa.group_fence()
+            product(sums, 0, 0, 0, 0, (128 >> 4) << 16 | (256 >> 4) << 32)
+            isa.group_commit()
+        settle_older(newer if settles_newer else older)
+        for i in range(8):
+            isa.store_f32(d + (lane * 8 + i) * 4, (newer if settles_newer else older)[i])
+        settle(newer)
+
+    return kernel
+
+
+def test_sums_of_an_older_batch_may_be_used_while_a_newer_one_is_under_way_and_not_the_other_way_around():
+    d = torch.full((128, 8), float("nan"))
+    run(lambda isa: multiplies_twice(isa, settles_newer=False), "d:out", threads=128, shared=512, d=d)
+    assert torch.equal(d, torch.zeros(128, 8))
+    with pytest.raises(EmulationError, match="a batch under way is to write"):
+        run(lambda isa: multiplies_twice(isa, settles_newer=True), "d:out", threads=128, shared=512, d=d)
+
+
 def test_what_nobody_has_written_is_no_number_in_a_product_of_a_warpgroup():
     def body(isa):
         product, settle = isa.group_mma("bf16", 16, True), isa.group_settle(16)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.attention.layout import UNIT, Shape
+from eagle3core.kernels.attention.pieces import make_pinned, make_take_unit
 from eagle3core.kernels.attention.tile import Steps
-from eagle3core.kernels.attention.warpgroup.pinned import make_pinned
 from eagle3core.kernels.attention.warpgroup.stages import TILE_BYTES, make_clear_past, make_products
 
 
@@ -34,21 +34,11 @@ def make_one_by_one(
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     hide, raise_tops, weigh = steps.hide, steps.raise_tops, steps.weigh
-    pinned, add_alone = make_pinned(isa), make_products(isa, shape, units=units).add_alone
+    pinned, take_unit = make_pinned(isa), make_take_unit(isa, units=units, unit_scores=8)
+    add_alone = make_products(isa, shape, units=units).add_alone
     clear_past = make_clear_past(isa, shape, units=units, row_warps=row_warps, named_barrier=named_barrier)
     settle_sums = isa.group_settle(shape.dim)
     zero, n_accumulators, interleave = np.float32(0), shape.dim // 2, shape.splits * shape.streams
-
-    def take_unit(u: Any, scores: Any, one: Any) -> None:
-        # By comparisons: an index that is not constant would move the scores from registers to local memory.
-        for i in range(8):
-            x = scores[i]
-            for other in range(units - 1):
-                if u == other + 1:
-                    x = scores[8 * (other + 1) + i]
-            one[i] = x
-
-    take_unit = isa.inlined(take_unit)
 
     def one_by_one(
         unit: Any, goes_on: Any, values: Any, scores: Any, weights: Any, accumulators: Any, tops: Any, sums: Any,

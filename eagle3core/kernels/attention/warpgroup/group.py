@@ -34,11 +34,11 @@ from eagle3core.kernels.attention.layout import (
     make_walk,
 )
 from eagle3core.kernels.attention.paths import make_paths
+from eagle3core.kernels.attention.pieces import make_pinned
 from eagle3core.kernels.attention.ring import make_load_tile, make_ring
 from eagle3core.kernels.attention.rows import TILE_ROWS
 from eagle3core.kernels.attention.tile import make_steps
 from eagle3core.kernels.attention.warpgroup.careful import make_one_by_one
-from eagle3core.kernels.attention.warpgroup.pinned import make_pinned
 from eagle3core.kernels.attention.warpgroup.shared import group_offsets
 from eagle3core.kernels.attention.warpgroup.stages import half_set_bytes, make_fetch_sets, make_last_of, make_products
 from eagle3core.kernels.attention.warpgroup.sums import holds_sums, make_split_sums, sums_bytes
@@ -89,8 +89,8 @@ def make_attention_group(
     pinned = make_pinned(isa)
     begin, join, leave, leave_empty = make_split_sums(isa, shape, groups=groups, joined=joined)
     score, add, _ = make_products(isa, shape, units=units)
-    settle_scores, settle_sums = isa.group_settle(UNIT * units), isa.group_settle(shape.dim)
-    forget = isa.group_forget(shape.dim)
+    settle_scores = isa.group_settle(UNIT * units)
+    forget, settle_sums = isa.group_forget(shape.dim), isa.group_settle(shape.dim, 1)
     fewer_registers = isa.fewer_registers(_FETCHING_REGISTERS)
     more_registers = isa.more_registers(_MULTIPLYING_REGISTERS)
 
@@ -205,21 +205,16 @@ def make_attention_group(
                 score(scores, queries, ring)
                 isa.group_commit()
                 settle_scores(scores)
+            unit, goes_on = first_of(stream, first_unit), i32(0)  # a stream's first set begins the sums
+            forget(accumulators)
+            for i in range(2):
+                tops[i] = FLOOR
+                sums[i] = zero
             while stream < stop:
-                goes_on = i32(0)  # the stream's first set begins the sums
-                forget(accumulators)
-                for i in range(2):
-                    tops[i] = FLOOR
-                    sums[i] = zero
-                unit = first_of(stream, first_unit)
-                if unit >= n_units:
-                    nothing = isa.f32_of_bits(pinned(i32(0)))  # a plain zero would be chosen or not for every sum
-                    for i in range(n_accumulators):
-                        accumulators[i] = nothing
-                while unit < n_units:
+                if unit < n_units:
                     # The scores are there. Next comes the set after, or this one once more, whose scores nobody reads.
                     next_slot, next_parity = slot, parity
-                    if i32(unit + step) < n_units or i32(unit & (interleave - 1)) < last:
+                    if i32(unit + step) < n_units or stream < last:
                         next_slot = i32(slot + 1)
                         if next_slot == stages:
                             next_slot, next_parity = i32(0), i32(parity ^ 1)
@@ -228,16 +223,17 @@ def make_attention_group(
                     if i32((unit + (step - interleave)) * UNIT + UNIT) > ctx or i32(unit * UNIT) < seen_by_all:
                         careful = i32(1)
                     else:
-                        if i32(unit - first_unit) < interleave:
+                        if goes_on == 0:
                             start_tops(scores, tops, scale)
                         careful = isa.group_any(i32(_ANY_BARRIER + (warp >> 2)), grows(scores, tops, scale))
                     if careful == 0:
                         weigh_set(scores, weights, own_weights, tops, sums, scale)
                         await_set(i32(full + next_slot * 8), next_parity)
                         add(weights, accumulators, goes_on, reading)
+                        isa.group_commit()
+                        isa.group_fence()
                         score(scores, queries, later)
                         isa.group_commit()
-                        settle_scores(scores)
                         settle_sums(accumulators)
                         if counting:
                             executed = i32(executed + units)
@@ -253,35 +249,45 @@ def make_attention_group(
                         await_set(i32(full + next_slot * 8), next_parity)
                         score(scores, queries, later)
                         isa.group_commit()
-                        settle_scores(scores)
                     # All that this warp reads of the stage has been read: its keys a set ago, its values now.
                     if lane < isa.ARRIVING_LANES:
                         isa.mbarrier_arrive(i32(empty + slot * 8))
-                    slot, parity, goes_on = next_slot, next_parity, i32(1)
-                    unit = i32(unit + step)
-
-                # The stream has ended, perhaps before it began: its turn to join the sums of the split.
-                stream = i32(unit & (interleave - 1))  # as before; to hold it meanwhile would cost a register
-                place = i32(stream & split_mask)
-                if groups > 1 and stream > first_stream:
-                    # The streams of a split join in ascending order, whichever group is ahead.
-                    isa.mbarrier_wait(i32(turns + own_group * 8), turn_parity)
-                    turn_parity = i32(turn_parity ^ 1)
-                here = isa.lane_number()
-                totals_at = i32(totals + here * 16)
-                join(totals_at, place == 0, accumulators, tops, sums, held, total_tops, total_sums, scale)
-                if place == split_mask:
-                    head = i32(pinned(b) * n_kv + i32(cuda.blockIdx.y))  # read again: held, it would cost a register
-                    first_row, split = i32(i32(head * splits) * rows), i32(stream >> stream_shift)
-                    leave(
-                        totals_at, split, i32(stream + 1) == stop, row0, rows, first_row, here, accumulators, held,
-                        total_tops, total_sums, partial, tops_sums, scale,
-                    )  # fmt: skip
-                if groups > 1:
-                    cuda.syncwarp()
-                    if lane < isa.ARRIVING_LANES:
-                        isa.mbarrier_arrive(i32(turns + ((own_group + 1) & (groups - 1)) * 8))
-                stream = i32(stream + groups)
+                    slot, parity = next_slot, next_parity
+                else:
+                    nothing = isa.f32_of_bits(pinned(i32(0)))  # a plain zero would be chosen or not for every sum
+                    for i in range(n_accumulators):
+                        accumulators[i] = nothing
+                unit, goes_on = i32(unit + step), i32(1)
+                if unit >= n_units:
+                    # The stream has ended, perhaps before it began: its turn to join the sums of the split.
+                    place = i32(stream & split_mask)
+                    if groups > 1 and stream > first_stream:
+                        # The streams of a split join in ascending order, whichever group is ahead.
+                        isa.mbarrier_wait(i32(turns + own_group * 8), turn_parity)
+                        turn_parity = i32(turn_parity ^ 1)
+                    here = isa.lane_number()
+                    totals_at = i32(totals + here * 16)
+                    join(totals_at, place == 0, accumulators, tops, sums, held, total_tops, total_sums, scale)
+                    if place == split_mask:
+                        head = i32(
+                            pinned(b) * n_kv + i32(cuda.blockIdx.y)
+                        )  # read again: held, it would cost a register
+                        first_row, split = i32(i32(head * splits) * rows), i32(stream >> stream_shift)
+                        leave(
+                            totals_at, split, i32(stream + 1) == stop, row0, rows, first_row, here, accumulators, held,
+                            total_tops, total_sums, partial, tops_sums, scale,
+                        )  # fmt: skip
+                    if groups > 1:
+                        cuda.syncwarp()
+                        if lane < isa.ARRIVING_LANES:
+                            isa.mbarrier_arrive(i32(turns + ((own_group + 1) & (groups - 1)) * 8))
+                    stream = i32(stream + groups)
+                    unit, goes_on = first_of(stream, first_unit), i32(0)
+                    forget(accumulators)
+                    for i in range(2):
+                        tops[i] = FLOOR
+                        sums[i] = zero
+                settle_scores(scores)
             if holds:
                 head = i32(b * n_kv + i32(cuda.blockIdx.y))
                 leave_empty(

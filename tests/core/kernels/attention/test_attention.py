@@ -12,6 +12,7 @@ from eagle3core.kernels.attention import combine as attention_combine
 from eagle3core.kernels.attention import fetch as attention_fetch
 from eagle3core.kernels.attention import layout as attention_layout
 from eagle3core.kernels.attention import mask as attention_mask
+from eagle3core.kernels.attention import pieces as attention_pieces
 from eagle3core.kernels.attention import rows as attention_rows
 from eagle3core.kernels.attention import split as attention_split
 from eagle3core.kernels.attention import streams as attention_streams
@@ -126,8 +127,8 @@ PLANTED = {
         attention_split, "make_split", r"isa\.product\(o\[0\], take\)", "o[0]", CHAIN, ({"run": 2},),
     ),
     "a unit's second half of a set taken for its first": (
-        attention_streams, "make_attention_streams", r"one\[i\] = scores\[unit_scores \* \(units - 1\) \+ i\]",
-        "one[i] = scores[i]", CHAIN, ({"units": 2},),
+        attention_pieces, "make_take_unit", r"x = scores\[unit_scores \* \(other \+ 1\) \+ i\]", "pass", CHAIN,
+        ({"units": 2},),
     ),
     "a set's second block looked up in the place of its first": (
         attention_fetch, "make_fetch", r"i32\(place \+ u\)", "i32(place)", {**CHAIN, "prefix": (250,)}, ({"units": 2},),
