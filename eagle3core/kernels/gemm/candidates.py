@@ -108,8 +108,8 @@ def _groups(arch: str, widest: tuple[int, ...], rows: int, n_tiles: int, units: 
 
 
 def _holding(arch: str, rows: int, units: int) -> Iterator[Tiling]:
-    """Wide blocks that hold their totals: each alone, one a processor that stays, and pairs of those."""
-    for w_tiles, most in ((12, 16), (8, 24), (8, 16)):
+    """Blocks that hold their totals, small ones for small maps: each alone, one a processor that stays, and pairs."""
+    for w_tiles, most in ((12, 16), (8, 24), (8, 16), (8, 8), (4, 16), (4, 8)):
         blocks_x = -(-rows // (8 * most))
         x_tiles = -(-rows // (8 * blocks_x))
         for deep in (1, 2):

@@ -106,6 +106,7 @@ def make_attention_group(
     split_mask, unit_shift = streams - 1, UNIT.bit_length() - 1
     n_queries, n_accumulators, n_scores, n_weights = 8 * pieces, dim // 2, 8 * units, 4 * units
     n_held = n_accumulators if holds else 1
+    counts_turns = windowed  # the ring's place and its round in one register: with two the assembler spilled
     uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
 
     def await_set(full: Any, parity: Any) -> None:
@@ -118,7 +119,13 @@ def make_attention_group(
             for i in range(4):
                 weights[4 * u + i] = own[i]
 
-    weigh_set, await_set = isa.inlined(weigh_set), isa.inlined(await_set)
+    def place_of(turn: Any) -> Any:
+        slot, parity = turn, i32(0)
+        if turn >= stages:
+            slot, parity = i32(turn - stages), i32(1)
+        return slot, parity
+
+    weigh_set, await_set, place_of = isa.inlined(weigh_set), isa.inlined(await_set), isa.inlined(place_of)
 
     def attention_group(
         q: Any, k: Any, v: Any, tables: Any, prefix: Any, masks: Any, all_positions: Any, partial: Any, tops_sums: Any,
@@ -197,10 +204,10 @@ def make_attention_group(
             if not holds and own_group == 0:
                 begin(i32(totals + lane * 16))
             executed, mask_empty = i32(0), i32(0)
-            slot, parity, turn_parity = i32(0), i32(0), i32(0)
+            slot, parity, turn, turn_parity = i32(0), i32(0), i32(0), i32(0)
             stream = i32(first_stream + own_group)
-            last = last_of(stream, last_stream, first_unit, n_units)
-            if stream <= last:
+            last_held = last_of(stream, last_stream, first_unit, n_units)
+            if stream <= last_held:
                 await_set(full, parity)
                 score(scores, queries, ring)
                 isa.group_commit()
@@ -213,11 +220,16 @@ def make_attention_group(
             while stream < stop:
                 if unit < n_units:
                     # The scores are there. Next comes the set after, or this one once more, whose scores nobody reads.
-                    next_slot, next_parity = slot, parity
-                    if i32(unit + step) < n_units or stream < last:
-                        next_slot = i32(slot + 1)
+                    next_slot, next_parity, next_turn = slot, parity, turn
+                    if i32(unit + step) < n_units or stream < last_held:
+                        next_slot, next_turn = i32(slot + 1), i32(turn + 1)
                         if next_slot == stages:
                             next_slot, next_parity = i32(0), i32(parity ^ 1)
+                        if next_turn == 2 * stages:
+                            next_turn = i32(0)
+                    if counts_turns:
+                        slot, _ = place_of(turn)
+                        next_slot, next_parity = place_of(next_turn)
                     reading, later = i32(ring + slot * set_bytes), i32(ring + next_slot * set_bytes)
                     careful = i32(0)
                     if i32((unit + (step - interleave)) * UNIT + UNIT) > ctx or i32(unit * UNIT) < seen_by_all:
@@ -252,7 +264,7 @@ def make_attention_group(
                     # All that this warp reads of the stage has been read: its keys a set ago, its values now.
                     if lane < isa.ARRIVING_LANES:
                         isa.mbarrier_arrive(i32(empty + slot * 8))
-                    slot, parity = next_slot, next_parity
+                    slot, parity, turn = next_slot, next_parity, next_turn
                 else:
                     nothing = isa.f32_of_bits(pinned(i32(0)))  # a plain zero would be chosen or not for every sum
                     for i in range(n_accumulators):
