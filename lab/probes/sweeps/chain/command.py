@@ -1,4 +1,4 @@
-"""Times products in a chain of layers: python3 -m lab.probes.kernels.chain.command --out chain.jsonl
+"""Times products in a chain of layers: python3 -m lab.probes.sweeps.chain.command --out chain.jsonl
 
 A cell is a geometry and so many rows of a pass: the products of its first layers as the engine launches them, with what
 packs rows for them, against `F.linear` for the same products in the same order, in two graphs that take turns. Both
@@ -23,9 +23,9 @@ from lab.options.kernels import ChainOptions
 from lab.options.reader import run_program
 from lab.options.values import cut_name
 from lab.pairs.planted import find_geometry
-from lab.probes.kernels.chain.passes import by_torch, launches_in, layers_of, products_in, read_once, setting_of
 from lab.probes.proofs.plans import shapes_of
 from lab.probes.proofs.subject import Subject, open_subject
+from lab.probes.sweeps.chain.passes import by_torch, launches_in, layers_of, products_in, read_once, setting_of
 from lab.rows import environment, gpus
 from lab.rows.graph_clock import time_graphs
 from lab.rows.maker import RowMaker

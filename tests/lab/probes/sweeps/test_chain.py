@@ -11,9 +11,9 @@ from lab.errors import EXIT_COULD_NOT_RUN, EXIT_GATE_FAILED, EXIT_PASSED, Experi
 from lab.options.kernels import ChainOptions
 from lab.options.values import PlantedGeometryName, cut_name
 from lab.pairs.planted import find_geometry
-from lab.probes.kernels.chain import command
-from lab.probes.kernels.chain.passes import by_torch, launches_in, layers_of, products_in, setting_of
 from lab.probes.proofs.plans import shapes_of
+from lab.probes.sweeps.chain import command
+from lab.probes.sweeps.chain.passes import by_torch, launches_in, layers_of, products_in, setting_of
 from lab.rows.maker import RowMaker
 from lab.rows.store import RowWriter, read_rows
 
@@ -48,7 +48,7 @@ def test_torchs_chain_makes_every_product_once_in_order(monkeypatch: pytest.Monk
     runner = shapes_of(find_geometry("nano"), "sm_90a").runner(setting_of(4))
     products = products_in(layers_of(runner, 4))
     made: list[tuple[int, ...]] = []
-    monkeypatch.setattr("lab.probes.kernels.chain.passes.F.linear", lambda x, w: made.append((*x.shape, *w.shape)))
+    monkeypatch.setattr("lab.probes.sweeps.chain.passes.F.linear", lambda x, w: made.append((*x.shape, *w.shape)))
     by_torch(products, torch.device("cpu"))()
     assert made == [(one.m, one.k, one.key.weight_rows, one.k) for one in products]
 
