@@ -6,9 +6,10 @@ key and value is read from shared memory once for 64 rows, and by the tensor cor
 a ring (`stages`), with two barriers: `full`, which the copied bytes complete, and `empty`, where the multiplying warps
 arrive.
 
-While the values of a set are added, the scores of the next set are made: one wait for both. Meanwhile the other
-warpgroup weighs its set, for which the tensor cores are not needed. A warpgroup goes unit by unit (`careful`) if any of
-its warps has to, as all of its products are made together: its warps tell each other so at a barrier of their own.
+While the values of a set are added, the scores of the next set are made. Sums are waited for alone: where a stream
+ends, they join its split while those scores are still under way. Meanwhile the other warpgroup weighs its set, for
+which the tensor cores are not needed. A warpgroup goes unit by unit (`careful`) if any of its warps has to, as all of
+its products are made together: its warps tell each other so at a barrier of their own.
 
 Every wait is met: fetching and multiplying warps go through the same sets (`follow`), a stage is waited for once by
 each and arrived at once by each, and turns are passed on whether a stream has units or not.
@@ -281,9 +282,8 @@ def make_attention_group(
                     totals_at = i32(totals + here * 16)
                     join(totals_at, place == 0, accumulators, tops, sums, held, total_tops, total_sums, scale)
                     if place == split_mask:
-                        head = i32(
-                            pinned(b) * n_kv + i32(cuda.blockIdx.y)
-                        )  # read again: held, it would cost a register
+                        # Read again: held, it would cost a register.
+                        head = i32(pinned(b) * n_kv + i32(cuda.blockIdx.y))
                         first_row, split = i32(i32(head * splits) * rows), i32(stream >> stream_shift)
                         leave(
                             totals_at, split, i32(stream + 1) == stop, row0, rows, first_row, here, accumulators, held,
