@@ -207,8 +207,8 @@ def make_attention_group(
             executed, mask_empty = i32(0), i32(0)
             slot, parity, turn, turn_parity = i32(0), i32(0), i32(0), i32(0)
             stream = i32(first_stream + own_group)
-            last_held = last_of(stream, last_stream, first_unit, n_units)
-            if stream <= last_held:
+            last_with_keys = last_of(stream, last_stream, first_unit, n_units)
+            if stream <= last_with_keys:
                 await_set(full, parity)
                 score(scores, queries, ring)
                 isa.group_commit()
@@ -222,7 +222,7 @@ def make_attention_group(
                 if unit < n_units:
                     # The scores are there. Next comes the set after, or this one once more, whose scores nobody reads.
                     next_slot, next_parity, next_turn = slot, parity, turn
-                    if i32(unit + step) < n_units or stream < last_held:
+                    if i32(unit + step) < n_units or stream < last_with_keys:
                         next_slot, next_turn = i32(slot + 1), i32(turn + 1)
                         if next_slot == stages:
                             next_slot, next_parity = i32(0), i32(parity ^ 1)

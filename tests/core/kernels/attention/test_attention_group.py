@@ -188,7 +188,7 @@ PLANTED = {
         held, "make_held_totals", r"place < step - 1 and not is_last", "False", ONE,
     ),
     "a stream whose first set nobody scores": (
-        group, "make_attention_group", r" or stream < last_held", "", ONE,
+        group, "make_attention_group", r" or stream < last_with_keys", "", ONE,
     ),
     "a stream joined before its turn": (
         group, "make_attention_group", r"isa\.mbarrier_wait\(i32\(turns \+ own_group \* 8\), turn_parity\)",

@@ -205,7 +205,14 @@ def test_blocks_of_every_height_that_a_sweep_tries_are_made_without_spills(x_til
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "x_tiles", "w_tiles", "units", "stages"),
-    [("swiglu", 16, 12, 1, 16), ("residual", 24, 8, 2, 16), ("store", 3, 4, 1, 5)],
+    [
+        ("swiglu", 16, 12, 1, 16),
+        ("residual", 24, 8, 2, 16),
+        ("store", 3, 4, 1, 5),
+        ("store", 16, 4, 2, 16),
+        ("store", 8, 8, 2, 16),
+        ("store", 8, 4, 2, 16),
+    ],  # the last three for small maps of 128 and 256 rows
 )
 def test_blocks_that_hold_their_totals_have_the_registers_and_do_so_without_spills(
     kind, x_tiles, w_tiles, units, stages
