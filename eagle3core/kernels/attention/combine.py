@@ -2,7 +2,9 @@
 
 out = sum_s exp2((top_s - top) c) o_s / (sum_s exp2((top_s - top) c) l_s + exp(sink - ...)), splits in ascending order:
 those of a bundle one after the other, as streams are joined, unless the kernel before did that; then the bundles.
-Splits without a visible key (l_s = 0) are not read. A learned sink is a logit that takes part in the denominator only.
+Splits without a visible key (l_s = 0) take no part, and those that a short context leaves without keys are not read:
+what lies there is of another time, far from the processor, and its bytes would queue behind the next map's weights. A
+learned sink is a logit that takes part in the denominator only.
 
 Source: Flash-Decoding (Dao et al.); sinks after the GPT-OSS model card.
 """
@@ -13,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.attention.layout import FLOOR, LOG2_E, Shape, make_token_of
+from eagle3core.kernels.attention.layout import FLOOR, LOG2_E, UNIT, Shape, make_token_of
 from eagle3core.kernels.gemm.order.pack import make_store_ordered
 
 COMBINE_THREADS = 128
@@ -41,6 +43,8 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
     held = -(-splits // 16)  # splits whose maximum and sum a lane holds; 16 lanes hold all of a row
     batch = min(splits, 16)
     step = bundle if joined else 1  # to the next split that is read
+    split_units = shape.streams * UNIT  # keys of a split's streams, one unit of each
+    split_shift = split_units.bit_length() - 1
     n_values = 4 * batch
     passes = splits // batch
 
@@ -72,8 +76,8 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
     bundle_split = isa.inlined(bundle_split)
 
     def combine(
-        partial: Any, tops_sums: Any, sinks: Any, out: Any, words: Any, tokens: Any, x_tiles: Any, scale: Any,
-        v_scale: Any,
+        partial: Any, tops_sums: Any, prefix: Any, sinks: Any, out: Any, words: Any, tokens: Any, newest: Any,
+        x_tiles: Any, scale: Any, v_scale: Any,
     ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane = i32(tid & 31)
@@ -83,6 +87,8 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
         first_row = (i64(b) * n_kv + kv_head) * splits * rows + min(row, rows - 1)
         token = token_of(i32(min(row, rows - 1)))
         head = i32(kv_head * group + (min(row, rows - 1) - token * group))
+        # Units of keys go to the streams of the first split, then to those of the second, and so on.
+        n_live = i32((i32(isa.load_u32(prefix + b * 4)) + newest + (split_units - 1)) >> split_shift)
         if overlap:
             isa.let_next_start()
             isa.wait_previous()
@@ -91,16 +97,17 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
         source = partial + first_row * (4 * dim) + column * 16
         stride = i64(rows) * (4 * dim)
         for i in range(batch // step):  # asked for before anything is known of their weights
-            x = isa.load_f32x4_l2(source + (i * step) * stride)
-            for c in range(4):
-                values[i * step * 4 + c] = x[c]
+            if i * step < n_live:
+                x = isa.load_f32x4_l2(source + (i * step) * stride)
+                for c in range(4):
+                    values[i * step * 4 + c] = x[c]
         tops, weights = cuda.local.array(held, f32), cuda.local.array(held, f32)
         keep, take = cuda.local.array(held, f32), cuda.local.array(held, f32)
         high = FLOOR
         for i in range(held):
             s = i32((lane & 15) + i * 16)
             tops[i], weights[i] = FLOOR, zero
-            if s < splits and (s & (step - 1)) == 0:
+            if s < min(n_live, splits) and (s & (step - 1)) == 0:
                 pair = isa.load_f32x2(tops_sums + (first_row + i64(s) * rows) * 8)
                 tops[i], weights[i] = pair[0], pair[1]
             keep[i], take[i] = zero, zero
@@ -170,14 +177,15 @@ def make_attention_combine(isa: Any, *, shape: Shape, joined: bool, overlap: boo
     combine = isa.inlined(combine, early=True)
 
     def attention_combine(
-        partial: Any, tops_sums: Any, sinks: Any, out: Any, words: Any, tokens: Any, x_tiles: Any, scale: Any
-    ) -> None:
-        combine(partial, tops_sums, sinks, out, words, tokens, x_tiles, scale, one)
+        partial: Any, tops_sums: Any, prefix: Any, sinks: Any, out: Any, words: Any, tokens: Any, newest: Any,
+        x_tiles: Any, scale: Any,
+    ) -> None:  # fmt: skip
+        combine(partial, tops_sums, prefix, sinks, out, words, tokens, newest, x_tiles, scale, one)
 
     def attention_combine_of_fp8(
-        partial: Any, tops_sums: Any, sinks: Any, out: Any, words: Any, tokens: Any, x_tiles: Any, scale: Any,
-        v_scale: Any,
+        partial: Any, tops_sums: Any, prefix: Any, sinks: Any, out: Any, words: Any, tokens: Any, newest: Any,
+        x_tiles: Any, scale: Any, v_scale: Any,
     ) -> None:  # fmt: skip
-        combine(partial, tops_sums, sinks, out, words, tokens, x_tiles, scale, v_scale)
+        combine(partial, tops_sums, prefix, sinks, out, words, tokens, newest, x_tiles, scale, v_scale)
 
     return attention_combine_of_fp8 if fp8 else attention_combine

@@ -219,9 +219,9 @@ def attention(
     )  # fmt: skip
     second = combine_variant(arch, shape, joined=plan.is_joined(shape), ordered=ordered is not None).launch(
         (-(-tokens * shape.group // combine_rows(dim)), n_kv_heads, batch),
-        partial=partial, tops_sums=tops_sums, sinks=sinks, out=out, words=ordered.words if ordered else None,
-        tokens=tokens, x_tiles=ordered.x_tiles if ordered else 1, scale=scale,
-        **of_values,
+        partial=partial, tops_sums=tops_sums, prefix=prefix_lens, sinks=sinks, out=out,
+        words=ordered.words if ordered else None, tokens=tokens, newest=earlier + tokens,
+        x_tiles=ordered.x_tiles if ordered else 1, scale=scale, **of_values,
     )  # fmt: skip
     return [first, second]
 

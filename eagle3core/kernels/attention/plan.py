@@ -80,7 +80,7 @@ def choose_plan(
     if setting and bool(setting["grouped"]) == grouped:
         plan = Plan(**setting)
     else:
-        plan = ruled_plan(arch, shape, tokens, batch, n_kv_heads, paths=paths, grouped=grouped)
+        plan = ruled_plan(arch, shape, tokens, batch, n_kv_heads, keys, paths=paths, grouped=grouped)
     return replace(plan, **overrides(shape, plan.row_warps, grouped=plan.grouped))
 
 
@@ -98,9 +98,14 @@ def plan_key(shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int) 
 
 
 def ruled_plan(
-    arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int, *, paths: bool = False, grouped: bool = False
-) -> Plan:
-    """The layout where nothing was tuned."""
+    arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int = 0, *, paths: bool = False,
+    grouped: bool = False,
+) -> Plan:  # fmt: skip
+    """The layout where nothing was tuned.
+
+    Spans of short prompts differ by a factor in their keys, which lie in the first splits, so no block has more than a
+    bundle of splits there.
+    """
     rows, tail = tokens * shape.group, tail_units(tokens) if paths else 0
     tiles = 1 if paths else TILES  # a tile's nodes are added one after the other, so warps share them
     # Two tiles of a head of 128 in one warp take more registers on sm_100 than there are.
@@ -115,7 +120,9 @@ def ruled_plan(
         waves = -(-work * -(-shape.splits // run) // PROCESSORS[arch])
         return waves * (run + 0.3)  # starting a block costs about a third of a split
 
-    return replace(plan, run=min(range(1, shape.splits + 1), key=cost))
+    are_short_spans = grouped and batch > 1 and not paths and tuned.keys_regime(keys) == 0
+    most_splits = shape.bundle if are_short_spans else shape.splits
+    return replace(plan, run=min(range(1, most_splits + 1), key=cost))
 
 
 def _streams_plan(arch: str, shape: Shape) -> Plan:

@@ -25,7 +25,7 @@ EARLIER_PARAMETERS = tuple(replace(p, name="earlier") if p.name == "window" else
 # With paths their longest one, likewise.
 PATHS_PARAMETERS = tuple(replace(p, name="path_len") if p.name == "window" else p for p in PARAMETERS)
 COMBINE_PARAMETERS = parameters(
-    "partial:in tops_sums:in sinks:const out:out words:out tokens:i32 x_tiles:i32 scale:f32"
+    "partial:in tops_sums:in prefix:const sinks:const out:out words:out tokens:i32 newest:i32 x_tiles:i32 scale:f32"
 )
 FP8_COMBINE_PARAMETERS = (*COMBINE_PARAMETERS, *parameters("v_scale:f32"))
 # Of `attention_group`: maps of k and v as rows of the cache, 16 of 128 bytes a box, beside their addresses.

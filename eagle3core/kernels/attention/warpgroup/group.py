@@ -134,7 +134,9 @@ def make_attention_group(
     ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), uniform(i32(tid >> 5))
-        kv_head, b, n_kv = uniform(cuda.blockIdx.y), uniform(cuda.blockIdx.z), i32(cuda.gridDim.y)
+        kv_head, n_kv = uniform(cuda.blockIdx.y), i32(cuda.gridDim.y)
+        # The last first: of a prompt's spans that is the one of most keys, and no long block is left over at the end.
+        b = uniform(i32(cuda.gridDim.z - 1) - i32(cuda.blockIdx.z))
         rows = i32(tokens * group)
         row_blocks = i32((rows + (TILE_ROWS * row_warps - 1)) >> (4 + row_shift))
         part = uniform(cuda.blockIdx.x // row_blocks)
