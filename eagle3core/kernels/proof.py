@@ -78,6 +78,8 @@ def deviation(output: str, ours: Tensor, plain: Tensor, truth: Tensor) -> Deviat
     if not ours[kept].isnan().all():
         return Deviation(output, float("inf"), 0.0)
     ours, plain, truth = ours[~kept], plain[~kept], truth[~kept]
+    if not len(ours):  # nothing was to be written, and nothing was
+        return Deviation(output, 0.0, 0.0)
     rounded = truth.to(ours.dtype)
     rounding = ((rounded + 0.3) - 0.3).to(truth.dtype) - rounded.to(truth.dtype)
     error = (ours.to(truth.dtype) - truth).abs().nan_to_num(float("inf"), float("inf"), float("inf"))

@@ -97,15 +97,16 @@ class Emitter:
 
     def linear(
         self, m: PackedLinear, x: Tensor, y: Tensor, block: BlockGeometry, ordered: OrderedRows | None = None,
-        leave: OrderedRows | None = None, **operands: Tensor | None,
+        leave: OrderedRows | None = None, *, q_heads: int | None = None, **operands: Tensor | None,
     ) -> list[Call]:  # fmt: skip
-        """y = epilogue(x W^T); `ordered`: where x lies for the kernel as well, `leave`: where the next map reads it."""
+        """y = epilogue(x W^T); `ordered`: where x lies for the kernel as well, `leave`: where the next map reads it;
+        `q_heads`: of the map, where those are not the block's."""
         own = {"bias": m.bias, "scales": m.scales}
         given = {name: tensor for name, tensor in {**operands, **own}.items() if tensor is not None}
         call = GEMM.call(
             self.arch, m.epilogue, x=x, w=m.weight, y=y, k=m.k, packed=m.is_packed, weight_rows=m.rows,
-            q_heads=block.n_heads, kv_heads=block.n_kv_heads, eps=block.rms_norm_eps, scratch=self.scratch,
-            ordered=ordered, leave=leave, operands=given,
+            q_heads=block.n_heads if q_heads is None else q_heads, kv_heads=block.n_kv_heads, eps=block.rms_norm_eps,
+            scratch=self.scratch, ordered=ordered, leave=leave, operands=given,
         )  # fmt: skip
         return [call]
 
@@ -134,10 +135,12 @@ class Emitter:
     def qkv(
         self, layer: PackedLayer, x: Tensor, sums: Tensor | None, act: Activations, rows: Rows,
         pages: tuple[Tensor, Tensor], block: BlockGeometry, ordered: OrderedRows | None = None,
+        *, attends: bool = True,
     ) -> list[Call]:  # fmt: skip
         """Rotated q of `x`; k and v go to the cache. Where heads are normed first, a second launch does both.
 
-        `ordered`: where the layer before has left `x`.
+        `ordered`: where the layer before has left `x`. `attends`: whether anybody reads q, which else is left out where
+        its heads are not normed.
         """
         q = rows_of(act.q, len(x), act.q.shape[1])
         factors = factors_of(layer.cache_scales, x.device) if pages[0].dtype == E4M3 else None
@@ -148,9 +151,12 @@ class Emitter:
                 *pages, q_gain=layer.q_gain, k_gain=layer.k_gain, factors=factors, eps=block.rms_norm_eps,
             )  # fmt: skip
             return [*self.linear(layer.qkv, x, heads, block, ordered, sums=sums), turned]
+        q_heads = block.n_heads if attends else 0
+        own = layer.qkv if attends else layer.qkv.from_row(block.n_heads * block.head_dim)
         return self.linear(
-            layer.qkv, x, q, block, ordered, sums=sums, positions=rows.positions, slots=rows.slots, table=act.rope,
-            second=pages[0], third=pages[1], factors=factors,
+            own, x, q[:, : q_heads * block.head_dim], block, ordered, q_heads=q_heads, sums=sums,
+            positions=rows.positions, slots=rows.slots, table=act.rope, second=pages[0], third=pages[1],
+            factors=factors,
         )  # fmt: skip
 
     def attend(

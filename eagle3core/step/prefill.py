@@ -1,14 +1,18 @@
-"""Prefill as programs: one for a pass over prompts, one for the ends of them; the same kernels as a step, more rows.
+"""Prefill as programs: a pass over prompts, the ends of them, the draft's pass; the same kernels as a step, more rows.
 
 A pass has spans, each of one prompt, so that short prompts are read side by side and a long one in chunks. A span's
 bits depend only on its tokens and its prefix, and its rows are summed in the same order as a step's, so a prompt gives
 the same keys however it is read, beside whatever. Of the draft, which has one layer, a prompt needs keys and values
-only. Source: house rule of fixed-size chunks; EAGLE-3, arXiv 2503.01840, section 3.
+only, and those after its first token: so the draft reads last, while the token is on its way to the host.
+Source: house rule of fixed-size chunks; EAGLE-3, arXiv 2503.01840, section 3.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
+from torch import Tensor
 
 from eagle3core.kernels.card import Call
 from eagle3core.kernels.layer.take_rows import TAKE_ROWS
@@ -28,35 +32,46 @@ from eagle3core.step.state import DeviceState
 from eagle3core.weights.packed import Drafter, PackedDraft, PackedTarget
 
 
-def chunk_program(
-    emit: Emitter, target: PackedTarget, draft: Drafter | None, state: DeviceState, shape: ChunkShape
-) -> Program:
+def chunk_program(emit: Emitter, target: PackedTarget, state: DeviceState, shape: ChunkShape) -> Program:
     """Read the spans of `state.given`, a pass of `shape`, into their slots."""
-    given, n = given_pass(state.given, state.sizes.n_ends, shape), shape.rows
-    chunk = _first_rows(state.chunk, shape)
+    given, chunk = given_pass(state.given, state.sizes.n_ends, shape), _first_rows(state.chunk, shape)
     opening = OPEN_CHUNK.call(emit.arch, given.spans, given.tokens, state.tables, chunk, state.sizes.block)
     stages = [Stage("tree.masks", tuple(after_all([opening])), ("EAGLE_TREE_MASKS",))]
-    triangle = torch.ones(shape.tokens, shape.tokens, dtype=torch.bool, device=target.device).tril()
-    masks = pack_words(triangle).expand(shape.spans, -1, -1).contiguous()
-    # Spans of one prompt read each other's keys, so attention waits for the kernel that writes them.
-    rows = Rows(chunk.positions, chunk.slots, chunk.prefix, chunk.tables, masks, keys_are_old=False)
-    captured = tuple(rows_of(rows, n, rows.shape[1]) for rows in state.chunk_captured)
-    over = TargetPass(target, state.act, chunk.tokens, rows_of(state.step.ids, n), state.k, state.v, captured)
-    stages += target_stages(emit, over, rows, "", first_waits=True)
+    over = TargetPass(target, state.act, chunk.tokens, rows_of(state.step.ids, shape.rows), state.k, state.v,
+                      _captured(state, shape))  # fmt: skip
+    return (*stages, *target_stages(emit, over, _rows(chunk, shape), "", first_waits=True))
+
+
+def draft_chunk_program(emit: Emitter, draft: Drafter | None, state: DeviceState, shape: ChunkShape) -> Program:
+    """Read the spans of the pass of `shape` just made with the draft as well; no stages where nothing reads."""
+    chunk, n = _first_rows(state.chunk, shape), shape.rows
     if isinstance(draft, PackedTarget) and state.small is not None:
         small = state.small  # reads the same tokens into its own cache, at the same places
         over = TargetPass(draft, small.act, chunk.tokens, rows_of(small.ids, n), small.k, small.v, ())
-        return (*stages, *target_stages(emit, over, rows, "", first_waits=True, role="draft"))
+        return tuple(target_stages(emit, over, _rows(chunk, shape), "", first_waits=True, role="draft"))
     if not isinstance(draft, PackedDraft) or state.draft is None:
-        return tuple(stages)
+        return ()
     own = state.draft
     taps, hidden, x = (rows_of(t, n, t.shape[1]) for t in (own.taps, own.hidden, own.x))
-    every = torch.arange(n, dtype=torch.int32, device=target.device)
+    every = torch.arange(n, dtype=torch.int32, device=taps.device)
     reading = DraftPass(draft, own.act, hidden, chunk.entry_tokens, x, own.out, own.k, own.v)
-    fuse = fuse_taps(emit, reading, own, captured, every, taps)
-    stages.append(Stage("draft.fc", tuple(fuse), DRAFT, {"draft.taps": Tap(taps, chunk.entry_slots)}))
-    entries = Rows(chunk.positions, chunk.entry_slots, chunk.prefix, chunk.tables, masks)
-    return (*stages, draft_keys(emit, reading, entries, "", first_waits=False))
+    fuse = after_all(fuse_taps(emit, reading, own, _captured(state, shape), every, taps))
+    fused = Stage("draft.fc", tuple(fuse), DRAFT, {"draft.taps": Tap(taps, chunk.entry_slots)})
+    entries = replace(_rows(chunk, shape), slots=chunk.entry_slots, keys_are_old=True)
+    return (fused, draft_keys(emit, reading, entries, "", first_waits=False))
+
+
+def _rows(chunk: ChunkRows, shape: ChunkShape) -> Rows:
+    """The rows of a pass over prompts."""
+    triangle = torch.ones(shape.tokens, shape.tokens, dtype=torch.bool, device=chunk.tokens.device).tril()
+    masks = pack_words(triangle).expand(shape.spans, -1, -1).contiguous()
+    # Spans of one prompt read each other's keys, so attention waits for the kernel that writes them.
+    return Rows(chunk.positions, chunk.slots, chunk.prefix, chunk.tables, masks, keys_are_old=False)
+
+
+def _captured(state: DeviceState, shape: ChunkShape) -> tuple[Tensor, ...]:
+    """What a pass of `shape` captures for the draft."""
+    return tuple(rows_of(rows, shape.rows, rows.shape[1]) for rows in state.chunk_captured)
 
 
 def _first_rows(chunk: ChunkRows, shape: ChunkShape) -> ChunkRows:

@@ -28,7 +28,7 @@ from eagle3core.step.draw import GivenDraws
 from eagle3core.step.gemm_audit import audit, products_of
 from eagle3core.step.outcome import Outcome, RowOutcome
 from eagle3core.step.passes import Emitter
-from eagle3core.step.prefill import chunk_program, finish_program
+from eagle3core.step.prefill import chunk_program, draft_chunk_program, finish_program
 from eagle3core.step.program import Program, variants_of
 from eagle3core.step.replay import Enqueue, Replayer, Staged
 from eagle3core.step.results import GivenDrafts, GivenPrompts, ResultQueue, Sent, Staging, given_numbers
@@ -53,6 +53,7 @@ class DeviceRunner:
         n_slots: sequences at once. depth: drafts on the longest path. n_drafts: drafts of a step, at most.
         kinds: of steps, by number. steps: their programs.
         chunks: programs of a pass over prompts, by shape; smallest first. finish: follows one in which prompts end.
+        draft_chunks: by shape, the draft's pass over the same tokens, last of all; empty where no draft reads.
         gemms: the matrix products of all programs; none where no kernels run.
         tables: which blocks the slots' rows lie in.
     """
@@ -84,7 +85,8 @@ class DeviceRunner:
         self.kinds = kinds_of(sizes, draft)
         self.steps = StepPrograms(models, self.kinds, buckets(sizes), sizes)
         shapes = chunk_shapes(sizes, kernels=arch is not None)
-        self.chunks = {shape: chunk_program(*models, shape) for shape in shapes}
+        self.chunks = {shape: chunk_program(self.emit, target, self.state, shape) for shape in shapes}
+        self.draft_chunks = {shape: draft_chunk_program(self.emit, draft, self.state, shape) for shape in shapes}
         self.finish = finish_program(*models)
         self.gemms = audit(arch, self.all_programs)
         self._unread = Unread(self.kinds, sizes.n_kept)
@@ -108,7 +110,13 @@ class DeviceRunner:
     @property
     def all_programs(self) -> tuple[Program, ...]:
         """Every program: passes over prompts, the ends of prompts, steps."""
-        return (*self.chunks.values(), self.finish, *self.steps.all)
+        return (*self.reading, *self.steps.all)
+
+    @property
+    def reading(self) -> tuple[Program, ...]:
+        """Every program that reads prompts."""
+        drafts = (program for program in self.draft_chunks.values() if program)
+        return (*self.chunks.values(), self.finish, *drafts)
 
     @property
     def n_under_way(self) -> int:
@@ -138,10 +146,14 @@ class DeviceRunner:
     def keep_tuned_passes(self) -> None:
         """Read prompts by the largest pass and those others of which a tuned file, where there is one, knows all."""
         missed, largest = set(self.gemms.misses), self.largest_pass()
-        known = {shape for shape, program in self.chunks.items() if missed.isdisjoint(products_of(program))}
+        known = {
+            shape for shape, program in self.chunks.items()
+            if missed.isdisjoint((*products_of(program), *products_of(self.draft_chunks[shape])))
+        }  # fmt: skip
         if left_out := sorted(shape.rows for shape in self.chunks.keys() - known - {largest}):
             log.warning("[EAGLE] no passes of %s rows, whose products are not in the tuned file", left_out)
             self.chunks = {shape: program for shape, program in self.chunks.items() if shape in known | {largest}}
+            self.draft_chunks = {shape: self.draft_chunks[shape] for shape in self.chunks}
             self.gemms = audit(self.emit.arch, self.all_programs)
 
     def replay_by(self, replayer: Replayer) -> None:
@@ -153,6 +165,7 @@ class DeviceRunner:
     def change_programs(self, change: Callable[[Program], Program]) -> None:
         """Run `change(program)` in place of every program from now on, for one that is to differ on purpose."""
         self.chunks = {shape: change(program) for shape, program in self.chunks.items()}
+        self.draft_chunks = {shape: change(program) for shape, program in self.draft_chunks.items()}
         self.finish = change(self.finish)
         self.steps.change(change)
         self.replay_by(self.replayer)
@@ -171,7 +184,8 @@ class DeviceRunner:
 
     def read_on(self, readings: Sequence[Reading], trace: Trace, largest: ChunkShape | None = None) -> int:
         """One pass over prompts, first come first served as far as its spans go; where prompts end in it, sample their
-        first tokens, and their slots take part from the next step on. The smallest pass that holds what is read.
+        first tokens, and their slots take part from the next step on. The smallest pass that holds what is read. The
+        draft reads the same tokens after that, which no first token waits for.
 
         Belongs inside the scope "prefill" of the trace.
 
@@ -197,6 +211,8 @@ class DeviceRunner:
             # The end reads buffers that a step would overwrite, so it follows its pass at once.
             self._run(self.steps.finish(*asks) if any(asks) else self.finish, trace)
             self._results.send(len(ended), None, logprobs=asks[1])
+        if reads := self.draft_chunks[shape]:
+            self._run(reads, trace)
         return shape.rows
 
     def _prepare_slot(self, slot: int, request: SlotRequest) -> None:

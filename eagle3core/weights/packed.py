@@ -9,7 +9,7 @@ Source: docs/requirements.md R-22, R-23, R-104; packing order: `kernels.gemm.pac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +53,15 @@ class PackedLinear:
     @property
     def tensors(self) -> list[Tensor]:
         return [tensor for tensor in (self.weight, self.bias, self.scales) if tensor is not None]
+
+    def from_row(self, first: int) -> PackedLinear:
+        """The map of the rows from `first` on, a multiple of a tile's 16, in the same memory."""
+        of_blocks = self.scales is not None and self.scales.ndim > 1
+        return replace(
+            self, weight=self.weight[first:], rows=self.rows - first,
+            bias=None if self.bias is None else self.bias[first:],
+            scales=None if self.scales is None else self.scales[first // 16 if of_blocks else first :],
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

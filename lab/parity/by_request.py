@@ -86,11 +86,18 @@ class RequestTrace(Trace):
 
 
 class Owners:
-    """Whose rows a program works on, read from the state while it runs."""
+    """Whose rows a program works on, read from the state while it runs.
+
+    Attributes:
+        opens: whether the program begins a pass over prompts. goes_on: whether it is the rest of such a pass, and so
+            works on the rows of the one that began it.
+    """
 
     def __init__(self, program: Program, state: DeviceState) -> None:
         self.state, self.batch = state, batch_of(program)
         self.slots, self.ids = _named_by(program)
+        self.opens = any(call.op == "open_chunk" for call in calls_of(program))
+        self.goes_on = not self.batch and not len(self.slots)
 
     def read(self) -> list[int]:
         """Request ids of the sequences of a pass, in the order of their rows."""

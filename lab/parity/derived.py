@@ -21,8 +21,10 @@ from eagle3core.trace import Trace
 from lab.parity.by_request import Owners, RequestTrace
 from lab.parity.names import split_name
 
-# Of a prompt the draft's keys and values are all that is needed, so nothing past them is computed.
+# Of a prompt the draft's keys and values are all that is needed, so nothing past them is computed; and no q, which is
+# left out of the stages that would have it.
 NOT_COMPUTED = ("prefill/draft.attn", "prefill/draft.mlp", "prefill/draft.feedback")
+WITHOUT_Q = ("prefill/draft.qkv", "prefill/draft.rope")
 # How each derived stage is made; the report prints these words.
 DERIVED = {
     "draft.rope": "q from its buffer, k from the cache after the write",
@@ -48,6 +50,7 @@ class TappingReplayer:
 
     def __init__(self, inner: Replayer, state: DeviceState) -> None:
         self.inner, self.state = inner, state
+        self._of_pass: Owners | None = None  # whose rows the newest pass over prompts works on
 
     def whole(self, program: Program) -> Enqueue:
         """The program at once, without taps."""
@@ -61,10 +64,13 @@ class TappingReplayer:
 
         def play(trace: Trace) -> None:
             assert isinstance(trace, RequestTrace), "stages are recorded by request"
+            self._of_pass = owners if owners.opens else self._of_pass
+            whose = self._of_pass if owners.goes_on else owners
+            assert whose is not None, "a pass over prompts is opened before the draft reads it"
             for run, stage, at in parts:
                 run(trace)
                 for name, tap in (*stage.taps.items(), *derived(stage, at)):
-                    trace.keep(name, tap, owners.read())
+                    trace.keep(name, tap, whose.read())
 
         return play
 
@@ -94,6 +100,8 @@ def derived(stage: Stage, at: PassOf) -> Iterator[tuple[str, Tap]]:
     if stage.name == "draft.qkv":
         write = next(write for write in map(cache_write, stage.calls) if write is not None)
         projected, rotated = _projections(_call(stage, "gemm").operands, write)
+        if not at.scope:  # a prompt's, as `WITHOUT_Q` has them
+            projected, rotated = projected[:, write.q[0].numel() :], rotated[:, write.q[0].numel() :]
         yield "draft.positions", Tap(write.positions, at.slots, at.scope)
         yield "draft.qkv", Tap(projected, at.slots, at.scope)
         yield "draft.rope", Tap(rotated, at.slots, at.scope)
@@ -146,14 +154,16 @@ def cache_write(call: Call) -> CacheWrite | None:
     if call.op == "rope":
         q, k, v = of["q"], of["k_blocks"], of["v_blocks"]
     elif call.op == "gemm" and of.get("slots") is not None:
-        q, k, v = of["y"].view(len(of["y"]), of["q_heads"], -1), of["second"], of["third"]
+        k, v = of["second"], of["third"]
+        q = of["y"].view(len(of["y"]), of["q_heads"], k.shape[-1])
     else:
         return None
     return CacheWrite(q, k, v, of["positions"], of["slots"], of["table"], of.get("factors"))
 
 
 def _projections(product: Mapping[str, Any], write: CacheWrite) -> tuple[Tensor, Tensor]:
-    """q, k, v side by side before norm and rotation, and rotated q and k side by side, of every row.
+    """q, k, v side by side before norm and rotation, and rotated q and k side by side, of every row; without q where
+    the map has none.
 
     The map rotates what it sums, so q and k exist in rotated form only. Before it they are made of its operands, and
     what the map itself gets wrong shows in the rotated ones; v, which is not rotated, is read where it was written.
@@ -209,4 +219,13 @@ def as_programs_have_it(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if name in NOT_COMPUTED or stage == "draft.mlp" or (stage == "draft.attn" and before is None):
             continue
         kept[name] = before + value if stage == "draft.attn" and before is not None else value
-    return kept
+    return without_q(kept)
+
+
+def without_q(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A recording without the q of the draft's pass over the prompt, which programs once made."""
+    if not all(name in tensors for name in WITHOUT_Q):
+        return tensors
+    projected, rotated = (tensors[name] for name in WITHOUT_Q)
+    width = projected.shape[-1] - rotated.shape[-1]  # of v, and so of k
+    return {**tensors, WITHOUT_Q[0]: projected[..., -2 * width :], WITHOUT_Q[1]: rotated[..., -width:]}

@@ -17,7 +17,7 @@ from torch import Tensor
 from lab.errors import EXIT_PASSED, ExperimentError, NotComparable
 from lab.options.exchange import TapsOptions
 from lab.parity import inputs
-from lab.parity.derived import as_programs_have_it
+from lab.parity.derived import as_programs_have_it, without_q
 from lab.parity.recording import PairUnderTest, record
 
 # In files of schema 1, which a plain model can write, draft.attn is attention's output; since 2 it is the residual
@@ -126,7 +126,8 @@ def read_taps(path: str | Path, prompts: Sequence[Sequence[int]], *, k: int, ste
         {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         for prefix in prefixes
     ]
-    return recorded if metadata["schema"] == SCHEMA else [as_programs_have_it(one) for one in recorded]
+    as_now = without_q if metadata["schema"] == SCHEMA else as_programs_have_it
+    return [as_now(one) for one in recorded]
 
 
 def run(options: TapsOptions) -> int:

@@ -85,11 +85,13 @@ def fused_feature(emit: Emitter, over: DraftPass, feature: Tensor, gain: Tensor 
     return [join, *emit.linear(model.fc, over.x, over.hidden, block)]
 
 
-def draft_keys(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, first_waits: bool) -> Stage:
-    """The draft's attention input, q, and k and v in its cache."""
+def draft_keys(
+    emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, first_waits: bool, attends: bool = False
+) -> Stage:
+    """The draft's attention input, its k and v in the cache, and where it `attends` q."""
     model, block = over.model, over.model.geometry.block
     if isinstance(model, PackedEagle):  # whose fc has read the embedding, and which norms nothing before q, k, v
-        calls = emit.qkv(model.layer, over.hidden, None, over.act, rows, (over.k, over.v), block)
+        calls = emit.qkv(model.layer, over.hidden, None, over.act, rows, (over.k, over.v), block, attends=attends)
         return _keys_stage(calls, over, rows, scope)
     read, by = (over.hidden, None) if over.above is None else (over.above[0], TakenRows(over.above[1], over.hidden))
     # A state that is normed already takes the place of what the launch makes of it with the embedding's gain.
@@ -101,7 +103,7 @@ def draft_keys(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, first_
     if model.hidden_gain is None:
         every = torch.arange(rows.n, dtype=torch.int32, device=over.x.device)
         calls.append(TAKE_ROWS.call(emit.arch, (over.hidden,), every, columns_of(over.x, block.hidden_size)[1:]))
-    calls += emit.qkv(model.layer, over.x, None, over.act, rows, (over.k, over.v), block)
+    calls += emit.qkv(model.layer, over.x, None, over.act, rows, (over.k, over.v), block, attends=attends)
     return _keys_stage(calls, over, rows, scope)
 
 
@@ -128,7 +130,7 @@ def draft_stages(emit: Emitter, over: DraftPass, rows: Rows, scope: str, *, firs
         forward.append(RMS_NORM.call(emit.arch, over.out, model.feedback_gain, over.out, block.rms_norm_eps))
     feedback = {"draft.feedback": Tap(over.out, rows.slots, scope)}
     return [
-        draft_keys(emit, over, rows, scope, first_waits=first_waits),
+        draft_keys(emit, over, rows, scope, first_waits=first_waits, attends=True),
         Stage("draft.attn", tuple(attend), (*DRAFT, "EAGLE_DRAFT_ATTENTION_FMHA")),
         Stage("draft.mlp", tuple(forward), (*DRAFT, "EAGLE_DRAFT_FFN"), feedback),
     ]

@@ -47,10 +47,12 @@ class Recorder(EagerReplayer):
         return noted
 
 
-def recorded(engine: Engine) -> Recorder:
-    """The engine's programs, from now on written down in the order in which they are enqueued."""
+def recorded(engine: Engine, draft: str = "") -> Recorder:
+    """The engine's programs, from now on written down in the order in which they are enqueued; `draft`: as what the
+    draft's passes over prompts are."""
     recorder, runner = Recorder(), engine.runner
-    for name, programs in (("c", runner.chunks.values()), ("f", [runner.finish]), ("s", runner.programs.values())):
+    by_name = {"c": runner.chunks.values(), "f": [runner.finish], "s": runner.programs.values()}
+    for name, programs in {**by_name, draft: runner.draft_chunks.values()}.items():
         recorder.names |= {id(program): name for program in programs}
     runner.replay_by(recorder)
     return recorder
@@ -92,6 +94,13 @@ def test_what_arrives_together_is_read_before_the_first_step_as_a_closed_batch_a
     engine.generate(random_prompts([3, 20, LONG]), new_tokens(4))
     assert recorder.order.startswith("cf" + "cccf" + "c" * 7 + "fs")
     assert set(recorder.order.removeprefix("cfcccf" + "c" * 7 + "f")) == {"s"}
+
+
+def test_no_first_token_waits_for_the_drafts_pass_over_its_prompt(pair: Pair) -> None:
+    engine = tiny_engine(pair, 2)
+    recorder = recorded(engine, draft="d")
+    engine.generate(random_prompts([LONG]), new_tokens(4))
+    assert recorder.order.startswith("cd" * 6 + "cfd" + "s")
 
 
 def test_chunks_follow_each_other_when_nothing_runs(pair: Pair) -> None:

@@ -84,12 +84,18 @@ def ours(chain: Golden) -> tuple[CacheTrace, Response, Engine]:
 
 
 def draft_rows(trace: RecordingTrace, round_: int, level: int, stage: str) -> Tensor:
-    """Our rows of the official draft forward `level` of a round; its first one includes our draft prefill."""
-    if level:
-        return trace.tensors[f"step{round_}/chain{level}/draft.{stage}"]
-    rows = trace.tensors[f"step{round_}/extend/draft.{stage}"]
-    before = trace.tensors.get(f"prefill/draft.{stage}") if round_ == 0 else None
-    return rows if before is None else torch.cat([before, rows])
+    """Our rows of the official draft forward `level` of a round; its first one includes our draft prefill, whose
+    columns alone are then given: those of k and v, where it made no q."""
+    rows = newest_rows(trace, round_, level, stage)
+    before = trace.tensors.get(f"prefill/draft.{stage}") if round_ == level == 0 else None
+    if before is None:
+        return rows
+    return torch.cat([before, rows[:, -before.shape[1] :] if before.ndim > 1 else rows])
+
+
+def newest_rows(trace: RecordingTrace, round_: int, level: int, stage: str) -> Tensor:
+    """The same without the draft prefill."""
+    return trace.tensors[f"step{round_}/{f'chain{level}' if level else 'extend'}/draft.{stage}"]
 
 
 def assert_within(ours: Tensor, official: Tensor, what: str) -> None:
@@ -162,7 +168,8 @@ def test_every_draft_tensor_agrees_with_the_official_one(
         return draft_rows(trace, round_, level, stage)
 
     width = rows("fc").shape[-1]
-    projections = [chain[f"{layer}.self_attn.{name}_proj/out"] for name in "qkv"]
+    projections = torch.cat([chain[f"{layer}.self_attn.{name}_proj/out"] for name in "qkv"], dim=-1)
+    known = rows("qkv")
     # Of a prompt, what lies past keys and values is not computed: our rows are then the official ones' last.
     residual = rows("attn")
     n = len(residual)
@@ -173,7 +180,8 @@ def test_every_draft_tensor_agrees_with_the_official_one(
         ),
         "embedding norm": (rows("concat")[:, :width], chain[f"{layer}.input_layernorm/out"]),
         "hidden norm": (rows("concat")[:, width:], chain[f"{layer}.hidden_norm/out"]),
-        "q, k, v": (rows("qkv"), torch.cat(projections, dim=-1)),
+        "k and v": (known, projections[..., -known.shape[-1] :]),
+        "q, k, v": (newest_rows(trace, round_, level, "qkv"), projections),
         "attention": (residual - rows("fc")[-n:], chain[f"{layer}.self_attn.o_proj/out"]),
         "post-attention norm": (post_norm, chain[f"{layer}.post_attention_layernorm/out"]),
         "mlp": (rows("feedback") - residual, chain[f"{layer}.mlp.down_proj/out"]),

@@ -37,9 +37,8 @@ def test_nothing_is_read_early_that_a_kernel_of_the_same_program_may_still_be_wr
         runner = device_runner(nano_pair, None, BY_MEANING, tree=chain_tree(3), drafts=False)
     else:
         runner = device_runner(nano_pair, k if isinstance(k, int) else None, BY_MEANING)
-    for chunk in runner.chunks.values():
-        assert hazards(chunk, own_keys_are_early=False) == []
-    assert hazards(runner.finish, own_keys_are_early=False) == []
+    for program in runner.reading:
+        assert hazards(program, own_keys_are_early=False) == []
     for program in runner.steps.all:
         assert hazards(program, own_keys_are_early=True) == []
 

@@ -129,7 +129,7 @@ def test_cards_ask_for_what_weights_and_cache_do_and_little_more() -> None:
     for stage, n_bytes in floor.stages.items():
         assert 1.0 <= declared[stage] / n_bytes < 1.15, stage
     assert max(declared[stage] for stage in set(declared) - set(floor.stages)) < 20_000
-    prefill = (stage for program in (*runner.chunks.values(), runner.finish) for stage in program)
+    prefill = (stage for program in runner.reading for stage in program)
     for launch in launches_of(tuple(prefill)):
         assert 0 <= launch_bytes(launch, 64.0) < 40e6, launch.variant.name
 

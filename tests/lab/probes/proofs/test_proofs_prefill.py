@@ -124,8 +124,8 @@ def test_the_bound_is_that_counted_by_hand() -> None:
 
 def test_engines_read_in_passes_of_the_plans_sizes() -> None:
     made = PrefillPlan().settings()
-    assert [setting.chunk for setting in made] == [2048] * 7 + [64, 128, 256, 512, 1024, 2048]
-    assert [(setting.batch, setting.session_len) for setting in made[-8:-5]] == [(4, 16400), (64, 116), (3, 716)]
+    assert [setting.chunk for setting in made] == [1536] * 7 + [64, 128, 256, 512, 1024, 1536, 2048]
+    assert [(setting.batch, setting.session_len) for setting in made[5:8]] == [(4, 16400), (64, 116), (4, 1316)]
 
 
 def test_the_peer_sees_earlier_tokens_alone() -> None:
