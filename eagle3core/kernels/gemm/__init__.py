@@ -10,7 +10,7 @@ from eagle3core.kernels.gemm.fp8.tiling import tiling_for
 from eagle3core.kernels.gemm.launcher import gemm, gemm_cost
 from eagle3core.kernels.gemm.order.weight import pack_weight, unpack_weight
 from eagle3core.kernels.gemm.reference import epilogue_of, n_columns, n_weight_rows, packed_inputs, scales_shape
-from eagle3core.kernels.gemm.scratch import workspace
+from eagle3core.kernels.gemm.scratch import workspace, workspace_bytes
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "tiling_for",
     "unpack_weight",
     "workspace",
+    "workspace_bytes",
 ]

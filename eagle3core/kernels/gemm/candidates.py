@@ -110,14 +110,20 @@ def _groups(arch: str, widest: tuple[int, ...], rows: int, n_tiles: int, units: 
 def _holding(arch: str, rows: int, units: int) -> Iterator[Tiling]:
     """Blocks that hold their totals, small ones for small maps: each alone, one a processor that stays, and pairs."""
     for w_tiles, most in ((12, 16), (8, 24), (8, 16), (8, 8), (4, 16), (4, 8)):
-        blocks_x = -(-rows // (8 * most))
-        x_tiles = -(-rows // (8 * blocks_x))
-        for deep in (1, 2):
-            if deep <= units and holds_totals(x_tiles, w_tiles, deep):
-                one = deepest(arch, Tiling("group", x_tiles, w_tiles, deep, 16 // deep, held=True), units, blocks=1)
-                yield from (one, replace(one, resident=MULTIPROCESSORS))
-                if blocks_x % 2 == 0:
-                    yield replace(one, resident=MULTIPROCESSORS, cluster=2)
+        fewest = -(-rows // (8 * most))
+        for blocks_x in dict.fromkeys((fewest, fewest + fewest % 2)):  # pairs where that takes a block more
+            yield from _holding_by(arch, rows, units, blocks_x, w_tiles)
+
+
+def _holding_by(arch: str, rows: int, units: int, blocks_x: int, w_tiles: int) -> Iterator[Tiling]:
+    """The same of one height, so many blocks of rows of x."""
+    x_tiles = -(-rows // (8 * blocks_x))
+    for deep in (1, 2):
+        if deep <= units and holds_totals(x_tiles, w_tiles, deep):
+            one = deepest(arch, Tiling("group", x_tiles, w_tiles, deep, 16 // deep, held=True), units, blocks=1)
+            yield from (one, replace(one, resident=MULTIPROCESSORS))
+            if blocks_x % 2 == 0:
+                yield replace(one, resident=MULTIPROCESSORS, cluster=2)
 
 
 def _narrow_groups(arch: str, x_tiles: int, n_tiles: int, units: int) -> Iterator[Tiling]:

@@ -22,6 +22,7 @@ from eagle3core.kernels.gemm import (
     packed_inputs,
     scales_shape,
     workspace,
+    workspace_bytes,
 )
 from lab.probes.kernels import bench
 from lab.probes.sweeps.regimes import CARDS
@@ -173,9 +174,9 @@ def variants_of(op: str, arch: str, case: Case, setting: tuned.Setting) -> list[
         if case["fp8"] == "blocks":
             scales = scales.view(n_weight_rows(case) // 16, -1, 2)
         inputs |= {"w": inputs["w"].to(torch.float8_e4m3fn), "scales": scales}
-    made = launches_of(
-        op, arch, case, inputs, {"y": empty(case["m"], n_columns(case))}, setting, workspace(meta)
-    )  # fmt: skip
+    outputs = {"y": empty(case["m"], n_columns(case))}
+    scratch = workspace(meta, workspace_bytes(case["m"], case["k"]))
+    made = launches_of(op, arch, case, inputs, outputs, setting, scratch)
     return [one.variant for one in made]
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from eagle3core.kernels import Case, Launch, Tensors, case_id, proof, tuned
-from eagle3core.kernels.gemm import workspace
+from eagle3core.kernels.gemm import workspace, workspace_bytes
 from lab.errors import NotComparable
 from lab.probes.ceilings import known_gb_per_s
 from lab.probes.sweeps.choose import fastest
@@ -196,8 +196,10 @@ class Sweep:
     def _launches(
         self, op: str, case: Case, inputs: Tensors, outputs: Tensors, setting: tuned.Setting
     ) -> list[Launch]:  # fmt: skip
-        if op == "gemm" and self._scratch is None:
-            self._scratch = workspace(self.machine.device)
+        if op == "gemm":
+            n_bytes = workspace_bytes(case["m"], case["k"])
+            if self._scratch is None or 4 * self._scratch[0].numel() < n_bytes:
+                self._scratch = workspace(self.machine.device, n_bytes)
         return launches_of(op, self.machine.arch, case, inputs, outputs, setting, self._scratch)
 
     def _bits(self, op: str, case: Case, inputs: Tensors, settings: Sequence[tuned.Setting]) -> list[bool]:

@@ -186,6 +186,10 @@ def test_sweeps_try_blocks_that_stay_and_blocks_of_one_tile():
         one.x_tiles for one in gemm_candidates("sm_90a", 512, 1792, 4096, packed=True) if one.held and one.cluster > 1
     }
     assert paired == {8, 16}, "three blocks of 176 rows have no pairs"
+    long = [one for one in gemm_candidates("sm_90a", 2048, 256, 4096, packed=True) if one.held and one.w_tiles == 8]
+    assert {(one.x_tiles, one.cluster) for one in long} == {
+        (24, 1), (22, 1), (22, 2), (16, 1), (16, 2), (8, 1), (8, 2)
+    }, "eleven blocks of 192 rows, or twelve of 176, which pair"  # fmt: skip
     narrow = [one for one in gemm_candidates("sm_90a", 64, 1792, 4096, packed=True) if one.held]
     assert {(one.x_tiles, one.w_tiles, one.units) for one in narrow} == {(8, 8, 4), (8, 8, 2)}
     assert {one.resident for one in narrow} == {MULTIPROCESSORS}
