@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from lab.errors import ExperimentError
 CARDS: dict[str, Card] = {card.name: card for card in (GEMM, ATTENTION)}
 TAIL = 2  # settings beside the default for a regime that is not among the first
 SHAPES = 2  # numbers of rows that stand for a regime: those of the most launches
+NARROW = 64  # rows up to which a block holds all of a regime's, however many there are
 MAKE_SHAPES = "`eagle3lab sweep shapes --out FILE`, or EAGLE3_GEMM_SHAPE_LOG=FILE with any run on a GPU"
 
 
@@ -91,6 +92,8 @@ def _gemm_regime(
     hottest = sorted(by_rows, key=lambda m: (-by_rows[m], -m))[:SHAPES]
     chosen = [max((one for one in products if one.m == m), key=lambda one: (shapes[one], one.tag))
               for m in sorted(hottest)]  # fmt: skip
+    if NARROW < chosen[-1].m < key.rows:  # blocks that divide fewer rows evenly may leave most of one empty there
+        chosen.append(replace(chosen[-1], m=key.rows))
     most = chosen[-1].m
     default = asdict(tiling_for(arch, most, key))
     settings = settings_beside(default, CARDS["gemm"].sweep(arch, chosen[-1].case))

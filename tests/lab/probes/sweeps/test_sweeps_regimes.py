@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +39,15 @@ def test_regimes_are_ranked_by_the_bytes_of_their_weights_and_the_tail_gets_few_
     several = {Product(**{**asdict(HOT), "m": m}): n for m, n in ((1, 3), (2, 9), (4, 5))}
     [regime] = gemm_regimes("sm_90a", several, top=1)
     assert [case["m"] for case in regime.cases] == [2, 4]
+
+
+def test_a_regime_of_many_rows_is_timed_at_the_most_it_reaches_to_as_well(no_file: None) -> None:
+    def rows_of(m: int) -> list[int]:
+        [regime] = gemm_regimes("sm_90a", {replace(HOT, m=m): 1}, top=1)
+        assert regime.default == asdict(ruled_tiling("sm_90a", regime.cases[-1]["m"], 2, 256))
+        return [case["m"] for case in regime.cases]
+
+    assert [rows_of(m) for m in (20, 64, 96, 128, 1500)] == [[20], [64], [96, 128], [128], [1500, 1536]]
 
 
 def test_kernels_of_a_sweep_are_known_without_operands(no_file: None) -> None:
