@@ -100,8 +100,8 @@ def test_a_step_opens_its_ranges_in_the_order_of_its_work(pair: Pair) -> None:
     outermost = [path[0] for path in log.seen[len(OF_THE_START) :] if len(path) == 1]
     draft, base, masks = "EagleModule::forward", "BASE_DECODE_STEP", "EAGLE_TREE_MASKS"
     accept, commit = "EAGLE_ACCEPT", "EAGLE_TAIL_COMMIT"
-    chunk = [masks, base, draft]
-    prefill = [*chunk, *chunk, base, accept, commit]  # ten tokens in chunks of eight, then the first token
+    # Ten tokens in chunks of eight; the draft reads the last of them after the first token.
+    prefill = [masks, base, draft, masks, base, base, accept, commit, draft]
     # Rows are placed, then levels drafted; the last level's choice and the tree's tokens share a range.
     step = [masks, draft, masks, draft, masks, base, accept, commit]
     assert outermost == [*prefill, *step]
