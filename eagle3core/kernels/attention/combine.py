@@ -2,9 +2,8 @@
 
 out = sum_s exp2((top_s - top) c) o_s / (sum_s exp2((top_s - top) c) l_s + exp(sink - ...)), splits in ascending order:
 those of a bundle one after the other, as streams are joined, unless the kernel before did that; then the bundles.
-Splits without a visible key (l_s = 0) take no part, and those that a short context leaves without keys are not read:
-what lies there is of another time, far from the processor, and its bytes would queue behind the next map's weights. A
-learned sink is a logit that takes part in the denominator only.
+Splits without a visible key (l_s = 0) take no part, and those that a short context leaves without keys are not read.
+A learned sink is a logit that takes part in the denominator only.
 
 Source: Flash-Decoding (Dao et al.); sinks after the GPT-OSS model card.
 """

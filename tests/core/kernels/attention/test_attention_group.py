@@ -311,3 +311,14 @@ def test_a_tree_over_32768_keys_has_the_bits_of_warps_on_the_gpu(
     for _ in range(5):  # who waits for whom changes from run to run
         again = proof.run(CARD, ARCH, case, inputs, execute, {**by_groups, **setting})["out"]
         assert proof.differing(first, again) == 0
+
+
+@pytest.mark.reference
+def test_spans_of_short_sessions_have_at_most_a_bundle_of_splits_a_block():
+    def splits_of_a_block(tokens, batch, keys, *, paths=False):
+        return choose_plan(ARCH, SHAPE, tokens, batch, 8, keys, paths=paths).run
+
+    assert splits_of_a_block(64, 8, 600) == splits_of_a_block(64, 24, 4096) == SHAPE.bundle
+    assert splits_of_a_block(64, 8, 32768) == splits_of_a_block(64, 24, 32768) == SHAPE.splits
+    one = [splits_of_a_block(64, 1, keys, paths=paths) for keys in (600, 32768) for paths in (False, True)]
+    assert one == [2] * 4, "a sequence by itself fills the processors by its splits, a tree's nodes likewise"
