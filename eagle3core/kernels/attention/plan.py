@@ -12,6 +12,7 @@ from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.overrides import overrides, warpgroups_wanted
 from eagle3core.kernels.attention.paths import tail_units
 from eagle3core.kernels.attention.rows import TILE_ROWS, TILES, rows_shared_bytes
+from eagle3core.kernels.attention.warpgroup.across import has_short_walk
 from eagle3core.kernels.attention.warpgroup.shared import group_shared_bytes
 from eagle3core.kernels.card import SHARED_BYTES
 from eagle3core.kernels.gemm.fp8.tiling import fp8_key
@@ -35,6 +36,8 @@ class Plan:
         counting: add up the tile counters of R-109.
         tiles: of a warp of `attention_rows`, 1 or 2; a warp of `attention_group` has one.
         grouped: `attention_group` in place of `attention_rows`: warpgroups multiply.
+        short: `attention_group` takes sets across streams where no stream has a second unit (`warpgroup.across`). Both
+            walks in one kernel make the other one slower by 1 to 4%, so not where sessions may be long.
     """
 
     row_warps: int
@@ -45,10 +48,15 @@ class Plan:
     counting: bool = False
     tiles: int = TILES
     grouped: bool = False
+    short: bool = False
 
     def is_joined(self, shape: Shape) -> bool:
         """Whether a block joins the splits of whole bundles."""
         return self.run % shape.bundle == 0
+
+    def is_whole(self, shape: Shape, *, paths: bool, words: int) -> bool:
+        """Whether a block walks all splits of its rows, so that it can leave their output as well."""
+        return self.grouped and self.groups == 1 and self.run >= shape.splits and not paths and not words
 
     def row_blocks(self, rows: int) -> int:
         """Blocks that share the rows of a key head."""
@@ -78,10 +86,16 @@ def choose_plan(
     setting = None if paths else tuned.find(arch, "attention", key)
     grouped = is_grouped(arch, shape, tokens)
     if setting and bool(setting["grouped"]) == grouped:
-        plan = Plan(**setting)
+        plan = with_short_walk(Plan(**setting), shape, keys)
     else:
         plan = ruled_plan(arch, shape, tokens, batch, n_kv_heads, keys, paths=paths, grouped=grouped)
     return replace(plan, **overrides(shape, plan.row_warps, grouped=plan.grouped))
+
+
+def with_short_walk(plan: Plan, shape: Shape, keys: int) -> Plan:
+    """The plan, with the walk for short sessions where all sessions are, and its kernel has one."""
+    has_one = plan.grouped and has_short_walk(shape, plan.groups, plan.units)
+    return replace(plan, short=has_one and tuned.keys_regime(keys) == 0)
 
 
 def is_grouped(arch: str, shape: Shape, tokens: int) -> bool:
@@ -101,17 +115,13 @@ def ruled_plan(
     arch: str, shape: Shape, tokens: int, batch: int, n_kv_heads: int, keys: int = 0, *, paths: bool = False,
     grouped: bool = False,
 ) -> Plan:  # fmt: skip
-    """The layout where nothing was tuned.
-
-    Spans of short prompts differ by a factor in their keys, which lie in the first splits, so no block has more than a
-    bundle of splits there.
-    """
+    """The layout where nothing was tuned."""
     rows, tail = tokens * shape.group, tail_units(tokens) if paths else 0
     tiles = 1 if paths else TILES  # a tile's nodes are added one after the other, so warps share them
     # Two tiles of a head of 128 in one warp take more registers on sm_100 than there are.
     most = TILE_ROWS if arch == "sm_100" and shape.dim == 128 else 2 * TILE_ROWS
     if grouped:
-        plan = group_plan(arch, shape, rows, tail)
+        plan = group_plan(arch, shape, rows, tail, alone=batch * n_kv_heads * shape.splits <= PROCESSORS[arch])
     else:
         plan = _streams_plan(arch, shape) if rows <= most and not paths else _rows_plan(arch, shape, rows, tail, tiles)
     work = batch * n_kv_heads * plan.row_blocks(rows)
@@ -120,9 +130,7 @@ def ruled_plan(
         waves = -(-work * -(-shape.splits // run) // PROCESSORS[arch])
         return waves * (run + 0.3)  # starting a block costs about a third of a split
 
-    are_short_spans = grouped and batch > 1 and not paths and tuned.keys_regime(keys) == 0
-    most_splits = shape.bundle if are_short_spans else shape.splits
-    return replace(plan, run=min(range(1, most_splits + 1), key=cost))
+    return with_short_walk(replace(plan, run=min(range(1, shape.splits + 1), key=cost)), shape, keys)
 
 
 def _streams_plan(arch: str, shape: Shape) -> Plan:
@@ -157,14 +165,19 @@ def _rows_plan(arch: str, shape: Shape, rows: int, tail: int, tiles: int) -> Pla
     return Plan(row_warps, min(room // units, 6), 1, groups, units, tiles=tiles)
 
 
-def group_plan(arch: str, shape: Shape, rows: int, tail: int) -> Plan:
-    """Two warpgroups over one ring, or, where one has all rows, over two streams side by side."""
+def group_plan(arch: str, shape: Shape, rows: int, tail: int, *, alone: bool) -> Plan:
+    """Two warpgroups over one ring, or, where one has all rows, over two streams side by side.
+
+    Where each block is `alone` on its processor even with a split each, one warpgroup by itself is the faster one: it
+    hands no sums on.
+    """
     row_warps = 4 if rows <= GROUP_ROWS else 8
-    groups = WARPS // row_warps
+    groups = 1 if alone else WARPS // row_warps
     units = 4 // groups  # 64 keys in all: scores of more leave no registers for the sums
     others = group_shared_bytes(shape, row_warps, groups, 0, 0, tail)
     a_stage = group_shared_bytes(shape, row_warps, groups, units, 1, tail) - others
-    return Plan(row_warps, min((SHARED_BYTES[arch] - others) // a_stage, 6), 1, groups, units, grouped=True)
+    most = 4 if row_warps * groups < WARPS else 6
+    return Plan(row_warps, min((SHARED_BYTES[arch] - others) // a_stage, most), 1, groups, units, grouped=True)
 
 
 def held_pieces(arch: str, shape: Shape, tiles: int) -> int:

@@ -233,7 +233,7 @@ def make_attention_rows(
                     careful = i32(1)
                 else:
                     if i32(unit - first_unit) < interleave:
-                        start_tops(scores, tops, scale)
+                        start_tops(0, scores, tops, scale)
                     careful = grows(scores, tops, scale)
                 values = i32(reading + v_lane)
                 if careful == 0:

@@ -199,7 +199,7 @@ def make_attention_streams(
                 # shuffle after the first unit.
                 if unit >= lowest and i32(unit + (step - interleave)) < limit:
                     if i32(unit - first_unit) < interleave:
-                        start_tops(scores, tops, scale)
+                        start_tops(0, scores, tops, scale)
                     careful = grows(scores, tops, scale)
                 if careful == 0:
                     add_values(0, scores, accumulators, tops, sums, values, i32(values ^ 32), scale)

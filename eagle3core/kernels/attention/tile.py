@@ -27,7 +27,8 @@ class Steps(NamedTuple):
     Attributes:
         score: `(scores, queries, q_at, k_at)`: 8 `tiles` scores a lane and unit.
         hide: see `make_hide`; of one unit.
-        start_tops: `(scores, tops, scale)`: the first unit's maxima, where nothing has been summed yet.
+        start_tops: `(s, scores, tops, scale)`: maxima of the unit whose scores begin at `s`, where nothing has been
+            summed yet.
         grows: `(scores, tops, scale)`: whether a row's running maximum would move in any unit, in any lane.
         raise_tops: `(scores, accumulators, tops, sums, scale, lane)`: running maxima, if the first unit's have grown
             enough.
@@ -160,14 +161,14 @@ def make_steps(
                 raise_row(1, 1, highest, accumulators, tops, sums, scale, lane)
 
     # Nothing has been summed yet, so nothing shrinks; `raise_tops` would multiply zeros.
-    def start_tops(scores: Any, tops: Any, scale: Any) -> None:
+    def start_tops(s: Any, scores: Any, tops: Any, scale: Any) -> None:
         r = 2 * first_tile
-        tops[r] = raised(own_highest(0, scores), tops[r], scale)
+        tops[r] = raised(own_highest(s, scores), tops[r], scale)
         if not half:
-            tops[r + 1] = raised(own_highest(2, scores), tops[r + 1], scale)
+            tops[r + 1] = raised(own_highest(s + 2, scores), tops[r + 1], scale)
         if tiles == 2:
-            tops[2] = raised(own_highest(8, scores), tops[2], scale)
-            tops[3] = raised(own_highest(10, scores), tops[3], scale)
+            tops[2] = raised(own_highest(s + 8, scores), tops[2], scale)
+            tops[3] = raised(own_highest(s + 10, scores), tops[3], scale)
 
     def weigh_row(m: Any, far: Any, at: Any, scores: Any, weights: Any, tops: Any, sums: Any, scale: Any) -> None:
         s, r = at + m * 8 + far * 2, (first_tile + m) * 2 + far

@@ -33,11 +33,13 @@ class Products(NamedTuple):
         add: `(weights, accumulators, goes_on, at)`: values of a set, of unit u by weights 4u .. 4u + 3; where `goes_on`
             is 0 they begin the sums.
         add_alone: `(weights, accumulators, at)`: values of the unit whose values begin at `at`.
+        begin_alone: `(o, weights, accumulators, at)`: the same by weights o .. o + 3, whatever the sums held.
     """
 
     score: Any
     add: Any
     add_alone: Any
+    begin_alone: Any
 
 
 def half_set_bytes(units: int) -> int:
@@ -53,6 +55,7 @@ def make_products(isa: Any, shape: Shape, *, units: int) -> Products:
     first_product = isa.group_mma(shape.dtype, UNIT * units, True)
     further_product = isa.group_mma(shape.dtype, UNIT * units)
     value_product = isa.group_mma(shape.dtype, shape.dim, False, True)
+    first_value_product = isa.group_mma(shape.dtype, shape.dim, True, True)
     perhaps_first_values = isa.group_mma(shape.dtype, shape.dim, False, True, True)
     keys_apart = _SWIZZLE | (_GROUP >> 4) << 32  # 8 keys; 16 elements lie within a row
     values_apart = _SWIZZLE | (half_set >> 4) << 16 | (_GROUP >> 4) << 32  # 64 columns, then 8 keys
@@ -73,6 +76,11 @@ def make_products(isa: Any, shape: Shape, *, units: int) -> Products:
     def add_alone(weights: Any, accumulators: Any, at: Any) -> None:
         value_product(accumulators, weights[0], weights[1], weights[2], weights[3], named(at, values_apart))
 
+    def begin_alone(o: Any, weights: Any, accumulators: Any, at: Any) -> None:
+        first_value_product(
+            accumulators, weights[o], weights[o + 1], weights[o + 2], weights[o + 3], named(at, values_apart)
+        )
+
     def add(weights: Any, accumulators: Any, goes_on: Any, at: Any) -> None:
         there = named(i32(at + keys_bytes), values_apart)
         perhaps_first_values(accumulators, weights[0], weights[1], weights[2], weights[3], goes_on, there)
@@ -80,7 +88,30 @@ def make_products(isa: Any, shape: Shape, *, units: int) -> Products:
             o, beside = 4 * (u + 1), (u + 1) * (TILE_BYTES >> 4)
             value_product(accumulators, weights[o], weights[o + 1], weights[o + 2], weights[o + 3], there + beside)
 
-    return Products(isa.inlined(score), isa.inlined(add), isa.inlined(add_alone))
+    return Products(isa.inlined(score), isa.inlined(add), isa.inlined(add_alone), isa.inlined(begin_alone))
+
+
+def make_await_set(isa: Any) -> Any:
+    """`await_set(full, parity)`: until a stage's bytes are there; products may follow."""
+
+    def await_set(full: Any, parity: Any) -> None:
+        isa.mbarrier_wait(full, parity)
+        isa.group_fence()
+
+    return isa.inlined(await_set)
+
+
+def make_place_of(isa: Any, stages: int) -> Any:
+    """`place_of(turn)`: (stage, parity of its round) of a ring's turns 0 .. 2 `stages` - 1."""
+    i32 = isa.i32
+
+    def place_of(turn: Any) -> Any:
+        slot, parity = turn, i32(0)
+        if turn >= stages:
+            slot, parity = i32(turn - stages), i32(1)
+        return slot, parity
+
+    return isa.inlined(place_of)
 
 
 def make_clear_past(isa: Any, shape: Shape, *, units: int, row_warps: int, named_barrier: int) -> Any:
@@ -120,35 +151,44 @@ def make_last_of(isa: Any, shape: Shape, *, groups: int) -> Any:
     return isa.inlined(last_of)
 
 
-def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: int, overlap: bool) -> Any:
-    """`fetch_sets(ring, full, empty, k_map, v_map, ...)`: all sets of a group's walk, by one warp.
+def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: int, overlap: bool, short: bool) -> Any:
+    """`fetch_sets(ring, full, empty, k_map, v_map, ...)`: all sets of a group's walk from `unit` on, by one warp.
 
     Barriers `full` and `empty` of the group, 8 bytes a stage. In a stage's round one lane arrives at `full`, which says
     how many bytes come; at `empty` the warps that multiply do. The maps are of the cache's rows, 16 a box.
 
     Args:
         groups, units, stages, overlap: as in `attention_group`.
+        short: sets may lie across streams (`warpgroup.across`), where the last operand says so.
     """
     cuda, i32, halves = isa.cuda, isa.i32, shape.dim // 64
     half_set, set_bytes, unit_bytes = half_set_bytes(units), units * shape.unit_bytes, shape.unit_bytes
     interleave = shape.splits * shape.streams
-    step, interleave_shift = units * interleave, interleave.bit_length() - 1
+    interleave_shift = interleave.bit_length() - 1
     follow, _, _ = make_ring(isa, shape, row_warps=units, groups=groups, units=units)
 
-    def look_up(table: Any, unit: Any, n_units: Any, part: Any) -> Any:
+    def later_of(unit: Any, last_stream: Any, first_unit: Any, n_units: Any, is_short: Any) -> Any:
+        if short and is_short != 0:
+            later = i32(unit + units)
+            if later >= min(last_stream, n_units):
+                later = i32(-1)
+            return later
+        return follow(unit, last_stream, first_unit, n_units)
+
+    def look_up(table: Any, unit: Any, n_units: Any, part: Any, shift: Any) -> Any:
         # The cache block of unit `part` of the set at `unit`; 0 where there is none.
-        own, block = i32(unit + part * interleave), i32(0)
+        own, block = i32(unit + (part << shift)), i32(0)
         if unit >= 0 and own < n_units:
             block = isa.load_u32(table + i32(own >> (BLOCK_SHIFT - 4)) * 4)
         return block
 
     def copy_set(
         at: Any, full: Any, k_map: Any, v_map: Any, unit: Any, block: Any, n_units: Any, kv_head: Any, n_kv: Any,
-        part: Any, lane: Any,
+        part: Any, lane: Any, shift: Any,
     ) -> None:  # fmt: skip
-        own = i32(unit + part * interleave)
+        own = i32(unit + (part << shift))
         if lane == 0:
-            n_there = i32(min(i32(n_units - unit + (interleave - 1)) >> interleave_shift, units))
+            n_there = i32(min(i32(n_units - unit + ((1 << shift) - 1)) >> shift, units))
             isa.mbarrier_expect(full, i32(n_there * unit_bytes))
         if lane < units and own < n_units:
             # Cache rows: [block][key head][64 tokens].
@@ -159,28 +199,31 @@ def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: 
             for h in range(halves):
                 isa.tensor_copy(i32(place + (halves + h) * half_set), v_map, i32(h * 64), row, full)
 
-    look_up, copy_set = isa.inlined(look_up), isa.inlined(copy_set)
+    later_of, look_up, copy_set = isa.inlined(later_of), isa.inlined(look_up), isa.inlined(copy_set)
 
     def fetch_sets(
         ring: Any, full: Any, empty: Any, k_map: Any, v_map: Any, table: Any, unit: Any, last_stream: Any, ctx: Any,
-        first_unit: Any, n_units: Any, kv_head: Any, n_kv: Any, lane: Any,
+        first_unit: Any, n_units: Any, kv_head: Any, n_kv: Any, lane: Any, is_short: Any,
     ) -> None:  # fmt: skip
+        shift = i32(interleave_shift)
+        if short and is_short != 0:
+            shift = i32(0)
         if lane == 0:
             isa.tensor_map_acquire(k_map)
             isa.tensor_map_acquire(v_map)
         cuda.syncwarp()
         slot, parity, part = i32(0), i32(1), i32(lane & (units - 1))  # the first round waits for nobody
-        block = look_up(table, unit, n_units, part)
+        block = look_up(table, unit, n_units, part, shift)
         while unit >= 0:
             # The next set's blocks are asked for before this one's stage is waited for.
-            later = follow(unit, last_stream, first_unit, n_units)
-            later_block = look_up(table, later, n_units, part)
-            if overlap and (unit + (step - interleave)) * UNIT + UNIT > ctx:
+            later = later_of(unit, last_stream, first_unit, n_units, is_short)
+            later_block = look_up(table, later, n_units, part, shift)
+            if overlap and (unit + ((units - 1) << shift)) * UNIT + UNIT > ctx:
                 isa.wait_previous()  # keys of this step; older ones were there before
             isa.mbarrier_wait(i32(empty + slot * 8), parity)
             copy_set(
                 i32(ring + slot * set_bytes), i32(full + slot * 8), k_map, v_map, unit, block, n_units, kv_head, n_kv,
-                part, lane,
+                part, lane, shift,
             )  # fmt: skip
             slot = i32(slot + 1)
             if slot == stages:

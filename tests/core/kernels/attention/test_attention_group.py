@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,9 +17,9 @@ from eagle3core.kernels.attention import variant as attention_variants
 from eagle3core.kernels.attention.card import CARD
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.overrides import KV_TILE, MAX_TILES, WARPGROUPS
-from eagle3core.kernels.attention.plan import choose_plan, order_of, ruled_plan
+from eagle3core.kernels.attention.plan import Plan, choose_plan, order_of, ruled_plan
 from eagle3core.kernels.attention.variant import attention_variant
-from eagle3core.kernels.attention.warpgroup import careful, group, held, stages, sums
+from eagle3core.kernels.attention.warpgroup import across, along, careful, group, held, stages, sums, whole
 from eagle3core.kernels.card import SHARED_BYTES, Case
 from eagle3core.kernels.compile import compile_variant
 from eagle3core.kernels.emulator import instructions as emulator
@@ -33,6 +34,10 @@ STREAMS = {"row_warps": 0, "groups": 1, "units": 2, "stages": 2, "run": 2, "tile
 ONE = {"grouped": True, "row_warps": 4, "groups": 1, "units": 4, "stages": 2, "tiles": 1, "run": 2}
 TWO_STREAMS = {**ONE, "groups": 2, "units": 2, "stages": 3, "run": 1}
 TWO_GROUPS = {**ONE, "row_warps": 8, "stages": 3}
+# Sets across streams, of which each has a unit at most.
+BUNDLE, ALL_SPLITS = {**ONE, "run": 4}, {**ONE, "run": 16}
+SHORT_ONE, SHORT_TWO_GROUPS = {**ONE, "short": True}, {**TWO_GROUPS, "short": True}
+SHORT_BUNDLE = {**SHORT_ONE, "run": 4}
 LONG: Case = {"dtype": "bf16", "dim": 128, "heads": 32, "kv_heads": 8, "prefix": (32741,), "paths": True}
 SHAPE = Shape("bf16", 128, 4, *order_of(ARCH, 8, 128))
 
@@ -57,8 +62,36 @@ CHUNK: Case = {**TINY, "heads": 8, "prefix": (597,), "tokens": 8, "tree": "chain
 BUNDLES: Case = {**TINY, "heads": 8, "order": (8, 2), "prefix": (300, 30), "tokens": 8, "tree": "chain"}
 # Two key heads; the last stream ends with a whole set, right before the unit that its next one would begin with.
 WHOLE_SETS: Case = {**TINY, "heads": 4, "kv_heads": 2, "prefix": (296,), "tokens": 8, "tree": "chain"}
+# Of one unit a stream or fewer: a set whole, one that the mask ends in, one that the keys end in.
+SHORT: Case = {**TINY, "heads": 8, "order": (4, 4), "prefix": (150,), "tokens": 8, "tree": "chain"}
+# Four bundles, of which the sequences have keys in all, two and one; none for an empty slot.
+MANY_BUNDLES: Case = {**TINY, "heads": 3, "order": (16, 2), "prefix": (600, 300, 20, -1), "tokens": 11, "tree": "chain"}
 CASES = [
     (CHUNK, ONE),
+    (SHORT, SHORT_BUNDLE),
+    (SHORT, {**SHORT_ONE, "run": 1}),
+    ({**SHORT, "order": (2, 4), "prefix": (120, 56, -1, 0), "counting": True, "sinks": True}, SHORT_ONE),
+    ({**SHORT, "kv_heads": 2, "prefix": (200, 30), "window": 20, "sinks": True}, SHORT_BUNDLE),
+    ({**SHORT, "prefix": (200, 90), "tokens": 8, "paths": True, "tree": "random"}, SHORT_BUNDLE),
+    ({**SHORT, "order": (2, 8), "prefix": (200, 90)}, SHORT_ONE),
+    (MANY_BUNDLES, {**ONE, "run": 16}),
+    (BUNDLES, {**ONE, "run": 8}),
+    pytest.param({**BUNDLES, "prefix": (-1, 77), "window": 50, "sinks": True}, {**ONE, "run": 8}, marks=slow),
+    pytest.param(
+        {**SHORT, "order": (2, 8), "prefix": (200, 90), "tokens": 6, "paths": True, "tree": "random"},
+        {**SHORT_ONE, "run": 1},
+        marks=slow,
+    ),
+    pytest.param(
+        {**SHORT, "dim": 128, "order": (2, 4), "prefix": (100, 140), "tokens": 17, "window": 40},
+        {**SHORT_TWO_GROUPS, "stages": 2},
+        marks=slow,
+    ),
+    pytest.param(
+        {**SHORT, "heads": 4, "dim": 128, "order": (32, 4), "prefix": (1100,), "tokens": 17, "sinks": True},
+        {**SHORT_TWO_GROUPS, "run": 32, "stages": 2},
+        marks=pytest.mark.exhaustive,
+    ),
     (WHOLE_SETS, ONE),
     (BUNDLES, {**ONE, "run": 4}),
     ({**BUNDLES, "kv_heads": 2, "prefix": (30,)}, {**ONE, "run": 4}),
@@ -141,7 +174,7 @@ def test_maxima_that_move_in_one_warp_alone_move_in_its_place() -> None:
 # ---- planted bugs
 
 PLANTED = {
-    # name: (module, factory, pattern, replacement, setting)
+    # name: (module, factory, pattern, replacement, setting), and the case where it is not `CHUNK`
     "a stage overwritten while others read it": (
         stages, "make_fetch_sets", r"isa\.mbarrier_wait\(i32\(empty \+ slot \* 8\), parity\)", "pass", ONE,
     ),
@@ -152,11 +185,11 @@ PLANTED = {
         stages, "make_fetch_sets", r"isa\.tensor_map_acquire\(v_map\)", "pass", ONE,
     ),
     "a stage multiplied before it is there": (
-        group, "make_attention_group",
+        along, "make_long_walk",
         r"await_set\(i32\(full \+ next_slot \* 8\), next_parity\)(?=\n *add\()", "isa.group_fence()", ONE,
     ),
     "a stage never given back": (
-        group, "make_attention_group", r"isa\.mbarrier_arrive\(i32\(empty \+ slot \* 8\)\)", "pass", ONE,
+        along, "make_long_walk", r"isa\.mbarrier_arrive\(i32\(empty \+ slot \* 8\)\)", "pass", ONE,
     ),
     "a unit's values in its neighbour's place": (
         stages, "make_products", r"\(u \+ 1\) \* \(TILE_BYTES >> 4\)", "(u ^ 1) * (TILE_BYTES >> 4)", ONE,
@@ -174,24 +207,66 @@ PLANTED = {
         stages, "make_clear_past", r"isa\.fence_async_shared\(\)", "pass", ONE,
     ),
     "streams joined without their maxima": (
-        held, "make_held_totals", r"isa\.product\(accumulators\[i\], take\[r\]\)", "accumulators[i]", ONE,
+        held, "make_held_join", r"isa\.product\(accumulators\[i\], take\[r\]\)", "accumulators[i]", ONE,
     ),
     "a stream joined to those of the split before": (
-        group, "make_attention_group", r"join\(totals_at, place == 0,", "join(totals_at, stream == first_stream,",
+        along, "make_long_walk", r"join\(totals_at, place == 0,", "join(totals_at, stream == first_stream,",
         ONE,
     ),
     "splits of a bundle joined without their maxima": (
-        held, "make_held_totals", r"keep\[r\], take\[r\], tops\[r\] = kept, taken, high",
+        held, "make_bundle_sums", r"keep\[r\], take\[r\], tops\[r\] = kept, taken, high",
         "keep[r], take[r], tops[r] = kept, np.float32(1), high", ONE,
     ),
     "a bundle left before its last split": (
-        held, "make_held_totals", r"place < step - 1 and not is_last", "False", ONE,
+        held, "make_held_leave", r"place < step - 1 and not is_last", "False", BUNDLE, BUNDLES,
+    ),
+    "a bundle of the whole left before its last split": (
+        whole, "make_whole_leave", r"place < bundle - 1 or is_last", "is_last", ONE,
+    ),
+    "maxima of a bundle where another warp's sums lie": (
+        whole, "_make_places", r"g \* bundle \+ 2", "g * bundle + 1", ALL_SPLITS, MANY_BUNDLES,
+    ),
+    "sums of a bundle that nobody brings back": (
+        whole, "make_whole_end", r"while g <= last", "while g < last", ALL_SPLITS, MANY_BUNDLES,
+    ),
+    "a bundle's sums by the weights of the first": (
+        whole, "make_whole_end", r"if g == h:", "if h == 0:", ALL_SPLITS, MANY_BUNDLES,
+    ),
+    "a sink that the whole leaves out": (
+        whole, "make_whole_end", r"total = total \+ isa\.exp2\(sink - level\)", "pass", ONE, {**CHUNK, "sinks": True},
+    ),
+    "columns of the whole left as the lanes hold them": (
+        whole, "make_whole_end", r"mine = transposed\((.*), lane\)", r"mine = \1", ONE,
+    ),
+    "a set across streams as one along them": (
+        stages, "make_fetch_sets", r"shift = i32\(0\)", "pass", SHORT_ONE, SHORT,
+    ),
+    "a short session's set brought twice": (
+        stages, "make_fetch_sets", r"later = i32\(unit \+ units\)", "later = i32(unit + units - 1)", SHORT_ONE, SHORT,
+    ),
+    "the stage of a set across streams never given back": (
+        across, "make_short_walk", r"isa\.mbarrier_arrive\(i32\(empty \+ slot \* 8\)\)", "pass",
+        SHORT_BUNDLE, {**SHORT, "prefix": (240,)},
+    ),
+    "keys that a short session's rows may not see": (
+        across, "make_short_walk", r"i32\(\(unit \+ units\) \* UNIT\) <= ctx", "True", SHORT_BUNDLE,
+        {**SHORT, "prefix": (184,)},
+    ),
+    "values past a short session's end left as they are": (
+        across, "make_short_walk", r"if not paths and i32\(first \+ UNIT\) > end", "if False", SHORT_ONE, SHORT,
+    ),
+    "a unit across streams by another's weights": (
+        across, "make_short_walk", r"weigh\(8 \* \(u \+ 1\), scores", "weigh(8 * u, scores", SHORT_BUNDLE, SHORT,
+    ),
+    "a split of a short session left before its last unit": (
+        across, "make_short_walk", r"own & split_mask == split_mask or", "True or", SHORT_ONE,
+        {**SHORT, "order": (2, 8), "prefix": (240,)},
     ),
     "a stream whose first set nobody scores": (
-        group, "make_attention_group", r" or stream < last_with_keys", "", ONE,
+        along, "make_long_walk", r" or stream < last_with_keys", "", ONE,
     ),
     "a stream joined before its turn": (
-        group, "make_attention_group", r"isa\.mbarrier_wait\(i32\(turns \+ own_group \* 8\), turn_parity\)",
+        along, "make_long_walk", r"isa\.mbarrier_wait\(i32\(turns \+ own_group \* 8\), turn_parity\)",
         "pass", TWO_STREAMS,
     ),
 }  # fmt: skip
@@ -201,10 +276,11 @@ PLANTED = {
 @pytest.mark.emulated
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_of_warpgroups_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, factory, pattern, replacement, setting = PLANTED[bug]
-    case = CHUNK
+    module, factory, pattern, replacement, setting, *other = PLANTED[bug]
+    case = other[0] if other else CHUNK
     inputs = CARD.example(case, proof.generator(4, CPU), CPU)
-    rebuilt(module, pattern, replacement, monkeypatch, factory, (careful, sums, group, attention_variants))
+    users = (across, along, careful, held, whole, sums, group, attention_variants)
+    rebuilt(module, pattern, replacement, monkeypatch, factory, users)
     made = CARD.outputs(case, inputs)
     try:
         emulator.execute(CARD.launches(ARCH, case, inputs, made, **setting))
@@ -249,24 +325,25 @@ def test_warps_that_are_no_warpgroups_are_refused_and_not_waited_for(setting: di
 @pytest.mark.reference
 @pytest.mark.parametrize("dim", [64, 128])
 def test_every_tree_fits_beside_two_stages_of_a_ring(dim: int) -> None:
-    for query_heads in (1, 4, 8, 16):
+    for query_heads, batch, tokens in product((1, 4, 8, 16), (1, 4), (4, 16, 17, 33, 64)):
         shape = Shape("bf16", dim, query_heads, *order_of(ARCH, 8, dim))
-        for tokens in (4, 16, 17, 33, 64):
-            if tokens * query_heads < 64:
-                continue
-            plan = ruled_plan(ARCH, shape, tokens, 1, 8, paths=True, grouped=True)
-            variant = attention_variant(ARCH, shape, tokens, plan, paths=True)
-            assert plan.stages >= 2
-            assert plan.row_warps * plan.groups == 8
-            assert variant.shared_bytes <= SHARED_BYTES[ARCH]
+        if tokens * query_heads < 64:
+            continue
+        plan = ruled_plan(ARCH, shape, tokens, batch, 8, paths=True, grouped=True)
+        variant = attention_variant(ARCH, shape, tokens, plan, paths=True)
+        assert plan.stages >= 2
+        # Two warpgroups where blocks take turns, one where each has a processor and all of its rows fit one.
+        few = batch == 1 and tokens * query_heads <= 64
+        assert plan.row_warps * plan.groups == (4 if few else 8)
+        assert variant.shared_bytes <= SHARED_BYTES[ARCH]
 
 
 @slow
 @pytest.mark.compiled
-@pytest.mark.parametrize("tokens", exhaustive_but([64], [16, 64]))
-def test_a_launch_has_the_registers_that_its_warps_give_each_other(tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "batch"), exhaustive_but([(64, 1)], [(16, 4), (64, 1)]))
+def test_a_launch_has_the_registers_that_its_warps_give_each_other(tokens: int, batch: int) -> None:
     """Those that multiply wait until there are 232 for each: what fetching warps give back is just enough."""
-    plan = ruled_plan(ARCH, SHAPE, tokens, 1, 8, paths=True, grouped=True)
+    plan = ruled_plan(ARCH, SHAPE, tokens, batch, 8, paths=True, grouped=True)
     variant = attention_variant(ARCH, SHAPE, tokens, plan, paths=True)
     made = compile_variant(variant, ARCH, disassemble=True)
     assert made.faults(variant) == []
@@ -314,11 +391,30 @@ def test_a_tree_over_32768_keys_has_the_bits_of_warps_on_the_gpu(
 
 
 @pytest.mark.reference
-def test_spans_of_short_sessions_have_at_most_a_bundle_of_splits_a_block():
-    def splits_of_a_block(tokens, batch, keys, *, paths=False):
-        return choose_plan(ARCH, SHAPE, tokens, batch, 8, keys, paths=paths).run
+def test_a_plan_walks_across_streams_where_all_sessions_are_short() -> None:
+    def plan(tokens: int, batch: int, keys: int, *, paths: bool = False) -> Plan:
+        return choose_plan(ARCH, SHAPE, tokens, batch, 8, keys, paths=paths)
 
-    assert splits_of_a_block(64, 8, 600) == splits_of_a_block(64, 24, 4096) == SHAPE.bundle
-    assert splits_of_a_block(64, 8, 32768) == splits_of_a_block(64, 24, 32768) == SHAPE.splits
-    one = [splits_of_a_block(64, 1, keys, paths=paths) for keys in (600, 32768) for paths in (False, True)]
-    assert one == [2] * 4, "a sequence by itself fills the processors by its splits, a tree's nodes likewise"
+    assert [plan(64, 8, keys).short for keys in (600, 4096, 32768)] == [True, True, False]
+    assert [plan(64, 1, keys, paths=True).short for keys in (600, 32768)] == [True, False]
+    assert plan(16, 1, 600, paths=True).short
+    assert not plan(16, 4, 600, paths=True).short, "two groups of warps hand the sums of a split on"
+    assert not plan(8, 1, 600).short, "warps by themselves"
+    of_64 = replace(SHAPE, dim=64, streams=8)
+    assert choose_plan(ARCH, of_64, 64, 8, 8, 600).short
+    assert not choose_plan(ARCH, replace(SHAPE, streams=2), 64, 8, 8, 600).short, "a set reaches beyond a split"
+
+
+@pytest.mark.reference
+def test_blocks_that_have_all_keys_of_their_rows_launch_no_combination() -> None:
+    def launched(tokens: int, batch: int, keys: int, **about: Any) -> list[str]:
+        case = {**LONG, "paths": False, "prefix": (keys - tokens,) * batch, "tokens": tokens, **about}
+        return [variant.name for variant in CARD.variants_of(ARCH, case)]
+
+    for keys in (600, 32768):
+        [only] = launched(64, 8, keys)
+        assert "_whole" in only
+        assert len(launched(64, 1, keys)) == 2, "a sequence by itself fills the processors by its splits"
+        assert len(launched(64, 8, keys, paths=True)) == 2
+        assert len(launched(64, 8, keys, earlier=30)) == 2
+        assert len(launched(64, 8, keys, fp8=True)) == 2
