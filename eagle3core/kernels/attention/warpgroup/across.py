@@ -159,7 +159,7 @@ def make_short_walk(
         unit: Any, values: Any, scores: Any, weights: Any, accumulators: Any, tops: Any, sums: Any, held: Any,
         total_tops: Any, total_sums: Any, totals: Any, scale: Any,
     ) -> None:  # fmt: skip
-        """The same where all rows see all keys of a whole set."""
+        """`add_careful` where all rows see all keys of a whole set."""
         for r in range(2):
             tops[r], sums[r] = FLOOR, zero
         start_tops(0, scores, tops, scale)

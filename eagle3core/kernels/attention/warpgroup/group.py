@@ -6,13 +6,12 @@ key and value is read from shared memory once for 64 rows, and by the tensor cor
 a ring (`stages`), with two barriers: `full`, which the copied bytes complete, and `empty`, where the multiplying warps
 arrive.
 
-While the values of a set are added, the scores of the next set are made. Sums are waited for alone: where a stream
-ends, they join its split while those scores are still under way. Meanwhile the other warpgroup weighs its set, for
-which the tensor cores are not needed. A warpgroup goes unit by unit (`careful`) if any of its warps has to, as all of
-its products are made together: its warps tell each other so at a barrier of their own.
+Sets lie along streams (`along`) or, in sessions so short that no stream has a second unit, across those of a split
+(`across`). A block that walks all splits of its rows may leave their output as well (`whole`); of the others one that
+has no keys ends before anything else.
 
-Every wait is met: fetching and multiplying warps go through the same sets (`follow`), a stage is waited for once by
-each and arrived at once by each, and turns are passed on whether a stream has units or not.
+Every wait is met: fetching and multiplying warps go through the same sets, a stage is waited for once by each and
+arrived at once by each, and turns are passed on whether a stream has units or not.
 
 Source: derived here; warps with roles after FlashAttention-3, arXiv 2407.08608.
 """
@@ -54,8 +53,7 @@ _NODES_BARRIER, _ANY_BARRIER, _CLEARED_BARRIER = 1, 2, 4
 
 def make_attention_group(
     isa: Any, *, shape: Shape, row_warps: int, groups: int, units: int, stages: int, joined: bool, counting: bool,
-    overlap: bool, words: int = 0, windowed: bool = False, tail: int = 0, short: bool = False,
-    whole: bool = False,
+    overlap: bool, words: int = 0, windowed: bool = False, tail: int = 0, short: bool = False, whole: bool = False,
 ) -> Any:  # fmt: skip
     """The kernel; grid (row blocks * blocks of `run` splits, key heads, sequences).
 
@@ -65,8 +63,8 @@ def make_attention_group(
         units: of a set: 4, or 2 with two groups.
         stages: sets in a ring, at least 2.
         joined, counting, overlap, words, windowed, tail: as in `attention_rows`.
-        whole: a block walks all splits of its rows, and leaves their output as well.
         short: sessions of one unit a stream or fewer have a walk of their own; only where `has_short_walk`.
+        whole: a block walks all splits of its rows, and leaves their output as well.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     first_of, _ = make_walk(isa, shape)
@@ -113,10 +111,11 @@ def make_attention_group(
     uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
 
     def finish(
-        executed: Any, mask_empty: Any, b: Any, n_kv: Any, first_stream: Any, stop: Any,
-        last_stream: Any, row0: Any, rows: Any, lane: Any, part: Any, own_group: Any, n_units: Any, first_unit: Any,
-        table_width: Any, tokens: Any, partial: Any, tops_sums: Any, counters: Any, sinks: Any, out: Any, scale: Any,
+        executed: Any, mask_empty: Any, b: Any, n_kv: Any, first_stream: Any, stop: Any, last_stream: Any, row0: Any,
+        rows: Any, lane: Any, part: Any, own_group: Any, n_units: Any, first_unit: Any, table_width: Any, tokens: Any,
+        partial: Any, tops_sums: Any, counters: Any, sinks: Any, out: Any, scale: Any,
     ) -> None:  # fmt: skip
+        """What a warp leaves after its walk: output, or that splits have no keys; its counts."""
         if whole:
             # Asked for again: held through the walk, they would cost registers.
             kv_head, here, own_warp = i32(cuda.blockIdx.y), isa.lane_number(), pinned(i32(cuda.threadIdx.x)) >> 5
@@ -233,24 +232,23 @@ def make_attention_group(
                 isa.named_barrier(_NODES_BARRIER, 32 * n_warps)  # every warp reads what all have brought
             if short and is_short != 0:
                 executed, mask_empty = walk_short(
-                    ring, full, empty, totals, i32(base + tail_offset), first_stream, stop, n_fetched,
-                    n_units, queries, scale, masks, all_positions, b, n_kv, row0, rows, tokens, ctx, end, window,
-                    seen_by_all, row_warp, own_group, partial, tops_sums,
+                    ring, full, empty, totals, i32(base + tail_offset), first_stream, stop, n_fetched, n_units, queries,
+                    scale, masks, all_positions, b, n_kv, row0, rows, tokens, ctx, end, window, seen_by_all, row_warp,
+                    own_group, partial, tops_sums,
                 )  # fmt: skip
                 finish(
-                    executed, mask_empty, b, n_kv, first_stream, stop, last_stream, row0, rows, lane, part,
-                    own_group, n_units, first_unit, table_width, tokens, partial, tops_sums, counters, sinks, out,
-                    scale,
+                    executed, mask_empty, b, n_kv, first_stream, stop, last_stream, row0, rows, lane, part, own_group,
+                    n_units, first_unit, table_width, tokens, partial, tops_sums, counters, sinks, out, scale,
                 )  # fmt: skip
-                return
+                return  # with a way on to the other walk both kept more in registers than there are
             executed, mask_empty = walk_long(
-                ring, full, empty, turns, totals, i32(base + tail_offset), first_stream, last_stream, stop,
-                first_unit, n_units, queries, scale, masks, all_positions, b, n_kv, row0, rows, tokens, ctx, end,
-                window, seen_by_all, lane, warp, row_warp, own_group, partial, tops_sums,
+                ring, full, empty, turns, totals, i32(base + tail_offset), first_stream, last_stream, stop, first_unit,
+                n_units, queries, scale, masks, all_positions, b, n_kv, row0, rows, tokens, ctx, end, window,
+                seen_by_all, lane, warp, row_warp, own_group, partial, tops_sums,
             )  # fmt: skip
             finish(
-                executed, mask_empty, b, n_kv, first_stream, stop, last_stream, row0, rows, lane, part,
-                own_group, n_units, first_unit, table_width, tokens, partial, tops_sums, counters, sinks, out, scale,
+                executed, mask_empty, b, n_kv, first_stream, stop, last_stream, row0, rows, lane, part, own_group,
+                n_units, first_unit, table_width, tokens, partial, tops_sums, counters, sinks, out, scale,
             )  # fmt: skip
 
     return attention_group
