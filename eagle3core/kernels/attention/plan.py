@@ -37,7 +37,8 @@ class Plan:
         tiles: of a warp of `attention_rows`, 1 or 2; a warp of `attention_group` has one.
         grouped: `attention_group` in place of `attention_rows`: warpgroups multiply.
         short: `attention_group` takes sets across streams where no stream has a second unit (`warpgroup.across`). Both
-            walks in one kernel make the other one slower by 1 to 4%, so not where sessions may be long.
+            walks in one kernel make the other one slower by up to 4%, so not where sessions may be long; nor over
+            trees, which gain by themselves and lose in a step (docs/log.md).
     """
 
     row_warps: int
@@ -86,15 +87,15 @@ def choose_plan(
     setting = None if paths else tuned.find(arch, "attention", key)
     grouped = is_grouped(arch, shape, tokens)
     if setting and bool(setting["grouped"]) == grouped:
-        plan = with_short_walk(Plan(**setting), shape, keys)
+        plan = with_short_walk(Plan(**setting), shape, keys, paths=paths)
     else:
         plan = ruled_plan(arch, shape, tokens, batch, n_kv_heads, keys, paths=paths, grouped=grouped)
     return replace(plan, **overrides(shape, plan.row_warps, grouped=plan.grouped))
 
 
-def with_short_walk(plan: Plan, shape: Shape, keys: int) -> Plan:
-    """The plan, with the walk for short sessions where all sessions are, and its kernel has one."""
-    has_one = plan.grouped and has_short_walk(shape, plan.groups, plan.units)
+def with_short_walk(plan: Plan, shape: Shape, keys: int, *, paths: bool) -> Plan:
+    """The plan, with the walk for short sessions where all sessions are, and its kernel is to have one."""
+    has_one = plan.grouped and not paths and has_short_walk(shape, plan.groups, plan.units)
     return replace(plan, short=has_one and tuned.keys_regime(keys) == 0)
 
 
@@ -121,7 +122,7 @@ def ruled_plan(
     # Two tiles of a head of 128 in one warp take more registers on sm_100 than there are.
     most = TILE_ROWS if arch == "sm_100" and shape.dim == 128 else 2 * TILE_ROWS
     if grouped:
-        plan = group_plan(arch, shape, rows, tail, alone=batch * n_kv_heads * shape.splits <= PROCESSORS[arch])
+        plan = group_plan(arch, shape, rows, tail)
     else:
         plan = _streams_plan(arch, shape) if rows <= most and not paths else _rows_plan(arch, shape, rows, tail, tiles)
     work = batch * n_kv_heads * plan.row_blocks(rows)
@@ -130,7 +131,7 @@ def ruled_plan(
         waves = -(-work * -(-shape.splits // run) // PROCESSORS[arch])
         return waves * (run + 0.3)  # starting a block costs about a third of a split
 
-    return with_short_walk(replace(plan, run=min(range(1, shape.splits + 1), key=cost)), shape, keys)
+    return with_short_walk(replace(plan, run=min(range(1, shape.splits + 1), key=cost)), shape, keys, paths=paths)
 
 
 def _streams_plan(arch: str, shape: Shape) -> Plan:
@@ -165,19 +166,14 @@ def _rows_plan(arch: str, shape: Shape, rows: int, tail: int, tiles: int) -> Pla
     return Plan(row_warps, min(room // units, 6), 1, groups, units, tiles=tiles)
 
 
-def group_plan(arch: str, shape: Shape, rows: int, tail: int, *, alone: bool) -> Plan:
-    """Two warpgroups over one ring, or, where one has all rows, over two streams side by side.
-
-    Where each block is `alone` on its processor even with a split each, one warpgroup by itself is the faster one: it
-    hands no sums on.
-    """
+def group_plan(arch: str, shape: Shape, rows: int, tail: int) -> Plan:
+    """Two warpgroups over one ring, or, where one has all rows, over two streams side by side."""
     row_warps = 4 if rows <= GROUP_ROWS else 8
-    groups = 1 if alone else WARPS // row_warps
+    groups = WARPS // row_warps
     units = 4 // groups  # 64 keys in all: scores of more leave no registers for the sums
     others = group_shared_bytes(shape, row_warps, groups, 0, 0, tail)
     a_stage = group_shared_bytes(shape, row_warps, groups, units, 1, tail) - others
-    most = 4 if row_warps * groups < WARPS else 6
-    return Plan(row_warps, min((SHARED_BYTES[arch] - others) // a_stage, most), 1, groups, units, grouped=True)
+    return Plan(row_warps, min((SHARED_BYTES[arch] - others) // a_stage, 6), 1, groups, units, grouped=True)
 
 
 def held_pieces(arch: str, shape: Shape, tiles: int) -> int:

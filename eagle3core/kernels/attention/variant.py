@@ -81,7 +81,7 @@ def attention_variant(
     layout = {"row_warps": plan.row_warps, "groups": plan.groups, "units": plan.units, "joined": joined}
     if plan.grouped:
         _check_grouped(plan)
-        if plan.short and not (windowed and (words or paths)):  # those with a window have no register left
+        if plan.short and not paths and not (windowed and words):  # those with a window have no register left
             order, layout["short"] = f"{order}_short", True
         if whole:
             order, layout["whole"] = f"{order}_whole", True

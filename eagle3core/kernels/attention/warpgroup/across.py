@@ -5,7 +5,7 @@ scores of one unit. Across streams a set's units are neighbours, unit u of strea
 then each unit's sums are those of its stream, which join the split one after the other as in any walk: equal bits.
 
 While the values of a unit are added, the next one is weighed; while the last of a set joins, the scores of the next set
-are made. Nodes of a tree come last, unit by unit.
+are made. Not of trees: with nodes to follow such kernels gained by themselves and lost in a step (docs/log.md).
 
 Source: derived here.
 """
@@ -46,18 +46,15 @@ def make_is_short(isa: Any, shape: Shape) -> Any:
 
 
 def make_short_walk(
-    isa: Any, shape: Shape, *, row_warps: int, units: int, stages: int, counting: bool, words: int, paths: bool,
-    at_once: bool, steps: Steps, split_sums: SplitSums, add_paths: Any, named_barrier: int,
+    isa: Any, shape: Shape, *, row_warps: int, units: int, stages: int, counting: bool, words: int, at_once: bool,
+    steps: Steps, split_sums: SplitSums, named_barrier: int,
 ) -> Any:  # fmt: skip
     """`walk(ring, full, empty, ...)`: (`executed`, `mask_empty`) after all units from `first` to `stop`, by one warp.
 
-    Units from `n_whole` on, of the `n_units`, hold nodes of a tree, which `load_tail` has put at `tail_at`; those
-    before are fetched, `units` a set.
-
     Args:
-        row_warps, units, stages, counting, words: as in `attention_group`. paths: it has a tail.
+        row_warps, units, stages, counting, words: as in `attention_group`.
         at_once: units of a set that all rows see whole follow each other without a loop.
-        steps, split_sums, add_paths: the kernel's. named_barrier: as in `make_clear_past`.
+        steps, split_sums: the kernel's. named_barrier: as in `make_clear_past`.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     hide, start_tops, weigh = steps.hide, steps.start_tops, steps.weigh
@@ -90,7 +87,7 @@ def make_short_walk(
                 mask = masks + i64(i32(token0 * words)) * 4
             positions = all_positions + i64(token0) * 4
             sees = isa.any_lane(hide(one, first, row0, tokens, ctx, end, window, mask, positions, here))
-        if not paths and i32(first + UNIT) > end:  # so for all warps of the ring
+        if i32(first + UNIT) > end:  # so for all warps of the ring
             clear_past(i32(values + u * TILE_BYTES), i32(end - first), i32(row_warp * 32 + here), own_group)
         for r in range(2):
             tops[r], sums[r] = FLOOR, zero
@@ -177,10 +174,9 @@ def make_short_walk(
     add_careful, add_whole = isa.inlined(add_careful), isa.inlined(add_whole)
 
     def walk(
-        ring: Any, full: Any, empty: Any, totals: Any, tail_at: Any, first: Any, stop: Any, n_whole: Any,
-        n_units: Any, queries: Any, scale: Any, masks: Any, all_positions: Any, b: Any, n_kv: Any, row0: Any, rows: Any,
-        tokens: Any, ctx: Any, end: Any, window: Any, seen_by_all: Any, row_warp: Any, own_group: Any, partial: Any,
-        tops_sums: Any,
+        ring: Any, full: Any, empty: Any, totals: Any, first: Any, stop: Any, n_units: Any, queries: Any, scale: Any,
+        masks: Any, all_positions: Any, b: Any, n_kv: Any, row0: Any, rows: Any, tokens: Any, ctx: Any, end: Any,
+        window: Any, seen_by_all: Any, row_warp: Any, own_group: Any, partial: Any, tops_sums: Any,
     ) -> Any:  # fmt: skip
         executed, mask_empty = i32(0), i32(0)
         accumulators, held = cuda.local.array(n_accumulators, f32), cuda.local.array(n_accumulators, f32)
@@ -188,23 +184,22 @@ def make_short_walk(
         tops, sums = cuda.local.array(2, f32), cuda.local.array(2, f32)
         total_tops, total_sums = cuda.local.array(2, f32), cuda.local.array(2, f32)
         weights = cuda.local.array(4, i32)
-        last, last_whole = i32(min(stop, n_units)), i32(min(stop, n_whole))
-        unit, turn = i32(first), i32(0)
-        if unit < last_whole:
+        last, unit, turn = i32(min(stop, n_units)), i32(first), i32(0)
+        if unit < last:
             await_set(full, i32(0))
             score(scores, queries, ring)
             isa.group_commit()
             settle_scores(scores)
-        while unit < last_whole:
+        while unit < last:
             # The scores are there. Next comes the set after, or this one once more, whose scores nobody reads.
             next_turn = turn
-            if i32(unit + units) < last_whole:
+            if i32(unit + units) < last:
                 next_turn = i32(turn + 1)
                 if next_turn == 2 * stages:
                     next_turn = i32(0)
             slot, _ = place_of(turn)
             values = i32(ring + slot * set_bytes + keys_bytes)
-            n_there = i32(min(last_whole - unit, units))
+            n_there = i32(min(last - unit, units))
             n_seen, u = n_there, i32(n_there - 1)
             if at_once and n_there == units and i32((unit + units) * UNIT) <= ctx and i32(unit * UNIT) >= seen_by_all:
                 add_whole(
@@ -242,30 +237,6 @@ def make_short_walk(
             if counting:
                 executed, mask_empty = i32(executed + n_seen), i32(mask_empty + n_there - n_seen)
             unit, turn = i32(unit + units), next_turn
-        if paths:
-            unit = i32(max(first, n_whole))
-            while unit < last:
-                for i in range(n_accumulators):
-                    accumulators[i] = zero
-                for r in range(2):
-                    tops[r], sums[r] = FLOOR, zero
-                here = isa.lane_number()
-                sees = add_paths(
-                    tail_at, queries, i32(0), accumulators, tops, sums, tokens, ctx, i32(unit * UNIT), row0, window,
-                    scale, here,
-                )  # fmt: skip
-                if counting:
-                    executed, mask_empty = i32(executed + sees), i32(mask_empty + 1 - sees)
-                join(totals, unit & split_mask == 0, accumulators, tops, sums, held, total_tops, total_sums, scale)
-                if unit & split_mask == split_mask or i32(unit + 1) == last:
-                    head = i32(pinned(b) * n_kv + i32(cuda.blockIdx.y))
-                    first_row, split = i32(i32(head * splits) * rows), i32(unit >> stream_shift)
-                    is_last = i32((unit | split_mask) + 1) == stop
-                    leave(
-                        i32(totals + here * 16), split, is_last, row0, rows, first_row, here, accumulators, held,
-                        total_tops, total_sums, partial, tops_sums, scale,
-                    )  # fmt: skip
-                unit = i32(unit + 1)
         return executed, mask_empty
 
     return isa.inlined(walk)

@@ -8,7 +8,7 @@ arrive.
 
 Sets lie along streams (`along`) or, in sessions so short that no stream has a second unit, across those of a split
 (`across`). A block that walks all splits of its rows may leave their output as well (`whole`); of the others one that
-has no keys ends before anything else.
+has no keys ends before anything else, but for trees.
 
 Every wait is met: fetching and multiplying warps go through the same sets, a stage is waited for once by each and
 arrived at once by each, and turns are passed on whether a stream has units or not.
@@ -25,7 +25,6 @@ from eagle3core.kernels.attention.layout import (
     TILE_MASK_EMPTY,
     TILE_SPAN_EMPTY,
     TILE_TOTAL,
-    UNIT,
     Shape,
     make_span,
     make_walk,
@@ -80,7 +79,7 @@ def make_attention_group(
     follow, _, _ = make_ring(isa, shape, row_warps=units, groups=groups, units=units)
     holds = holds_sums(groups)
     assert not whole or (joined and holds and not paths), "rows of which other blocks have sums too"
-    assert not short or has_short_walk(shape, groups, units), "sets across streams reach beyond a split"
+    assert not short or (has_short_walk(shape, groups, units) and not paths), "sets across streams reach beyond a split"
     fetch_sets = make_fetch_sets(isa, shape, groups=groups, units=units, stages=stages, overlap=overlap, short=short)
     steps = make_steps(isa, shape, tiles=1, half=False, held=pieces, units=units, words=words, windowed=windowed)
     split_sums = make_split_sums(isa, shape, groups=groups, joined=joined, whole=whole)
@@ -92,9 +91,9 @@ def make_attention_group(
     )  # fmt: skip
     is_short_session = make_is_short(isa, shape)
     walk_short = make_short_walk(
-        isa, shape, row_warps=row_warps, units=units, stages=stages, counting=counting, words=words, paths=paths,
-        at_once=joined and not paths,  # others spill registers then
-        steps=steps, split_sums=split_sums, add_paths=add_paths, named_barrier=_CLEARED_BARRIER,
+        isa, shape, row_warps=row_warps, units=units, stages=stages, counting=counting, words=words,
+        at_once=joined,  # others spill registers then
+        steps=steps, split_sums=split_sums, named_barrier=_CLEARED_BARRIER,
     )  # fmt: skip
     fewer_registers = isa.fewer_registers(_FETCHING_REGISTERS)
     more_registers = isa.more_registers(_MULTIPLYING_REGISTERS)
@@ -106,7 +105,7 @@ def make_attention_group(
         shape, row_warps, groups, units, stages, tail
     )
     row_shift, stream_shift = row_warps.bit_length() - 1, streams.bit_length() - 1
-    unit_shift, n_queries = UNIT.bit_length() - 1, 8 * pieces
+    n_queries = 8 * pieces
     pinned = make_pinned(isa)
     uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
 
@@ -162,7 +161,7 @@ def make_attention_group(
             stop = i32(min(last_stream, i32(n_units + (streams - 1)) & -streams))
         row_warp, own_group = i32(warp & (row_warps - 1)), i32(warp >> row_shift)
         row0 = i32(((cuda.blockIdx.x - part * row_blocks) * row_warps + row_warp) * TILE_ROWS)
-        if holds and not whole and not counting and stop <= first_stream:
+        if holds and not (whole or paths or counting) and stop <= first_stream:
             if overlap:
                 isa.let_next_start()
                 isa.wait_previous()
@@ -182,11 +181,9 @@ def make_attention_group(
         if tid < groups * row_warps:
             isa.mbarrier_init(i32(base + turns_offset + tid * 8), i32(isa.ARRIVING_LANES))
         cuda.syncthreads()
-        is_short, n_fetched = i32(0), n_units
+        is_short = i32(0)
         if short:
             is_short = is_short_session(first_unit, n_units)
-            if paths and is_short != 0:
-                n_fetched = i32(ctx >> unit_shift)
         if overlap:
             isa.let_next_start()
 
@@ -199,12 +196,12 @@ def make_attention_group(
                 first = follow(first, last_stream, first_unit, n_units)
                 if short and is_short != 0:
                     first = i32(-1)
-                    if first_stream < n_fetched:
+                    if first_stream < n_units:
                         first = first_stream
                 fetch_sets(
                     i32(base + own_group * ring_bytes), i32(base + full_offset + own_group * (8 * stages)),
                     i32(base + empty_offset + own_group * (8 * stages)), k_map, v_map, table, first, last_stream, ctx,
-                    first_unit, n_fetched, kv_head, n_kv, lane, is_short,
+                    first_unit, n_units, kv_head, n_kv, lane, is_short,
                 )  # fmt: skip
             # A block that never waited would end before the kernel before, and let the next one start too early.
             if overlap:
@@ -232,9 +229,8 @@ def make_attention_group(
                 isa.named_barrier(_NODES_BARRIER, 32 * n_warps)  # every warp reads what all have brought
             if short and is_short != 0:
                 executed, mask_empty = walk_short(
-                    ring, full, empty, totals, i32(base + tail_offset), first_stream, stop, n_fetched, n_units, queries,
-                    scale, masks, all_positions, b, n_kv, row0, rows, tokens, ctx, end, window, seen_by_all, row_warp,
-                    own_group, partial, tops_sums,
+                    ring, full, empty, totals, first_stream, stop, n_units, queries, scale, masks, all_positions, b,
+                    n_kv, row0, rows, tokens, ctx, end, window, seen_by_all, row_warp, own_group, partial, tops_sums,
                 )  # fmt: skip
                 finish(
                     executed, mask_empty, b, n_kv, first_stream, stop, last_stream, row0, rows, lane, part, own_group,
