@@ -195,8 +195,8 @@ def test_neutral_and_order_parameters_are_those_of_the_cards() -> None:
     assert set(GEMM.neutral) - {"packed"} == tuned.NEUTRAL["gemm"] - {"warps_x", "warps_w"}
     assert set(asdict(TILING)) == tuned.NEUTRAL["gemm"]
     assert set(ATTENTION.order) == tuned.ORDER["attention"]
-    # The two others follow from what is asked.
-    assert set(ATTENTION.neutral) == tuned.NEUTRAL["attention"] == set(asdict(PLAN)) - {"counting", "tiles"}
+    # The three others follow from what is asked.
+    assert set(ATTENTION.neutral) == tuned.NEUTRAL["attention"] == set(asdict(PLAN)) - {"counting", "tiles", "short"}
 
 
 def test_regimes_have_no_gap_and_hold_their_own_largest() -> None:
