@@ -148,8 +148,12 @@ def test_log_probabilities_and_usage_count_marks_too(given: Any) -> None:
     _, (whole, stream, _) = asked(given, GOOD, logprobs=True)
     told = whole.json()["choices"][0]["logprobs"]["content"]
     events = [event["choices"][0]["logprobs"] for event in events_of(stream.text)]
+    pieces = list(itertools.chain.from_iterable(one["content"] for one in events if one))
     assert [one["token"] for one in told] == GOOD
-    assert list(itertools.chain.from_iterable(one["content"] for one in events if one)) == told
+    # On a CPU the last bits of a sum depend on how many sequences share a step, which two clients leave to chance.
+    chances = pytest.approx([one.pop("logprob") for one in told], abs=1e-9)
+    assert [one.pop("logprob") for one in pieces] == chances
+    assert pieces == told
     assert whole.json()["usage"]["completion_tokens"] == len(GOOD)
 
 
