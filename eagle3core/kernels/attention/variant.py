@@ -11,7 +11,8 @@ from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.paths import tail_units
 from eagle3core.kernels.attention.plan import WARPS, Plan, held_pieces
 from eagle3core.kernels.attention.rows import TILES, make_attention_rows, rows_shared_bytes
-from eagle3core.kernels.attention.streams import make_attention_streams, streams_shared_bytes
+from eagle3core.kernels.attention.warp.splits import has_splits_kernel, make_attention_splits, splits_shared_bytes
+from eagle3core.kernels.attention.warp.streams import make_attention_streams, streams_shared_bytes
 from eagle3core.kernels.attention.warpgroup.group import FETCHING_WARPS, make_attention_group
 from eagle3core.kernels.attention.warpgroup.shared import group_shared_bytes
 from eagle3core.kernels.card import Variant, overlaps, parameters
@@ -43,7 +44,7 @@ def attention_variant(
         windowed: keys have a window; with `words` or `paths` a kernel of its own.
 
     Raises:
-        KernelLimit: a plan that `attention_group` is not made for.
+        KernelLimit: a plan that `attention_group` or `attention_splits` is not made for.
     """
     order = f"{_shape_name(shape)}_s{plan.stages}"
     order += "_counting" if plan.counting else ""
@@ -60,8 +61,20 @@ def attention_variant(
     taken = PATHS_PARAMETERS if paths else EARLIER_PARAMETERS if words else PARAMETERS
     joined, held = plan.is_joined(shape), held_pieces(arch, shape, plan.tiles)
     assert plan.row_warps or not paths, "warps that walk streams of their own know no paths"
+    tiles, half, units = -(-tokens * shape.group // 16), tokens * shape.group <= 8, plan.units
+    if plan.by_split:
+        _check_by_split(plan, shape, tokens)
+        return Variant(
+            name=f"attention_splits_{order}{'_half' if half else ''}",
+            make=make_attention_splits, constants={**shared, "half": half}, parameters=taken,
+            threads=32 * shape.bundle, shared_bytes=splits_shared_bytes(shape, half, plan.stages),
+            dependent=overlaps(arch), rounds_itself=True,
+            instructions={
+                "HMMA": shape.dim * (3 if half else 4) // 16, "LDSM": 4 * shape.row_pieces,
+                "LDGSTS": 4 * shape.row_pieces,
+            },
+        )  # fmt: skip
     if plan.row_warps == 0:
-        tiles, half, units = -(-tokens * shape.group // 16), tokens * shape.group <= 8, plan.units
         return Variant(
             name=f"attention_streams_{order}_u{units}_t{tiles}{'h' if half else ''}{_joined(joined)}",
             make=make_attention_streams,
@@ -109,6 +122,22 @@ def attention_variant(
             "LDGSTS": 4 * shape.row_pieces // plan.row_warps,
         },
     )  # fmt: skip
+
+
+def _check_by_split(plan: Plan, shape: Shape, tokens: int) -> None:
+    """Refuse what `attention_splits` is not made for.
+
+    Raises:
+        KernelLimit: see `attention_variant`.
+    """
+    is_made = plan.row_warps == 0 and plan.units == 1 and plan.run == shape.bundle and plan.stages >= 2
+    if not (is_made and has_splits_kernel(shape, tokens)):
+        raise KernelLimit(
+            f"attention_splits with row_warps={plan.row_warps}, units={plan.units}, run={plan.run}, "
+            f"stages={plan.stages} for {tokens * shape.group} rows",
+            f"row_warps 0, one unit, run {shape.bundle}, 2 stages or more, at most 16 rows over a cache of 16 bits",
+            "set by_split=False, or pass no plan",
+        )
 
 
 def _check_grouped(plan: Plan) -> None:
