@@ -121,12 +121,15 @@ def attention_cost(case: Case) -> Cost:
 
 
 def attention_variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
-    """The two variants that a case launches."""
+    """The variants that a case launches."""
     shape, plan = _shape(arch, case), _plan(arch, case, setting)
     paths = bool(case.get("paths"))
     windowed, words = bool(case.get("window")), further_words_of(case)
-    first = attention_variant(arch, shape, case["tokens"], plan, words=words, paths=paths, windowed=windowed)
-    return [first, combine_variant(arch, shape, joined=plan.is_joined(shape))]
+    whole = plan.is_whole(shape, paths=paths, words=words)
+    first = attention_variant(
+        arch, shape, case["tokens"], plan, words=words, paths=paths, windowed=windowed, whole=whole
+    )
+    return [first] if whole else [first, combine_variant(arch, shape, joined=plan.is_joined(shape))]
 
 
 _KINDS = ((128, 32), (64, 64))  # head size, query heads; 8 key heads

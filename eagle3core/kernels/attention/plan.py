@@ -58,6 +58,10 @@ class Plan:
         """Whether a block joins the splits of whole bundles."""
         return self.run % shape.bundle == 0
 
+    def is_whole(self, shape: Shape, *, paths: bool, words: int) -> bool:
+        """Whether a block walks all splits of its rows, so that it can leave their output as well."""
+        return self.grouped and self.groups == 1 and self.run >= shape.splits and not paths and not words
+
     def row_blocks(self, rows: int) -> int:
         """Blocks that share the rows of a key head."""
         of_warp = TILE_ROWS * (1 if self.grouped else self.tiles)
@@ -89,7 +93,7 @@ def choose_plan(
         plan = with_short_walk(Plan(**setting), shape, keys, paths=paths)
     else:
         plan = ruled_plan(arch, shape, tokens, batch, n_kv_heads, keys, paths=paths, grouped=grouped)
-    return replace(plan, **overrides(shape, plan.row_warps, grouped=plan.grouped))
+    return replace(plan, **overrides(shape, plan.row_warps, grouped=plan.grouped, by_split=plan.by_split))
 
 
 def with_short_walk(plan: Plan, shape: Shape, keys: int, *, paths: bool) -> Plan:

@@ -29,19 +29,22 @@ COMBINE_PARAMETERS = parameters(
     "partial:in tops_sums:in prefix:const sinks:const out:out words:out tokens:i32 newest:i32 x_tiles:i32 scale:f32"
 )
 FP8_COMBINE_PARAMETERS = (*COMBINE_PARAMETERS, *parameters("v_scale:f32"))
-# Of `attention_group`: maps of k and v as rows of the cache, 16 of 128 bytes a box, beside their addresses.
-MAPS_PARAMETERS = parameters("k_map:const v_map:const")
+# Of `attention_group`: maps of k and v as rows of the cache, 16 of 128 bytes a box, beside their addresses; then what a
+# block needs that leaves its rows' output.
+GROUP_PARAMETERS = parameters("k_map:const v_map:const sinks:const out:out ordered:out x_tiles:i32")
 
 
 def attention_variant(
-    arch: str, shape: Shape, tokens: int, plan: Plan, *, words: int = 0, paths: bool = False, windowed: bool = False
-) -> Variant:
+    arch: str, shape: Shape, tokens: int, plan: Plan, *, words: int = 0, paths: bool = False, windowed: bool = False,
+    whole: bool = False,
+) -> Variant:  # fmt: skip
     """The first kernel for `tokens` queries a sequence.
 
     Args:
         words: of a row's mask, 0 if only the T newest have bits.
         paths: rows add their ancestors as plain decoding does; of `attention_rows` alone.
         windowed: keys have a window; with `words` or `paths` a kernel of its own.
+        whole: it leaves the output too (`Plan.is_whole`).
 
     Raises:
         KernelLimit: a plan that `attention_group` or `attention_splits` is not made for.
@@ -93,9 +96,11 @@ def attention_variant(
         _check_grouped(plan)
         if plan.short and not paths and not (windowed and words):  # those with a window have no register left
             order, layout["short"] = f"{order}_short", True
+        if whole:
+            order, layout["whole"] = f"{order}_whole", True
         return Variant(
             name=f"attention_group_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}{_joined(joined)}",
-            make=make_attention_group, constants={**shared, **layout}, parameters=taken + MAPS_PARAMETERS,
+            make=make_attention_group, constants={**shared, **layout}, parameters=taken + GROUP_PARAMETERS,
             threads=32 * (plan.row_warps * plan.groups + FETCHING_WARPS),
             shared_bytes=group_shared_bytes(shape, plan.row_warps, plan.groups, plan.units, plan.stages, tail),
             dependent=overlaps(arch), rounds_itself=True,

@@ -9,13 +9,14 @@ import torch
 from early_reads import early_reads_of_new_keys
 from planted_sources import rebuilt
 
-from eagle3core.errors import KernelLimit
+from eagle3core.errors import ConfigError, KernelLimit
 from eagle3core.kernels import proof
 from eagle3core.kernels.attention import totals as attention_totals
 from eagle3core.kernels.attention import variant as attention_variants
 from eagle3core.kernels.attention.card import CARD
 from eagle3core.kernels.attention.layout import Shape
-from eagle3core.kernels.attention.plan import Plan
+from eagle3core.kernels.attention.overrides import KV_TILE, MAX_TILES, SPLITS_PER_CTA, overrides
+from eagle3core.kernels.attention.plan import Plan, order_of
 from eagle3core.kernels.attention.variant import attention_variant
 from eagle3core.kernels.attention.warp import fetch as attention_fetch
 from eagle3core.kernels.attention.warp import split as attention_split
@@ -167,19 +168,48 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
     assert faults(case) if case else early_reads(), bug
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("keys", [500, 1100, 5000])
+def test_many_sessions_have_the_bits_of_streams_on_the_gpu(keys: int, tokens: int, stages: int, gpu: Any) -> None:
+    device, arch, execute = gpu
+    prefix = (*(keys - 37 * i for i in range(12)), -1, 0)
+    case = {**FEW, "heads": 32, "kv_heads": 8, "prefix": prefix, "tokens": tokens, "tree": "chain"}
+    case["order"] = order_of(arch, 8, 128)
+    inputs = CARD.example(case, proof.generator(tokens, device), device)
+    usual = proof.run(CARD, arch, case, inputs, execute, STREAMS)["out"]
+    for _ in range(3):  # who waits for whom changes from run to run
+        ours = proof.run(CARD, arch, case, inputs, execute, {**SPLITS, "stages": stages})["out"]
+        assert proof.differing(ours, usual) == 0
+
+
 @pytest.mark.reference
 @pytest.mark.parametrize(
-    ("plan", "tokens", "fp8"),
+    ("plan", "tokens"),
     [
-        (Plan(0, 2, 4, by_split=True), 5, False),  # 20 rows
-        (Plan(0, 2, 8, by_split=True), 1, False),
-        (Plan(0, 2, 4, units=2, by_split=True), 1, False),
-        (Plan(0, 1, 4, by_split=True), 1, False),
-        (Plan(2, 3, 4, by_split=True), 1, False),
+        (Plan(0, 2, 4, by_split=True), 5),  # 20 rows
+        (Plan(0, 2, 8, by_split=True), 1),
+        (Plan(0, 2, 4, units=2, by_split=True), 1),
+        (Plan(0, 1, 4, by_split=True), 1),
+        (Plan(2, 3, 4, by_split=True), 1),
     ],
     ids=["rows", "run", "units", "stages", "row_warps"],
 )
-def test_a_plan_that_it_is_not_made_for_is_refused(plan: Plan, tokens: int, fp8: bool) -> None:
+def test_a_plan_that_it_is_not_made_for_is_refused(plan: Plan, tokens: int) -> None:
     with pytest.raises(KernelLimit, match="attention_splits with") as refused:
         attention_variant("sm_90a", Shape("bf16", 128, 4, 16, 4), tokens, plan)
     assert "by_split=False" in refused.value.remedy
+
+
+@pytest.mark.reference
+def test_the_environment_changes_its_ring_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = Shape("bf16", 128, 4, 16, 4)
+    monkeypatch.setenv(MAX_TILES, "3")
+    assert overrides(shape, 0, by_split=True) == {"stages": 3}
+    for variable, value, allowed in ((KV_TILE, "32", "[16]"), (SPLITS_PER_CTA, "8", "[4]")):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, value)
+            with pytest.raises(ConfigError) as refused:
+                overrides(shape, 0, by_split=True)
+            assert allowed in refused.value.allowed
