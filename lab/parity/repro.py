@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -79,7 +78,7 @@ class RunAgain:
 
     pair: PairUnderTest
     prompts: Sequence[Sequence[int]]
-    how: Mapping[str, Any]
+    how: Mapping[str, int]
 
 
 @dataclass(frozen=True)
