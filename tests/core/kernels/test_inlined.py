@@ -133,16 +133,17 @@ def test_a_function_that_is_called_with_several_numbers_is_compiled_once_and_eac
 
 
 @pytest.mark.slow
-def test_the_kernel_that_takes_longest_compiles_each_function_once_for_its_types() -> None:
+@pytest.mark.parametrize(("keys", "most"), [(32768, 59), (1024, 60)], ids=["long sessions", "short ones, two walks"])
+def test_the_kernel_that_takes_longest_compiles_each_function_once_for_its_types(keys: int, most: int) -> None:
     """A start with no kernels stored waits at least as long as its longest one takes."""
-    wanted = "attention_group_bf16_128_4_16x4_s4_short_8x1_u4_joined"  # of 8B's prompts, with both walks
-    card = registry()["attention"]
-    [variant] = [each for each in card.slow_variants("sm_90a") if each.name == wanted]
+    prompts = {"dtype": "bf16", "dim": 128, "heads": 32, "kv_heads": 8, "batch": 4, "kv": keys, "tokens": 64}  # of 8B
+    variant, _ = registry()["attention"].variants_of("sm_90a", prompts, run=4)
+    assert variant.name == f"attention_group_bf16_128_4_16x4_s4{'_short' if keys < 8192 else ''}_8x1_u4_joined"
     compile_module._library.cache_clear()
     inlined_module._COMPILED.clear()
     compile_variant(variant, "sm_90a")
     functions = [function for function, _ in inlined_module._COMPILED]
-    assert len(functions) == len(set(functions)) > 40, "whatever numbers they are called with"
+    assert len(functions) == len(set(functions)) <= most, "whatever numbers they are called with"
 
 
 def test_the_bytes_of_a_kernel_do_not_tell_what_was_compiled_before_it() -> None:

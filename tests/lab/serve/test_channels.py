@@ -150,7 +150,7 @@ def test_log_probabilities_and_usage_count_marks_too(given: Any) -> None:
     events = [event["choices"][0]["logprobs"] for event in events_of(stream.text)]
     pieces = list(itertools.chain.from_iterable(one["content"] for one in events if one))
     assert [one["token"] for one in told] == GOOD
-    # On a CPU the last bits of a sum depend on how many sequences share a step, which two clients leave to chance.
+    # On a CPU a sum's last bits depend on which sequences share a step and when they joined: two clients leave it open.
     chances = pytest.approx([one.pop("logprob") for one in told], abs=1e-9)
     assert [one.pop("logprob") for one in pieces] == chances
     assert pieces == told
