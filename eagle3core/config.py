@@ -51,6 +51,8 @@ class EngineConfig:
         on_draft_failure: "raise", or "baseline" to decode without the draft and say why in `Engine.speculation`.
         enable_metrics: keep per-request counters (`Response.req_metrics`).
         collect_draft_ranks: also keep, per verified position, the draft's rank of the target's token.
+        collect_last_states: also make the last layer's output for every token of a prompt, which decoding has no use
+            for; for whoever records stages.
         acceptance_log: file to which every step appends a JSON line for each request (docs/metrics.md); None: none.
         max_tokens_per_step: tokens that a step sends to the target over all sequences, each one's root and what fills a
             program up among them; None: no limit. Chains become shorter as more requests run, and a tree, which is
@@ -74,6 +76,7 @@ class EngineConfig:
     on_draft_failure: Literal["raise", "baseline"] = "raise"
     enable_metrics: bool = True
     collect_draft_ranks: bool = False
+    collect_last_states: bool = False
     acceptance_log: str | PathLike[str] | None = None
     max_tokens_per_step: int | None = None
 
@@ -192,7 +195,7 @@ def validate_engine_config(config: EngineConfig) -> None:
     require_choice("cache_dtype", config.cache_dtype, get_args(CacheDtype))
     require_choice("target_weights", config.target_weights, get_args(TargetFormat))
     require_choice("device", config.device, ("auto", "cpu", "cuda"))
-    for name in ("enable_metrics", "collect_draft_ranks", "prefix_cache"):
+    for name in ("enable_metrics", "collect_draft_ranks", "collect_last_states", "prefix_cache"):
         require_flag(name, getattr(config, name))
     if not (
         config.acceptance_log is None or (isinstance(config.acceptance_log, str | PathLike) and config.acceptance_log)

@@ -42,18 +42,20 @@ NEUTRAL: dict[str, frozenset[str]] = {
             "held", "resident",
         }
     ),
-    "attention": frozenset({"row_warps", "groups", "units", "stages", "run", "grouped"}),
+    "attention": frozenset({"row_warps", "groups", "units", "stages", "run", "grouped", "by_split"}),
 }  # fmt: skip
 BEFORE: dict[str, Setting] = {
     "gemm": {"cluster": 1, "held": False, "resident": 0},
-    "attention": {"grouped": False},
+    "attention": {"grouped": False, "by_split": False},
 }  # what older files do not name, and what it was
 ORDER: dict[str, frozenset[str]] = {
     "gemm": frozenset({"streams", "unit"}),
     "attention": frozenset({"key unit", "splits", "streams", "bundle"}),
 }
 SOURCE = ("rows", "baked_us", "best_us", "default_us")  # what every entry says of its origin
-LONG_KEYS = 8192  # keys of a session from which on attention counts as long (docs/requirements.md R-111)
+# Keys of a session from which on attention is another regime (docs/requirements.md R-111): from the first on a stream
+# has several units; sessions of 2,048 tokens, with what is in flight, are below it. The second counts as long.
+MIDDLE_KEYS, LONG_KEYS = 3072, 8192
 
 
 class GemmKey(NamedTuple):
@@ -75,7 +77,8 @@ class GemmKey(NamedTuple):
 class AttentionKey(NamedTuple):
     """What a plan is tuned for: a head's work, the order of its sums, and the regime.
 
-    `rows` is tokens times heads of a group, up to the regime's largest; `keys` is 0, or `LONG_KEYS` and more.
+    `rows` is tokens times heads of a group, up to the regime's largest; `keys` the fewest of the regime, 0,
+    `MIDDLE_KEYS` or `LONG_KEYS`.
     """
 
     dtype: str
@@ -113,7 +116,7 @@ def attention_rows_regime(rows: int) -> int:
 
 def keys_regime(keys: int) -> int:
     """The fewest keys of the regime of sessions of up to `keys` tokens."""
-    return LONG_KEYS if keys >= LONG_KEYS else 0
+    return next((least for least in (LONG_KEYS, MIDDLE_KEYS) if keys >= least), 0)
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,7 @@ def device_sizes(config: EngineConfig, *, drafts: bool, n_blocks: int | None = N
         span=SPAN if config.prefill_chunk % SPAN == 0 else config.prefill_chunk,
         block=config.block_size,
         keeps_ranks=config.keeps_ranks and drafts,
+        last_states=config.collect_last_states,
         pool=n_blocks,
         acceptance=spec.acceptance if spec else None,
         n_kept=STEPS_KEPT if spec is not None and config.varies_depth else 0,

@@ -51,7 +51,7 @@ def debug_variables() -> list[str]:
 def debug_settings(config: EngineConfig, trace: Trace | None = None) -> list[str]:
     """Settings that make a step log or copy, by name."""
     spec = config.speculative_config
-    found = ["collect_draft_ranks"] if config.collect_draft_ranks else []
+    found = [name for name in ("collect_draft_ranks", "collect_last_states") if getattr(config, name)]
     found += ["acceptance_log"] if config.acceptance_log is not None else []
     found += [name for name in ("eagle_debug", "eagle_metrics_debug") if spec is not None and getattr(spec, name)]
     return [*found, *(["a recording trace"] if isinstance(trace, RecordingTrace) else [])]

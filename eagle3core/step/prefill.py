@@ -2,8 +2,10 @@
 
 A pass has spans, each of one prompt, so that short prompts are read side by side and a long one in chunks. A span's
 bits depend only on its tokens and its prefix, and its rows are summed in the same order as a step's, so a prompt gives
-the same keys however it is read, beside whatever. Of the draft, which has one layer, a prompt needs keys and values
-only, and those after its first token: so the draft reads last, while the token is on its way to the host.
+the same keys however it is read, beside whatever. Of the target's last layer a prompt needs keys and values only, but
+for its last token: unless a draft reads that layer's output, the program of the ends makes the rest of it. Of the
+draft, which has one layer, it needs keys and values only, and those after its first token: so the draft reads last,
+while the token is on its way to the host.
 Source: house rule of fixed-size chunks; EAGLE-3, arXiv 2503.01840, section 3.
 """
 
@@ -24,9 +26,18 @@ from eagle3core.step.buffers import rows_of
 from eagle3core.step.draw import draw, keep_known
 from eagle3core.step.heads import DraftPass, draft_keys, fuse_taps
 from eagle3core.step.outcome import KeptLogprobs, keep_logprobs
-from eagle3core.step.passes import DRAFT, Emitter, Rows, TargetPass, target_stages
+from eagle3core.step.passes import (
+    DRAFT,
+    TREE,
+    Emitter,
+    LayerInput,
+    Rows,
+    TargetPass,
+    rest_of_last_layer,
+    target_stages,
+)
 from eagle3core.step.program import Program, Stage, Tap, after_all
-from eagle3core.step.results import given_pass
+from eagle3core.step.results import GivenPass, given_pass
 from eagle3core.step.sizes import ChunkShape
 from eagle3core.step.state import DeviceState
 from eagle3core.weights.packed import Drafter, PackedDraft, PackedTarget
@@ -36,10 +47,10 @@ def chunk_program(emit: Emitter, target: PackedTarget, state: DeviceState, shape
     """Read the spans of `state.given`, a pass of `shape`, into their slots."""
     given, chunk = given_pass(state.given, state.sizes.n_ends, shape), _first_rows(state.chunk, shape)
     opening = OPEN_CHUNK.call(emit.arch, given.spans, given.tokens, state.tables, chunk, state.sizes.block)
-    stages = [Stage("tree.masks", tuple(after_all([opening])), ("EAGLE_TREE_MASKS",))]
-    over = TargetPass(target, state.act, chunk.tokens, rows_of(state.step.ids, shape.rows), state.k, state.v,
-                      _captured(state, shape))  # fmt: skip
-    return (*stages, *target_stages(emit, over, _rows(chunk, shape), "", first_waits=True))
+    stages = [Stage("tree.masks", tuple(after_all([opening])), TREE)]
+    over = _target_pass(target, state, chunk)
+    rows, alone = _rows(chunk, shape), _are_ends_alone(target, state)
+    return (*stages, *target_stages(emit, over, rows, "", first_waits=True, ends_with_keys=alone))
 
 
 def draft_chunk_program(emit: Emitter, draft: Drafter | None, state: DeviceState, shape: ChunkShape) -> Program:
@@ -48,14 +59,15 @@ def draft_chunk_program(emit: Emitter, draft: Drafter | None, state: DeviceState
     if isinstance(draft, PackedTarget) and state.small is not None:
         small = state.small  # reads the same tokens into its own cache, at the same places
         over = TargetPass(draft, small.act, chunk.tokens, rows_of(small.ids, n), small.k, small.v, ())
-        return tuple(target_stages(emit, over, _rows(chunk, shape), "", first_waits=True, role="draft"))
+        rows = _rows(chunk, shape)
+        return tuple(target_stages(emit, over, rows, "", first_waits=True, role="draft", ends_with_keys=True))
     if not isinstance(draft, PackedDraft) or state.draft is None:
         return ()
     own = state.draft
     taps, hidden, x = (rows_of(t, n, t.shape[1]) for t in (own.taps, own.hidden, own.x))
     every = torch.arange(n, dtype=torch.int32, device=taps.device)
     reading = DraftPass(draft, own.act, hidden, chunk.entry_tokens, x, own.out, own.k, own.v)
-    fuse = after_all(fuse_taps(emit, reading, own, _captured(state, shape), every, taps))
+    fuse = after_all(fuse_taps(emit, reading, own, _captured(state, n), every, taps))
     fused = Stage("draft.fc", tuple(fuse), DRAFT, {"draft.taps": Tap(taps, chunk.entry_slots)})
     entries = replace(_rows(chunk, shape), slots=chunk.entry_slots, keys_are_old=True)
     return (fused, draft_keys(emit, reading, entries, "", first_waits=False))
@@ -69,9 +81,21 @@ def _rows(chunk: ChunkRows, shape: ChunkShape) -> Rows:
     return Rows(chunk.positions, chunk.slots, chunk.prefix, chunk.tables, masks, keys_are_old=False)
 
 
-def _captured(state: DeviceState, shape: ChunkShape) -> tuple[Tensor, ...]:
-    """What a pass of `shape` captures for the draft."""
-    return tuple(rows_of(rows, shape.rows, rows.shape[1]) for rows in state.chunk_captured)
+def _are_ends_alone(target: PackedTarget, state: DeviceState) -> bool:
+    """Whether a pass makes keys and values alone of the target's last layer, and the ends of prompts the rest."""
+    return not state.sizes.last_states and not (state.chunk_captured and len(target.layers) in target.taps)
+
+
+def _target_pass(target: PackedTarget, state: DeviceState, rows: ChunkRows) -> TargetPass:
+    """The target over the rows of a pass over prompts, or over those that end in it."""
+    n = len(rows.tokens)
+    ids = rows_of(state.step.ids, n)
+    return TargetPass(target, state.act, rows.tokens, ids, state.k, state.v, _captured(state, n))
+
+
+def _captured(state: DeviceState, n: int) -> tuple[Tensor, ...]:
+    """What a pass over `n` rows captures for the draft."""
+    return tuple(rows_of(rows, n, rows.shape[1]) for rows in state.chunk_captured)
 
 
 def _first_rows(chunk: ChunkRows, shape: ChunkShape) -> ChunkRows:
@@ -91,15 +115,12 @@ def finish_program(
 ) -> Program:
     """Sample the first tokens from the last rows of the prompts that ended in the pass just made, and let their slots
     run; `draws`, `logprobs`: as in `step_program`."""
-    n, sizes, act = state.sizes.n_ends, state.sizes, state.act
+    n, sizes = state.sizes.n_ends, state.sizes
     given = given_pass(state.given, n, ChunkShape(sizes.n_spans, sizes.span))
     slots, n_prompt, last_rows, seed_rows = (
         given.requests[REQUEST.index(name)] for name in ("slot", "n_prompt", "last_row", "seed_row")
     )
-    scaled, sums = (rows_of(t, sizes.chunk, t.shape[1]) for t in (act.scaled, act.sums))
-    last = TAKE_ROWS.call(emit.arch, (scaled, sums), last_rows, (state.last_scaled, state.last_sums))
-    head = after_all([last])
-    head += emit.head(target.head, state.last_scaled, state.last_sums, state.head, target.geometry.block)
+    layer, head = _of_last_rows(emit, target, state, given)
     logits = rows_of(state.head.logits, n, state.head.logits.shape[1])
     choose = emit.choose(state.head, n, state.first)
     if draws:
@@ -107,6 +128,7 @@ def finish_program(
         if sizes.draws_drafts:
             choose.append(keep_known(state.draws, slots, state.first))
     stages = [
+        *layer,
         Stage("target.head", tuple(head), ("BASE_DECODE_STEP",), {"target.head": Tap(logits, slots)}),
         Stage("accept", tuple(choose), ("EAGLE_ACCEPT",)),
     ]
@@ -120,3 +142,26 @@ def finish_program(
         first = state.first.view(n, 1)
         seed.append(keep_logprobs(logits, first, torch.zeros_like(first), state.turn, logprobs))
     return (*stages, Stage("commit", tuple(seed), ("EAGLE_TAIL_COMMIT",)))
+
+
+def _of_last_rows(
+    emit: Emitter, target: PackedTarget, state: DeviceState, given: GivenPass
+) -> tuple[list[Stage], list[Call]]:
+    """What is left of the last layer for the rows that end, and the calls that make their logits."""
+    sizes, n, block, alone = state.sizes, state.sizes.n_ends, target.geometry.block, _are_ends_alone(target, state)
+    found = _target_pass(target, state, state.chunk).input_of(len(target.layers) - int(alone), sizes.chunk)
+    last = LayerInput(state.last_stream, state.last_scaled, state.last_sums)
+    last_rows = given.requests[REQUEST.index("last_row")]
+    take = TAKE_ROWS.call(
+        emit.arch, (found.stream, found.scaled, found.sums), last_rows, (last.stream, last.scaled, last.sums)
+    )
+    first = after_all([take])
+    if not alone:
+        return [], first + emit.head(target.head, last.scaled, last.sums, state.head, block)
+    opening = OPEN_CHUNK.call(emit.arch, given.last_spans, given.last_tokens, state.tables, state.last, sizes.block)
+    opened = Stage("tree.masks", tuple(after_all([opening])), TREE)
+    over, rows = _target_pass(target, state, state.last), _rows(state.last, ChunkShape(n, 1))
+    left = over.input_of(len(target.layers), n)
+    ordered = emit.left_for(target.head, target.layers[-1], n)
+    head = emit.head(target.head, left.scaled, left.sums, state.head, block, ordered=ordered)
+    return [opened, *rest_of_last_layer(emit, over, rows, last, first)], head

@@ -182,28 +182,33 @@ class Staging:
 
 
 class GivenPass(NamedTuple):
-    """What a pass over prompts is told, int32, one behind the other in one tensor; the first two have fixed places.
+    """What a pass over prompts is told, int32, one behind the other in one tensor; all but the last two have fixed
+    places.
 
     Attributes:
         requests: `[N_REQUEST, E]` whose prompts end in it. ends: `[E, MOST_ENDS]` theirs.
+        last_spans: `[N_SPAN, E]`, last_tokens: `[E, 2]`: the last token of each as a span of its own.
         spans: `[N_SPAN, n]`. tokens: `[n, T + 1]` of each span, and the one that follows; -1 where there is none.
     """
 
     requests: Tensor
     ends: Tensor
+    last_spans: Tensor
+    last_tokens: Tensor
     spans: Tensor
     tokens: Tensor
 
 
 def given_numbers(sizes: DeviceSizes) -> int:
     """Numbers of the largest pass of any shape."""
-    return sizes.n_ends * (N_REQUEST + MOST_ENDS) + sizes.n_spans * (N_SPAN + 1) + sizes.chunk
+    return sizes.n_ends * (N_REQUEST + MOST_ENDS + N_SPAN + 2) + sizes.n_spans * (N_SPAN + 1) + sizes.chunk
 
 
 def given_pass(numbers: Tensor, n_ends: int, shape: ChunkShape) -> GivenPass:
     """The tables of a pass of a shape."""
     tables, at = [], 0
-    for size in ((N_REQUEST, n_ends), (n_ends, MOST_ENDS), (N_SPAN, shape.spans), (shape.spans, shape.tokens + 1)):
+    of_ends = ((N_REQUEST, n_ends), (n_ends, MOST_ENDS), (N_SPAN, n_ends), (n_ends, 2))
+    for size in (*of_ends, (N_SPAN, shape.spans), (shape.spans, shape.tokens + 1)):
         tables.append(rows_of(numbers[at:], *size))
         at += size[0] * size[1]
     return GivenPass(*tables)
@@ -228,7 +233,7 @@ class GivenPrompts:
     def write(self, parts: Sequence[Part], shape: ChunkShape) -> None:
         """The spans of `parts`, in a pass of `shape` that holds them, and the requests whose prompts end."""
         self._flat[:] = self._none
-        requests, ends, spans, tokens = self._tables[shape]  # each row by row
+        requests, ends, last_spans, last_tokens, spans, tokens = self._tables[shape]  # each row by row
         width, row, n_ended = shape.tokens + 1, 0, 0
         for reading, n in parts:
             slot, request, last = reading.slot, reading.request, reading.n_read + n
@@ -243,5 +248,7 @@ class GivenPrompts:
                 requests[n_ended :: self._n_ends] = array("i", asked)
                 own = array("i", request.ends[:MOST_ENDS])
                 ends[n_ended * MOST_ENDS : n_ended * MOST_ENDS + len(own)] = own
+                last_spans[n_ended :: self._n_ends] = array("i", (slot, last - 1, request.id))
+                last_tokens[2 * n_ended] = request.numbers[last - 1]
                 n_ended += 1
         self._copy(self._numbers, self._flat)

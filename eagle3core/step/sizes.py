@@ -60,6 +60,7 @@ class DeviceSizes:
         chunk, span: rows of the largest pass over prompts, and those of one of its spans.
         block: tokens of a cache block.
         keeps_ranks: the draft's rank of the target's token is kept at every level of a chain.
+        last_states: the last layer's output is made for every token of a prompt, not for those alone that are read.
         pool: blocks of the cache, which slots share; None: as many as all slots' longest sessions take.
         acceptance: the rule by which drafts are accepted; None: where they are the target's own choice.
         n_kept: places of a slot for states of steps without drafts, a power of two, so that such steps may be mixed
@@ -76,6 +77,7 @@ class DeviceSizes:
     span: int = SPAN
     block: int = 64
     keeps_ranks: bool = False
+    last_states: bool = False
     pool: int | None = None
     acceptance: AcceptanceRule | None = None
     n_kept: int = 0

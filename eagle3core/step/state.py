@@ -91,7 +91,8 @@ class DeviceState:
         given: what a pass over prompts works on, `results.given_pass`. chunk: its rows.
         first: `[n_ends]` first tokens.
         turn: `[1]` newest of `results: [RESULT_BLOCKS, S, W]`, for kernels in the host's memory: see `ResultQueue`.
-        last_scaled, last_sums: what the head reads of prompts' last rows.
+        last_stream, last_scaled, last_sums: of prompts' last rows, what their last layer, or the head, reads; last:
+            where those rows sit.
         tree: of a step whose tree the draft grows, else None.
         ranks: `[RESULT_BLOCKS, S, depth]` beside `results`, where they are kept (`step.ranks`); of a grown tree the
             parents of its nodes, `[RESULT_BLOCKS, S, N]`.
@@ -119,6 +120,8 @@ class DeviceState:
     first: Tensor
     turn: Tensor
     results: Tensor
+    last: ChunkRows
+    last_stream: Tensor
     last_scaled: Tensor
     last_sums: Tensor
     ranks: Tensor | None
@@ -202,6 +205,8 @@ def new_device_state(
         first=integers(sizes.n_ends),
         turn=integers(1),
         results=_result_blocks(arch, (RESULT_BLOCKS, slots, result_width(sizes.path_len, sizes.nodes)), device),
+        last=new_chunk_rows(sizes.n_ends, sizes.n_ends, sizes.entries, device),
+        last_stream=rows(sizes.n_ends, hidden),
         last_scaled=rows(sizes.n_ends, hidden),
         last_sums=torch.zeros(sizes.n_ends, act.sums.shape[1], dtype=act.sums.dtype, device=device),
         ranks=integers(RESULT_BLOCKS, slots, sizes.nodes if sizes.grown else sizes.path_len - 1)

@@ -96,7 +96,8 @@ class Owners:
     def __init__(self, program: Program, state: DeviceState) -> None:
         self.state, self.batch = state, batch_of(program)
         self.slots, self.ids = _named_by(program)
-        self.opens = any(call.op == "open_chunk" for call in calls_of(program))
+        ops = {call.op for call in calls_of(program)}
+        self.opens = "open_chunk" in ops and "admit" not in ops  # the end of prompts opens their last rows
         self.goes_on = not self.batch and not len(self.slots)
 
     def read(self) -> list[int]:

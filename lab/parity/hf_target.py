@@ -172,8 +172,9 @@ class TargetReference:
         """Keep a router's logits and choice; where `chosen` says otherwise for a row, its experts have that row."""
         logits, shares, indices = output
         if layer in self.chosen:
-            taken = self.chosen[layer].to(indices.device).long()
-            is_other = (indices.sort(dim=1).values != taken).any(dim=1)
+            taken, own = self.chosen[layer].to(indices.device).long(), indices.sort(dim=1).values
+            taken = torch.cat([own[: len(own) - len(taken)], taken])
+            is_other = (own != taken).any(dim=1)
             forced = shares_of(logits, taken, getattr(router, "norm_topk_prob", True))
             indices, shares = indices.clone(), shares.clone()
             indices[is_other], shares[is_other] = taken[is_other], forced[is_other].to(shares.dtype)
@@ -191,8 +192,8 @@ class TargetReference:
             tokens: a sequence, then (optionally) the nodes of a tree that hangs on its end.
             parents: parent of each of those nodes among them, -1 for the root.
             after: how many tokens of the call before these follow, whose keys and values are used again; 0 begins anew.
-            chosen: `[len(tokens), k]` the experts of each token, ascending, by layer: so that one near-tie of a router
-                is not mistaken for a fault of all that follows. A layer that is left out chooses itself.
+            chosen: `[n, k]` the experts of the last n tokens, ascending, by layer: so that one near-tie of a router
+                is not mistaken for a fault of all that follows. Tokens and layers that are left out choose themselves.
 
         Returns:
             "embed", "<i>.attn", "<i>.mlp" for each layer, with experts also "<i>.router" (logits) and "<i>.experts"

@@ -109,6 +109,7 @@ class PairUnderTest:
         max_batch_size: int = 1,
         prefill_chunk: int = DEFAULT_CHUNK,
         collect_draft_ranks: bool = False,
+        collect_last_states: bool = False,
     ) -> Engine:
         """An engine that drafts `k` tokens a step (0: none) for sequences of at most `n_tokens`."""
         speculative = None
@@ -132,6 +133,7 @@ class PairUnderTest:
             prefill_share=1.0,  # a closed batch waits for nothing; and rows measured before prompts could wait go on
             speculative_config=speculative,
             collect_draft_ranks=collect_draft_ranks,
+            collect_last_states=collect_last_states,
         )
         engine = Engine.from_pretrained(self.target, config)
         return faults.plant(engine, self.fault) if self.fault else engine
@@ -145,10 +147,12 @@ def record(
     steps: int,
     slots: int = SLOTS,
     prefill_chunk: int = CHUNK,
+    last_states: bool = False,
 ) -> list[Recording]:
     """Prefill and the first `steps` speculative steps of each prompt, `slots` prompts at a time.
 
-    With more prompts than slots, a slot is filled again when its request ends.
+    With more prompts than slots, a slot is filled again when its request ends. `last_states`: the target's last layer
+    has every token of a prompt, and not the last one alone, as where nobody asks.
 
     Raises:
         ExperimentError: no prompt, or one shorter than two tokens (it has no draft prefill to compare).
@@ -156,7 +160,10 @@ def record(
     check_prompts(prompts)
     longest = max(len(prompt) for prompt in prompts)
     n_tokens = longest + _n_new(k, steps) + k + 1
-    engine = pair.engine(k, n_tokens=n_tokens, max_batch_size=min(slots, len(prompts)), prefill_chunk=prefill_chunk)
+    engine = pair.engine(
+        k, n_tokens=n_tokens, max_batch_size=min(slots, len(prompts)), prefill_chunk=prefill_chunk,
+        collect_last_states=last_states,
+    )  # fmt: skip
     return record_from(engine, prompts, k=k, steps=steps)
 
 

@@ -165,6 +165,9 @@ class _Walk:
             name = f"{at}/target.{stage}"
             if name in self.out.tensors:  # a choice, which was looked at before the pass: it has its place here
                 self.out.tensors[name] = self.out.tensors.pop(name)
+            elif stage in stages and self._has_ends_alone(name):
+                self._put(name, stages[stage][-1:])
+                self._put_unrecorded(name, stages[stage])
             elif stage in stages:
                 self._put(name, stages[stage][rows])
         self._put(f"{at}/target.taps", taps)
@@ -172,6 +175,13 @@ class _Walk:
             self._put(f"{at}/target.{stage}", stages[stage][head or rows])
             self._put_unrecorded(f"{at}/target.{stage}", stages[stage])
         return taps
+
+    def _has_ends_alone(self, name: str) -> bool:
+        """Whether a stage of a prompt's last layer was recorded of its last token alone, as programs have it unless a
+        draft, or whoever recorded, asks for all."""
+        last = self.target.n_layers - 1
+        is_of_last = name.startswith(f"prefill/target.{last}.") and self.target.n_layers not in self.draft.taps
+        return is_of_last and len(self.recording.tensors.get(name, ())) == 1
 
     def _routed(self, at: str) -> dict[int, Tensor]:
         """The experts that the engine chose in a pass, by layer; what it should have chosen is told by its logits."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -78,7 +79,7 @@ class RunAgain:
 
     pair: PairUnderTest
     prompts: Sequence[Sequence[int]]
-    how: Mapping[str, int]
+    how: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
@@ -149,10 +149,12 @@ def run_stage_parity(
         Path(target_dir), Path(draft_dir), dtype, device, *taps, fault=fault or "", norm_output=norm_output,
         target_weights=target_weights,
     )  # fmt: skip
-    ours = record(pair, prompts, k=k, steps=steps, slots=slots, prefill_chunk=prefill_chunk)
+    # Without a file of every token's states, what ships is compared: a prompt's last layer of its last token alone.
+    how: dict[str, Any] = {"k": k, "steps": steps, "slots": slots, "prefill_chunk": prefill_chunk,
+                           "last_states": reference is not None}  # fmt: skip
+    ours = record(pair, prompts, **how)
     recorded = read_taps(reference, prompts, k=k, steps=steps) if reference else None
     report = report_of(pair, ours, prompts, recorded, stages=stages)
-    how = {"k": k, "steps": steps, "slots": slots, "prefill_chunk": prefill_chunk}
     return replace(report, again=RunAgain(pair, prompts, how))
 
 

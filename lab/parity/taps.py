@@ -56,7 +56,7 @@ def write_taps(
     if path.suffix != ".safetensors":
         raise ExperimentError(f"out is {path.name!r}", "a name ending in .safetensors", "rename the output")
     pair = PairUnderTest(Path(target_dir), Path(draft_dir), dtype, device, capture_layers, capture_convention)
-    recordings = record(pair, prompts, k=k, steps=steps)
+    recordings = record(pair, prompts, k=k, steps=steps, last_states=True)
     tensors = {
         f"prompt{i}/{name}": tensor.contiguous()
         for i, recording in enumerate(recordings)

@@ -33,6 +33,7 @@ from eagle3core.kernels.attention.launcher import (
 from eagle3core.kernels.attention.layout import BUNDLE, UNIT, Shape, shape_over
 from eagle3core.kernels.attention.plan import Plan, choose_plan, order_of
 from eagle3core.kernels.attention.variant import attention_variant, combine_variant
+from eagle3core.kernels.attention.warp.splits import has_splits_kernel
 from eagle3core.kernels.card import SHARED_BYTES, Card, Case, Cost, Launch, Tensors, Variant
 
 
@@ -49,6 +50,9 @@ def _plan(arch: str, case: Case, setting: Mapping[str, Any]) -> Plan:
     plan = choose_plan(arch, shape, *sizes, paths=bool(case.get("paths")))
     if "groups" in setting:
         setting = {**setting, "groups": min(setting["groups"], shape.streams)}
+    if setting.get("by_split"):
+        has_kernel = has_splits_kernel(shape, case["tokens"]) and not case.get("paths")
+        setting = {**setting, "run": shape.bundle} if has_kernel else {}
     return replace(plan, counting=bool(case.get("counting")), **setting)
 
 
@@ -117,12 +121,15 @@ def attention_cost(case: Case) -> Cost:
 
 
 def attention_variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
-    """The two variants that a case launches."""
+    """The variants that a case launches."""
     shape, plan = _shape(arch, case), _plan(arch, case, setting)
     paths = bool(case.get("paths"))
     windowed, words = bool(case.get("window")), further_words_of(case)
-    first = attention_variant(arch, shape, case["tokens"], plan, words=words, paths=paths, windowed=windowed)
-    return [first, combine_variant(arch, shape, joined=plan.is_joined(shape))]
+    whole = plan.is_whole(shape, paths=paths, words=words)
+    first = attention_variant(
+        arch, shape, case["tokens"], plan, words=words, paths=paths, windowed=windowed, whole=whole
+    )
+    return [first] if whole else [first, combine_variant(arch, shape, joined=plan.is_joined(shape))]
 
 
 _KINDS = ((128, 32), (64, 64))  # head size, query heads; 8 key heads
@@ -171,11 +178,15 @@ _TOKENS = (64, 49, 32, 17, 16, 15, 8, 7, 4, 2, 1)
 
 
 def _asked_for(arch: str) -> list[Variant]:
-    """What an engine asks for: any number of tokens, of one sequence or four, chains and trees, both kinds of cache.
+    """What an engine asks for: any number of tokens, of one sequence or four, chains and trees, both kinds of cache;
+    and what a tuned file may name beside that.
 
     Both forms of each: which of them a launch takes depends on its splits a block, hence on batch and processors.
     """
     made: dict[str, Variant] = {}
+    by_split = {"by_split": True, "row_warps": 0, "units": 1, "stages": 2}
+    for dim, tokens in ((128, 4), (128, 2), (64, 2), (64, 1)):  # the most rows of each kernel for few
+        made |= {v.name: v for v in _variants(arch, [("bf16", dim, tokens)], (1,), by_split)}
     for paths, (dim, _), fp8, tokens in product((False, True), _KINDS, (False, True), _TOKENS):
         about = {"paths": paths, "fp8": fp8}
         for run in (1, BUNDLE):
@@ -211,13 +222,25 @@ def attention_slow_variants(arch: str) -> list[Variant]:
     return list({v.name: v for v in made if v.name not in fast}.values())
 
 
+SHORT_RINGS = (3, 2)  # stages of one unit
+
+
 def attention_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
-    """Splits of a block, which need no kernel of their own beside the joined one, and units one at a time."""
+    """Splits of a block, which need no kernel of their own beside the joined one, and units one at a time; where
+    streams have few, also in rings so short that a processor has room for several blocks."""
     plan, shape = _plan(arch, case, {}), _shape(arch, case)
     chosen = {name: getattr(plan, name) for name in tuned.NEUTRAL["attention"]}
-    found = [{**chosen, "run": run} for run in (1, 2, 4, 8, 16) if run <= shape.splits]
+    runs = [run for run in (1, 2, 4, 8, 16) if run <= shape.splits]
+    found = [{**chosen, "run": run} for run in runs]
     if plan.row_warps == 0:
-        found += [{**chosen, "units": 1, "stages": 2 * plan.stages}] if plan.units > shape.least_units else []
+        one_by_one = {**chosen, "units": 1}
+        found += [{**one_by_one, "stages": 2 * plan.stages}] if plan.units > shape.least_units else []
+        is_short = case.get("kv", tuned.MIDDLE_KEYS) < tuned.MIDDLE_KEYS
+        rings = SHORT_RINGS if is_short and shape.least_units == 1 else ()
+        found += [{**one_by_one, "stages": stages, "run": run} for stages in rings for run in runs]
+        if has_splits_kernel(shape, case["tokens"]):
+            split = {**one_by_one, "by_split": True, "run": shape.bundle}
+            found += [{**split, "stages": stages} for stages in rings or (2 * plan.stages, SHORT_RINGS[0])]
     elif not plan.grouped and plan.units > 1 and plan.row_warps // 4 < plan.units:
         found.append({**chosen, "units": plan.units // 2})
     fitting = [one for one in found if attention_variant(arch, shape, case["tokens"], Plan(**one)).shared_bytes
@@ -245,6 +268,7 @@ CARD = Card(
     order={"key unit": UNIT, "splits": 16, "streams": "4, or 8 at head size 64", "bundle": BUNDLE},
     neutral={
         "row_warps": "0, 2, 4, 8 (which kernel, and rows of a block; at 4 and 8 also attention_group's)",
+        "by_split": "attention_splits in place of attention_streams, of up to 16 rows",
         "groups": "1 to streams",
         "units": "1, 2; with row_warps also 4, from a quarter of row_warps",
         "stages": "2 or more; with row_warps 3",
@@ -255,6 +279,7 @@ CARD = Card(
         {},
         {"row_warps": 2, "groups": 2, "units": 1, "stages": 3, "run": 2, "grouped": False},
         {"stages": 3, "run": 2},
+        {"by_split": True, "row_warps": 0, "units": 1, "stages": 2},
     ),
     cases=(
         _tiny(prefix=(93, 14), tree="chain"),

@@ -6,9 +6,11 @@ the keys that earlier passes left lie between the prefix and the T of this pass;
 them. A window lets a query at position p see positions p - window + 1 .. p only; a sink is a learned logit of a head
 that takes part in the denominator only.
 
-Two launches: `attention_streams` (up to 32 rows a key head) or `attention_rows` (more), which leave one sum a split of
-the keys, then `attention_combine`. Both kernels add in the same order (`layout`), so bits do not depend on T,
-on the batch or on how many keys there are. Lengths are read on the device; the grid does not depend on them.
+Two launches: `attention_streams` or `attention_splits` (up to 32 rows a key head), `attention_rows` or
+`attention_group` (more), which leave one sum a split of the keys, then `attention_combine`; where a block of
+`attention_group` has all splits of its rows, it leaves their output and nothing follows. All add in the same order
+(`layout`), so bits do not depend on T, on the batch or on how many keys there are. Lengths are read on the device; the
+grid does not depend on them.
 Keys of earlier steps are read before the kernel before has finished: lengths, tables and cache rows below
 `prefix_lens` are `const` here, so launch with `overlap=False` what follows a kernel that wrote them.
 
@@ -28,7 +30,7 @@ from eagle3core.kernels.attention.layout import BLOCK_SHIFT, EARLIER_BITS, LOG2_
 from eagle3core.kernels.attention.paths import PLACES
 from eagle3core.kernels.attention.plan import Plan, choose_plan, order_of
 from eagle3core.kernels.attention.variant import attention_variant, combine_variant
-from eagle3core.kernels.card import DTYPES, E4M3, PLAIN_TORCH, Launch, Op
+from eagle3core.kernels.card import DTYPES, E4M3, PLAIN_TORCH, Launch, Op, Value
 from eagle3core.kernels.gemm.order.pack import OrderedRows
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 from eagle3core.kernels.tensor_map import tensor_map
@@ -159,7 +161,7 @@ def attention(
     ordered: OrderedRows | None = None,
     scales: tuple[float, float] = (1.0, 1.0),
 ) -> list[Launch]:
-    """The two launches of one layer's attention.
+    """The launches of one layer's attention: two, or one where its blocks have all keys of their rows.
 
     Args:
         q, out: `[B, T, H, D]` bf16 or fp16.
@@ -207,21 +209,31 @@ def attention(
     behind = {"window": window}
     if path_len or has_more:
         behind = {"path_len" if path_len else "earlier": (path_len or earlier) | window << EARLIER_BITS}
+    further_words = words if has_more else 0
+    whole = plan.is_whole(shape, paths=path_len > 0, words=further_words)
     variant = attention_variant(
-        arch, shape, tokens, plan, words=words if has_more else 0, paths=path_len > 0, windowed=window > 0
+        arch, shape, tokens, plan, words=further_words, paths=path_len > 0, windowed=window > 0, whole=whole
     )
-    maps = {"k_map": tensor_map(k_blocks, UNIT), "v_map": tensor_map(v_blocks, UNIT)} if plan.grouped else {}
+    for_map = {"ordered": ordered.words if ordered else None, "x_tiles": ordered.x_tiles if ordered else 1}
+    more: dict[str, Value] = {}
+    if plan.grouped:
+        more = {"k_map": tensor_map(k_blocks, UNIT), "v_map": tensor_map(v_blocks, UNIT), "sinks": None, "out": None}
+        more |= {"ordered": None, "x_tiles": 1}
+    if whole:
+        more |= {"sinks": sinks, "out": out, **for_map}
     first = variant.launch(
         (plan.row_blocks(tokens * shape.group) * -(-splits // plan.run), n_kv_heads, batch),
         q=q, k=k_blocks, v=v_blocks, tables=block_tables, prefix=prefix_lens, masks=masks, positions=positions,
         partial=partial, tops_sums=tops_sums, counters=counters, tokens=tokens, table_width=block_tables.shape[1],
-        run=plan.run, scale=scale, **behind, **maps,
+        run=plan.run, scale=scale, **behind, **more,
     )  # fmt: skip
+    if whole:
+        return [first]
     second = combine_variant(arch, shape, joined=plan.is_joined(shape), ordered=ordered is not None).launch(
         (-(-tokens * shape.group // combine_rows(dim)), n_kv_heads, batch),
         partial=partial, tops_sums=tops_sums, prefix=prefix_lens, sinks=sinks, out=out,
-        words=ordered.words if ordered else None, tokens=tokens, newest=earlier + tokens,
-        x_tiles=ordered.x_tiles if ordered else 1, scale=scale, **of_values,
+        words=for_map["ordered"], tokens=tokens, newest=earlier + tokens, x_tiles=for_map["x_tiles"], scale=scale,
+        **of_values,
     )  # fmt: skip
     return [first, second]
 

@@ -31,8 +31,8 @@ def warpgroups_wanted() -> bool:
     return text != "0"
 
 
-def overrides(shape: Shape, row_warps: int, *, grouped: bool = False) -> dict[str, Any]:
-    """Fields of a plan that the environment sets, for a kernel of `row_warps`; `grouped` as in `Plan`.
+def overrides(shape: Shape, row_warps: int, *, grouped: bool = False, by_split: bool = False) -> dict[str, Any]:
+    """Fields of a plan that the environment sets, for a kernel of `row_warps`; `grouped`, `by_split` as in `Plan`.
 
     Raises:
         ConfigError: a value that the kernel is not made for.
@@ -40,12 +40,16 @@ def overrides(shape: Shape, row_warps: int, *, grouped: bool = False) -> dict[st
     fewest, most = (max(1, row_warps // 4), 256 // shape.dim) if row_warps else (shape.least_units, 2)
     if grouped:
         fewest = most = row_warps // 2  # 64 keys of all rings
+    runs = list(range(1, shape.splits + 1))
+    if by_split:
+        fewest = most = 1
+        runs = [shape.bundle]
     tiles = [UNIT * units for units in (1, 2, 4) if fewest <= units <= most]
     depths = list(range(3 if row_warps and not grouped else 2, 17))
     given: Mapping[str, tuple[str, list[int], Callable[[int], int]]] = {
         KV_TILE: ("units", tiles, lambda value: value // UNIT),
         MAX_TILES: ("stages", depths, int),
-        SPLITS_PER_CTA: ("run", list(range(1, shape.splits + 1)), int),
+        SPLITS_PER_CTA: ("run", runs, int),
     }
     made = {}
     for variable, (name, allowed, convert) in given.items():

@@ -28,7 +28,8 @@ class Plan:
     """Order-neutral choices of one launch.
 
     Attributes:
-        row_warps: 0 for `attention_streams`, else warps of `attention_rows` that own 16 `tiles` rows each.
+        row_warps: 0 for `attention_streams` or `attention_splits`, else warps of `attention_rows` that own 16 `tiles`
+            rows each.
         groups: streams that `attention_rows` walks side by side.
         units: units scored at once; those between two barriers of a group.
         stages: depth of a ring, in sets of `units`.
@@ -36,6 +37,7 @@ class Plan:
         counting: add up the tile counters of R-109.
         tiles: of a warp of `attention_rows`, 1 or 2; a warp of `attention_group` has one.
         grouped: `attention_group` in place of `attention_rows`: warpgroups multiply.
+        by_split: `attention_splits` in place of `attention_streams`: a warp has a split, a block a bundle, its `run`.
         short: `attention_group` takes sets across streams where no stream has a second unit (`warpgroup.across`). Both
             walks in one kernel make the other one slower by up to 4%, so not where sessions may be long; nor over
             trees, which gain by themselves and lose in a step (docs/log.md).
@@ -49,11 +51,16 @@ class Plan:
     counting: bool = False
     tiles: int = TILES
     grouped: bool = False
+    by_split: bool = False
     short: bool = False
 
     def is_joined(self, shape: Shape) -> bool:
         """Whether a block joins the splits of whole bundles."""
         return self.run % shape.bundle == 0
+
+    def is_whole(self, shape: Shape, *, paths: bool, words: int) -> bool:
+        """Whether a block walks all splits of its rows, so that it can leave their output as well."""
+        return self.grouped and self.groups == 1 and self.run >= shape.splits and not paths and not words
 
     def row_blocks(self, rows: int) -> int:
         """Blocks that share the rows of a key head."""
@@ -86,13 +93,13 @@ def choose_plan(
         plan = with_short_walk(Plan(**setting), shape, keys, paths=paths)
     else:
         plan = ruled_plan(arch, shape, tokens, batch, n_kv_heads, keys, paths=paths, grouped=grouped)
-    return replace(plan, **overrides(shape, plan.row_warps, grouped=plan.grouped))
+    return replace(plan, **overrides(shape, plan.row_warps, grouped=plan.grouped, by_split=plan.by_split))
 
 
 def with_short_walk(plan: Plan, shape: Shape, keys: int, *, paths: bool) -> Plan:
     """The plan, with the walk for short sessions where all sessions are, and its kernel is to have one."""
     has_one = plan.grouped and not paths and has_short_walk(shape, plan.groups, plan.units)
-    return replace(plan, short=has_one and tuned.keys_regime(keys) == 0)
+    return replace(plan, short=has_one and keys < tuned.LONG_KEYS)
 
 
 def is_grouped(arch: str, shape: Shape, tokens: int) -> bool:

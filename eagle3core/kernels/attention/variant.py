@@ -11,7 +11,8 @@ from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.paths import tail_units
 from eagle3core.kernels.attention.plan import WARPS, Plan, held_pieces
 from eagle3core.kernels.attention.rows import TILES, make_attention_rows, rows_shared_bytes
-from eagle3core.kernels.attention.streams import make_attention_streams, streams_shared_bytes
+from eagle3core.kernels.attention.warp.splits import has_splits_kernel, make_attention_splits, splits_shared_bytes
+from eagle3core.kernels.attention.warp.streams import make_attention_streams, streams_shared_bytes
 from eagle3core.kernels.attention.warpgroup.group import FETCHING_WARPS, make_attention_group
 from eagle3core.kernels.attention.warpgroup.shared import group_shared_bytes
 from eagle3core.kernels.card import Variant, overlaps, parameters
@@ -28,22 +29,25 @@ COMBINE_PARAMETERS = parameters(
     "partial:in tops_sums:in prefix:const sinks:const out:out words:out tokens:i32 newest:i32 x_tiles:i32 scale:f32"
 )
 FP8_COMBINE_PARAMETERS = (*COMBINE_PARAMETERS, *parameters("v_scale:f32"))
-# Of `attention_group`: maps of k and v as rows of the cache, 16 of 128 bytes a box, beside their addresses.
-MAPS_PARAMETERS = parameters("k_map:const v_map:const")
+# Of `attention_group`: maps of k and v as rows of the cache, 16 of 128 bytes a box, beside their addresses; then what a
+# block needs that leaves its rows' output.
+GROUP_PARAMETERS = parameters("k_map:const v_map:const sinks:const out:out ordered:out x_tiles:i32")
 
 
 def attention_variant(
-    arch: str, shape: Shape, tokens: int, plan: Plan, *, words: int = 0, paths: bool = False, windowed: bool = False
-) -> Variant:
+    arch: str, shape: Shape, tokens: int, plan: Plan, *, words: int = 0, paths: bool = False, windowed: bool = False,
+    whole: bool = False,
+) -> Variant:  # fmt: skip
     """The first kernel for `tokens` queries a sequence.
 
     Args:
         words: of a row's mask, 0 if only the T newest have bits.
         paths: rows add their ancestors as plain decoding does; of `attention_rows` alone.
         windowed: keys have a window; with `words` or `paths` a kernel of its own.
+        whole: it leaves the output too (`Plan.is_whole`).
 
     Raises:
-        KernelLimit: a plan that `attention_group` is not made for.
+        KernelLimit: a plan that `attention_group` or `attention_splits` is not made for.
     """
     order = f"{_shape_name(shape)}_s{plan.stages}"
     order += "_counting" if plan.counting else ""
@@ -60,8 +64,20 @@ def attention_variant(
     taken = PATHS_PARAMETERS if paths else EARLIER_PARAMETERS if words else PARAMETERS
     joined, held = plan.is_joined(shape), held_pieces(arch, shape, plan.tiles)
     assert plan.row_warps or not paths, "warps that walk streams of their own know no paths"
+    tiles, half, units = -(-tokens * shape.group // 16), tokens * shape.group <= 8, plan.units
+    if plan.by_split:
+        _check_by_split(plan, shape, tokens)
+        return Variant(
+            name=f"attention_splits_{order}{'_half' if half else ''}",
+            make=make_attention_splits, constants={**shared, "half": half}, parameters=taken,
+            threads=32 * shape.bundle, shared_bytes=splits_shared_bytes(shape, half, plan.stages),
+            dependent=overlaps(arch), rounds_itself=True,
+            instructions={
+                "HMMA": shape.dim * (3 if half else 4) // 16, "LDSM": 4 * shape.row_pieces,
+                "LDGSTS": 4 * shape.row_pieces,
+            },
+        )  # fmt: skip
     if plan.row_warps == 0:
-        tiles, half, units = -(-tokens * shape.group // 16), tokens * shape.group <= 8, plan.units
         return Variant(
             name=f"attention_streams_{order}_u{units}_t{tiles}{'h' if half else ''}{_joined(joined)}",
             make=make_attention_streams,
@@ -80,9 +96,11 @@ def attention_variant(
         _check_grouped(plan)
         if plan.short and not paths and not (windowed and words):  # those with a window have no register left
             order, layout["short"] = f"{order}_short", True
+        if whole:
+            order, layout["whole"] = f"{order}_whole", True
         return Variant(
             name=f"attention_group_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}{_joined(joined)}",
-            make=make_attention_group, constants={**shared, **layout}, parameters=taken + MAPS_PARAMETERS,
+            make=make_attention_group, constants={**shared, **layout}, parameters=taken + GROUP_PARAMETERS,
             threads=32 * (plan.row_warps * plan.groups + FETCHING_WARPS),
             shared_bytes=group_shared_bytes(shape, plan.row_warps, plan.groups, plan.units, plan.stages, tail),
             dependent=overlaps(arch), rounds_itself=True,
@@ -109,6 +127,22 @@ def attention_variant(
             "LDGSTS": 4 * shape.row_pieces // plan.row_warps,
         },
     )  # fmt: skip
+
+
+def _check_by_split(plan: Plan, shape: Shape, tokens: int) -> None:
+    """Refuse what `attention_splits` is not made for.
+
+    Raises:
+        KernelLimit: see `attention_variant`.
+    """
+    is_made = plan.row_warps == 0 and plan.units == 1 and plan.run == shape.bundle and plan.stages >= 2
+    if not (is_made and has_splits_kernel(shape, tokens)):
+        raise KernelLimit(
+            f"attention_splits with row_warps={plan.row_warps}, units={plan.units}, run={plan.run}, "
+            f"stages={plan.stages} for {tokens * shape.group} rows",
+            f"row_warps 0, one unit, run {shape.bundle}, 2 stages or more, at most 16 rows over a cache of 16 bits",
+            "set by_split=False, or pass no plan",
+        )
 
 
 def _check_grouped(plan: Plan) -> None:

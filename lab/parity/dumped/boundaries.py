@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ from lab.parity.replay import Replay
 from lab.parity.tolerance import PlainErrors, plain_errors
 
 PASS, NORMED = "prefill", "target.norm"
-RECORDED = {"k": 0, "steps": 1}  # how the engine is recorded: its prefill is all that is needed
+# How the engine is recorded: its prefill is all that is needed, and all of that.
+RECORDED: dict[str, Any] = {"k": 0, "steps": 1, "last_states": True}
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class Setting:
         cache_blocks: of a cache that keeps blocks for texts that begin alike; None: room for every session, none kept.
         adaptive: `k` is the most, and each step's depth is chosen anew.
         chunk: rows of the largest pass over prompts, or None for the subject's.
+        last_states: the last layer's output is made for every token of a prompt.
     """
 
     k: int
@@ -66,6 +67,7 @@ class Setting:
     cache_blocks: int | None = None
     adaptive: bool = False
     chunk: int | None = None
+    last_states: bool = False
 
     @property
     def drafts(self) -> str:
@@ -126,8 +128,8 @@ class Subject:
         return EngineConfig(**{
             "session_len": setting.session_len, "max_batch_size": setting.batch, "cache_max_entry_count": 0.95,
             "dtype": str(self.target.dtype).removeprefix("torch."), "device": self.target.device.type,
-            "cache_blocks": setting.cache_blocks, "prefix_cache": setting.cache_blocks is not None, **self.settings,
-            **chunk,
+            "cache_blocks": setting.cache_blocks, "prefix_cache": setting.cache_blocks is not None,
+            "collect_last_states": setting.last_states, **self.settings, **chunk,
         }, speculative_config=spec)  # fmt: skip
 
     def runner(

@@ -121,12 +121,13 @@ def _build(op: Op, options: SweepOptions, out: Path) -> int:
     }  # fmt: skip
     if isinstance(options, FmhaOptions):
         for regime in regimes if options.tile_stats else ():
-            counting = {**regime.cases[0], "counting": True}
-            wanted |= {one.name: one for one in variants_of(op, options.arch, counting, regime.default)}
+            for case in regime.cases:
+                counting = {**case, "counting": True}
+                wanted |= {one.name: one for one in variants_of(op, options.arch, counting, regime.default)}
         for regime in _of_dim(regimes, options.orders_dim) if options.orders else ():
-            for order in options.orders:
-                case = {**regime.cases[0], "order": order}
-                wanted |= {one.name: one for one in variants_of(op, options.arch, case, {})}
+            for case in regime.cases:
+                for order in options.orders:
+                    wanted |= {one.name: one for one in variants_of(op, options.arch, {**case, "order": order}, {})}
     which, of = options.share
     made = cubins.build_cubins(list(wanted.values())[which - 1 :: of], options.arch, out, tell=print)
     tell_summary({"command": f"sweep {NAMES[op]}", "wanted": len(wanted), "built": made})

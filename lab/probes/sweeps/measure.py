@@ -57,13 +57,13 @@ class Sweep:
             if begun > self.deadline:
                 self.tell(f"time is over: {len(regimes) - number + 1} of {len(regimes)} regimes are left")
                 return False
-            if self.is_ab and regime.op == "attention":
-                self.hold_against(regime)
+            for case in regime.cases if self.is_ab and regime.op == "attention" else ():
+                self.hold_against(regime, case)
             for case in regime.cases:
                 self._screen(regime, case)
             self._decide(regime)
-            if self.counts_tiles and regime.op == "attention":
-                self.count_tiles(regime)
+            for case in regime.cases if self.counts_tiles and regime.op == "attention" else ():
+                self.count_tiles(regime, case)
             spent = time.monotonic() - begun
             self.tell(f"{number} of {len(regimes)} {regime.op} {regime.name}: {self._line(regime)}, {spent:.1f} s")
         return True
@@ -120,8 +120,7 @@ class Sweep:
 
     def joint(self, regimes: Sequence[Regime], orders: Sequence[tuple[int, int]]) -> None:
         """Other orders of sums beside the present one, on every regime: such a parameter has one value for all."""
-        for regime in regimes:
-            [case] = regime.cases
+        for regime, case in ((one, case) for one in regimes for case in one.cases):
             cases = [{**case, "order": order} for order in orders]
             cells = [self.cell(regime, JOINT, case, _order(one)) for one in cases]
             if time.monotonic() > self.deadline or not self.writer.missing(cells):
@@ -136,9 +135,8 @@ class Sweep:
                         over_default=timing.median_us / default.median_us, clocks=self.machine.clocks(),
                     )  # fmt: skip
 
-    def hold_against(self, regime: Regime) -> None:
+    def hold_against(self, regime: Regime, case: Case) -> None:
         """The default's numbers beside those of plain attention, one precision up (docs/requirements.md R-112)."""
-        [case] = regime.cases
         cell = self.cell(regime, AGAINST, case, regime.default)
         if self.writer.has(cell):
             return
@@ -149,9 +147,8 @@ class Sweep:
         self.tell(f"[EAGLE3][FMHA_AB] {regime.name} error {found.error:.3g} allowed {found.allowed:.3g}")
         self.writer.write(cell, is_default=True, error=found.error, allowed=found.allowed, passes=bool(found.passes))
 
-    def count_tiles(self, regime: Regime) -> None:
+    def count_tiles(self, regime: Regime, case: Case) -> None:
         """One launch of the default that counts its tiles; they are brought to the host once, after it."""
-        [case] = regime.cases
         cell = self.cell(regime, TILES, case, regime.default)
         if self.writer.has(cell):
             return

@@ -146,16 +146,19 @@ TINY = AttentionGrid({64: (2, 1)}, points=((1, 96),), tokens=(1,), order=(2, 2))
 
 
 def attention_regimes(arch: str, grid: AttentionGrid) -> list[Regime]:
-    """A regime for every shape of the grid."""
-    return [_attention_regime(arch, case) for dim in grid.heads for case in grid.cases(dim)]
+    """The regimes of the grid's shapes; of several a setting has to serve all."""
+    regimes: dict[tuned.AttentionKey, list[Case]] = {}
+    for case in (case for dim in grid.heads for case in grid.cases(dim)):
+        key = plan_key(shape_of(arch, case), case["tokens"], case["batch"], case["kv_heads"], case["kv"])
+        regimes.setdefault(key, []).append(case)
+    return [_attention_regime(arch, key, cases) for key, cases in regimes.items()]
 
 
-def _attention_regime(arch: str, case: Case) -> Regime:
-    shape = shape_of(arch, case)
-    plan = choose_plan(arch, shape, case["tokens"], case["batch"], case["kv_heads"], case["kv"])
+def _attention_regime(arch: str, key: tuned.AttentionKey, cases: Sequence[Case]) -> Regime:
+    most = max(cases, key=lambda case: (case["tokens"], case["kv"]))  # whose kernel, and room, the regime's need
+    plan = choose_plan(arch, shape_of(arch, most), most["tokens"], most["batch"], most["kv_heads"], most["kv"])
     default = {name: value for name, value in asdict(plan).items() if name in tuned.NEUTRAL["attention"]}
-    key = plan_key(shape, case["tokens"], case["batch"], case["kv_heads"], case["kv"])
-    return Regime("attention", key, (case,), settings_beside(default, ATTENTION.sweep(arch, case)))
+    return Regime("attention", key, tuple(cases), settings_beside(default, ATTENTION.sweep(arch, most)))
 
 
 def shape_of(arch: str, case: Case) -> Shape:

@@ -46,8 +46,10 @@ def test_every_product_of_an_engine_has_the_tag_of_its_map(programs: list[Progra
     gate_up, down = of["BASE_FFN_GATE_UP"], of["BASE_FFN_DOWN"]
     assert (gate_up.n, gate_up.k) == (2 * block.intermediate_size, block.hidden_size)
     assert (down.n, down.k) == (block.hidden_size, block.intermediate_size)
-    # Two step programs and four chunks run all layers; three drafts are one pass over the new tokens and two levels.
-    assert found.by_tag()["BASE_QKV"] == (0, 6 * layers)
+    # Two step programs run all layers, four chunks all but what their last one does with q, k and v, and the ends of
+    # prompts that last one. Three drafts are one pass over the new tokens and two levels.
+    assert found.by_tag()["BASE_QKV"] == (0, 6 * layers + 1)
+    assert found.by_tag()["BASE_O"] == found.by_tag()["BASE_FFN_DOWN"] == (0, 2 * layers + 4 * (layers - 1) + 1)
     assert found.by_tag()["EAGLE3_FFN_DOWN"] == (0, 2 * 3)
     assert {product.m for product in found.counts if product.tag == "BASE_O"} >= {4, 8}
 

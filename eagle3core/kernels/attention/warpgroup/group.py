@@ -7,7 +7,8 @@ a ring (`stages`), with two barriers: `full`, which the copied bytes complete, a
 arrive.
 
 Sets lie along streams (`along`) or, in sessions so short that no stream has a second unit, across those of a split
-(`across`). A block without keys ends before anything else, but for trees.
+(`across`). A block that walks all splits of its rows may leave their output as well (`whole`); of the others one that
+has no keys ends before anything else, but for trees.
 
 Every wait is met: fetching and multiplying warps go through the same sets, a stage is waited for once by each and
 arrived at once by each, and turns are passed on whether a stream has units or not.
@@ -29,6 +30,7 @@ from eagle3core.kernels.attention.layout import (
     make_walk,
 )
 from eagle3core.kernels.attention.paths import make_paths
+from eagle3core.kernels.attention.pieces import make_pinned
 from eagle3core.kernels.attention.ring import make_load_tile, make_ring
 from eagle3core.kernels.attention.rows import TILE_ROWS
 from eagle3core.kernels.attention.tile import make_steps
@@ -37,6 +39,7 @@ from eagle3core.kernels.attention.warpgroup.along import make_long_walk
 from eagle3core.kernels.attention.warpgroup.shared import group_offsets
 from eagle3core.kernels.attention.warpgroup.stages import make_fetch_sets
 from eagle3core.kernels.attention.warpgroup.sums import holds_sums, make_split_sums, sums_bytes
+from eagle3core.kernels.attention.warpgroup.whole import make_whole_end
 
 FETCHING_WARPS = 4  # of a block: a warpgroup, which can give registers to the others; one of it fetches for each ring
 MULTIPLYING_WARPS = 8  # at most; with those that fetch a processor has 168 registers for each lane
@@ -49,7 +52,7 @@ _NODES_BARRIER, _ANY_BARRIER, _CLEARED_BARRIER = 1, 2, 4
 
 def make_attention_group(
     isa: Any, *, shape: Shape, row_warps: int, groups: int, units: int, stages: int, joined: bool, counting: bool,
-    overlap: bool, words: int = 0, windowed: bool = False, tail: int = 0, short: bool = False,
+    overlap: bool, words: int = 0, windowed: bool = False, tail: int = 0, short: bool = False, whole: bool = False,
 ) -> Any:  # fmt: skip
     """The kernel; grid (row blocks * blocks of `run` splits, key heads, sequences).
 
@@ -60,6 +63,7 @@ def make_attention_group(
         stages: sets in a ring, at least 2.
         joined, counting, overlap, words, windowed, tail: as in `attention_rows`.
         short: sessions of one unit a stream or fewer have a walk of their own; only where `has_short_walk`.
+        whole: a block walks all splits of its rows, and leaves their output as well.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     first_of, _ = make_walk(isa, shape)
@@ -74,11 +78,12 @@ def make_attention_group(
     )
     follow, _, _ = make_ring(isa, shape, row_warps=units, groups=groups, units=units)
     holds = holds_sums(groups)
+    assert not whole or (joined and holds and not paths), "rows of which other blocks have sums too"
     assert not short or (has_short_walk(shape, groups, units) and not paths), "sets across streams reach beyond a split"
     fetch_sets = make_fetch_sets(isa, shape, groups=groups, units=units, stages=stages, overlap=overlap, short=short)
     steps = make_steps(isa, shape, tiles=1, half=False, held=pieces, units=units, words=words, windowed=windowed)
-    split_sums = make_split_sums(isa, shape, groups=groups, joined=joined)
-    leave_empty = split_sums.leave_empty
+    split_sums = make_split_sums(isa, shape, groups=groups, joined=joined, whole=whole)
+    leave_empty, end_whole = split_sums.leave_empty, make_whole_end(isa, shape)
     walk_long = make_long_walk(
         isa, shape, row_warps=row_warps, groups=groups, units=units, stages=stages, counting=counting, words=words,
         paths=paths, windowed=windowed, steps=steps, split_sums=split_sums, add_paths=add_paths,
@@ -101,15 +106,26 @@ def make_attention_group(
     )
     row_shift, stream_shift = row_warps.bit_length() - 1, streams.bit_length() - 1
     n_queries = 8 * pieces
+    pinned = make_pinned(isa)
     uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
 
     def finish(
         executed: Any, mask_empty: Any, b: Any, n_kv: Any, first_stream: Any, stop: Any, last_stream: Any, row0: Any,
-        rows: Any, lane: Any, part: Any, own_group: Any, n_units: Any, first_unit: Any, table_width: Any,
-        tops_sums: Any, counters: Any,
+        rows: Any, lane: Any, part: Any, own_group: Any, n_units: Any, first_unit: Any, table_width: Any, tokens: Any,
+        partial: Any, tops_sums: Any, counters: Any, sinks: Any, out: Any, ordered: Any, x_tiles: Any, scale: Any,
     ) -> None:  # fmt: skip
-        """What a warp leaves after its walk: that splits have no keys; its counts."""
-        if holds:
+        """What a warp leaves after its walk: output, or that splits have no keys; its counts."""
+        if whole:
+            # Asked for again: held through the walk, they would cost registers.
+            kv_head, here, own_warp = i32(cuda.blockIdx.y), isa.lane_number(), pinned(i32(cuda.threadIdx.x)) >> 5
+            at = i32(isa.shared_address(cuda.shared.array(0, f32, alignment=1024)) + totals_offset + here * 16)
+            at, own_row = i32(at + own_warp * own_totals), i32((cuda.blockIdx.x * row_warps + own_warp) * TILE_ROWS)
+            first_row, n_live = i32(i32(i32(b * n_kv + kv_head) * splits) * rows), i32(stop >> stream_shift)
+            end_whole(
+                at, own_row, rows, first_row, n_live, kv_head, n_kv, b, tokens, here, partial, sinks, out, ordered,
+                x_tiles, scale,
+            )  # fmt: skip
+        elif holds:
             head = i32(b * n_kv + i32(cuda.blockIdx.y))
             leave_empty(
                 i32(max(stop, first_stream) >> stream_shift), i32(last_stream >> stream_shift), row0, rows,
@@ -128,6 +144,7 @@ def make_attention_group(
     def attention_group(
         q: Any, k: Any, v: Any, tables: Any, prefix: Any, masks: Any, all_positions: Any, partial: Any, tops_sums: Any,
         counters: Any, tokens: Any, table_width: Any, run: Any, window: Any, scale: Any, k_map: Any, v_map: Any,
+        sinks: Any, out: Any, ordered: Any, x_tiles: Any,
     ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), uniform(i32(tid >> 5))
@@ -147,7 +164,7 @@ def make_attention_group(
             stop = i32(min(last_stream, i32(n_units + (streams - 1)) & -streams))
         row_warp, own_group = i32(warp & (row_warps - 1)), i32(warp >> row_shift)
         row0 = i32(((cuda.blockIdx.x - part * row_blocks) * row_warps + row_warp) * TILE_ROWS)
-        if holds and not (paths or counting) and stop <= first_stream:
+        if holds and not (whole or paths or counting) and stop <= first_stream:
             if overlap:
                 isa.let_next_start()
                 isa.wait_previous()
@@ -220,7 +237,8 @@ def make_attention_group(
                 )  # fmt: skip
                 finish(
                     executed, mask_empty, b, n_kv, first_stream, stop, last_stream, row0, rows, lane, part, own_group,
-                    n_units, first_unit, table_width, tops_sums, counters,
+                    n_units, first_unit, table_width, tokens, partial, tops_sums, counters, sinks, out, ordered,
+                    x_tiles, scale,
                 )  # fmt: skip
                 return  # with a way on to the other walk both kept more in registers than there are
             executed, mask_empty = walk_long(
@@ -230,7 +248,8 @@ def make_attention_group(
             )  # fmt: skip
             finish(
                 executed, mask_empty, b, n_kv, first_stream, stop, last_stream, row0, rows, lane, part, own_group,
-                n_units, first_unit, table_width, tops_sums, counters,
+                n_units, first_unit, table_width, tokens, partial, tops_sums, counters, sinks, out, ordered,
+                    x_tiles, scale,
             )  # fmt: skip
 
     return attention_group

@@ -9,7 +9,7 @@ Source: the order of sums is that of `layout`; the words are those of `totals`, 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,44 +22,29 @@ def bundle_bytes(shape: Shape) -> int:
     return (shape.dim // 8 + 1) * LANES
 
 
-def make_held_totals(isa: Any, shape: Shape, *, joined: bool) -> tuple[Any, Any, Any]:
-    """`join`, `leave` and `leave_empty`, of one warp's 16 rows.
+class BundleSums(NamedTuple):
+    """A split's sums and those of its bundle, which lie at a lane's own address `at`; `keep` and `take` their factors.
 
-    `join(is_first, accumulators, tops, sums, totals, total_tops, total_sums, scale)`: a stream joins those of its split
-    that came before, or begins one; `totals` holds D / 2 f32.
-    `leave(at, split, is_last, row0, rows, first_row, lane, totals, total_tops, total_sums, partial, tops_sums, scale)`:
-    the split's sums go out, or join those of its bundle at `at`, the lane's own address, which go out with its last
-    split, or with that one which `is_last` of the block. `first_row` is that of split 0.
-    `leave_empty(split, end, row0, rows, first_row, lane, tops_sums)`: splits of which none has keys; of a bundle whose
-    first splits have been left it leaves nothing.
-
-    Args:
-        joined: all splits of a bundle are left by this block, one after the other.
+    Attributes:
+        join: `(at, tops, sums, keep, take, scale)`: maxima and sums of probabilities of a split become the bundle's.
+        joined: `(at, o, totals, keep, take)`: the bundle's sums 4 o .. 4 o + 3 with those of the split.
+        own: the same of a bundle's first split, which joins none.
+        hold_rows: `(at, tops, sums)`: they are the bundle's from now on.
+        hold_joined, hold_own: `(at, totals, keep, take)`: likewise all sums that `joined`, or `own`, gives.
     """
-    cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
-    dim, n_columns, zero = shape.dim, shape.dim // 8, np.float32(0)
-    step, weigh, join_row = shape.bundle if joined else 1, make_weigh(isa), make_join_row(isa)
-    rows_at = n_columns * LANES
 
-    def join(
-        is_first: Any, accumulators: Any, tops: Any, sums: Any, totals: Any, total_tops: Any, total_sums: Any,
-        scale: Any,
-    ) -> None:  # fmt: skip
-        keep, take = cuda.local.array(2, f32), cuda.local.array(2, f32)
-        if is_first:
-            for r in range(2):
-                total_tops[r], total_sums[r] = FLOOR, zero
-        for r in range(2):
-            join_row(r, total_tops, total_sums, keep, take, tops, sums, scale)
-        # Both ways make a product, of which each sum is a register of its own; a copy of the sums, whose factor is one,
-        # would have the other way's sums copied as well.
-        if is_first:
-            for i in range(4 * n_columns):
-                totals[i] = isa.product(accumulators[i], take[(i >> 1) & 1])
-        else:
-            for i in range(4 * n_columns):
-                r = (i >> 1) & 1
-                totals[i] = isa.fused(totals[i], keep[r], isa.product(accumulators[i], take[r]))
+    join: Any
+    joined: Any
+    own: Any
+    hold_rows: Any
+    hold_joined: Any
+    hold_own: Any
+
+
+def make_bundle_sums(isa: Any, shape: Shape) -> BundleSums:
+    """What a bundle's sums are made of, of one warp's 16 rows."""
+    i32, n_columns, weigh = isa.i32, shape.dim // 8, make_weigh(isa)
+    rows_at = n_columns * LANES
 
     def join_bundle(at: Any, tops: Any, sums: Any, keep: Any, take: Any, scale: Any) -> None:
         held = isa.shared_load_f32x4(i32(at + rows_at))
@@ -83,14 +68,72 @@ def make_held_totals(isa: Any, shape: Shape, *, joined: bool) -> tuple[Any, Any,
 
     joined_column, own_column = isa.inlined(joined_column), isa.inlined(own_column)
 
-    def make_leave_columns(column_of: Any) -> tuple[Any, Any]:
-        """What keeps the sums of values for the bundle's next split, and what lets them out."""
+    def hold_rows(at: Any, tops: Any, sums: Any) -> None:
+        isa.shared_store_f32x4(i32(at + rows_at), tops[0], tops[1], sums[0], sums[1])
 
-        def keep_columns(at: Any, totals: Any, keep: Any, take: Any) -> None:
+    def make_hold(column_of: Any) -> Any:
+        def hold(at: Any, totals: Any, keep: Any, take: Any) -> None:
             for o in range(n_columns):
                 t = column_of(at, o, totals, keep, take)
                 isa.shared_store_f32x4(i32(at + o * LANES), t[0], t[1], t[2], t[3])
 
+        return isa.inlined(hold)
+
+    return BundleSums(
+        isa.inlined(join_bundle), joined_column, own_column, isa.inlined(hold_rows), make_hold(joined_column),
+        make_hold(own_column),
+    )  # fmt: skip
+
+
+def make_held_join(isa: Any, shape: Shape) -> Any:
+    """`join(is_first, accumulators, tops, sums, totals, total_tops, total_sums, scale)`, of one warp's 16 rows.
+
+    A stream joins those of its split that came before, or begins one; `totals` holds D / 2 f32.
+    """
+    cuda, f32, zero = isa.cuda, isa.f32, np.float32(0)
+    n_columns, join_row = shape.dim // 8, make_join_row(isa)
+
+    def join(
+        is_first: Any, accumulators: Any, tops: Any, sums: Any, totals: Any, total_tops: Any, total_sums: Any,
+        scale: Any,
+    ) -> None:  # fmt: skip
+        keep, take = cuda.local.array(2, f32), cuda.local.array(2, f32)
+        if is_first:
+            for r in range(2):
+                total_tops[r], total_sums[r] = FLOOR, zero
+        for r in range(2):
+            join_row(r, total_tops, total_sums, keep, take, tops, sums, scale)
+        # Both ways make a product, of which each sum is a register of its own; a copy of the sums, whose factor is one,
+        # would have the other way's sums copied as well.
+        if is_first:
+            for i in range(4 * n_columns):
+                totals[i] = isa.product(accumulators[i], take[(i >> 1) & 1])
+        else:
+            for i in range(4 * n_columns):
+                r = (i >> 1) & 1
+                totals[i] = isa.fused(totals[i], keep[r], isa.product(accumulators[i], take[r]))
+
+    return isa.inlined(join)
+
+
+def make_held_leave(isa: Any, shape: Shape, *, joined: bool) -> tuple[Any, Any]:
+    """`leave` and `leave_empty`, of one warp's 16 rows, whose splits `attention_combine` puts together.
+
+    `leave(at, split, is_last, row0, rows, first_row, lane, totals, total_tops, total_sums, partial, tops_sums, scale)`:
+    the split's sums go out, or join those of its bundle at `at`, the lane's own address, which go out with its last
+    split, or with that one which `is_last` of the block. `first_row` is that of split 0.
+    `leave_empty(split, end, row0, rows, first_row, lane, tops_sums)`: splits of which none has keys; of a bundle whose
+    first splits have been left it leaves nothing.
+
+    Args:
+        joined: all splits of a bundle are left by this block, one after the other.
+    """
+    cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
+    dim, n_columns, zero = shape.dim, shape.dim // 8, np.float32(0)
+    step = shape.bundle if joined else 1
+    join_bundle, joined_column, own_column, hold_rows, hold_joined, hold_own = make_bundle_sums(isa, shape)
+
+    def make_leave_columns(column_of: Any) -> Any:
         def leave_columns(
             at: Any, totals: Any, keep: Any, take: Any, near: Any, far: Any, target: Any, beyond: Any
         ) -> None:
@@ -101,11 +144,9 @@ def make_held_totals(isa: Any, shape: Shape, *, joined: bool) -> tuple[Any, Any,
                 if far:
                     isa.store_f32x2(target + beyond + o * 32, t[2], t[3])
 
-        return isa.inlined(keep_columns), isa.inlined(leave_columns)
+        return isa.inlined(leave_columns)
 
-    keep_joined, leave_joined = make_leave_columns(joined_column)
-    keep_own, leave_own = make_leave_columns(own_column)
-    join_bundle = isa.inlined(join_bundle)
+    leave_joined, leave_own = make_leave_columns(joined_column), make_leave_columns(own_column)
 
     # `totals` are read alone: were they written here, all would be copied to where the next stream looks for them.
     def leave(
@@ -121,11 +162,11 @@ def make_held_totals(isa: Any, shape: Shape, *, joined: bool) -> tuple[Any, Any,
         if follows:
             join_bundle(at, tops, sums, keep, take, scale)
         if joined and place < step - 1 and not is_last:
-            isa.shared_store_f32x4(i32(at + rows_at), tops[0], tops[1], sums[0], sums[1])
+            hold_rows(at, tops, sums)
             if follows:
-                keep_joined(at, totals, keep, take)
+                hold_joined(at, totals, keep, take)
             else:
-                keep_own(at, totals, keep, take)
+                hold_own(at, totals, keep, take)
         else:
             row = i32(row0 + (lane >> 2))
             wide = i64(i32(first_row + i32(split - place) * rows + row))
@@ -153,4 +194,4 @@ def make_held_totals(isa: Any, shape: Shape, *, joined: bool) -> tuple[Any, Any,
                 isa.store_f32x2(place + 8 * 8, FLOOR, zero)
             s = i32(s + step)
 
-    return isa.inlined(join), isa.inlined(leave), isa.inlined(leave_empty)
+    return isa.inlined(leave), isa.inlined(leave_empty)

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.totals import make_totals, totals_bytes
-from eagle3core.kernels.attention.warpgroup.held import bundle_bytes, make_held_totals
+from eagle3core.kernels.attention.warpgroup.held import bundle_bytes, make_held_join, make_held_leave
+from eagle3core.kernels.attention.warpgroup.whole import make_whole_leave
 
 
 class SplitSums(NamedTuple):
@@ -21,9 +22,9 @@ class SplitSums(NamedTuple):
         join: `(at, is_first, accumulators, tops, sums, held, total_tops, total_sums, scale)`: a stream joins those of
             its split that came before.
         leave: `(at, split, is_last, row0, rows, first_row, lane, accumulators, held, total_tops, total_sums, partial,
-            tops_sums, scale)`: the split's sums go out, or join those of its bundle; see `make_totals` and
-            `make_held_totals`.
-        leave_empty: see `make_held_totals`; of sums in registers alone.
+            tops_sums, scale)`: the split's sums go out, or join those of its bundle; see `make_totals`,
+            `make_held_leave` and `make_whole_leave`.
+        leave_empty: see `make_held_leave`; of sums in registers alone.
     """
 
     begin: Any
@@ -42,11 +43,14 @@ def sums_bytes(shape: Shape, groups: int) -> int:
     return bundle_bytes(shape) if holds_sums(groups) else totals_bytes(shape, 1)
 
 
-def make_split_sums(isa: Any, shape: Shape, *, groups: int, joined: bool) -> SplitSums:
-    """The sums of a split; `groups` and `joined` as in `attention_group`."""
+def make_split_sums(isa: Any, shape: Shape, *, groups: int, joined: bool, whole: bool) -> SplitSums:
+    """The sums of a split; `groups`, `joined` and `whole` as in `attention_group`."""
     holds = holds_sums(groups)
     begin, join_shared, leave_shared = make_totals(isa, shape, joined=joined, tiles=1)
-    join_held, leave_held, leave_empty = make_held_totals(isa, shape, joined=joined)
+    join_held = make_held_join(isa, shape)
+    leave_held, leave_empty = make_held_leave(isa, shape, joined=joined)
+    if whole:
+        leave_held = make_whole_leave(isa, shape)
 
     def join(
         at: Any, is_first: Any, accumulators: Any, tops: Any, sums: Any, held: Any, total_tops: Any, total_sums: Any,

@@ -29,7 +29,7 @@ def setting_of(rows: int) -> Setting:
     """The engine whose pass has so many rows."""
     if rows <= STEP_ROWS:
         return Setting(0, rows, PROMPT + _ROOM)
-    return Setting(0, 1, rows + _ROOM, chunk=rows)
+    return Setting(0, 1, rows + _ROOM, chunk=rows, last_states=True)  # whole layers, the last one too
 
 
 def layers_of(runner: DeviceRunner, rows: int) -> Program:

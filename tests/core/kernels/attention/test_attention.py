@@ -4,25 +4,27 @@ import itertools
 
 import pytest
 import torch
+from early_reads import early_reads_of_new_keys
 from planted_sources import rebuilt
 from rings import exhaustive_but
 
 from eagle3core.kernels import proof
 from eagle3core.kernels.attention import combine as attention_combine
-from eagle3core.kernels.attention import fetch as attention_fetch
 from eagle3core.kernels.attention import layout as attention_layout
 from eagle3core.kernels.attention import mask as attention_mask
 from eagle3core.kernels.attention import pieces as attention_pieces
 from eagle3core.kernels.attention import rows as attention_rows
-from eagle3core.kernels.attention import split as attention_split
-from eagle3core.kernels.attention import streams as attention_streams
 from eagle3core.kernels.attention import tile as attention_tile
 from eagle3core.kernels.attention import totals as attention_totals
 from eagle3core.kernels.attention import variant as attention_variants
 from eagle3core.kernels.attention.card import CARD, attention_variants_of
+from eagle3core.kernels.attention.warp import fetch as attention_fetch
+from eagle3core.kernels.attention.warp import split as attention_split
+from eagle3core.kernels.attention.warp import streams as attention_streams
+from eagle3core.kernels.attention.warp import walk as attention_walk
 from eagle3core.kernels.card import ARCHES
 from eagle3core.kernels.emulator import instructions as emulator
-from eagle3core.kernels.emulator.machine import EmulationError, Machine, Region
+from eagle3core.kernels.emulator.machine import EmulationError
 from eagle3core.kernels.tree.mask_words import pack_words
 
 pytestmark = pytest.mark.emulated
@@ -52,7 +54,7 @@ def faults(case, *, settings=({},), seed=1):
     return found
 
 
-USERS = (attention_tile, attention_streams, attention_rows, attention_variants)
+USERS = (attention_tile, attention_streams, attention_walk, attention_rows, attention_variants)
 PLANTED = {
     # name: (module, factory, pattern, replacement, case, settings)
     "mask off by one": (
@@ -165,41 +167,19 @@ PLANTED = {
 def test_the_cases_that_planted_bugs_run_on_are_clean():
     assert faults(CHAIN, settings=({}, {"stages": 2, "run": 2}, SIDE_BY_SIDE)) == []
     assert faults(WINDOW) == []
-    assert early_reads_of_new_keys() == []
+    assert early_reads() == []
 
 
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found(bug, monkeypatch):
     module, factory, pattern, replacement, case, settings = PLANTED[bug]
     rebuilt(module, pattern, replacement, monkeypatch, factory, USERS)
-    found = faults(case, settings=settings) if case else early_reads_of_new_keys()
+    found = faults(case, settings=settings) if case else early_reads()
     assert found, bug
 
 
-def early_reads_of_new_keys():
-    """Runs the kernel with cache rows below the prefix as constants and the new ones as the kernel before's output."""
-    case = {**CHAIN, "prefix": (61,), "order": (2, 2)}
-    inputs = CARD.example(case, proof.generator(5, CPU), CPU)
-    outputs = CARD.outputs(case, inputs)
-    found = []
-    for setting in ({}, {**SIDE_BY_SIDE, "stages": 4}):
-        launch = CARD.launches("sm_90a", case, inputs, outputs, **setting)[0]
-        arguments, regions = emulator._operands(launch)
-        regions = [r for r in regions if r.name not in ("k", "v")]
-        for name in ("k", "v"):
-            for block in range(len(inputs[name])):
-                for token in range(64):
-                    is_old = block == int(inputs["tables"][0, 0]) and token < 61
-                    start = inputs[name][block, 0, token].data_ptr()
-                    regions.append(Region(name, start, start + 128, is_old, False))
-        variant = launch.variant
-        kernel = variant.make(emulator, **variant.constants)
-        machine = Machine(kernel, arguments, regions, variant.threads, variant.shared_bytes, variant.dependent)
-        try:
-            emulator.run(machine, launch.grid)
-        except EmulationError as error:
-            found.append(str(error))
-    return found
+def early_reads():
+    return early_reads_of_new_keys({**CHAIN, "order": (2, 2)}, ({}, {**SIDE_BY_SIDE, "stages": 4}))
 
 
 def test_a_row_without_any_visible_key_and_an_empty_slot_give_zeros():

@@ -19,7 +19,7 @@ from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.overrides import KV_TILE, MAX_TILES, WARPGROUPS
 from eagle3core.kernels.attention.plan import Plan, choose_plan, order_of, ruled_plan
 from eagle3core.kernels.attention.variant import attention_variant
-from eagle3core.kernels.attention.warpgroup import across, along, careful, group, held, stages, sums
+from eagle3core.kernels.attention.warpgroup import across, along, careful, group, held, stages, sums, whole
 from eagle3core.kernels.card import SHARED_BYTES, Case
 from eagle3core.kernels.compile import compile_variant
 from eagle3core.kernels.emulator import instructions as emulator
@@ -35,6 +35,7 @@ ONE = {"grouped": True, "row_warps": 4, "groups": 1, "units": 4, "stages": 2, "t
 TWO_STREAMS = {**ONE, "groups": 2, "units": 2, "stages": 3, "run": 1}
 TWO_GROUPS = {**ONE, "row_warps": 8, "stages": 3}
 # Sets across streams, of which each has a unit at most.
+BUNDLE, ALL_SPLITS = {**ONE, "run": 4}, {**ONE, "run": 16}
 SHORT_ONE, SHORT_TWO_GROUPS = {**ONE, "short": True}, {**TWO_GROUPS, "short": True}
 SHORT_BUNDLE = {**SHORT_ONE, "run": 4}
 LONG: Case = {"dtype": "bf16", "dim": 128, "heads": 32, "kv_heads": 8, "prefix": (32741,), "paths": True}
@@ -72,7 +73,7 @@ CASES = [
     ({**SHORT, "order": (2, 4), "prefix": (120, 56, -1, 0), "sinks": True}, SHORT_ONE),
     ({**SHORT, "heads": 2, "order": (2, 4), "prefix": (70, 56, -1, 0), "counting": True}, SHORT_ONE),
     ({**SHORT, "kv_heads": 2, "prefix": (200, 30), "window": 20, "sinks": True}, SHORT_BUNDLE),
-    ({**SHORT, "prefix": (200, 90), "tokens": 8, "paths": True, "tree": "random"}, {**ONE, "run": 4}),
+    ({**SHORT, "prefix": (200, 90), "tokens": 8, "paths": True, "tree": "random"}, BUNDLE),
     ({**SHORT, "order": (2, 8), "prefix": (200, 90)}, SHORT_ONE),
     (MANY_BUNDLES, {**ONE, "run": 16}),
     (BUNDLES, {**ONE, "run": 8}),
@@ -202,18 +203,36 @@ PLANTED = {
         stages, "make_clear_past", r"isa\.fence_async_shared\(\)", "pass", ONE,
     ),
     "streams joined without their maxima": (
-        held, "make_held_totals", r"isa\.product\(accumulators\[i\], take\[r\]\)", "accumulators[i]", ONE,
+        held, "make_held_join", r"isa\.product\(accumulators\[i\], take\[r\]\)", "accumulators[i]", ONE,
     ),
     "a stream joined to those of the split before": (
         along, "make_long_walk", r"join\(totals_at, place == 0,", "join(totals_at, stream == first_stream,",
         ONE,
     ),
     "splits of a bundle joined without their maxima": (
-        held, "make_held_totals", r"keep\[r\], take\[r\], tops\[r\] = kept, taken, high",
+        held, "make_bundle_sums", r"keep\[r\], take\[r\], tops\[r\] = kept, taken, high",
         "keep[r], take[r], tops[r] = kept, np.float32(1), high", ONE,
     ),
     "a bundle left before its last split": (
-        held, "make_held_totals", r"place < step - 1 and not is_last", "False", ONE,
+        held, "make_held_leave", r"place < step - 1 and not is_last", "False", BUNDLE, BUNDLES,
+    ),
+    "a bundle of the whole left before its last split": (
+        whole, "make_whole_leave", r"place < bundle - 1 or is_last", "is_last", ONE,
+    ),
+    "maxima of a bundle where another warp's sums lie": (
+        whole, "_make_places", r"g \* bundle \+ 2", "g * bundle + 1", ALL_SPLITS, MANY_BUNDLES,
+    ),
+    "sums of a bundle that nobody brings back": (
+        whole, "make_whole_end", r"while g <= last", "while g < last", ALL_SPLITS, MANY_BUNDLES,
+    ),
+    "a bundle's sums by the weights of the first": (
+        whole, "make_whole_end", r"if g == h:", "if h == 0:", ALL_SPLITS, MANY_BUNDLES,
+    ),
+    "a sink that the whole leaves out": (
+        whole, "make_whole_end", r"total = total \+ isa\.exp2\(sink - level\)", "pass", ONE, {**CHUNK, "sinks": True},
+    ),
+    "columns of the whole left as the lanes hold them": (
+        whole, "make_whole_end", r"mine = transposed\((.*), lane\)", r"mine = \1", ONE,
     ),
     "a set across streams as one along them": (
         stages, "make_fetch_sets", r"shift = i32\(0\)", "pass", SHORT_ONE, SHORT,
@@ -236,8 +255,8 @@ PLANTED = {
         across, "make_short_walk", r"weigh\(8 \* \(u \+ 1\), scores", "weigh(8 * u, scores", SHORT_BUNDLE, SHORT,
     ),
     "a split of a short session left before its last unit": (
-        across, "make_short_walk", r"own & split_mask == split_mask or", "True or", SHORT_BUNDLE,
-        {**SHORT, "order": (4, 8), "prefix": (480,)},
+        across, "make_short_walk", r"own & split_mask == split_mask or", "True or", SHORT_ONE,
+        {**SHORT, "order": (2, 8), "prefix": (240,)},
     ),
     "a stream whose first set nobody scores": (
         along, "make_long_walk", r" or stream < last_with_keys", "", ONE,
@@ -256,7 +275,7 @@ def test_a_planted_bug_of_warpgroups_is_found(bug: str, monkeypatch: pytest.Monk
     module, factory, pattern, replacement, setting, *other = PLANTED[bug]
     case = other[0] if other else CHUNK
     inputs = CARD.example(case, proof.generator(4, CPU), CPU)
-    users = (across, along, careful, held, sums, group, attention_variants)
+    users = (across, along, careful, held, whole, sums, group, attention_variants)
     rebuilt(module, pattern, replacement, monkeypatch, factory, users)
     made = CARD.outputs(case, inputs)
     try:
@@ -377,3 +396,18 @@ def test_a_plan_walks_across_streams_where_all_sessions_are_short() -> None:
     of_64 = replace(SHAPE, dim=64, streams=8)
     assert choose_plan(ARCH, of_64, 64, 8, 8, 600).short
     assert not choose_plan(ARCH, replace(SHAPE, streams=2), 64, 8, 8, 600).short, "a set reaches beyond a split"
+
+
+@pytest.mark.reference
+def test_blocks_that_have_all_keys_of_their_rows_launch_no_combination() -> None:
+    def launched(tokens: int, batch: int, keys: int, **about: Any) -> list[str]:
+        case = {**LONG, "paths": False, "prefix": (keys - tokens,) * batch, "tokens": tokens, **about}
+        return [variant.name for variant in CARD.variants_of(ARCH, case)]
+
+    for keys in (600, 32768):
+        [only] = launched(64, 8, keys)
+        assert "_whole" in only
+        assert len(launched(64, 1, keys)) == 2, "a sequence by itself fills the processors by its splits"
+        assert len(launched(64, 8, keys, paths=True)) == 2
+        assert len(launched(64, 8, keys, earlier=30)) == 2
+        assert len(launched(64, 8, keys, fp8=True)) == 2

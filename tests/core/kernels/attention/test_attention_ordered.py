@@ -11,6 +11,7 @@ from eagle3core.kernels import proof
 from eagle3core.kernels.attention.card import CARD
 from eagle3core.kernels.attention.launcher import attention, attention_scratch
 from eagle3core.kernels.attention.layout import Shape
+from eagle3core.kernels.attention.plan import Plan
 from eagle3core.kernels.card import Case, Tensors
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.gemm.card import CARD as GEMM
@@ -41,23 +42,33 @@ def example(card: object, case: Case) -> Tensors:
     return card.example(case, proof.generator(8, CPU), CPU)  # type: ignore[attr-defined,no-any-return]
 
 
-def attend(inputs: Tensors, ordered: OrderedRows | None) -> torch.Tensor:
+# All splits of a block's rows: it leaves the output itself.
+WHOLE = Plan(4, 2, 2, units=4, tiles=1, grouped=True)
+
+
+def attend(inputs: Tensors, ordered: OrderedRows | None, plan: Plan | None = None) -> torch.Tensor:
     shape, q = Shape("bf16", 64, 2, 2, 2), inputs["q"]
     out = torch.full_like(q, float("nan"))
-    emulator.execute(attention(
+    launches = attention(
         "sm_90a", q=q, k_blocks=inputs["k"], v_blocks=inputs["v"], block_tables=inputs["tables"],
         prefix_lens=inputs["prefix"], masks=inputs["words"], out=out,
         scratch=attention_scratch(shape, len(q), q.shape[1], 2, CPU), order=(2, 2), ordered=ordered,
-    ))  # fmt: skip
+        plan=plan,
+    )  # fmt: skip
+    assert len(launches) == (2 if plan is None else 1)
+    emulator.execute(launches)
     return out.view(-1, WIDTH)
 
 
 @pytest.mark.emulated
+@pytest.mark.parametrize("plan", [None, WHOLE], ids=["combined", "whole"])
 @pytest.mark.parametrize("x_tiles", [1, 2, 3])
-def test_every_piece_lies_where_packing_the_rows_puts_it_and_rows_are_written_as_before(x_tiles: int) -> None:
+def test_every_piece_lies_where_packing_the_rows_puts_it_and_rows_are_written_as_before(
+    x_tiles: int, plan: Plan | None
+) -> None:
     inputs = example(CARD, PASS)
     words = torch.full((2 * packed_words(15, WIDTH, x_tiles, 2),), float("nan"), dtype=torch.bfloat16)
-    rows = attend(inputs, OrderedRows(words.view(torch.float32), x_tiles))
+    rows = attend(inputs, OrderedRows(words.view(torch.float32), x_tiles), plan)
     assert proof.differing(rows, attend(inputs, None)) == 0
     expected, there = (pack_rows_reference(x, x_tiles, 2).view(-1) for x in (rows, torch.ones_like(rows)))
     assert torch.equal(words[there > 0].view(torch.int16), expected[there > 0].view(torch.int16))

@@ -10,7 +10,7 @@ from device_engines import device_engine
 from tiny_engines import Pair
 
 from eagle3core.kernels.card import Call, Launch
-from eagle3core.step.program import launches_of
+from eagle3core.step.program import calls_of, launches_of
 from eagle3core.step.replay import EagerReplayer, Enqueue, compute
 from eagle3core.step.run import DeviceRunner
 from lab.errors import ExperimentError, RunFailed
@@ -55,9 +55,12 @@ class Clocked:
             self.spans.append(Span(name, self.now, self.now + time_us))
         self.now += time_us
 
+    def know(self, calls: Sequence[Call]) -> None:
+        self.calls |= {id(call.launches[0]): call for call in calls if call.launches}
+
     def execute(self, calls: Sequence[Call]) -> None:
         compute(calls)
-        self.calls |= {id(call.launches[0]): call for call in calls if call.launches}
+        self.know(calls)
         for launch in (launch for call in calls for launch in call.launches):
             self.ran(launch.variant.name, KERNEL_US)
 
@@ -85,6 +88,8 @@ def found(nano_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> PlantedSlowdown:
     runner = engine.runner
     assert isinstance(runner, DeviceRunner)
     runner.prepare()  # as an engine on a GPU is when it is made: what was captured must not stay
+    for program in runner.all_programs:  # those over prompts have the kernel too, and run with waits from the first on
+        clock.know(calls_of(program))
     replayer = SwitchedReplayer(KERNEL, plain, clock.capture)
     runner.replay_by(replayer)
     return PlantedSlowdown(

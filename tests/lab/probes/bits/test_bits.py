@@ -44,7 +44,11 @@ def test_equal_runs_have_equal_bits_at_every_stage_and_position(pair: Pair) -> N
     assert all(strip.first is None for strip in strips)
     assert strips[0].stages[0] == "target.embed"
     assert strips[0].stages[-2:] == ("target.norm", "target.head")
-    assert (strips[0].cells[:-2, :-1] != ABSENT).all(), "layers of all tokens but the last, which nothing reads"
+    held = strips[0].cells != ABSENT
+    n, last = len(PROMPTS[0]), strips[0].stages.index("target.1.attn")
+    assert held[:last, :-1].all(), "layers of all tokens but the last, which nothing reads"
+    assert held[last:, n - 1 : -1].all()
+    assert not held[last:, : n - 1].any(), "of a prompt's last layer its last token alone"
     assert sentences(strips, "a", "b")[1] == "no bit of any stage differs"
 
 
@@ -66,7 +70,9 @@ def test_rows_of_drafts_are_filed_under_the_positions_that_they_were_accepted_at
         tables.append(kept)
     for plain, drafted in zip(*tables, strict=True):
         assert plain.shape == drafted.shape
-        assert ((plain == 0) == (drafted == 0))[:, :-4].all()
+        # The draft reads the last layer's output, of a prompt too, which without it is made of the last token alone.
+        assert not ((plain != 0) & (drafted == 0))[:, :-4].any()
+        assert ((plain == 0) == (drafted == 0))[:-4, :-4].all()
         held = (plain != 0) & (drafted != 0)
         assert ((plain - drafted).abs()[held] <= 4).all()
 
@@ -78,7 +84,8 @@ def test_a_changed_weight_is_named_by_its_stage(pair: Pair, layer: int, part: st
     weight = attrgetter(part)(changed.target.layers[layer]).weight
     weight.view(-1)[0] += 1e-3
     strips = strips_of(one, recorded(changed))
-    assert {strip.first for strip in strips} == {(0, stage)}
+    # A prompt's last layer is made of its last token alone.
+    assert [strip.first for strip in strips] == [(len(prompt) - 1 if layer else 0, stage) for prompt in PROMPTS]
     before = strips[0].stages[: strips[0].stages.index(stage)]
     assert all((strips[0].cells[i] != DIFFERS).all() for i in range(len(before)))
     found = sentences(strips, "a", "b")

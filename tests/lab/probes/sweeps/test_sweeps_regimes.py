@@ -64,6 +64,20 @@ def test_kernels_of_a_sweep_are_known_without_operands(no_file: None) -> None:
     assert all(r.default in r.settings and len({str(s) for s in r.settings}) == len(r.settings) for r in grid)
 
 
+def test_short_sessions_compete_in_short_rings_and_a_setting_has_to_serve_every_shape_of_a_regime(
+    no_file: None,
+) -> None:
+    points = ((64, 1024), (64, 512), (64, 4096), (64, 32768))
+    short, middle, long = attention_regimes("sm_90a", AttentionGrid({128: (32, 8)}, points, tokens=(1,)))
+    assert [one.key.keys for one in (short, middle, long)] == [0, tuned.MIDDLE_KEYS, tuned.LONG_KEYS]
+    assert [case["kv"] for case in short.cases] == [1024, 512]
+    rings = {(one["units"], one["stages"]) for one in short.settings}
+    assert rings >= {(1, 2), (1, 3), (2, 3)}
+    assert {one["run"] for one in short.settings if (one["units"], one["stages"]) == (1, 2)} == {1, 2, 4, 8, 16}
+    assert not any(one["stages"] == 2 for regime in (middle, long) for one in regime.settings)
+    assert [len(regime.cases) for regime in (middle, long)] == [1, 1]
+
+
 def test_contenders_are_whole_files_the_default_first_and_named_for_engines_only_inside(
     tmp_path: Path, no_file: None
 ) -> None:

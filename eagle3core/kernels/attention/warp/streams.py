@@ -14,22 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.attention.fetch import make_fetch, make_queries
-from eagle3core.kernels.attention.layout import (
-    BLOCK_SHIFT,
-    FLOOR,
-    TILE_EXECUTED,
-    TILE_MASK_EMPTY,
-    TILE_SPAN_EMPTY,
-    TILE_TOTAL,
-    UNIT,
-    Shape,
-    make_span,
-    make_walk,
-)
+from eagle3core.kernels.attention.layout import FLOOR, UNIT, Shape
 from eagle3core.kernels.attention.pieces import make_pinned, make_take_unit
-from eagle3core.kernels.attention.split import make_split, split_shared_bytes
 from eagle3core.kernels.attention.tile import make_steps
+from eagle3core.kernels.attention.warp.fetch import make_queries
+from eagle3core.kernels.attention.warp.split import make_split, split_shared_bytes
+from eagle3core.kernels.attention.warp.walk import make_own_walk
 
 
 def streams_shared_bytes(shape: Shape, tiles: int, half: bool, units: int, stages: int, joined: bool) -> int:
@@ -58,10 +48,7 @@ def make_attention_streams(
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     # A step may leave the newest stages - 2 groups under way: the group of its own set has landed.
     wait_set, wait_all = isa.COPY_WAIT[stages - 2], isa.COPY_WAIT[0]
-    first_of, advance = make_walk(isa, shape)
-    span = make_span(isa, earlier=words > 0, windowed=windowed)
     query_at, load_queries = make_queries(isa, shape, half=half)
-    look_up, chunk_after, follow, copy_set = make_fetch(isa, shape, units=units)
     lay_tile, join_tile = make_split(isa, shape, tiles=tiles, half=half, joined=joined)
     in_registers = tiles == 1
     score, hide, start_tops, grows, raise_tops, add_values, *_ = make_steps(
@@ -73,6 +60,9 @@ def make_attention_streams(
         units=units,
         words=words,
         windowed=windowed,
+    )
+    first_of, follow, copy_set, begin, sees_any, count = make_own_walk(
+        isa, shape, units=units, apart=shape.streams, words=words, windowed=windowed, hide=hide
     )
 
     group, dim, pieces, splits, streams = shape.group, shape.dim, shape.pieces, shape.splits, shape.streams
@@ -106,21 +96,10 @@ def make_attention_streams(
         ring, table = i32(base + warp * ring_bytes), tables + i64(b) * table_width * 4
         # This warp's streams: one of each split of the block, `streams` apart.
         end_stream, first_stream = i32(last_split * streams), i32(split * streams + warp)
-        # The first entries are asked for beside the length, and again if that or a window says that they are others.
-        entries = look_up(table, first_stream, i32(table_width << (BLOCK_SHIFT - 4)), lane)
-        ctx = uniform(isa.load_u32(prefix + b * 4))
-        end, n_units, first_unit, seen_by_all = span(ctx, tokens, window)
-        stream, unit = advance(
-            first_stream, i32(first_of(first_stream, first_unit) - interleave), streams, end_stream, first_unit, n_units
+        ctx, end, n_units, first_unit, seen_by_all, next_unit, entries, later_stream, later_unit, later = begin(
+            table, table_width, first_stream, end_stream, prefix + b * 4, tokens, window, lane
         )
-        place, next_unit, later_stream, later_unit, later = i32(0), i32(-1), stream, i32(-1), i32(0)
-        if stream < end_stream:
-            next_unit = unit
-            if unit != first_stream:
-                entries = look_up(table, unit, n_units, lane)
-            later_stream, later_unit = chunk_after(stream, unit, end_stream, first_unit, n_units)
-            if later_unit >= 0:
-                later = look_up(table, later_unit, n_units, lane)
+        place = i32(0)
         if overlap:
             isa.let_next_start()
         for stage in range(ahead):
@@ -213,14 +192,10 @@ def make_attention_streams(
                     while u < units and i32(unit + u * interleave) < n_units:
                         # The careful path, a unit at a time, in the same order and to the same bits.
                         take_unit(u, scores, one)
-                        first, sees = i32((unit + u * interleave) * UNIT), i32(1)
-                        if i32(first + UNIT) > ctx or first < seen_by_all:
-                            here, token0 = pinned(lane), i32(pinned(b) * tokens)
-                            mask = masks + i64(token0 * ((tokens + 31) >> 5)) * 4
-                            if words > 0:
-                                mask = masks + i64(i32(token0 * words)) * 4
-                            positions = all_positions + i64(token0) * 4
-                            sees = isa.any_lane(hide(one, first, 0, tokens, ctx, end, window, mask, positions, here))
+                        sees = sees_any(
+                            one, i32(unit + u * interleave), ctx, end, seen_by_all, b, tokens, window, masks,
+                            all_positions, lane,
+                        )  # fmt: skip
                         if sees != 0:
                             raise_tops(one, accumulators, tops, sums, scale, lane)
                             add_values(0, one, accumulators, tops, sums, values, i32(values ^ 32), scale)
@@ -264,12 +239,7 @@ def make_attention_streams(
                     row = i32(row + threads)
             split = i32(split + 1)
         wait_all()
-        if counting and lane == 0:
-            isa.atomic_add_i32(counters + 4 * TILE_EXECUTED, executed)
-            isa.atomic_add_i32(counters + 4 * TILE_MASK_EMPTY, mask_empty)
-            if warp == 0 and cuda.blockIdx.x == 0:
-                held = i32(max(n_units - first_unit, 0))
-                isa.atomic_add_i32(counters + 4 * TILE_TOTAL, i32(table_width * 4))
-                isa.atomic_add_i32(counters + 4 * TILE_SPAN_EMPTY, i32(table_width * 4 - held))
+        if counting:
+            count(counters, executed, mask_empty, n_units, first_unit, table_width, warp, lane)
 
     return attention_streams

@@ -25,8 +25,8 @@ from eagle3core.kernels.attention.layout import (
 CHUNK = 32  # units of a stream, a lane each
 
 
-def make_fetch(isa: Any, shape: Shape, *, units: int) -> tuple[Any, Any, Any, Any]:
-    """`look_up`, `chunk_after`, `follow` and `copy_set` for sets of `units` units.
+def make_fetch(isa: Any, shape: Shape, *, units: int, apart: int) -> tuple[Any, Any, Any, Any]:
+    """`look_up`, `chunk_after`, `follow` and `copy_set` for sets of `units` units, of a warp whose streams are `apart`.
 
     `look_up(table, unit, n_units, lane)`: lane l's cache block, that of unit l of the chunk that begins at `unit`.
     `chunk_after(stream, unit, end, first_unit, n_units)`: (its stream, its first unit or -1).
@@ -36,7 +36,7 @@ def make_fetch(isa: Any, shape: Shape, *, units: int) -> tuple[Any, Any, Any, An
     """
     i32, i64 = isa.i32, isa.i64
     _, advance = make_walk(isa, shape)
-    pieces, half_bytes, row_bytes, streams = shape.row_pieces, shape.half_bytes, shape.row_bytes, shape.streams
+    pieces, half_bytes, row_bytes = shape.row_pieces, shape.half_bytes, shape.row_bytes
     interleave, unit_bytes = shape.splits * shape.streams, shape.unit_bytes
     block_mask, fp8 = (1 << BLOCK_SHIFT) - 1, shape.is_fp8
 
@@ -47,7 +47,7 @@ def make_fetch(isa: Any, shape: Shape, *, units: int) -> tuple[Any, Any, Any, An
         return entry
 
     def chunk_after(stream: Any, unit: Any, end: Any, first_unit: Any, n_units: Any) -> Any:
-        stream, unit = advance(stream, i32(unit + (CHUNK - 1) * interleave), streams, end, first_unit, n_units)
+        stream, unit = advance(stream, i32(unit + (CHUNK - 1) * interleave), apart, end, first_unit, n_units)
         if stream >= end:
             unit = i32(-1)
         return stream, unit

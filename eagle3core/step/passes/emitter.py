@@ -1,4 +1,4 @@
-"""Passes of the models as stages of calls: the target over its rows, the draft layer over its own.
+"""The calls of a layer's parts for one architecture, and where the rows of a pass sit.
 
 The kernels fuse what lies between the matrices: whoever makes the residual stream also makes what the next norm needs,
 rotation and cache writes happen in the epilogue of q, k, v, and a captured residual stream is written straight where
@@ -23,12 +23,11 @@ from eagle3core.kernels.experts.route import ROUTE
 from eagle3core.kernels.gemm.meaning import GEMM
 from eagle3core.kernels.gemm.order.pack import OrderedRows
 from eagle3core.kernels.gemm.scratch import ordered_input
-from eagle3core.kernels.layer.embedding import EMBEDDING
 from eagle3core.kernels.layer.rope import ROPE
 from eagle3core.step.buffers import Activations, HeadRows, expert_lists, expert_rows, routed_rows, rows_of
-from eagle3core.step.program import Stage, Tap, after_all
+from eagle3core.step.program import after_all
 from eagle3core.weights.experts import PackedExperts
-from eagle3core.weights.packed import PackedLayer, PackedLinear, PackedTarget
+from eagle3core.weights.packed import PackedLayer, PackedLinear
 
 MOST_LEFT_INNER = 128  # rows; see `Emitter.inner_for`
 TARGET = ("BASE_DECODE_STEP",)
@@ -243,68 +242,3 @@ class Emitter:
         """`ids: [n]` target ids of the largest logits."""
         best, column = (rows_of(t, n, t.shape[1]) for t in (out.best, out.column))
         return [ARGMAX_OF_PARTIALS.call(self.arch, best, column, ids, to_target)]
-
-
-@dataclass(frozen=True)
-class TargetPass:
-    """Operands of a pass over the target: `tokens: [n]`, `ids: [n]` scratch, caches `[L, n_blocks, K, block, D]`, and a
-    tensor of rows for each captured residual stream."""
-
-    model: PackedTarget
-    act: Activations
-    tokens: Tensor
-    ids: Tensor
-    k: Tensor
-    v: Tensor
-    captured: tuple[Tensor, ...]
-
-
-def target_stages(
-    emit: Emitter, over: TargetPass, rows: Rows, scope: str, *, first_waits: bool, role: str = "target"
-) -> list[Stage]:
-    """Embedding and layers. What the head reads, the scaled stream and its sums, is left in the activations, and in the
-    head's order for one that follows at once.
-
-    `first_waits`: the pass follows a kernel that wrote its lengths or tables. `role`: of the model,
-    "target" or "draft".
-    """
-    ranges = DRAFT if role == "draft" else TARGET
-    model, act, n = over.model, over.act, rows.n
-    block, width = model.geometry.block, model.geometry.block.hidden_size
-    scaled, sums = (rows_of(t, n, t.shape[1]) for t in (act.scaled, act.sums))
-
-    def stream_of(layer: int) -> Tensor:
-        """Where the input of `layer` lies; of layer n, the last one's output."""
-        is_captured = layer in model.taps and over.captured  # without a draft nobody reads them
-        buffer = over.captured[model.taps.index(layer)] if is_captured else act.stream
-        return rows_of(buffer, n, width)
-
-    def tap(value: Tensor) -> Tap:
-        return Tap(value, rows.slots, scope)
-
-    gather = EMBEDDING.call(
-        emit.arch, over.tokens, model.embedding, over.ids, stream_of(0), gain=model.layers[0].attn_gain, scaled=scaled,
-        sums=sums,
-    )  # fmt: skip
-    embed = after_all([gather]) if first_waits else [gather]
-    stages = [Stage(f"{role}.embed", tuple(embed), ranges, {f"{role}.embed": tap(stream_of(0))})]
-    left = None  # where the layer before has left this one's input beside its rows
-    for i, layer in enumerate(model.layers):
-        following = model.layers[i + 1] if i + 1 < len(model.layers) else None
-        gain = model.final_gain if following is None else following.attn_gain
-        pages = (over.k[i], over.v[i])
-        attend = [
-            *emit.qkv(layer, scaled, sums, act, rows, pages, block, left),
-            *emit.attend(layer, act, replace(rows, window=model.geometry.window_of(i)), pages, block),
-            *emit.project(layer, act, n, stream_of(i), block),
-        ]
-        middle, name = rows_of(act.middle, n, width), f"{role}.{i}"
-        stages.append(Stage(f"{name}.attn", tuple(attend), ranges, {f"{name}.attn": tap(middle)}))
-        if isinstance(layer.mlp, PackedExperts):
-            routed = routed_rows(act, n)
-            taps = {f"{name}.router": tap(routed.logits), f"{name}.experts": tap(routed.chosen)}
-            stages.append(Stage(f"{name}.router", (emit.route(layer.mlp, act, n, block),), ranges, taps))
-        left = emit.left_for(model.head if following is None else following.qkv, layer, n)
-        forward = emit.mlp(layer, act, n, stream_of(i + 1), gain, block, left)
-        stages.append(Stage(f"{name}.mlp", tuple(forward), ranges, {f"{name}.mlp": tap(stream_of(i + 1))}))
-    return stages

@@ -23,7 +23,7 @@ def split_shared_bytes(shape: Shape, tiles: int, half: bool, joined: bool) -> in
     return rows * shape.streams * 16 + (rows * (4 * shape.dim + 32) if joined else 0)
 
 
-def make_split(isa: Any, shape: Shape, *, tiles: int, half: bool, joined: bool) -> tuple[Any, Any]:
+def make_split(isa: Any, shape: Shape, *, tiles: int, half: bool, joined: bool, whole: bool = False) -> tuple[Any, Any]:
     """`lay_tile` and `join_tile`, of 16 rows.
 
     `lay_tile(m, slot, table, warp, lane, accumulators, tops, sums)`
@@ -32,6 +32,7 @@ def make_split(isa: Any, shape: Shape, *, tiles: int, half: bool, joined: bool) 
     Args:
         half: only eight rows exist, and `accumulators` is [D / 16][4]: D lane / 4, + 8 of rows 2 (lane % 4), + 1.
         joined: the block joins the splits of whole bundles.
+        whole: the sums of probabilities are a row's, in each of its lanes, and not the lane's own.
     """
     i32, i64 = isa.i32, isa.i64
     weigh, dim, streams, zero = make_weigh(isa), shape.dim, shape.streams, np.float32(0)
@@ -47,8 +48,9 @@ def make_split(isa: Any, shape: Shape, *, tiles: int, half: bool, joined: bool) 
     def lay_row(m: Any, far: Any, slot: Any, table: Any, warp: Any, lane: Any, tops: Any, sums: Any) -> None:
         # The row's four lanes, 1 and then 2 apart, in both kernels of attention.
         total = sums[m * 2 + far]
-        total = total + isa.shuffle_xor_f32(total, 1)
-        total = total + isa.shuffle_xor_f32(total, 2)
+        if not whole:
+            total = total + isa.shuffle_xor_f32(total, 1)
+            total = total + isa.shuffle_xor_f32(total, 2)
         if (lane & 3) == 0:
             # Rows apart by a constant, which a store takes along: one register holds the place of all through the walk.
             entry = i32(i32(table + ((lane >> 2) * streams + warp) * 16) + (m * 16 + far * 8) * streams * 16)
