@@ -31,7 +31,7 @@ from eagle3core.kernels.attention.launcher import (
     within_window,
 )
 from eagle3core.kernels.attention.layout import BUNDLE, UNIT, Shape, shape_over
-from eagle3core.kernels.attention.plan import Plan, choose_plan, order_of
+from eagle3core.kernels.attention.plan import Plan, choose_plan, is_grouped, order_of, ruled_plan
 from eagle3core.kernels.attention.variant import attention_variant, combine_variant
 from eagle3core.kernels.attention.warp.splits import has_splits_kernel
 from eagle3core.kernels.card import SHARED_BYTES, Card, Case, Cost, Launch, Tensors, Variant
@@ -53,6 +53,8 @@ def _plan(arch: str, case: Case, setting: Mapping[str, Any]) -> Plan:
     if setting.get("by_split"):
         has_kernel = has_splits_kernel(shape, case["tokens"]) and not case.get("paths")
         setting = {**setting, "run": shape.bundle} if has_kernel else {}
+    elif setting:
+        setting = {"by_split": False, **setting}
     return replace(plan, counting=bool(case.get("counting")), **setting)
 
 
@@ -228,7 +230,12 @@ SHORT_RINGS = (3, 2)  # stages of one unit
 def attention_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
     """Splits of a block, which need no kernel of their own beside the joined one, and units one at a time; where
     streams have few, also in rings so short that a processor has room for several blocks."""
-    plan, shape = _plan(arch, case, {}), _shape(arch, case)
+    shape, batch = _shape(arch, case), len(prefixes_of(case))
+    # That of long sessions, whatever the rule has for these: the first candidate is what is used now in any case.
+    plan = ruled_plan(
+        arch, shape, case["tokens"], batch, case["kv_heads"], tuned.LONG_KEYS,
+        grouped=is_grouped(arch, shape, case["tokens"]),
+    )  # fmt: skip
     chosen = {name: getattr(plan, name) for name in tuned.NEUTRAL["attention"]}
     runs = [run for run in (1, 2, 4, 8, 16) if run <= shape.splits]
     found = [{**chosen, "run": run} for run in runs]

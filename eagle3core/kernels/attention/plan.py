@@ -12,6 +12,7 @@ from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.overrides import overrides, warpgroups_wanted
 from eagle3core.kernels.attention.paths import tail_units
 from eagle3core.kernels.attention.rows import TILE_ROWS, TILES, rows_shared_bytes
+from eagle3core.kernels.attention.warp.splits import has_splits_kernel
 from eagle3core.kernels.attention.warpgroup.across import has_short_walk
 from eagle3core.kernels.attention.warpgroup.shared import group_shared_bytes
 from eagle3core.kernels.card import SHARED_BYTES
@@ -21,6 +22,7 @@ from eagle3core.kernels.gemm.fp8.tiling import fp8_key
 PROCESSORS = {"sm_80": 108, "sm_90a": 132, "sm_100": 148, "sm_120": 188}
 WARPS = 8  # of a block of `attention_rows`: with 255 registers a lane they fill a processor
 GROUP_ROWS = 64  # of a warpgroup
+SPLIT_STAGES = 3  # of a warp's ring in `attention_splits`: a processor has room for two such blocks
 
 
 @dataclass(frozen=True)
@@ -124,10 +126,19 @@ def ruled_plan(
     tiles = 1 if paths else TILES  # a tile's nodes are added one after the other, so warps share them
     # Two tiles of a head of 128 in one warp take more registers on sm_100 than there are.
     most = TILE_ROWS if arch == "sm_100" and shape.dim == 128 else 2 * TILE_ROWS
+    by_streams = not grouped and rows <= most and not paths
+    # Where it was measured: a set of two units along a stream has its second one past a short session's end.
+    is_short = by_streams and arch == "sm_90a" and 0 < keys < tuned.MIDDLE_KEYS
+    bundles = batch * n_kv_heads * (shape.splits // shape.bundle)
+    if is_short and has_splits_kernel(shape, tokens) and 2 * bundles > PROCESSORS[arch]:
+        return Plan(0, SPLIT_STAGES, shape.bundle, by_split=True)
     if grouped:
         plan = group_plan(arch, shape, rows, tail)
+    elif by_streams:
+        # More rows gain by it alone, and lose 0.2% of a step.
+        plan = _streams_plan(arch, shape, one_by_one=is_short and rows <= TILE_ROWS // 2)
     else:
-        plan = _streams_plan(arch, shape) if rows <= most and not paths else _rows_plan(arch, shape, rows, tail, tiles)
+        plan = _rows_plan(arch, shape, rows, tail, tiles)
     work = batch * n_kv_heads * plan.row_blocks(rows)
 
     def cost(run: int) -> float:
@@ -137,10 +148,10 @@ def ruled_plan(
     return with_short_walk(replace(plan, run=min(range(1, shape.splits + 1), key=cost)), shape, keys, paths=paths)
 
 
-def _streams_plan(arch: str, shape: Shape) -> Plan:
-    """Two units at a time where a ring holds two such sets."""
+def _streams_plan(arch: str, shape: Shape, *, one_by_one: bool) -> Plan:
+    """Two units at a time where a ring holds two such sets, unless `one_by_one`."""
     held = {"sm_80": 16, "sm_90a": 24, "sm_100": 24, "sm_120": 8}[arch] * 256 // (shape.row_bytes * shape.streams)
-    units = 2 if held >= 4 else 1
+    units = 2 if held >= 4 and not (one_by_one and shape.least_units == 1) else 1
     return Plan(0, min(held // units, 6), 1, units=units)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,9 +16,9 @@ from eagle3core.kernels import proof
 from eagle3core.kernels.attention import totals as attention_totals
 from eagle3core.kernels.attention import variant as attention_variants
 from eagle3core.kernels.attention.card import CARD
-from eagle3core.kernels.attention.layout import Shape
+from eagle3core.kernels.attention.layout import Shape, shape_over
 from eagle3core.kernels.attention.overrides import KV_TILE, MAX_TILES, SPLITS_PER_CTA, overrides
-from eagle3core.kernels.attention.plan import Plan, order_of
+from eagle3core.kernels.attention.plan import Plan, choose_plan, order_of
 from eagle3core.kernels.attention.variant import attention_variant
 from eagle3core.kernels.attention.warp import fetch as attention_fetch
 from eagle3core.kernels.attention.warp import split as attention_split
@@ -25,6 +27,7 @@ from eagle3core.kernels.attention.warp import walk as attention_walk
 from eagle3core.kernels.card import Case, Tensors
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError
+from eagle3core.kernels.tuned import NO_FILE, TUNED_VARIABLE
 
 pytestmark = pytest.mark.emulated
 CPU = torch.device("cpu")
@@ -213,3 +216,25 @@ def test_the_environment_changes_its_ring_alone(monkeypatch: pytest.MonkeyPatch)
             with pytest.raises(ConfigError) as refused:
                 overrides(shape, 0, by_split=True)
             assert allowed in refused.value.allowed
+
+
+@pytest.mark.reference
+def test_a_plan_has_warps_own_splits_where_sessions_are_short_and_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TUNED_VARIABLE, NO_FILE)
+    shape = Shape("bf16", 128, 4, *order_of("sm_90a", 8, 128))
+
+    def plan(tokens: int, batch: int, keys: int, arch: str = "sm_90a", **about: Any) -> Plan:
+        return choose_plan(arch, replace(shape, **about), tokens, batch, 8, keys)
+
+    for tokens, batch, keys in product((1, 4), (4, 16, 64), (600, 2100)):
+        chosen = plan(tokens, batch, keys)
+        assert chosen.by_split
+        attention_variant("sm_90a", shape, tokens, chosen)
+    for tokens, batch, keys in ((1, 16, 3072), (4, 64, 32768), (1, 1, 600), (8, 16, 600)):
+        assert not plan(tokens, batch, keys).by_split
+    assert not plan(1, 16, 0).by_split, "nobody says how long sessions are"
+    for arch in ("sm_80", "sm_100", "sm_120"):
+        assert not plan(1, 16, 600, arch).by_split, "not measured there"
+    assert not choose_plan("sm_90a", shape_over("sm_90a", True, "bf16", 128, 4, (16, 4)), 1, 16, 8, 600).by_split
+    assert (plan(1, 1, 600).units, plan(1, 1, 600).stages) == (1, 6)
+    assert (plan(1, 1, 4000).units, plan(1, 1, 4000).stages) == (2, 3)
