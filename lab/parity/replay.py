@@ -178,9 +178,8 @@ class _Walk:
 
     def _has_ends_alone(self, name: str) -> bool:
         """Whether a stage of a prompt's last layer was recorded of its last token alone, as programs have it unless a
-        draft, or whoever recorded, asks for all."""
-        last = self.target.n_layers - 1
-        is_of_last = name.startswith(f"prefill/target.{last}.") and self.target.n_layers not in self.draft.taps
+        draft, or whoever recorded, asks for all; a draft that should have asked finds its taps wrong."""
+        is_of_last = name.startswith(f"prefill/target.{self.target.n_layers - 1}.")
         return is_of_last and len(self.recording.tensors.get(name, ())) == 1
 
     def _routed(self, at: str) -> dict[int, Tensor]:

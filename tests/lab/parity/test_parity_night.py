@@ -74,6 +74,13 @@ def test_the_night_names_the_stage_of_a_bug_that_short_prompts_hide(name: str) -
     assert_named(name, report_of(parity_jobs()["10_parity_stages-random-float32"], fault=name, device="cpu"))
 
 
+@pytest.mark.reference
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["wrong_tap", "misread_taps"])
+def test_a_draft_that_asks_for_less_of_the_last_layer_than_it_was_trained_on_is_named_by_its_taps(name: str) -> None:
+    assert_named(name, report_of(parity_jobs()["10_parity_stages-random-float32"], fault=name, device="cpu"))
+
+
 def assert_named(name: str, report: StageReport) -> None:
     fault, first = faults.FAULTS[name], report.first_divergent
     assert first is not None, f"{name} was not found"
