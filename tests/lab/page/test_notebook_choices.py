@@ -50,10 +50,12 @@ def test_committed_runs_can_be_picked_and_two_runs_are_laid_over_each_other() ->
     assert {path for path, _ in committed_runs()} >= {night, night_8b}
     runs = picked_runs.known_runs(night_8b)
     controls = picked_runs.run_controls(runs, None, night_8b)
-    assert starts(controls) == {"before": "night", "after": "night-8b"}
+    names = {path: name for name, path in runs.items()}
+    assert names[night] == "h200/night", "another machine has a run of that name"
+    assert starts(controls) == {"before": "h100/night", "after": "night-8b"}
     assert picked_runs.run_controls({"night": night}, None, night) == {}
-    assert "share no curve" in picked_runs.overlaid_html(runs, before="night", after="night-8b")
-    assert "same run" in picked_runs.overlaid_html(runs, before="night", after="night")
+    assert "share no curve" in picked_runs.overlaid_html(runs, before=names[night], after="night-8b")
+    assert "same run" in picked_runs.overlaid_html(runs, before=names[night], after=names[night])
     again = {"one": night, "two": night}
     drawn = picked_runs.overlaid_html(again, before="one", after="two")
     assert drawn.count("<figure") == 2
