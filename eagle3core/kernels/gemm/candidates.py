@@ -12,7 +12,7 @@ from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import SHARED_BYTES
 from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, deepened, low_block, takes
-from eagle3core.kernels.gemm.held.kernel import holds_totals
+from eagle3core.kernels.gemm.held import holds_totals
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
 
@@ -121,8 +121,7 @@ def _holding_by(arch: str, rows: int, units: int, blocks_x: int, w_tiles: int) -
     for deep in (1, 2):
         if deep <= units and holds_totals(x_tiles, w_tiles, deep):
             one = deepest(arch, Tiling("group", x_tiles, w_tiles, deep, 16 // deep, held=True), units, blocks=1)
-            stays = replace(one, resident=MULTIPROCESSORS)
-            yield from (one, stays, replace(stays, by_stream=True))
+            yield from (one, replace(one, resident=MULTIPROCESSORS))
             if blocks_x % 2 == 0:
                 yield replace(one, resident=MULTIPROCESSORS, cluster=2)
 
@@ -200,11 +199,10 @@ def check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) 
             f"{tiling}, {tiling.cluster} blocks a cluster", "a cluster of 1, or of `group` one that divides w_tiles",
             "set cluster=1, or pass no tiling",
         )  # fmt: skip
-    if (tiling.held or tiling.by_stream) and not (tiling.held and _can_hold(tiling)):
+    if tiling.held and not _can_hold(tiling):
         raise KernelLimit(
             f"{tiling} holds its totals",
-            "`group` with split 1, whole clusters, shares of streams for blocks that stay and are no cluster, and sums "
-            "that fit its registers twice",
+            "`group` with split 1, whole clusters, and sums that fit its registers twice",
             "set held=False, or pass no tiling",
         )
     if tiling.kernel in ("ring", "bulk") and (
@@ -224,6 +222,4 @@ def check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) 
 
 def _can_hold(tiling: Tiling) -> bool:
     is_alone = tiling.kernel == "group" and tiling.split == 1 and tiling.resident % tiling.cluster == 0
-    if tiling.by_stream and (tiling.cluster > 1 or tiling.resident == 0):
-        return False
     return is_alone and holds_totals(tiling.x_tiles, tiling.w_tiles, tiling.units)

@@ -26,7 +26,7 @@ from eagle3core.kernels.gemm.reference import (
     packed_inputs,
 )
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
-from eagle3core.kernels.gemm.scratch import scratch_counters, scratch_words
+from eagle3core.kernels.gemm.scratch import scratch_words
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling, fitted
 
 
@@ -56,7 +56,7 @@ def _tiling(arch: str, case: Case, setting: Mapping[str, Any]) -> Tiling:
     if not setting or not exists.get(setting.get("kernel", ""), True):
         return tiling
     if "kernel" in setting:  # of the chosen one, which may be another kernel's, only what every kernel has
-        tiling = replace(tiling, cluster=1, held=False, resident=0, by_stream=False)
+        tiling = replace(tiling, cluster=1, held=False, resident=0)
     asked = fitted(arch, replace(tiling, **setting))
     return asked if not isinstance(asked, Fp8Tiling) or takes(asked, case["k"]) else tiling
 
@@ -68,8 +68,7 @@ def workspace_of(device: torch.device, case: Case, tiling: Tiling) -> tuple[Tens
     if not words:
         return None
     blocks = -(-case["m"] // (8 * tiling.x_tiles)) * -(-n_tiles // tiling.w_tiles)
-    counters = torch.zeros(max(1, scratch_counters(tiling, blocks)), dtype=torch.int32, device=device)
-    return torch.full((words,), float("nan"), device=device), counters
+    return torch.full((words,), float("nan"), device=device), torch.zeros(blocks, dtype=torch.int32, device=device)
 
 
 def _shapes() -> tuple[Case, ...]:
@@ -189,7 +188,6 @@ CARD = Card(
         "cluster": "blocks of x that fetch W for each other",
         "held": "totals in registers that those who fetch give up",
         "resident": "blocks of a grid that holds its totals, 0: one each",
-        "by_stream": "those blocks have equal shares of all streams, not whole tiles",
         "packed": "layout of W",
     },
     cases=(

@@ -35,10 +35,10 @@ from eagle3core.kernels.gemm.epilogue import Epilogue, gemm_parameters
 from eagle3core.kernels.gemm.fp8.blocks import blocks_of
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_tiling
 from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
-from eagle3core.kernels.gemm.held.kernel import launched_registers, make_gemm_held
+from eagle3core.kernels.gemm.held import launched_registers, make_gemm_held
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
 from eagle3core.kernels.gemm.reference import EPS, n_columns, n_weight_rows
-from eagle3core.kernels.gemm.ring import STREAMS, UNIT, make_gemm_ring
+from eagle3core.kernels.gemm.ring import UNIT, make_gemm_ring
 from eagle3core.kernels.gemm.scratch import check_apart, check_scratch, scratch_words
 from eagle3core.kernels.gemm.tile import make_gemm_tile, totals_in_shared
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
@@ -78,7 +78,6 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
     if tiling.held:
         del constants["packed"], constants["ragged"]
         constants |= {"cluster": tiling.cluster} if tiling.cluster > 1 else {}
-        constants |= {"by_stream": True} if tiling.by_stream else {}
         # One block a processor, however small its ring: with two, a block has fewer than its warps ask for.
         registers = most = launched_registers(tiling.w_tiles)
         expected = {"HGMMA": 2 * tiling.units, "UBLKCP": 1, "USETMAXREG": 2}
@@ -153,16 +152,13 @@ def gemm(
         blocks = _has_block_scales(operands.get("scales"), packed, weight_rows, k)
         tiling = as_fp8(tiling, blocks) if tiling else choose_fp8_tiling(arch, rows, n_tiles, k, dtype, blocks)
     tiling = tiling or choose_tiling(arch, rows, n_tiles, k, packed and scratch is not None, dtype)
-    if scratch is None:
-        tiling = replace(tiling, split=1, together=False, by_stream=False)
+    if tiling.split > 1 and scratch is None:
+        tiling = replace(tiling, split=1, together=False)
     check_tiling(tiling, arch, n_tiles, k, packed)
     blocks_x, blocks_w = -(-rows // (8 * tiling.x_tiles)), -(-n_tiles // tiling.w_tiles)
     tiling = replace(tiling, cluster=gcd(tiling.cluster, blocks_x))
     if tiling.together and blocks_x * blocks_w * tiling.split > _multiprocessors(x.device):
         tiling = replace(tiling, together=False)  # some might wait for a block that has no place
-    if tiling.by_stream:  # blocks wait for each other, so all of them have a place
-        runs = min(min(tiling.resident, _multiprocessors(x.device)) // blocks_x, blocks_w * STREAMS)
-        tiling = replace(tiling, resident=runs * blocks_x, by_stream=runs > 0)
     launches = []
     if scratch is not None:
         taken, x_words = scratch_words(tiling, rows, n_tiles, k)
@@ -179,7 +175,7 @@ def gemm(
     variant = gemm_variant(arch, dtype, epilogue, tiling, packed, k % UNIT != 0)
     n_blocks = blocks_x * blocks_w
     grid = (
-        (tiling.resident if tiling.by_stream else min(n_blocks, tiling.resident or n_blocks), 1, 1)
+        (min(n_blocks, tiling.resident or n_blocks), 1, 1)
         if tiling.held
         else {
             "ring": (blocks_w, blocks_x, 1),

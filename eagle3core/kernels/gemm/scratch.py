@@ -14,7 +14,6 @@ from torch import Tensor
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import DTYPES
-from eagle3core.kernels.gemm.held.shares import shared_counters, shared_sums_words
 from eagle3core.kernels.gemm.order.pack import OrderedRows, is_whole, packed_words
 from eagle3core.kernels.gemm.ring import STREAMS
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
@@ -66,16 +65,7 @@ def scratch_words(tiling: Tiling, rows: int, n_tiles: int, k: int) -> tuple[int,
     """What a launch takes of the workspace, words of 4 bytes: sums, then packed x."""
     blocks = -(-rows // (8 * tiling.x_tiles)) * -(-n_tiles // tiling.w_tiles)
     sums = blocks * STREAMS * 128 * tiling.x_tiles * tiling.w_tiles if tiling.split > 1 else 0
-    if tiling.by_stream:
-        sums = shared_sums_words(tiling.x_tiles, tiling.w_tiles, tiling.resident)
     return sums, packed_words(rows, k, tiling.x_tiles, tiling.units) if tiling.kernel == "group" else 0
-
-
-def scratch_counters(tiling: Tiling, blocks: int) -> int:
-    """Counters that a launch of `blocks` tiles takes, which are 0 before and after it."""
-    if tiling.by_stream:
-        return shared_counters(tiling.w_tiles, tiling.resident)
-    return blocks if tiling.split > 1 else 0
 
 
 def check_scratch(scratch: tuple[Tensor, Tensor], words: int, blocks: int, tiling: Tiling) -> None:
@@ -84,7 +74,7 @@ def check_scratch(scratch: tuple[Tensor, Tensor], words: int, blocks: int, tilin
     Raises:
         KernelLimit: there is not.
     """
-    counters = scratch_counters(tiling, blocks)
+    counters = blocks if tiling.split > 1 else 0
     if scratch[0].numel() < words or scratch[1].numel() < counters:
         raise KernelLimit(
             f"scratch holds {scratch[0].numel()} words and {scratch[1].numel()} counters",

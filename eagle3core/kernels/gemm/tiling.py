@@ -12,7 +12,7 @@ from eagle3core.errors import KernelLimit
 from eagle3core.kernels import tuned
 from eagle3core.kernels.card import SHARED_BYTES, SHARED_BYTES_SM
 from eagle3core.kernels.gemm.group import FETCHING, group_shared_bytes
-from eagle3core.kernels.gemm.held.kernel import held_shared_bytes, held_threads
+from eagle3core.kernels.gemm.held import held_shared_bytes, held_threads
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT, ring_shared_bytes
 from eagle3core.kernels.gemm.tile import tile_shared_bytes
 
@@ -39,7 +39,7 @@ class Tiling:
         split: of `tile` and `group`. together: of a split `group`; see `sums.make_hand_over`.
         cluster: of `group`, blocks of x that share tiles of W; see `make_gemm_group`.
         held: of `group`, totals in registers; see `make_gemm_held`. resident: there, blocks of the grid at most, each
-            of which takes several; 0: one each. by_stream: those have equal shares of all streams (`shares`).
+            of which takes several; 0: one each.
     """
 
     kernel: Literal["ring", "bulk", "tile", "group"]
@@ -54,7 +54,6 @@ class Tiling:
     cluster: int = 1
     held: bool = False
     resident: int = 0
-    by_stream: bool = False
 
     @property
     def threads(self) -> int:
@@ -81,8 +80,7 @@ class Tiling:
             "bulk": "",
             "tile": f"_{self.warps_x}x{self.warps_w}_s{self.split}",
             "group": f"_{'t' if self.together else 's'}{self.split}"
-            + (f"_c{self.cluster}" if self.cluster > 1 else "")
-            + ("_shares" if self.by_stream else ""),
+            + (f"_c{self.cluster}" if self.cluster > 1 else ""),
         }
         kernel = "held" if self.held else self.kernel  # of any grid
         return f"{kernel}_{self.x_tiles}x{self.w_tiles}_u{self.units}_p{self.stages}{more[self.kernel]}"

@@ -16,7 +16,7 @@ from eagle3core.kernels.emulator.machine import EmulationError
 from eagle3core.kernels.gemm.candidates import gemm_candidates
 from eagle3core.kernels.gemm.card import CARD, gemm_launches
 from eagle3core.kernels.gemm.epilogue import Epilogue
-from eagle3core.kernels.gemm.held.kernel import (
+from eagle3core.kernels.gemm.held import (
     held_registers,
     held_shared_bytes,
     held_threads,

@@ -19,7 +19,6 @@ import numpy as np
 
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.fragments.walk import make_finish_fragments
-from eagle3core.kernels.gemm.held.shares import make_shares
 from eagle3core.kernels.gemm.products import make_group_multiply, make_group_multiply_ahead
 from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
 from eagle3core.kernels.gemm.scale import make_put_scales
@@ -72,7 +71,7 @@ def held_shared_bytes(x_tiles: int, w_tiles: int, units: int, stages: int) -> in
 
 def make_gemm_held(
     isa: Any, *, dtype: str, epilogue: Epilogue, x_tiles: int, w_tiles: int, units: int, stages: int, overlap: bool,
-    cluster: int = 1, by_stream: bool = False,
+    cluster: int = 1,
 ) -> Any:  # fmt: skip
     """The kernel; a grid of any number of whole clusters, of which each takes every so many-th. W and x are packed.
 
@@ -81,8 +80,6 @@ def make_gemm_held(
         stages: depth of the ring, which may be more than the stages of a block.
         overlap: as in `gemm_tile`.
         cluster: as in `gemm_group`; it divides the blocks of x rows, so that all of a cluster have the same tiles of W.
-        by_stream: blocks have equal shares of all streams, not whole tiles (`shares`): a block of x each, and with it a
-            run of streams; all are on the GPU at once, and a cluster is one block.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     zero = np.float32(0)
@@ -111,32 +108,8 @@ def make_gemm_held(
     if ahead:
         multiply_ahead, settle = make_group_multiply_ahead(isa, **of_stage)
     finish_fragments = make_finish_fragments(isa, epilogue, dtype, x_tiles)
-    shares = make_shares(isa, x_tiles=x_tiles, w_tiles=w_tiles)
-    share_of, streams_until, owner_of = shares.of, shares.until, shares.owner
-    leave_sums, announce, take_sums = shares.leave, shares.announce, shares.take
     fewer_registers = isa.fewer_registers(_FETCHING_REGISTERS)
     more_registers = isa.more_registers(held_registers(w_tiles))
-
-    def first_turn(index: Any, stride: Any, n_blocks: Any, blocks_x: Any) -> Any:
-        # (tile, its first stream, the end of its streams, the end of the run)
-        if by_stream:
-            own_x = i32(index % blocks_x)
-            at, end = share_of(i32(index // blocks_x), i32(stride // blocks_x), i32(n_blocks // blocks_x))
-            return i32((at >> 2) * blocks_x + own_x), i32(at & (STREAMS - 1)), streams_until(at, end), end
-        return index, i32(0), i32(STREAMS), i32(0)
-
-    def next_turn(block: Any, until: Any, end: Any, stride: Any, n_blocks: Any, blocks_x: Any) -> Any:
-        if by_stream:
-            at = i32(i32(block // blocks_x) * STREAMS + until)
-            if at >= end:
-                return n_blocks, i32(0), i32(0)
-            following_block = block
-            if until == STREAMS:
-                following_block = i32(block + blocks_x)
-            return following_block, i32(0), streams_until(at, end)
-        return i32(block + stride), i32(0), i32(STREAMS)
-
-    first_turn, next_turn = isa.inlined(first_turn), isa.inlined(next_turn)
 
     def gemm_held(
         x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
@@ -148,7 +121,7 @@ def make_gemm_held(
         base = isa.shared_address(cuda.shared.array(0, f32, alignment=128))
         full, empty = i32(base + full_at), i32(base + empty_at)
         has_scales, has_none = i32(base + scaled_at), i32(base + unscaled_at)
-        n_units = i32((k + (UNIT - 1)) >> 5)
+        n_units, last = i32((k + (UNIT - 1)) >> 5), i32(STREAMS - 1)
         blocks_x = i32((rows + (x_rows - 1)) // x_rows)
         n_blocks, stride = i32(blocks_x * ((tiles + (w_tiles - 1)) // w_tiles)), i32(cuda.gridDim.x)
         # `full` completes when both who fetch have announced their bytes and the bytes are there; `empty` when every
@@ -168,22 +141,18 @@ def make_gemm_held(
         if overlap:
             isa.let_next_start()
 
-        # Tiles from `block` on; of this one the streams from `first` up to `until`.
-        block, first, until, end = first_turn(i32(cuda.blockIdx.x), stride, n_blocks, blocks_x)
+        block = i32(cuda.blockIdx.x)
         if warp >= n_warps:
             fewer_registers()  # by the whole warpgroup
             if warp == n_warps:
                 place = first_place(base)
                 while block < n_blocks:
                     tile0 = i32((block // blocks_x) * w_tiles)
-                    begin, last = i32((first * n_units) >> 2), i32(until - 1)
-                    unit, stop, stream = following(
-                        i32(begin - units), i32(((first + 1) * n_units) >> 2), first, last, n_units
-                    )
+                    unit, stop, stream = following(i32(-units), i32(n_units >> 2), i32(0), last, n_units)
                     place = fetch_w(
                         base, full, empty, w, tile0, tiles, unit, stop, stream, last, n_units, lane, place
                     )  # fmt: skip
-                    block, first, until = next_turn(block, until, end, stride, n_blocks, blocks_x)
+                    block = i32(block + stride)
                 # Only weights, which no kernel writes, were read before. It waits all the same: a block that never did
                 # would end before the kernel before, and let the next one start too early.
                 if overlap:
@@ -192,17 +161,15 @@ def make_gemm_held(
                 if overlap:
                     isa.wait_previous()
                 if warp == n_warps + 1:
-                    steps, place = steps_of(i32(STREAMS - 1), n_units), first_place(i32(base + w_stage))
+                    steps, place = steps_of(last, n_units), first_place(i32(base + w_stage))
                     while block < n_blocks:
                         packed = x + i64(block % blocks_x) * (STREAMS * i64(steps) * (units * x_unit_bytes))
                         place = fetch_x(
-                            i32(base + w_stage), full, empty, packed, n_units, first, i32(until - 1), lane, place
+                            i32(base + w_stage), full, empty, packed, n_units, i32(0), last, lane, place
                         )  # fmt: skip
-                        block, first, until = next_turn(block, until, end, stride, n_blocks, blocks_x)
+                        block = i32(block + stride)
                 elif scaled:
                     turn = i32(0)
-                    if by_stream and first > 0:  # who has a tile's first stream finishes it
-                        block, first, until = next_turn(block, until, end, stride, n_blocks, blocks_x)
                     while block < n_blocks:
                         own_scales, row0 = i32(base + (turn & 1) * (4 * x_rows)), i32((block % blocks_x) * x_rows)
                         isa.mbarrier_wait(i32(has_none + (turn & 1) * 8), i32(((turn >> 1) & 1) ^ 1))
@@ -210,8 +177,7 @@ def make_gemm_held(
                         cuda.syncwarp()
                         if lane < isa.ARRIVING_LANES:
                             isa.mbarrier_arrive(i32(has_scales + (turn & 1) * 8))
-                        block, first, until = next_turn(block, until, end, stride, n_blocks, blocks_x)
-                        turn = i32(turn + 1)
+                        block, turn = i32(block + stride), i32(turn + 1)
         else:
             more_registers()
             if overlap:
@@ -220,17 +186,11 @@ def make_gemm_held(
             operands = cuda.local.array(n_operands, i32)
             own_w = i32(base + warp * (units * unit_bytes_w) + lane * 16)
             reading, barrier, parity, turn = i32(0), i32(0), i32(0), i32(0)
-            n_left, owner = i32(0), i32(0)
-            if by_stream and first > 0:
-                run = owner_of(
-                    i32(i32(block // blocks_x) * STREAMS), i32(stride // blocks_x), i32(n_blocks // blocks_x)
-                )
-                owner = i32(run * blocks_x + block % blocks_x)
             while block < n_blocks:
                 row0, tile = i32((block % blocks_x) * x_rows), i32((block // blocks_x) * w_tiles + warp)
                 for i in range(n_sums):
                     totals[i] = zero
-                for stream in range(first, until):
+                for stream in range(STREAMS):
                     for i in range(n_sums):
                         accumulators[i] = zero
                     before, arriving = i32(empty), i32(0)
@@ -249,21 +209,9 @@ def make_gemm_held(
                             reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
                     if ahead:
                         settle(accumulators, before, lane, arriving)
-                    if by_stream and first > 0:
-                        leave_sums(workspace, owner, i32(stream), warp, isa.lane_number(), accumulators)
-                    else:
-                        # ((s0 + s1) + s2) + s3.
-                        for i in range(n_sums):
-                            totals[i] = totals[i] + accumulators[i]
-                    if by_stream and first == 0 and n_left > 0:
-                        announce(counters, owner, n_left, warp, isa.lane_number())
-                        n_left = i32(0)
-                if by_stream and first > 0:
-                    n_left = i32(until - first)
-                    block, first, until = next_turn(block, until, end, stride, n_blocks, blocks_x)
-                    continue
-                if by_stream and until < STREAMS:
-                    take_sums(workspace, counters, i32(cuda.blockIdx.x), until, warp, isa.lane_number(), totals)
+                    # ((s0 + s1) + s2) + s3.
+                    for i in range(n_sums):
+                        totals[i] = totals[i] + accumulators[i]
                 if scaled:
                     isa.mbarrier_wait(i32(has_scales + (turn & 1) * 8), i32((turn >> 1) & 1))
                 # A warp past the last tile has multiplied that one again; of it no row is finished.
@@ -280,10 +228,7 @@ def make_gemm_held(
                     cuda.syncwarp()
                     if lane < isa.ARRIVING_LANES:
                         isa.mbarrier_arrive(i32(has_none + (turn & 1) * 8))
-                block, first, until = next_turn(block, until, end, stride, n_blocks, blocks_x)
-                turn = i32(turn + 1)
-            if by_stream and n_left > 0:
-                announce(counters, owner, n_left, warp, isa.lane_number())
+                block, turn = i32(block + stride), i32(turn + 1)
             if cluster > 1:  # the others have arrived at this block's barriers for the last time
                 isa.cluster.arrive()
                 isa.cluster.wait()
