@@ -181,7 +181,7 @@ _TOKENS = (64, 49, 32, 17, 16, 15, 8, 7, 4, 2, 1)
 
 def _asked_for(arch: str) -> list[Variant]:
     """What an engine asks for: any number of tokens, of one sequence or four, chains and trees, both kinds of cache;
-    and what a tuned file may name beside that.
+    and warps that own splits, of many short sessions.
 
     Both forms of each: which of them a launch takes depends on its splits a block, hence on batch and processors.
     """
