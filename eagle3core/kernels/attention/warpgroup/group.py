@@ -41,7 +41,7 @@ from eagle3core.kernels.attention.warpgroup.stages import make_fetch_sets
 from eagle3core.kernels.attention.warpgroup.sums import holds_sums, make_split_sums, sums_bytes
 from eagle3core.kernels.attention.warpgroup.whole import make_whole_end
 
-FETCHING_WARPS = 4  # of a block: a warpgroup, which can give registers to the others; one of it fetches for each ring
+FETCHING_WARPS = 4  # of a block: a warpgroup, which can give registers to the others; one for each unit of the sets
 MULTIPLYING_WARPS = 8  # at most; with those that fetch a processor has 168 registers for each lane
 # Of a lane. Fetching takes addresses alone; multiplying 144 for sums, queries, scores and weights. Together they are
 # those of the launch, else the wait for more would never end.
@@ -67,7 +67,7 @@ def make_attention_group(
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     first_of, _ = make_walk(isa, shape)
-    assert groups <= FETCHING_WARPS, "a warp fetches for each ring"
+    assert groups * units == FETCHING_WARPS, "a warp fetches each unit of every ring's sets"
     paths, pieces = tail > 0, shape.pieces
     n_warps, wait_all = row_warps * groups, isa.COPY_WAIT[0]
     moves_registers = n_warps == MULTIPLYING_WARPS  # fewer warps have enough
@@ -104,7 +104,7 @@ def make_attention_group(
     totals_offset, tail_offset, turns_offset, full_offset, empty_offset = group_offsets(
         shape, row_warps, groups, units, stages, tail
     )
-    row_shift, stream_shift = row_warps.bit_length() - 1, streams.bit_length() - 1
+    row_shift, stream_shift, units_shift = (n.bit_length() - 1 for n in (row_warps, streams, units))
     n_queries = 8 * pieces
     pinned = make_pinned(isa)
     uniform = isa.warp_max_i32  # of equal values: tells the assembler that one register serves the whole warp
@@ -193,19 +193,18 @@ def make_attention_group(
         if warp >= n_warps:
             if moves_registers:
                 fewer_registers()
-            own_group = i32(warp - n_warps)
-            if own_group < groups:
-                first = i32(first_of(i32(first_stream + own_group), first_unit) - step)
-                first = follow(first, last_stream, first_unit, n_units)
-                if short and is_short != 0:
-                    first = i32(-1)
-                    if first_stream < n_units:
-                        first = first_stream
-                fetch_sets(
-                    i32(base + own_group * ring_bytes), i32(base + full_offset + own_group * (8 * stages)),
-                    i32(base + empty_offset + own_group * (8 * stages)), k_map, v_map, table, first, last_stream, ctx,
-                    first_unit, n_units, kv_head, n_kv, lane, is_short,
-                )  # fmt: skip
+            own_group, part = i32(i32(warp - n_warps) >> units_shift), i32(i32(warp - n_warps) & (units - 1))
+            first = i32(first_of(i32(first_stream + own_group), first_unit) - step)
+            first = follow(first, last_stream, first_unit, n_units)
+            if short and is_short != 0:
+                first = i32(-1)
+                if first_stream < n_units:
+                    first = first_stream
+            fetch_sets(
+                i32(base + own_group * ring_bytes), i32(base + full_offset + own_group * (8 * stages)),
+                i32(base + empty_offset + own_group * (8 * stages)), k_map, v_map, table, first, last_stream, ctx,
+                first_unit, n_units, kv_head, n_kv, lane, part, is_short,
+            )  # fmt: skip
             # A block that never waited would end before the kernel before, and let the next one start too early.
             if overlap:
                 isa.wait_previous()

@@ -6,8 +6,9 @@ keys, or 64 columns of values, are one tile of such rows. So nothing of keys and
 the load and store units, which exponentials need as well (docs/log.md): four copies a unit, or two, and their bytes
 complete the stage's barrier.
 
-A warp fetches for a ring, a lane each unit of a set. Units that do not exist are not copied: their scores, which the
-product makes all the same, are of whatever the stage held and nobody reads them.
+A warp each fetches a unit of every set: one warp alone, lane after lane, took nearly as long for a set's sixteen copies
+as the others for its products (docs/log.md). Units that do not exist are not copied: their scores, which the product
+makes all the same, are of whatever the stage held and nobody reads them.
 
 Source: derived here; matrix descriptors from the PTX ISA, the order of their fields with a transposed operand from
 github.com/NVIDIA/cutlass, include/cute/atom/mma_traits_sm90_gmma.hpp.
@@ -152,10 +153,11 @@ def make_last_of(isa: Any, shape: Shape, *, groups: int) -> Any:
 
 
 def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: int, overlap: bool, short: bool) -> Any:
-    """`fetch_sets(ring, full, empty, k_map, v_map, ...)`: all sets of a group's walk from `unit` on, by one warp.
+    """`fetch_sets(ring, full, empty, k_map, v_map, ...)`: unit `part` of all sets of a group's walk from `unit` on.
 
-    Barriers `full` and `empty` of the group, 8 bytes a stage. In a stage's round one lane arrives at `full`, which says
-    how many bytes come; at `empty` the warps that multiply do. The maps are of the cache's rows, 16 a box.
+    By one warp; others do so with the set's other parts. Barriers `full` and `empty` of the group, 8 bytes a stage. In
+    a stage's round part 0 arrives at `full` and says how many bytes come, some of which may be there before; at `empty`
+    the warps that multiply arrive. The maps are of the cache's rows, 16 a box.
 
     Args:
         groups, units, stages, overlap: as in `attention_group`.
@@ -187,10 +189,10 @@ def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: 
         part: Any, lane: Any, shift: Any,
     ) -> None:  # fmt: skip
         own = i32(unit + (part << shift))
-        if lane == 0:
+        if lane == 0 and part == 0:
             n_there = i32(min(i32(n_units - unit + ((1 << shift) - 1)) >> shift, units))
             isa.mbarrier_expect(full, i32(n_there * unit_bytes))
-        if lane < units and own < n_units:
+        if lane == 0 and own < n_units:
             # Cache rows: [block][key head][64 tokens].
             row = i32(((block * n_kv + kv_head) << BLOCK_SHIFT) + ((own & 3) << 4))
             place = i32(at + part * TILE_BYTES)
@@ -203,7 +205,7 @@ def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: 
 
     def fetch_sets(
         ring: Any, full: Any, empty: Any, k_map: Any, v_map: Any, table: Any, unit: Any, last_stream: Any, ctx: Any,
-        first_unit: Any, n_units: Any, kv_head: Any, n_kv: Any, lane: Any, is_short: Any,
+        first_unit: Any, n_units: Any, kv_head: Any, n_kv: Any, lane: Any, part: Any, is_short: Any,
     ) -> None:  # fmt: skip
         shift = i32(interleave_shift)
         if short and is_short != 0:
@@ -212,7 +214,7 @@ def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: 
             isa.tensor_map_acquire(k_map)
             isa.tensor_map_acquire(v_map)
         cuda.syncwarp()
-        slot, parity, part = i32(0), i32(1), i32(lane & (units - 1))  # the first round waits for nobody
+        slot, parity = i32(0), i32(1)  # the first round waits for nobody
         block = look_up(table, unit, n_units, part, shift)
         while unit >= 0:
             # The next set's blocks are asked for before this one's stage is waited for.
