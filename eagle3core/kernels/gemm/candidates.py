@@ -12,6 +12,7 @@ from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import SHARED_BYTES
 from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, deepened, low_block, takes
+from eagle3core.kernels.gemm.group import keeps_under_way
 from eagle3core.kernels.gemm.held import holds_totals
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
@@ -99,6 +100,8 @@ def _groups(arch: str, widest: tuple[int, ...], rows: int, n_tiles: int, units: 
                 if (split > 1 and not whole.together) or x_tiles * w_tiles > 256:
                     continue
                 made.append(deepest(arch, whole, units, blocks=1))
+                if keeps_under_way(x_tiles, w_tiles, whole.units, split, 1) and whole.units <= units:
+                    made.append(deepest(arch, replace(whole, ahead=True), units, blocks=1))
                 # Blocks of one cluster fetch W for each other, which else each brings from the L2 cache.
                 sizes = (of for of in (2, 4) if split == 1 and blocks_x % of == 0)
                 made += [replace(made[-1], cluster=of) for of in sizes]
@@ -199,6 +202,13 @@ def check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) 
             f"{tiling}, {tiling.cluster} blocks a cluster", "a cluster of 1, or of `group` one that divides w_tiles",
             "set cluster=1, or pass no tiling",
         )  # fmt: skip
+    if tiling.ahead and not (tiling.kernel == "group" and not tiling.held and keeps_under_way(
+        tiling.x_tiles, tiling.w_tiles, tiling.units, tiling.split, tiling.cluster)):  # fmt: skip
+        raise KernelLimit(
+            f"{tiling} keeps products under way",
+            "`group` with split 4, 2 or 4 units a stage, a cluster of 1, and sums that fit its registers",
+            "set ahead=False, or pass no tiling",
+        )
     if tiling.held and not _can_hold(tiling):
         raise KernelLimit(
             f"{tiling} holds its totals",
