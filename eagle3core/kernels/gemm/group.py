@@ -23,7 +23,7 @@ import numpy as np
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
 from eagle3core.kernels.gemm.held import FETCHING_REGISTERS, held_registers
-from eagle3core.kernels.gemm.products import make_group_multiply, make_group_multiply_ahead
+from eagle3core.kernels.gemm.products import make_group_multiply, make_group_multiply_ahead, make_group_multiply_pair
 from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
 from eagle3core.kernels.gemm.scale import make_put_scales
 from eagle3core.kernels.gemm.stages import (
@@ -38,7 +38,7 @@ from eagle3core.kernels.gemm.stages import (
 from eagle3core.kernels.gemm.sums import make_hand_over, make_leave, make_walk, sums_bytes
 
 FETCHING = 32 * FETCHING_WARPS  # threads that fetch
-_BESIDE = 40  # registers of a lane beside sums and W
+_BESIDE, _BESIDE_PAIRS = 40, 76  # registers of a lane beside sums and W, with fewer of which kernels spilled
 
 
 def group_totals_in_shared(x_tiles: int, w_tiles: int, split: int, blocks: bool = False) -> bool:
@@ -50,10 +50,23 @@ def group_totals_in_shared(x_tiles: int, w_tiles: int, split: int, blocks: bool 
 
 
 def keeps_under_way(x_tiles: int, w_tiles: int, units: int, split: int, cluster: int) -> bool:
-    """Whether products can stay under way while W of the next unit is loaded: a stage has more than one, nobody else
-    waits for it, and a lane has the registers."""
-    has_room = 4 * x_tiles + 8 * units + _BESIDE <= held_registers(w_tiles)
-    return split > 1 and units in (2, 4) and cluster == 1 and has_room
+    """Whether products can stay under way while W of the next unit is loaded.
+
+    Where K is shared a stage has several units; else totals lie in shared memory, which leaves stages of one unit, and
+    two of them are taken at once. Nobody else waits for a stage, and a lane has the registers.
+    """
+    beside = _BESIDE if split > 1 else _BESIDE_PAIRS
+    has_room = 4 * x_tiles + 8 * max(units, 2) + beside <= held_registers(w_tiles)
+    fits = units in (2, 4) if split > 1 else units == 1 and group_totals_in_shared(x_tiles, w_tiles, split)
+    return fits and cluster == 1 and has_room
+
+
+def has_pairs(units: int, stages: int) -> bool:
+    """Whether two stages of one unit can be taken at once, of K of `units` units: streams and ring have whole pairs.
+
+    The ring has two, as one is left only after the next is there.
+    """
+    return units % (2 * STREAMS) == 0 and stages % 2 == 0 and stages >= 4
 
 
 def group_shared_bytes(
@@ -95,8 +108,8 @@ def make_gemm_group(
         fp8, blocks: as in `gemm_ring`; with `blocks` streams are whole blocks, and x_tiles at most 12.
         cluster: blocks of x rows that share tiles of W: each brings its part of a stage into the shared memory of all.
             A stage is free when the warps of all of them have left it, so they go through K side by side.
-        ahead: products stay under way between units, of which `keeps_under_way` holds. Those who fetch are a warpgroup
-            then, half of it idle, and give registers to the others.
+        ahead: products stay under way between units, of which `keeps_under_way` holds, and `has_pairs` with `split` 1.
+            Those who fetch are a warpgroup then, half of it idle, and give registers to the others.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     zero = np.float32(0)
@@ -129,8 +142,13 @@ def make_gemm_group(
     )  # fmt: skip
     of_stage: dict[str, Any] = {"dtype": dtype, "x_tiles": x_tiles, "units": units, "w_stage": w_stage}
     multiply_stage = make_group_multiply(isa, fp8=fp8, **of_stage)
-    if ahead:
+    by_units, by_pairs = ahead and split > 1, ahead and split == 1
+    if by_units:
         multiply_ahead, settle = make_group_multiply_ahead(isa, **of_stage)
+    if by_pairs:
+        n_operands = 16
+        multiply_pair, settle_pair = make_group_multiply_pair(isa, dtype=dtype, x_tiles=x_tiles, w_stage=w_stage)
+    if ahead:
         fewer_registers = isa.fewer_registers(FETCHING_REGISTERS)
         more_registers = isa.more_registers(held_registers(w_tiles))
     begin_blocks, add_stage, take_blocks = make_block_walk(isa, blocks=blocks, units=units, x_tiles=x_tiles, w_tiles=1)
@@ -206,11 +224,27 @@ def make_gemm_group(
             while stream <= last:
                 for i in range(n_sums):
                     accumulators[i] = zero
-                before, arriving = i32(empty), i32(0)
-                for _ in range(steps_of(stream, n_units)):
+                before, after, arriving, steps = i32(empty), i32(empty), i32(0), steps_of(stream, n_units)
+                if by_pairs:
+                    for _ in range(steps >> 1):
+                        # Both here, as no branch may lie between the products of one and of the other.
+                        isa.mbarrier_wait(i32(full + barrier), parity)
+                        isa.mbarrier_wait(i32(full + barrier + 8), parity)
+                        multiply_pair(
+                            accumulators, operands, own_w, base, reading, i32(reading + stage_bytes), before, after,
+                            lane, arriving,
+                        )  # fmt: skip
+                        before, after = i32(empty + barrier), i32(empty + barrier + 8)
+                        arriving = i32(isa.ARRIVING_LANES)
+                        reading, barrier = i32(reading + 2 * stage_bytes), i32(barrier + 16)
+                        if barrier == 8 * stages:
+                            reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
+                    settle_pair(accumulators, before, after, lane, arriving)
+                    steps = i32(0)
+                for _ in range(steps):
                     # The barrier's phases alternate: `parity` is that of the round through the ring.
                     isa.mbarrier_wait(i32(full + barrier), parity)
-                    if ahead:
+                    if by_units:
                         multiply_ahead(accumulators, operands, own_w, base, reading, before, lane, arriving)
                         before, arriving = i32(empty + barrier), i32(isa.ARRIVING_LANES)
                     else:
@@ -221,7 +255,7 @@ def make_gemm_group(
                     if barrier == 8 * stages:
                         reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
                     add_stage(accumulators, stream_sums, held, block_walk, False)
-                if ahead:
+                if by_units:
                     settle(accumulators, before, lane, arriving)
                 take_blocks(accumulators, stream_sums)
                 if split == 1:

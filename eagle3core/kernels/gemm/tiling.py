@@ -40,7 +40,7 @@ class Tiling:
         cluster: of `group`, blocks of x that share tiles of W; see `make_gemm_group`.
         held: of `group`, totals in registers; see `make_gemm_held`. resident: there, blocks of the grid at most, each
             of which takes several; 0: one each.
-        ahead: of a split `group`, products stay under way between units; see `make_gemm_group`.
+        ahead: of `group`, products stay under way between units; see `make_gemm_group`.
     """
 
     kernel: Literal["ring", "bulk", "tile", "group"]
