@@ -213,8 +213,8 @@ def check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) 
     if tiling.ahead and not _is_kept_under_way(tiling, units):
         raise KernelLimit(
             f"{tiling} keeps products under way",
-            "`group` in a cluster of 1 whose sums fit its registers: with split 4 stages of 2 or 4 units, else 5 tiles of"
-            f" x or more, an even number from 4 on of stages of one unit, and k a multiple of {2 * STREAMS * UNIT}",
+            "`group` in a cluster of 1 whose sums fit its registers: with split 4 stages of 2 or 4 units, else an"
+            f" even number of one unit, 5 tiles of x or more and k a multiple of {2 * STREAMS * UNIT}",
             "set ahead=False, or pass no tiling",
         )
     if tiling.held and not _can_hold(tiling):
