@@ -12,7 +12,6 @@ from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import SHARED_BYTES
 from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, deepened, low_block, takes
-from eagle3core.kernels.gemm.group import has_pairs, keeps_under_way
 from eagle3core.kernels.gemm.held import holds_totals
 from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
@@ -100,22 +99,12 @@ def _groups(arch: str, widest: tuple[int, ...], rows: int, n_tiles: int, units: 
                 if (split > 1 and not whole.together) or x_tiles * w_tiles > 256:
                     continue
                 made.append(deepest(arch, whole, units, blocks=1))
-                made += _under_way(arch, whole, units)
                 # Blocks of one cluster fetch W for each other, which else each brings from the L2 cache.
                 sizes = (of for of in (2, 4) if split == 1 and blocks_x % of == 0)
-                made += [replace(deepest(arch, whole, units, blocks=1), cluster=of) for of in sizes]
+                made += [replace(made[-1], cluster=of) for of in sizes]
                 if x_tiles <= 4 and w_tiles == 4 and split == 1:
                     made.append(deepest(arch, whole, units, blocks=2))
     return made
-
-
-def _under_way(arch: str, whole: Tiling, units: int) -> Iterator[Tiling]:
-    """The same with products under way between units, where it can be."""
-    one = replace(whole, ahead=True) if whole.split > 1 else replace(whole, ahead=True, units=1, stages=16)
-    one = deepest(arch, one, units, blocks=1)
-    one = one if one.split > 1 else replace(one, stages=one.stages // 2 * 2)
-    if _is_kept_under_way(one, units):
-        yield one
 
 
 def _holding(arch: str, rows: int, units: int) -> Iterator[Tiling]:
@@ -210,13 +199,6 @@ def check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) 
             f"{tiling}, {tiling.cluster} blocks a cluster", "a cluster of 1, or of `group` one that divides w_tiles",
             "set cluster=1, or pass no tiling",
         )  # fmt: skip
-    if tiling.ahead and not _is_kept_under_way(tiling, units):
-        raise KernelLimit(
-            f"{tiling} keeps products under way",
-            "`group` in a cluster of 1 whose sums fit its registers: with split 4 stages of 2 or 4 units, else an"
-            f" even number of one unit, 5 tiles of x or more and k a multiple of {2 * STREAMS * UNIT}",
-            "set ahead=False, or pass no tiling",
-        )
     if tiling.held and not _can_hold(tiling):
         raise KernelLimit(
             f"{tiling} holds its totals",
@@ -236,12 +218,6 @@ def check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) 
             f"bulk copies, packed W, whole units of {UNIT}, x_tiles 1 with up to 8 units or 2 with up to 4",
             "use `ring`, or pass no tiling",
         )
-
-
-def _is_kept_under_way(tiling: Tiling, units: int) -> bool:
-    sizes = tiling.x_tiles, tiling.w_tiles, tiling.units, tiling.split, tiling.cluster
-    pairs = tiling.split > 1 or has_pairs(units, tiling.stages)
-    return tiling.kernel == "group" and not tiling.held and keeps_under_way(*sizes) and pairs
 
 
 def _can_hold(tiling: Tiling) -> bool:

@@ -22,8 +22,7 @@ import numpy as np
 
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
-from eagle3core.kernels.gemm.held import FETCHING_REGISTERS, held_registers
-from eagle3core.kernels.gemm.products import make_group_multiply, make_group_multiply_ahead, make_group_multiply_pair
+from eagle3core.kernels.gemm.products import make_group_multiply
 from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
 from eagle3core.kernels.gemm.scale import make_put_scales
 from eagle3core.kernels.gemm.stages import (
@@ -38,7 +37,6 @@ from eagle3core.kernels.gemm.stages import (
 from eagle3core.kernels.gemm.sums import make_hand_over, make_leave, make_walk, sums_bytes
 
 FETCHING = 32 * FETCHING_WARPS  # threads that fetch
-_BESIDE, _BESIDE_PAIRS = 40, 76  # registers of a lane beside sums and W, with fewer of which kernels spilled
 
 
 def group_totals_in_shared(x_tiles: int, w_tiles: int, split: int, blocks: bool = False) -> bool:
@@ -47,26 +45,6 @@ def group_totals_in_shared(x_tiles: int, w_tiles: int, split: int, blocks: bool 
     `blocks`: there the sums of a block and those of its stream are two.
     """
     return split == 1 and (x_tiles > 4 or blocks)
-
-
-def keeps_under_way(x_tiles: int, w_tiles: int, units: int, split: int, cluster: int) -> bool:
-    """Whether products can stay under way while W of the next unit is loaded.
-
-    Where K is shared a stage has several units; else totals lie in shared memory, which leaves stages of one unit, and
-    two of them are taken at once. Nobody else waits for a stage, and a lane has the registers.
-    """
-    beside = _BESIDE if split > 1 else _BESIDE_PAIRS
-    has_room = 4 * x_tiles + 8 * max(units, 2) + beside <= held_registers(w_tiles)
-    fits = units in (2, 4) if split > 1 else units == 1 and group_totals_in_shared(x_tiles, w_tiles, split)
-    return fits and cluster == 1 and has_room
-
-
-def has_pairs(units: int, stages: int) -> bool:
-    """Whether two stages of one unit can be taken at once, of K of `units` units: streams and ring have whole pairs.
-
-    The ring has two, as one is left only after the next is there.
-    """
-    return units % (2 * STREAMS) == 0 and stages % 2 == 0 and stages >= 4
 
 
 def group_shared_bytes(
@@ -93,7 +71,6 @@ def make_gemm_group(
     fp8: bool = False,
     blocks: bool = False,
     cluster: int = 1,
-    ahead: bool = False,
 ) -> Any:
     """The kernel; grid (split, blocks of x rows, blocks of W tiles). W and x are packed.
 
@@ -108,8 +85,6 @@ def make_gemm_group(
         fp8, blocks: as in `gemm_ring`; with `blocks` streams are whole blocks, and x_tiles at most 12.
         cluster: blocks of x rows that share tiles of W: each brings its part of a stage into the shared memory of all.
             A stage is free when the warps of all of them have left it, so they go through K side by side.
-        ahead: products stay under way between units, of which `keeps_under_way` holds, and `has_pairs` with `split` 1.
-            Those who fetch are a warpgroup then, half of it idle, and give registers to the others.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     zero = np.float32(0)
@@ -140,17 +115,7 @@ def make_gemm_group(
         isa, dtype=dtype, epilogue=epilogue, x_tiles=x_tiles, w_tiles=w_tiles, threads=threads, split=split,
         scale_at=scale_at, together=together, scales_rows=fp8 and not blocks,
     )  # fmt: skip
-    of_stage: dict[str, Any] = {"dtype": dtype, "x_tiles": x_tiles, "units": units, "w_stage": w_stage}
-    multiply_stage = make_group_multiply(isa, fp8=fp8, **of_stage)
-    by_units, by_pairs = ahead and split > 1, ahead and split == 1
-    if by_units:
-        multiply_ahead, settle = make_group_multiply_ahead(isa, **of_stage)
-    if by_pairs:
-        n_operands = 16
-        multiply_pair, settle_pair = make_group_multiply_pair(isa, dtype=dtype, x_tiles=x_tiles, w_stage=w_stage)
-    if ahead:
-        fewer_registers = isa.fewer_registers(FETCHING_REGISTERS)
-        more_registers = isa.more_registers(held_registers(w_tiles))
+    multiply_stage = make_group_multiply(isa, dtype=dtype, x_tiles=x_tiles, units=units, w_stage=w_stage, fp8=fp8)
     begin_blocks, add_stage, take_blocks = make_block_walk(isa, blocks=blocks, units=units, x_tiles=x_tiles, w_tiles=1)
     n_block_sums = n_sums if blocks else 1
 
@@ -183,8 +148,6 @@ def make_gemm_group(
         if overlap:
             isa.let_next_start()
 
-        if ahead and warp >= n_warps:
-            fewer_registers()
         if warp == n_warps:
             begin, end = i32((first * n_units) >> 2), i32(((first + 1) * n_units) >> 2)
             unit, stop, stream = following(i32(begin - units), end, first, last, n_units)
@@ -193,7 +156,7 @@ def make_gemm_group(
             # the next one start too early.
             if overlap:
                 isa.wait_previous()  # only weights, which no kernel writes, were read before
-        elif warp == n_warps + 1:
+        elif warp > n_warps:
             if overlap:
                 isa.wait_previous()
             steps = steps_of(i32(STREAMS - 1), n_units)
@@ -201,9 +164,7 @@ def make_gemm_group(
             fetch_x(
                 i32(base + w_stage), full, empty, packed, n_units, first, last, lane, first_place(i32(base + w_stage))
             )
-        elif warp < n_warps:
-            if ahead:
-                more_registers()
+        else:
             if overlap:
                 isa.wait_previous()
             put_scales(base, sums, row0, rows, warp, lane, inv_width, eps)
@@ -224,39 +185,16 @@ def make_gemm_group(
             while stream <= last:
                 for i in range(n_sums):
                     accumulators[i] = zero
-                before, after, arriving, steps = i32(empty), i32(empty), i32(0), steps_of(stream, n_units)
-                if by_pairs:
-                    for _ in range(steps >> 1):
-                        # Both here, as no branch may lie between the products of one and of the other.
-                        isa.mbarrier_wait(i32(full + barrier), parity)
-                        isa.mbarrier_wait(i32(full + barrier + 8), parity)
-                        multiply_pair(
-                            accumulators, operands, own_w, base, reading, i32(reading + stage_bytes), before, after,
-                            lane, arriving,
-                        )  # fmt: skip
-                        before, after = i32(empty + barrier), i32(empty + barrier + 8)
-                        arriving = i32(isa.ARRIVING_LANES)
-                        reading, barrier = i32(reading + 2 * stage_bytes), i32(barrier + 16)
-                        if barrier == 8 * stages:
-                            reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
-                    settle_pair(accumulators, before, after, lane, arriving)
-                    steps = i32(0)
-                for _ in range(steps):
+                for _ in range(steps_of(stream, n_units)):
                     # The barrier's phases alternate: `parity` is that of the round through the ring.
                     isa.mbarrier_wait(i32(full + barrier), parity)
-                    if by_units:
-                        multiply_ahead(accumulators, operands, own_w, base, reading, before, lane, arriving)
-                        before, arriving = i32(empty + barrier), i32(isa.ARRIVING_LANES)
-                    else:
-                        multiply_stage(accumulators, operands, own_w, base, reading)
-                        cuda.syncwarp()
-                        leave_stage(i32(empty + barrier), lane)
+                    multiply_stage(accumulators, operands, own_w, base, reading)
+                    cuda.syncwarp()
+                    leave_stage(i32(empty + barrier), lane)
                     reading, barrier = i32(reading + stage_bytes), i32(barrier + 8)
                     if barrier == 8 * stages:
                         reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
                     add_stage(accumulators, stream_sums, held, block_walk, False)
-                if by_units:
-                    settle(accumulators, before, lane, arriving)
                 take_blocks(accumulators, stream_sums)
                 if split == 1:
                     if spilled:
@@ -298,7 +236,5 @@ def make_gemm_group(
                 )  # fmt: skip
             if cluster > 1:
                 isa.cluster.wait()  # the others have arrived at this block's barriers for the last time
-        elif overlap:  # the idle half of a warpgroup that fetches
-            isa.wait_previous()
 
     return gemm_group

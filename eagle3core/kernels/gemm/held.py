@@ -36,7 +36,7 @@ _SCALING_WARPS = 2  # of the warpgroup that fetches, those who fetch neither W n
 _PROCESSOR_REGISTERS = 65536
 _MOST_REGISTERS = 240  # of a lane: what it can name is 255, and what it is given a multiple of 8
 _NOT_AHEAD = (23,)  # tiles of x with which the assembler (CUDA 13.0) spills if products are under way between stages
-FETCHING_REGISTERS = 48  # of a lane that fetches or scales: with fewer it spills
+_FETCHING_REGISTERS = 48  # of a lane that fetches or scales: with fewer it spills
 
 
 def held_threads(w_tiles: int) -> int:
@@ -55,7 +55,7 @@ def held_registers(w_tiles: int) -> int:
     Out of those of the launch alone: what rounding left over there, of 65536, never comes to the block, and who asked
     for it would wait for ever.
     """
-    left = launched_registers(w_tiles) * (w_tiles + _WARPGROUP) - FETCHING_REGISTERS * _WARPGROUP
+    left = launched_registers(w_tiles) * (w_tiles + _WARPGROUP) - _FETCHING_REGISTERS * _WARPGROUP
     return min(_MOST_REGISTERS, left // w_tiles // 8 * 8)
 
 
@@ -108,7 +108,7 @@ def make_gemm_held(
     if ahead:
         multiply_ahead, settle = make_group_multiply_ahead(isa, **of_stage)
     finish_fragments = make_finish_fragments(isa, epilogue, dtype, x_tiles)
-    fewer_registers = isa.fewer_registers(FETCHING_REGISTERS)
+    fewer_registers = isa.fewer_registers(_FETCHING_REGISTERS)
     more_registers = isa.more_registers(held_registers(w_tiles))
 
     def gemm_held(

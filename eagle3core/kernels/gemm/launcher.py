@@ -86,13 +86,9 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
         constants |= {"split": tiling.split, "together": tiling.together}
         in_shared = group_totals_in_shared(tiling.x_tiles, tiling.w_tiles, tiling.split, blocks)
         constants |= {"cluster": tiling.cluster} if tiling.cluster > 1 else {}
-        constants |= {"ahead": True} if tiling.ahead else {}
         twice = blocks or (tiling.split == 1 and not in_shared)  # sums of streams, or of blocks and of their stream
         registers = 4 * tiling.x_tiles * (2 if twice else 1) + 8 * tiling.units + 36
         most, expected = 255, {"HGMMA": 2 * tiling.units, "UBLKCP": 1}
-        if tiling.ahead:
-            registers = most = launched_registers(tiling.w_tiles)
-            expected |= {"USETMAXREG": 2}
     resident = min(4, SHARED_BYTES_SM[arch] // (tiling.shared_bytes + 1024), 65536 // (tiling.threads * registers))
     layout = ("packed" if packed else "rows") + ("_ragged" if "ragged" in constants and ragged else "")
     return Variant(

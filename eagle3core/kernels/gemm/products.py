@@ -87,11 +87,11 @@ def make_group_multiply(isa: Any, *, dtype: str, x_tiles: int, units: int, w_sta
 
     def multiply_stage(accumulators: Any, operands: Any, own_w: Any, base: Any, reading: Any) -> None:
         for u in range(units):
-            load_unit(operands, u, u, own_w, reading)
+            load_unit(operands, u, own_w, reading)
         # Operands and sums are in registers from here on; until `group_settle` they belong to the tensor cores.
         isa.group_fence()
         for u in range(units):
-            multiply_unit(accumulators, operands, u, u, base, reading)
+            multiply_unit(accumulators, operands, u, base, reading)
         isa.group_commit()
         # x is read from shared memory until the products are done, so the stage is free only after this.
         group_settle(accumulators)
@@ -109,17 +109,23 @@ def make_group_multiply_ahead(
     `before` that it has been read; of a first stage `arriving` is 0. `settle(accumulators, before, lane, arriving)`
     waits for the rest, and does so for the last stage; the sums may be used then.
     """
-    cuda, group_settle = isa.cuda, isa.group_settle(8 * x_tiles)
-    multiply_part = _make_multiply_part(isa, dtype, x_tiles, w_stage, parts=units)
+    cuda, group_settle, wait_for_older = isa.cuda, isa.group_settle(8 * x_tiles), isa.GROUP_WAIT[units - 1]
+    load_unit, multiply_unit = _make_group_unit(isa, dtype, x_tiles, w_stage, False)
 
     def multiply_stage(
         accumulators: Any, operands: Any, own_w: Any, base: Any, reading: Any, before: Any, lane: Any, arriving: Any
     ) -> None:  # fmt: skip
         for u in range(units):
-            # With the last unit all of the stage before are done.
-            multiply_part(
-                u, u, accumulators, operands, own_w, base, reading, u == units - 1, before, lane, arriving
-            )  # fmt: skip
+            # A unit is a group. Of the stage before, the group of this unit is done, whose operands are replaced; with
+            # the last unit all of them.
+            wait_for_older()
+            if u == units - 1:
+                cuda.syncwarp()
+                isa.mbarrier_arrive_below(before, lane, arriving)
+            load_unit(operands, u, own_w, reading)
+            isa.group_fence()
+            multiply_unit(accumulators, operands, u, base, reading)
+            isa.group_commit()
 
     def settle(accumulators: Any, before: Any, lane: Any, arriving: Any) -> None:
         group_settle(accumulators)
@@ -129,78 +135,27 @@ def make_group_multiply_ahead(
     return isa.inlined(multiply_stage), isa.inlined(settle)
 
 
-def make_group_multiply_pair(isa: Any, *, dtype: str, x_tiles: int, w_stage: int) -> tuple[Any, Any]:
-    """The same for two stages of one unit each, both of which are there; `operands` holds 16 words.
-
-    Inlined `multiply_pair(accumulators, operands, own_w, base, first, second, before, after, lane, arriving)`: `first`
-    and `second` are where they lie, `before` and `after` the barriers of the pair before them; `settle(accumulators,
-    before, after, lane, arriving)`.
-    """
-    cuda, group_settle = isa.cuda, isa.group_settle(8 * x_tiles)
-    multiply_part = _make_multiply_part(isa, dtype, x_tiles, w_stage, parts=2)
-
-    def multiply_pair(
-        accumulators: Any, operands: Any, own_w: Any, base: Any, first: Any, second: Any, before: Any, after: Any,
-        lane: Any, arriving: Any,
-    ) -> None:  # fmt: skip
-        multiply_part(0, 0, accumulators, operands, own_w, base, first, True, before, lane, arriving)
-        multiply_part(1, 0, accumulators, operands, own_w, base, second, True, after, lane, arriving)
-
-    def settle(accumulators: Any, before: Any, after: Any, lane: Any, arriving: Any) -> None:
-        group_settle(accumulators)
-        cuda.syncwarp()
-        isa.mbarrier_arrive_below(before, lane, arriving)
-        isa.mbarrier_arrive_below(after, lane, arriving)
-
-    return isa.inlined(multiply_pair), isa.inlined(settle)
-
-
-def _make_multiply_part(isa: Any, dtype: str, x_tiles: int, w_stage: int, *, parts: int) -> Any:
-    """Inlined `multiply_part(part, u, accumulators, operands, own_w, base, reading, frees, before, lane, arriving)`.
-
-    Unit u of the stage at `reading`, by words 8 `part` on of `operands`. A part is a group; the group of this part, of
-    `parts`, whose operands are replaced, is done by then, and what `before` stands for has been read where `frees`.
-    """
-    cuda, wait_for_older = isa.cuda, isa.GROUP_WAIT[parts - 1]
-    load_unit, multiply_unit = _make_group_unit(isa, dtype, x_tiles, w_stage, False)
-
-    def multiply_part(
-        part: Any, u: Any, accumulators: Any, operands: Any, own_w: Any, base: Any, reading: Any, frees: Any,
-        before: Any, lane: Any, arriving: Any,
-    ) -> None:  # fmt: skip
-        wait_for_older()
-        if frees:
-            cuda.syncwarp()
-            isa.mbarrier_arrive_below(before, lane, arriving)
-        load_unit(operands, part, u, own_w, reading)
-        isa.group_fence()
-        multiply_unit(accumulators, operands, part, u, base, reading)
-        isa.group_commit()
-
-    return isa.inlined(multiply_part)
-
-
 def _make_group_unit(isa: Any, dtype: str, x_tiles: int, w_stage: int, fp8: bool) -> tuple[Any, Any]:
-    """Inlined `load_unit(operands, part, u, own_w, reading)`, W of a stage's unit u to words 8 `part` on of `operands`,
-    and `multiply_unit(accumulators, operands, part, u, base, reading)`, which asks for its products."""
+    """Inlined `load_unit(operands, u, own_w, reading)`, W of a unit to registers, and `multiply_unit(accumulators,
+    operands, u, base, reading)`, which asks for its products."""
     i32, i64 = isa.i32, isa.i64
     group_mma, load_widened = isa.group_mma(dtype, 8 * x_tiles), make_load_widened(isa, dtype)
     unit_bytes_w, x_unit_bytes, product_bytes = (1 if fp8 else 2) * FRAGMENT, x_tiles * FRAGMENT, x_tiles * 256
 
-    def load_unit(operands: Any, part: Any, u: Any, own_w: Any, reading: Any) -> None:
+    def load_unit(operands: Any, u: Any, own_w: Any, reading: Any) -> None:
         at = i32(own_w + reading + u * unit_bytes_w)
         if fp8:
             a, b = load_widened(at)
         else:
             a, b = isa.shared_load_u32x4(at), isa.shared_load_u32x4(i32(at + FRAGMENT))
         for c in range(4):
-            operands[part * 8 + c * 2], operands[part * 8 + c * 2 + 1] = a[c], b[c]
+            operands[u * 8 + c * 2], operands[u * 8 + c * 2 + 1] = a[c], b[c]
 
-    def multiply_unit(accumulators: Any, operands: Any, part: Any, u: Any, base: Any, reading: Any) -> None:
+    def multiply_unit(accumulators: Any, operands: Any, u: Any, base: Any, reading: Any) -> None:
         at = i32(base + w_stage + reading + u * x_unit_bytes)
         # A matrix descriptor: the shared address in sixteenths, and how far apart its 8 x 16-byte pieces are.
         there = i64((at & 0x3FFFF) >> 4) + _DESCRIPTOR
-        o = part * 8
+        o = u * 8
         # The same 16 k a product as in `gemm_ring`, k 8t..8t+3 of lane t, then 8t+4..8t+7: equal bits (docs/log.md).
         group_mma(accumulators, operands[o], operands[o + 1], operands[o + 2], operands[o + 3], there)
         group_mma(

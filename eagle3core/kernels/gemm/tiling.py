@@ -40,7 +40,6 @@ class Tiling:
         cluster: of `group`, blocks of x that share tiles of W; see `make_gemm_group`.
         held: of `group`, totals in registers; see `make_gemm_held`. resident: there, blocks of the grid at most, each
             of which takes several; 0: one each.
-        ahead: of `group`, products stay under way between units; see `make_gemm_group`.
     """
 
     kernel: Literal["ring", "bulk", "tile", "group"]
@@ -55,11 +54,10 @@ class Tiling:
     cluster: int = 1
     held: bool = False
     resident: int = 0
-    ahead: bool = False
 
     @property
     def threads(self) -> int:
-        if self.held or self.ahead:
+        if self.held:
             return held_threads(self.w_tiles)
         warps = {"ring": STREAMS, "bulk": STREAMS, "tile": self.warps_x * self.warps_w, "group": self.w_tiles}
         return 32 * warps[self.kernel] + (FETCHING if self.kernel == "group" else 0)
@@ -82,8 +80,7 @@ class Tiling:
             "bulk": "",
             "tile": f"_{self.warps_x}x{self.warps_w}_s{self.split}",
             "group": f"_{'t' if self.together else 's'}{self.split}"
-            + (f"_c{self.cluster}" if self.cluster > 1 else "")
-            + ("_a" if self.ahead else ""),
+            + (f"_c{self.cluster}" if self.cluster > 1 else ""),
         }
         kernel = "held" if self.held else self.kernel  # of any grid
         return f"{kernel}_{self.x_tiles}x{self.w_tiles}_u{self.units}_p{self.stages}{more[self.kernel]}"
@@ -179,7 +176,7 @@ def _last_round(blocks: int) -> float:
 def deepest(arch: str, tiling: Tiling, units: int, blocks: int) -> Tiling:
     """`tiling` with as deep a ring as lets `blocks` of them on a processor; at least three stages, or shorter ones."""
     most = min(SHARED_BYTES[arch], SHARED_BYTES_SM[arch] // blocks - 1024)
-    if tiling.kernel == "group" and tiling.x_tiles > _ONE_UNIT_ABOVE and tiling.w_tiles > 4 and not tiling.ahead:
+    if tiling.kernel == "group" and tiling.x_tiles > _ONE_UNIT_ABOVE and tiling.w_tiles > 4:
         units = 1
     while tiling.units > units or (
         tiling.units > 1 and replace(tiling, stages=3).shared_bytes > most

@@ -136,8 +136,8 @@ def takes(tiling: Fp8Tiling, k: int) -> bool:
     """Whether the kernel of a tiling reads W in e4m3 with its form of scales, beside what it asks of 16-bit W."""
     if tiling.kernel == "tile":
         return not tiling.blocks and tiling.w_tiles % (tiling.warps_x * tiling.warps_w) == 0
-    if tiling.held or tiling.ahead or not tiling.blocks:
-        return not (tiling.held or tiling.ahead)  # which leave no registers to widen W in
+    if tiling.held or not tiling.blocks:
+        return not tiling.held  # which leaves no registers to widen W in
     # Above 8 tiles of x a third warpgroup would leave a thread too few registers for both sums.
     small = tiling.x_tiles <= 8 or (tiling.x_tiles <= _MOST_TILES and tiling.w_tiles <= 8)
     return tiling.units <= BLOCK_UNITS and (tiling.kernel != "group" or (small and has_whole_blocks(k)))
