@@ -122,6 +122,13 @@ class Block:
                 waiting = {(lane.index, lane.request[:2]) for lane in self.lanes if not lane.is_done}
                 raise EmulationError(f"deadlock in block {self.index}: {sorted(waiting, key=str)[:8]} ...")
         late = {lane.index for barrier in self.mbarriers.values() for lane, _ in barrier.with_copies}
+        for address, barrier in self.mbarriers.items():
+            if barrier.pending_bytes:
+                kind = "more than" if barrier.pending_bytes < 0 else "fewer of"
+                raise EmulationError(
+                    f"block {self.index} ends with {abs(barrier.pending_bytes)} bytes {kind} those that the barrier at"
+                    f" {address} was told of"
+                )
         for lane in self.lanes:
             if self.machine.is_dependent and not lane.has_waited:
                 raise EmulationError(f"lane {lane.index} ends without wait_previous")

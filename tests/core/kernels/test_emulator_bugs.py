@@ -234,7 +234,7 @@ def test_constants_may_be_read_before_the_wait():
     assert y.item() == 5
 
 
-def bulk_ring(isa, *, forget: bool):
+def bulk_ring(isa, *, forget: bool, further: int = 0):
     def kernel(x, y):
         tid = isa.cuda.threadIdx.x
         if tid == 0:
@@ -244,6 +244,8 @@ def bulk_ring(isa, *, forget: bool):
         if tid == 0:
             isa.mbarrier_expect(2048, 256)
             isa.bulk_copy(0, x, 256, 2048)
+            if further:
+                isa.bulk_copy(1024, x, further, 2048)
         if not forget:
             isa.mbarrier_wait(2048, 0)
         isa.store_f32(y + tid * 4, isa.shared_load_f32(tid * 4))
@@ -260,3 +262,12 @@ def test_a_bulk_copy_is_visible_to_lanes_that_waited_for_its_barrier():
 def test_reading_a_bulk_copy_without_waiting_is_reported():
     with pytest.raises(EmulationError, match="race"):
         run(lambda isa: bulk_ring(isa, forget=True), "x:in y:out", 64, 4096, x=torch.randn(64), y=torch.zeros(64))
+
+
+def test_bytes_that_nobody_announced_are_reported_though_nobody_waits_for_them():
+    """They would leave the barrier's next phase open, or land in a block that has gone."""
+    with pytest.raises(EmulationError, match="ends with 64 bytes more than those that the barrier at 2048 was told of"):
+        run(
+            lambda isa: bulk_ring(isa, forget=False, further=64), "x:in y:out", 64, 4096,
+            x=torch.randn(64), y=torch.zeros(64),
+        )  # fmt: skip

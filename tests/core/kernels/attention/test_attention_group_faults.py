@@ -36,6 +36,16 @@ PLANTED = {
     "more bytes expected than come": (
         stages, "make_fetch_sets", r"i32\(n_there \* unit_bytes\)", "i32(units * unit_bytes)", ONE,
     ),
+    "a unit past the last brought as well": (
+        stages, "make_fetch_sets", r"lane == 0 and own < n_units", "lane == 0 and own <= n_units", SHORT_ONE, SHORT,
+    ),
+    "a set announced by every warp that fetches": (
+        stages, "make_fetch_sets", r"lane == 0 and part == 0", "lane == 0", ONE,
+    ),
+    "units brought to each other's places": (
+        stages, "make_fetch_sets", r"place = i32\(at \+ part \* TILE_BYTES\)",
+        "place = i32(at + (part ^ 1) * TILE_BYTES)", ONE,
+    ),
     "a map used before it is acquired": (
         stages, "make_fetch_sets", r"isa\.tensor_map_acquire\(v_map\)", "pass", ONE,
     ),
