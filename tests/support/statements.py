@@ -42,6 +42,11 @@ def computed(statement: str, given: Mapping[str, int], kind: str) -> list[int]:
     }  # fmt: skip
     for line in statement.strip("{ }").split(";"):
         words = re.findall(r"[$\w.]+", line)
-        if words and words[0] != ".reg":
+        if words[:1] == ["mov.b32"] and len(words) == 4:  # a word in two halves, or of two
+            if line.strip().startswith("mov.b32 {"):
+                at[words[1]], at[words[2]] = value(words[3]) & 0xFFFF, value(words[3]) >> 16
+            else:
+                at[words[1]] = value(words[3]) << 16 | value(words[2])
+        elif words and words[0] != ".reg":
             at[words[1]] = act[words[0].split(".")[0]](*(value(word) for word in words[2:]))
     return [at[name] for name in sorted(at) if name.startswith("$") and name not in given]

@@ -164,8 +164,7 @@ F16_OF_E4M3_APART = {True: _widen_e4m3(_F16_OR_NAN), False: widen_e4m3_f16}
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
-def widen_e2m1_bf16(word: int, power: int) -> tuple[int, ...]:
-    scale = float(low_bf16(power))
+def _widen_e2m1(word: int, scale: float) -> tuple[int, ...]:
     pairs = []
     for i, sign in enumerate(SIGNS):
         low, high = (
@@ -176,7 +175,13 @@ def widen_e2m1_bf16(word: int, power: int) -> tuple[int, ...]:
     return tuple(pairs)
 
 
-def power_bf16(word: int, selector: int) -> int:
+WIDEN_E2M1_BF16 = (
+    lambda word, powers: _widen_e2m1(word, float(low_bf16(powers))),
+    lambda word, powers: _widen_e2m1(word, float(high_bf16(powers))),
+)
+
+
+def powers_bf16(word: int, selector: int) -> int:
     bytes_ = (word & 0xFFFFFFFF).to_bytes(4, "little") + bytes(4)
     chosen = (bytes_[selector >> at & 7] for at in (0, 4, 8, 12))
     return i32(int.from_bytes(bytes(chosen), "little") << 7)
@@ -222,6 +227,10 @@ def fused(a: Any, b: Any, c: Any) -> Any:
 
 def product(a: Any, b: Any) -> Any:
     return _single(a) * _single(b)
+
+
+def quotient(a: int, b: int) -> int:
+    return i32((a & 0xFFFFFFFF) // (b & 0xFFFFFFFF))
 
 
 def popcount(bits: int) -> int:

@@ -245,8 +245,6 @@ CARD = Card(
         "step": "units between two looks at the ring",
         "stage_steps": "steps of a stage",
         "stages": "ring depth",
-        "keeps": "what is looked up of a group of rows is kept for its next tiles",
-        "hops": "copies go from a tile to the next by an addition",
         "blocks": "blocks that walk",
         "processors": "how many of them come to different processors",
     },

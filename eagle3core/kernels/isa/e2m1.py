@@ -11,19 +11,29 @@ from __future__ import annotations
 
 from eagle3core.kernels.isa.instruction import i32, instruction
 
-# ---- eight e2m1 of an int32 as four pairs, times `power`: two equal bf16 of 2^126 times the values' scale
+# ---- eight e2m1 of an int32 as four pairs, times a power: of `powers` the lower bf16, or the upper, which stand for
+# 2^126 times the values' scale. A half of a word is named by the product that reads it, and takes no instruction.
 _SIZES, _SIGN_MASK, _BOTH = "0x01C001C0", "0x80008000", "0x81C081C0"
-WIDEN_E2M1 = (
-    "{ .reg .b32 a, b, c, d, s, zero;\n"
-    f" shl.b32 a, $4, 6; and.b32 a, a, {_SIZES}; shl.b32 s, $4, 2; lop3.b32 a, s, {_SIGN_MASK}, a, 0xEA;\n"
-    f" shl.b32 b, $4, 3; and.b32 b, b, {_BOTH};\n"
-    f" and.b32 c, $4, {_BOTH};\n"
-    f" shr.u32 d, $4, 3; and.b32 d, d, {_SIZES}; shl.b32 s, $4, 1; lop3.b32 d, s, {_SIGN_MASK}, d, 0xEA;\n"
-    f" mov.b32 zero, {_SIGN_MASK};\n"
-    " fma.rn.bf16x2 $0, a, $5, zero; fma.rn.bf16x2 $1, b, $5, zero;\n"
-    " fma.rn.bf16x2 $2, c, $5, zero; fma.rn.bf16x2 $3, d, $5, zero; }"
+
+
+def _widen(half: str) -> str:
+    return (
+        "{ .reg .b32 a, b, c, d, s, zero, power; .reg .b16 lower, upper;\n"
+        f" shl.b32 a, $4, 6; and.b32 a, a, {_SIZES}; shl.b32 s, $4, 2; lop3.b32 a, s, {_SIGN_MASK}, a, 0xEA;\n"
+        f" shl.b32 b, $4, 3; and.b32 b, b, {_BOTH};\n"
+        f" and.b32 c, $4, {_BOTH};\n"
+        f" shr.u32 d, $4, 3; and.b32 d, d, {_SIZES}; shl.b32 s, $4, 1; lop3.b32 d, s, {_SIGN_MASK}, d, 0xEA;\n"
+        f" mov.b32 {{lower, upper}}, $5; mov.b32 power, {{{half}, {half}}}; mov.b32 zero, {_SIGN_MASK};\n"
+        " fma.rn.bf16x2 $0, a, power, zero; fma.rn.bf16x2 $1, b, power, zero;\n"
+        " fma.rn.bf16x2 $2, c, power, zero; fma.rn.bf16x2 $3, d, power, zero; }"
+    )
+
+
+WIDEN_E2M1 = tuple(_widen(half) for half in ("lower", "upper"))
+# `WIDEN_E2M1_BF16[half](word, powers)`.
+WIDEN_E2M1_BF16 = tuple(
+    instruction(f"widen_e2m1_bf16_{half}", text, [i32] * 4, [i32] * 2) for half, text in enumerate(WIDEN_E2M1)
 )
-widen_e2m1_bf16 = instruction("widen_e2m1_bf16", WIDEN_E2M1, [i32] * 4, [i32] * 2)
-# Two equal bf16 2^(b - 127), b a byte of a word: `selector` names it twice in prmt's way, each time above a zero.
-POWER_BF16 = "{ .reg .b32 t; prmt.b32 t, $1, 0, $2; shl.b32 $0, t, 7; }"
-power_bf16 = instruction("power_bf16", POWER_BF16, [i32], [i32, i32])
+# Two bf16 2^(b - 127), b a byte of a word: `selector` names both in prmt's way, each below a zero.
+POWERS_BF16 = "{ .reg .b32 t; prmt.b32 t, $1, 0, $2; shl.b32 $0, t, 7; }"
+powers_bf16 = instruction("powers_bf16", POWERS_BF16, [i32], [i32, i32])

@@ -1,4 +1,4 @@
-"""The order of the bits of four-bit values (E2M1) in a word that `widen_e2m1_bf16` takes apart.
+"""The order of the bits of four-bit values (E2M1) in a word that `WIDEN_E2M1_BF16` takes apart.
 
 A word holds eight values, of four pairs: even ones in its lower half, odd ones in its upper. In a half, pair i has its
 exponent and fraction in bits 3i to 3i + 2 and its sign in bit `SIGNS[i]`: so two of the four signs are moved by the

@@ -21,8 +21,8 @@ from numba import cuda as cuda
 from numba.cuda.extending import intrinsic
 
 from eagle3core.kernels.isa import cluster as cluster
-from eagle3core.kernels.isa.e2m1 import power_bf16 as power_bf16
-from eagle3core.kernels.isa.e2m1 import widen_e2m1_bf16 as widen_e2m1_bf16
+from eagle3core.kernels.isa.e2m1 import WIDEN_E2M1_BF16 as WIDEN_E2M1_BF16
+from eagle3core.kernels.isa.e2m1 import powers_bf16 as powers_bf16
 from eagle3core.kernels.isa.e4m3 import F16_OF_E4M3 as F16_OF_E4M3
 from eagle3core.kernels.isa.e4m3 import F16_OF_E4M3_APART as F16_OF_E4M3_APART
 from eagle3core.kernels.isa.e4m3 import WIDEN_E4M3 as WIDEN_E4M3
@@ -281,6 +281,8 @@ minimum = instruction("minimum", "min.f32 $0, $1, $2;", [f32], [f32, f32])
 # A product that is to be added to something, with the rounding spelled out: a compiler may not fuse, or split, these.
 fused = instruction("fused", "fma.rn.f32 $0, $1, $2, $3;", [f32], [f32, f32, f32])
 product = instruction("product", "mul.rn.f32 $0, $1, $2;", [f32], [f32, f32])
+# Of numbers that are not negative: `//` divides signed ones of 64 bits, in five times the instructions.
+quotient = instruction("quotient", "div.u32 $0, $1, $2;", [i32], [i32, i32])
 popcount = instruction("popcount", "popc.b32 $0, $1;", [i32], [i32])
 
 # ---- warp-wide exchange, all 32 lanes

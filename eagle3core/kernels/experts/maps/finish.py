@@ -16,63 +16,42 @@ from eagle3core.kernels.experts.gates import ALPHA, LIMIT
 from eagle3core.kernels.isa.powers import LOG2_E
 
 
-def make_fetch_of_row(isa: Any, dtype: str, gate: str, has_bias: bool, fp8: bool) -> Any:
-    """Inlined `fetch(item, local_row, tile, n_items, info, places, norms, scales, bias, chosen, tiles)`.
+def make_look_up_row(isa: Any, gate: str) -> Any:
+    """Inlined `look_up_row(there, local_row, info, places, norms, chosen)`: (place, 1 / rms) of a row of a group.
 
-    Gives (place, two factors of the sums, two biases) of an item: 1 / rms of the row before gate and up, times the
-    scales of the matrix's rows with `fp8`. The place is negative where the group has no such row.
+    1 / rms is that of its row of x before gate and up, else 1. The place is negative where the group has no such row,
+    or `there` says that nobody asks.
     """
-    i32, i64, low, one, zero = isa.i32, isa.i64, isa.LOW[dtype], np.float32(1), np.float32(0)
+    i32, i64, one = isa.i32, isa.i64, np.float32(1)
 
-    def fetch(
-        item: Any, local_row: Any, tile: Any, n_items: Any, info: Any, places: Any, norms: Any, scales: Any, bias: Any,
-        chosen: Any, tiles: Any,
-    ) -> Any:  # fmt: skip
-        place, f0, f1, b0, b1 = i32(-1), one, one, zero, zero
-        if item < n_items and local_row < info[2]:
-            place = i32(isa.load_u32(places + i64(info[1] + local_row) * 4))
-            own = (i64(info[0]) * tiles + tile) * 16 + (item & 7)
-            if gate != "":
-                f0 = isa.load_f32(norms + i64(i32(place // chosen)) * 4)
-                f1 = f0
-            if fp8:
-                f0 = isa.product(isa.load_f32(scales + own * 4), f0)
-                f1 = isa.product(isa.load_f32(scales + own * 4 + 32), f1)
-            if has_bias:
-                b0, b1 = low(isa.load_u16(bias + own * 2)), low(isa.load_u16(bias + own * 2 + 16))
-        return place, f0, f1, b0, b1
-
-    return isa.inlined(fetch)
-
-
-def make_fetch_in_parts(isa: Any, dtype: str, gate: str, has_bias: bool, fp8: bool) -> tuple[Any, Any]:
-    """Inlined `fetch_row` and `fetch_rest`, which together give what `make_fetch_of_row`'s does.
-
-    `fetch_row(there, local_row, info, places, norms, chosen)` gives (place, 1 / rms), which are a group's and not a
-    tile's; `there`: whether the item has such a row. `fetch_rest(place, factor, own, scales, bias)` gives (two factors,
-    two biases) of row `own` of all experts' matrices.
-    """
-    i32, i64, low, one, zero = isa.i32, isa.i64, isa.LOW[dtype], np.float32(1), np.float32(0)
-
-    def fetch_row(there: Any, local_row: Any, info: Any, places: Any, norms: Any, chosen: Any) -> Any:
+    def look_up_row(there: Any, local_row: Any, info: Any, places: Any, norms: Any, chosen: Any) -> Any:
         place, factor = i32(-1), one
-        if there:
+        if there and local_row < info[2]:
             place = i32(isa.load_u32(places + i64(info[1] + local_row) * 4))
             if gate != "":
-                factor = isa.load_f32(norms + i64(i32(place // chosen)) * 4)
+                factor = isa.load_f32(norms + i64(isa.quotient(place, chosen)) * 4)
         return place, factor
 
-    def fetch_rest(place: Any, factor: Any, own: Any, scales: Any, bias: Any) -> Any:
-        f0, f1, b0, b1 = factor, factor, zero, zero
+    return isa.inlined(look_up_row)
+
+
+def make_fetch_own(isa: Any, has_bias: bool, fp8: bool) -> Any:
+    """Inlined `fetch_own(place, own, scales, bias)`: (two scales, two biases) of row `own` of all experts' matrices.
+
+    As they lie in memory, so that nobody waits for them before `finish` does.
+    """
+    i32, one = isa.i32, np.float32(1)
+
+    def fetch_own(place: Any, own: Any, scales: Any, bias: Any) -> Any:
+        s0, s1, b0, b1 = one, one, i32(0), i32(0)
         if place >= 0:
             if fp8:
-                f0 = isa.product(isa.load_f32(scales + own * 4), factor)
-                f1 = isa.product(isa.load_f32(scales + own * 4 + 32), factor)
+                s0, s1 = isa.load_f32(scales + own * 4), isa.load_f32(scales + own * 4 + 32)
             if has_bias:
-                b0, b1 = low(isa.load_u16(bias + own * 2)), low(isa.load_u16(bias + own * 2 + 16))
-        return f0, f1, b0, b1
+                b0, b1 = isa.load_u16(bias + own * 2), isa.load_u16(bias + own * 2 + 16)
+        return s0, s1, b0, b1
 
-    return isa.inlined(fetch_row), isa.inlined(fetch_rest)
+    return isa.inlined(fetch_own)
 
 
 def make_gate(isa: Any, gate: str) -> Any:
@@ -96,16 +75,18 @@ def make_gate(isa: Any, gate: str) -> Any:
 
 
 def make_finish(isa: Any, dtype: str, gate: str, fp8: bool) -> Any:
-    """Inlined `finish(v0, v1, f0, f1, b0, b1, tile, pair, place, width, y)`, with what `fetch` gives."""
-    i64, to_bits, zero, gated = isa.i64, isa.PACK[dtype], np.float32(0), make_gate(isa, gate)
-    multiplies = fp8 or gate != ""
+    """Inlined `finish(v0, v1, place, factor, s0, s1, b0, b1, tile, pair, width, y)`, with what the others gave."""
+    i64, low, to_bits, zero, gated = isa.i64, isa.LOW[dtype], isa.PACK[dtype], np.float32(0), make_gate(isa, gate)
 
     def finish(
-        v0: Any, v1: Any, f0: Any, f1: Any, b0: Any, b1: Any, tile: Any, pair: Any, place: Any, width: Any, y: Any
-    ) -> None:
-        if multiplies:
-            v0, v1 = isa.product(v0, f0), isa.product(v1, f1)
-        v0, v1 = v0 + b0, v1 + b1
+        v0: Any, v1: Any, place: Any, factor: Any, s0: Any, s1: Any, b0: Any, b1: Any, tile: Any, pair: Any,
+        width: Any, y: Any,
+    ) -> None:  # fmt: skip
+        if fp8:
+            v0, v1 = isa.product(v0, isa.product(s0, factor)), isa.product(v1, isa.product(s1, factor))
+        elif gate != "":
+            v0, v1 = isa.product(v0, factor), isa.product(v1, factor)
+        v0, v1 = v0 + low(b0), v1 + low(b1)
         if gate != "":
             isa.store_u16(y + (i64(place) * width + tile * 8 + pair) * 2, to_bits(zero, gated(v0, v1)))
         else:

@@ -28,8 +28,6 @@ class Cut:
         resident: blocks that a multiprocessor is to hold, for which registers and shared memory are left.
         step: units multiplied at once; of a k whose pieces it does not divide, the next smaller one that does.
         stage_steps, stages: steps of a ring's stage, and stages; 0: as many as fill what a warp's share of memory is.
-        keeps: what is looked up of a group of rows is kept while its tiles last.
-        hops: copies go on to an expert's next tile by an addition, and one lane announces a stage and asks for it.
     """
 
     w_tiles: int
@@ -37,18 +35,16 @@ class Cut:
     step: int
     stage_steps: int = 0
     stages: int = 0
-    keeps: bool = False
-    hops: bool = False
 
 
 # By a group's tiles of 8 rows. A lane holds x of two steps, so more rows leave smaller steps.
 _BY_ROWS = {1: Cut(1, 3, 6), 2: Cut(1, 3, 4), 4: Cut(1, 3, 2), 8: Cut(2, 2, 1)}
-# By format and tiles of rows. Of 17 cuts of MXFP4 and 14 of FP8 these were the fastest over 1, 4 and 16 rows of 128
-# experts. Sums of blocks are a second set, for which two tiles of 64 rows leave too few registers.
+# By format and tiles of rows. Those named were the fastest over 1, 4 and 16 rows of 128 experts. Sums of blocks are a
+# second set, for which two tiles of 64 rows leave too few registers.
 _CUTS = {(form, rows): cut for form in UNIT_BYTES for rows, cut in _BY_ROWS.items()} | {
-    ("mxfp4", 1): Cut(2, 3, 6, 1, 5, keeps=True, hops=True),
-    (FP8, 1): Cut(2, 4, 2, 1, 5, keeps=True, hops=True),
-    (FP8_BLOCKS, 1): Cut(2, 4, 4, 1, 2, keeps=True, hops=True),
+    ("mxfp4", 1): Cut(2, 3, 6, 2, 2),
+    (FP8, 1): Cut(2, 4, 2, 1, 5),
+    (FP8_BLOCKS, 1): Cut(2, 4, 4, 1, 2),
     (FP8_BLOCKS, 8): Cut(1, 2, 1),
 }
 
@@ -69,8 +65,9 @@ def piece_units(k: int, form: str) -> int:
 # Worth timing against these, by format and tiles of rows.
 _SWEPT = {
     ("mxfp4", 1): (
-        Cut(2, 4, 3, 2, 3), Cut(2, 4, 6, 1, 3), Cut(2, 3, 6, 1, 5), Cut(2, 4, 2, 3, 3), Cut(2, 5, 3, 2, 2),
-        Cut(1, 4, 6, 2, 3), Cut(1, 5, 6, 2, 2), Cut(1, 5, 3, 4, 2), Cut(3, 3, 6, 1, 3), Cut(4, 3, 3, 1, 3),
+        Cut(2, 4, 3, 2, 3), Cut(2, 4, 6, 1, 3), Cut(2, 3, 6, 2, 2), Cut(2, 3, 6, 1, 5), Cut(2, 4, 2, 3, 3),
+        Cut(2, 5, 3, 2, 2), Cut(1, 4, 6, 2, 3), Cut(1, 5, 6, 2, 2), Cut(1, 5, 3, 4, 2), Cut(3, 3, 6, 1, 3),
+        Cut(4, 3, 3, 1, 3),
     ),
     ("mxfp4", 2): (Cut(2, 4, 3, 2, 3), Cut(2, 3, 3, 2, 4), Cut(1, 4, 3, 4, 3)),
     ("mxfp4", 4): (Cut(2, 3, 2, 3, 3), Cut(2, 2, 3, 2, 5)),
@@ -85,14 +82,6 @@ _SWEPT = {
     ),
     ("plain", 2): (Cut(2, 4, 2, 1, 2), Cut(2, 3, 2, 1, 3)),
 }  # fmt: skip
-# Of these also what issues fewer instructions for a tile, by which a processor's time is limited too; of the first
-# each half of it by itself, so that a time says what each is good for.
-_SWEPT_WITH_FEWER = {
-    ("mxfp4", 1): (Cut(2, 4, 3, 2, 3), Cut(2, 4, 6, 1, 3), Cut(2, 3, 6, 1, 5), Cut(1, 4, 6, 2, 3), Cut(1, 5, 3, 4, 2)),
-    (FP8, 1): (Cut(2, 4, 2, 1, 5), Cut(2, 4, 4, 1, 2), Cut(2, 3, 4, 1, 4), Cut(1, 4, 4, 1, 6)),
-    (FP8_BLOCKS, 1): (Cut(2, 4, 4, 1, 2), Cut(2, 3, 4, 1, 4)),
-    ("plain", 1): (Cut(2, 3, 2, 1, 4), Cut(1, 4, 4, 1, 3)),
-}
 
 
 @dataclass(frozen=True)
@@ -104,7 +93,6 @@ class Form:
         resident: blocks that a multiprocessor is to hold.
         step: units multiplied at once, whose x a lane holds twice; divides the pieces of k.
         stage_steps, stages: steps of a ring's stage, and stages.
-        keeps, hops: see `Cut`.
     """
 
     x_tiles: int
@@ -113,8 +101,6 @@ class Form:
     step: int
     stage_steps: int
     stages: int
-    keeps: bool = False
-    hops: bool = False
 
     @property
     def rows(self) -> int:
@@ -128,21 +114,28 @@ class Form:
 
     @property
     def name(self) -> str:
-        fewer = f"{'_keeps' if self.keeps else ''}{'_hops' if self.hops else ''}"
-        return f"{self.x_tiles}x{self.w_tiles}_r{self.resident}_u{self.step}x{self.stage_steps}_p{self.stages}{fewer}"
+        return f"{self.x_tiles}x{self.w_tiles}_r{self.resident}_u{self.step}x{self.stage_steps}_p{self.stages}"
 
     def stage_bytes(self, form: str) -> int:
         """Of a warp's stage."""
         return self.w_tiles * self.stage_steps * self.step * UNIT_BYTES[form]
 
     def shared_bytes(self, form: str) -> int:
-        """Dynamic shared memory of a block: rings, their barriers, sums."""
+        """Dynamic shared memory of a block: rings, their barriers, sums, and where these meet."""
         rings = STREAMS * self.stages * (self.stage_bytes(form) + 8)
-        return rings + self.buffers * STREAMS * 512 * self.x_tiles * self.w_tiles
+        return rings + self.buffers * STREAMS * 512 * self.x_tiles * self.w_tiles + (8 if self.buffers > 1 else 0)
 
     def resident_on(self, arch: str, form: str) -> int:
         """Blocks that a multiprocessor of `arch` has shared memory for, at most `resident`."""
         return max(1, min(self.resident, SHARED_BYTES_SM[arch] // (self.shared_bytes(form) + _BLOCK_SHARED)))
+
+    def shared_bytes_on(self, arch: str, form: str) -> int:
+        """What a block asks for: so much that a multiprocessor has room for no block more.
+
+        Blocks of the next launch, which start early, would take that room on some processors and leave others to fewer.
+        """
+        one_more = SHARED_BYTES_SM[arch] // (self.resident_on(arch, form) + 1)
+        return max(self.shared_bytes(form), (one_more - _BLOCK_SHARED) // 16 * 16 + 16)
 
 
 def x_tiles_for(rows: int, n_chosen: int, n_experts: int) -> int:
@@ -152,7 +145,11 @@ def x_tiles_for(rows: int, n_chosen: int, n_experts: int) -> int:
 
 
 def form_for(form: str, k: int, x_tiles: int, setting: Mapping[str, Any] | None = None) -> Form:
-    """The parameters for a format and groups of 8 `x_tiles` rows; `setting`: fields of a cut in place of its own."""
+    """The parameters for a format and groups of 8 `x_tiles` rows; `setting`: fields of a cut in place of its own.
+
+    The same for both maps of an expert: where two launches divide a processor's memory differently the second one's
+    blocks wait until it has none of the first, and what they would ask for early comes late (docs/log.md).
+    """
     return formed(replace(_CUTS[form, x_tiles], **(setting or {})), form, k, x_tiles)
 
 
@@ -163,7 +160,7 @@ def formed(cut: Cut, form: str, k: int, x_tiles: int) -> Form:
     step_bytes = cut.w_tiles * step * UNIT_BYTES[form]
     stage_steps = cut.stage_steps or max(1, _STAGE_BYTES // step_bytes)
     stages = cut.stages or max(3, _RING_BYTES // (stage_steps * step_bytes))
-    return Form(x_tiles, cut.w_tiles, cut.resident, step, stage_steps, stages, cut.keeps, cut.hops)
+    return Form(x_tiles, cut.w_tiles, cut.resident, step, stage_steps, stages)
 
 
 def swept(arch: str, form: str, x_tiles: int, maps: Sequence[tuple[int, int]]) -> list[Cut]:
@@ -181,7 +178,5 @@ def swept(arch: str, form: str, x_tiles: int, maps: Sequence[tuple[int, int]]) -
             one.resident_on(arch, form) == cut.resident for one in made
         )
 
-    fewer = _SWEPT_WITH_FEWER.get((form, x_tiles), ())
-    tried = [*_SWEPT.get((form, x_tiles), ()), *(replace(cut, keeps=True, hops=True) for cut in fewer)]
-    tried += [change for cut in fewer[:1] for change in (replace(cut, keeps=True), replace(cut, hops=True))]
+    tried = _SWEPT.get((form, x_tiles), ())
     return [cut for cut in tried if fits(cut)]

@@ -53,7 +53,7 @@ def walk_variant(
     Raises:
         KernelLimit: more shared memory than a block may have.
     """
-    shared = cut.shared_bytes(form)
+    shared = cut.shared_bytes_on(arch, form)
     if shared > SHARED_BYTES[arch]:
         raise KernelLimit(f"{cut} takes {shared} bytes", f"{SHARED_BYTES[arch]} on {arch}", PLAIN_TORCH)
     resident = cut.resident_on(arch, form)
@@ -65,7 +65,6 @@ def walk_variant(
             "dtype": dtype, "form": form, "gate": gate, "has_bias": has_bias, "piece": piece_units(k, form),
             "x_tiles": cut.x_tiles, "w_tiles": cut.w_tiles, "step": cut.step, "stage_steps": cut.stage_steps,
             "stages": cut.stages, "buffers": cut.buffers, "early": early, "overlap": overlaps(arch),
-            "keeps": cut.keeps, "hops": cut.hops,
         },
         parameters=walk_parameters(early), threads=THREADS, shared_bytes=shared, blocks_per_sm=resident,
         max_registers=min(_MOST_REGISTERS, _REGISTERS_SM // (THREADS * resident) // 8 * 8),

@@ -31,15 +31,14 @@ def make_load_operands(isa: Any, form: str, dtype: str) -> Any:
             return isa.shared_load_u32x4(place), isa.shared_load_u32x4(i32(place + FRAGMENT))
 
     else:
+        widen_lower, widen_upper = isa.WIDEN_E2M1_BF16
 
         def load_operands(at: Any, lane: Any) -> Any:
             words = isa.shared_load_u32x2(i32(at + lane * 8))
-            # A word has the scales of two pairs of rows; of this lane's pair that of the lower row comes first. Each is
-            # spread over both halves of a word with zeros below: prmt's bytes 4 to 7 are those zeros.
+            # A word has the scales of two pairs of rows; of this lane's pair that of the lower row comes first. Each
+            # gets half a word, below a zero: prmt's bytes 4 to 7 are those zeros.
             scales = isa.shared_load_u32(i32(at + VALUE_BYTES + (lane >> 3) * 4))
-            selector = i32(0x4040 + ((lane >> 2) & 1) * 0x0202)
-            lower = isa.widen_e2m1_bf16(words[0], isa.power_bf16(scales, selector))
-            upper = isa.widen_e2m1_bf16(words[1], isa.power_bf16(scales, i32(selector + 0x0101)))
-            return lower, upper
+            powers = isa.powers_bf16(scales, i32(0x4140 + ((lane >> 2) & 1) * 0x0202))
+            return widen_lower(words[0], powers), widen_upper(words[1], powers)
 
     return isa.inlined(load_operands)

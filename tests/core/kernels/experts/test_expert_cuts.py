@@ -61,8 +61,8 @@ def test_a_cut_gives_the_defaults_bits_with_few_blocks_that_walk_over_several_ex
 @pytest.mark.reference
 def test_cuts_are_those_that_fit_a_processor_and_divide_the_tiles() -> None:
     whole = [(2880, 360), (2880, 180)]
-    assert len(swept("sm_90a", "mxfp4", 1, whole)) == 17
-    assert len(swept("sm_90a", "fp8", 1, [(2048, 96), (768, 128)])) == 14, "all fit where they are to be timed"
+    assert len(swept("sm_90a", "mxfp4", 1, whole)) == 11
+    assert len(swept("sm_90a", "fp8", 1, [(2048, 96), (768, 128)])) == 8, "all fit where they are to be timed"
     fewer = swept("sm_90a", "mxfp4", 1, [(2880, 361), (2880, 180)])
     assert {cut.w_tiles for cut in fewer} == {1}
     for cut in swept("sm_80", "mxfp4", 1, whole):
@@ -94,12 +94,12 @@ def test_every_cut_compiles_without_spills(form: str, x_tiles: int, arch: str) -
 
 @pytest.mark.emulated
 @pytest.mark.parametrize("form", ["mxfp4", "fp8", "fp8_blocks"])
-def test_fewer_look_ups_and_copies_by_hops_give_the_defaults_bits(form: str) -> None:
-    """By few blocks, which go on to further tiles, groups and experts, with a ring that wraps within a tile."""
+def test_blocks_that_go_on_to_further_tiles_give_the_defaults_bits(form: str) -> None:
+    """Few blocks, which go on to further tiles, groups and experts, with a ring that wraps within a tile."""
     case = {**TINY, "m": 5, "hidden": 160, "inner": 32, "form": form, "gate": "clamped" if form == "mxfp4" else "silu"}
     settings = [
-        {"x_tiles": 1, "w_tiles": w, "stage_steps": 2, "stages": 2, "blocks": n, "keeps": keeps, "hops": hops}
-        for w, n, keeps, hops in ((1, 2, True, True), (2, 1, True, True), (1, 1, True, False), (2, 3, False, True))
+        {"x_tiles": 1, "w_tiles": w, "stage_steps": 2, "stages": 2, "blocks": n}
+        for w, n in ((1, 2), (2, 1), (1, 1), (2, 3))
     ]
-    settings.append({"x_tiles": 8, "step": 1, "stages": 2, "keeps": True, "hops": True})  # more items than are held
+    settings.append({"x_tiles": 8, "step": 1, "stages": 2})  # more items than are held
     assert unequal(case, [2, 0, 2, 2, 0], settings, x_tiles=1) == []

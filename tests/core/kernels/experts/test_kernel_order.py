@@ -14,7 +14,7 @@ from eagle3core.kernels.experts.matrices import Mxfp4Matrices, PlainMatrices, in
 from eagle3core.kernels.experts.mxfp4 import E2M1
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.order.weight import pack_weight
-from eagle3core.kernels.isa.e2m1 import POWER_BF16, WIDEN_E2M1
+from eagle3core.kernels.isa.e2m1 import POWERS_BF16, WIDEN_E2M1
 from eagle3core.weights.fp8 import quantised
 
 pytestmark = pytest.mark.reference
@@ -76,21 +76,27 @@ def test_sixteen_bits_lie_as_the_gemm_has_them(pairs: Pairs, kind: str) -> None:
     assert torch.equal(in_order(1, lambda i: w, pairs).data.flatten(), packed.flatten())
 
 
+@pytest.mark.parametrize("half", [0, 1])
 @pytest.mark.parametrize("scale", [0, 1, 100, 127, MOST_SCALE])
-def test_a_word_comes_apart_into_all_values_of_four_bits_at_any_scale(scale: int) -> None:
-    """Value c in place i of a word, for all c and i, by what the kernels call and by its PTX."""
+def test_a_word_comes_apart_into_all_values_of_four_bits_at_any_scale(scale: int, half: int) -> None:
+    """Value c in place i of a word, for all c and i, by what the kernels call and by its PTX; the other row's scale is
+    another one."""
+    scales_of_rows = torch.full((16, 1), MOST_SCALE - scale, dtype=torch.uint8)
+    scales_of_rows[8 * half : 8 * half + 8] = scale
     for shift in range(8):
         codes = [(place + shift) % 8 | (shift % 2) * 8 for place in range(32)]
         block = torch.tensor([low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True)])
         blocks = block.to(torch.uint8).expand(16, 1, 16)
-        unit = ordered_mxfp4(blocks, torch.full((16, 1), scale, dtype=torch.uint8), COLUMNS)[0, 0]
+        unit = ordered_mxfp4(blocks, scales_of_rows, COLUMNS)[0, 0]
         scales = int(unit[256:260].contiguous().view(torch.int32))
-        power, found = emulator.power_bf16(scales, 0x4040), []
-        assert computed(POWER_BF16, {"$1": scales & 0xFFFFFFFF, "$2": 0x4040}, "bf16") == [power]
+        powers, found = emulator.powers_bf16(scales, 0x4140), []
+        assert computed(POWERS_BF16, {"$1": scales & 0xFFFFFFFF, "$2": 0x4140}, "bf16") == [powers & 0xFFFFFFFF]
         for lane in range(4):
-            word = int(unit[lane * 8 : lane * 8 + 4].contiguous().view(torch.int32))
-            pairs = [pair & 0xFFFFFFFF for pair in emulator.widen_e2m1_bf16(word, power)]
-            assert computed(WIDEN_E2M1, {"$4": word & 0xFFFFFFFF, "$5": power}, "bf16") == pairs
+            at = lane * 8 + 4 * half
+            word = int(unit[at : at + 4].contiguous().view(torch.int32))
+            pairs = [pair & 0xFFFFFFFF for pair in emulator.WIDEN_E2M1_BF16[half](word, powers)]
+            given = {"$4": word & 0xFFFFFFFF, "$5": powers & 0xFFFFFFFF}
+            assert computed(WIDEN_E2M1[half], given, "bf16") == pairs
             found += [value for pair in pairs for value in two_of(pair, "bf16")]
         assert found == [(-1.0) ** (code >> 3) * E2M1[code & 7] * 2.0 ** (scale - 127) for code in codes]
 
