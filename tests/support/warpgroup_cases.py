@@ -22,6 +22,8 @@ LONG: Case = {"dtype": "bf16", "dim": 128, "heads": 32, "kv_heads": 8, "prefix":
 SHAPE = Shape("bf16", 128, 4, *order_of(ARCH, 8, 128))
 # Of three sets a stream, the last not full, and a last unit that is not full either.
 CHUNK: Case = {**TINY, "heads": 8, "prefix": (597,), "tokens": 8, "tree": "chain"}
+# Of two blocks of rows, which walk the same sets.
+PAIR: Case = {**CHUNK, "tokens": 16}
 # Bundles of four splits, in one of which no stream of the second sequence has a key.
 BUNDLES: Case = {**TINY, "heads": 8, "order": (8, 2), "prefix": (300, 30), "tokens": 8, "tree": "chain"}
 # Two key heads; the last stream ends with a whole set, right before the unit that its next one would begin with.

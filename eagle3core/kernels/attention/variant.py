@@ -98,13 +98,18 @@ def attention_variant(
             order, layout["short"] = f"{order}_short", True
         if whole:
             order, layout["whole"] = f"{order}_whole", True
+        # Blocks of neighbouring rows walk the same keys; over trees they gain nothing by it (docs/log.md).
+        cluster = 2 if whole and plan.row_blocks(tokens * shape.group) % 2 == 0 else 1
+        if cluster > 1:
+            order, layout["cluster"] = f"{order}_c{cluster}", cluster
         return Variant(
             name=f"attention_group_{order}_{plan.row_warps}x{plan.groups}_u{plan.units}{_joined(joined)}",
             make=make_attention_group, constants={**shared, **layout}, parameters=taken + GROUP_PARAMETERS,
             threads=32 * (plan.row_warps * plan.groups + FETCHING_WARPS),
             shared_bytes=group_shared_bytes(shape, plan.row_warps, plan.groups, plan.units, plan.stages, tail),
             dependent=overlaps(arch), rounds_itself=True,
-            instructions={"HGMMA": shape.dim // 8 + plan.units + 1, "UTMALDG": shape.dim // 32},
+            instructions={"HGMMA": shape.dim // 8 + plan.units + 1, "UTMALDG": shape.dim // 32 // cluster},
+            cluster=(cluster, 1, 1),
         )  # fmt: skip
     layout["held"] = held
     if plan.tiles < TILES:

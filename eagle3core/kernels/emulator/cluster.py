@@ -8,11 +8,11 @@ Source: PTX ISA 9.0, barrier.cluster, mapa, mbarrier.arrive, cp.async.bulk with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from eagle3core.kernels.emulator.copies import arrive_at, bulk_copy, mbarrier_of
-from eagle3core.kernels.emulator.machine import Block, EmulationError
+from eagle3core.kernels.emulator.copies import arrive_at, bulk_copy, copy_pieces, mbarrier_of, pieces_of_box
+from eagle3core.kernels.emulator.machine import Block, EmulationError, Lane
 from eagle3core.kernels.emulator.machine_memory import Stamp
 from eagle3core.kernels.emulator.now import Warp, collective, now
 from eagle3core.kernels.emulator.now import lane as current
@@ -62,29 +62,38 @@ def _copy(operands: Sequence[Any], warp: Warp) -> list[None]:
     if len(set(operands)) > 1:
         raise EmulationError("the lanes of a warp ask for different bulk copies")
     target, source, n_bytes, address, blocks = operands[0]
-    lane = warp[0]
+    pieces = [(target + i, source + i) for i in range(0, n_bytes, 16)]
+    _copy_into_all(warp[0], blocks, pieces, address, lambda: bulk_copy(target, source, n_bytes, address))
+    return [None] * 32
+
+
+def tensor_copy(target: int, tensor_map: int, column: int, row: int, address: int, blocks: int) -> None:
+    pieces = pieces_of_box(target, tensor_map, column, row)
+    _copy_into_all(current(), blocks, pieces, address, lambda: copy_pieces(pieces, address))
+
+
+def _copy_into_all(
+    lane: Lane, blocks: int, pieces: Sequence[tuple[int, int]], address: int, into_own: Callable[[], None]
+) -> None:
     if blocks <= 0 or blocks >> len(lane.block.cluster):
         raise EmulationError(f"a copy into blocks {blocks:#b} of a cluster of {len(lane.block.cluster)}")
     for index, block in enumerate(lane.block.cluster):
         if not blocks >> index & 1:
             continue
         if block is lane.block:
-            bulk_copy(target, source, n_bytes, address)
+            into_own()
         else:
-            _copy_into(_block_of(index), lane.peers.get(index), target, source, n_bytes, address)
-    return [None] * 32
+            _copy_into(_block_of(index), lane.peers.get(index), pieces, address)
 
 
-def _copy_into(
-    block: Block, seen: list[int] | None, target: int, source: int, n_bytes: int, address: int
-) -> None:  # fmt: skip
+def _copy_into(block: Block, seen: list[int] | None, pieces: Sequence[tuple[int, int]], address: int) -> None:
     barrier, engine = mbarrier_of(block, address), len(block.lanes)
     writer = _Stranger(block, seen or [0] * (engine + 1))
-    for i in range(0, n_bytes, 16):
-        block.shared.write(writer, target + i, now().load(source + i, 16), writer.stamp())
+    for target, source in pieces:
+        block.shared.write(writer, target, now().load(source, 16), writer.stamp())
     block.clock += 1
     barrier.seen[engine] = block.clock
-    barrier.pending_bytes -= n_bytes
+    barrier.pending_bytes -= 16 * len(pieces)
     barrier.settle()
 
 

@@ -147,10 +147,10 @@ mbarrier_poll = mbarrier_wait
 def bulk_copy(target: int, source: int, n_bytes: int, address: int) -> None:
     if n_bytes % 16 or target % 16 or source % 16:
         raise EmulationError(f"bulk copy of {n_bytes} bytes from {source:#x} to {target}: not aligned to 16")
-    _copy_pieces([(target + i, source + i) for i in range(0, n_bytes, 16)], address)
+    copy_pieces([(target + i, source + i) for i in range(0, n_bytes, 16)], address)
 
 
-def _copy_pieces(pieces: Sequence[tuple[int, int]], address: int) -> None:
+def copy_pieces(pieces: Sequence[tuple[int, int]], address: int) -> None:
     """The engine copies 16 bytes each, to a place in shared memory from one in global memory, and counts them."""
     lane, barrier, machine = current(), _mbarrier(address), now()
     engine = len(lane.seen) - 1
@@ -169,6 +169,11 @@ def tensor_map_acquire(tensor_map: int) -> None:
 
 def tensor_copy(target: int, tensor_map: int, column: int, row: int, address: int) -> None:
     """The box of a matrix that begins at an element and a row, by the stand-in of its map; 16-bit elements."""
+    copy_pieces(pieces_of_box(target, tensor_map, column, row), address)
+
+
+def pieces_of_box(target: int, tensor_map: int, column: int, row: int) -> list[tuple[int, int]]:
+    """(place in shared memory, address) of each 16 bytes that a `tensor_copy` brings."""
     lane = current()
     acquired = lane.block.acquired.get(tensor_map, [])
     if not any(by.lane == lane.index or by.time < lane.seen[by.lane] for by in acquired):
@@ -181,9 +186,7 @@ def tensor_copy(target: int, tensor_map: int, column: int, row: int, address: in
         raise EmulationError(f"a box at row {row}, element {column} is not within the {about['rows']} rows of a matrix")
     source = about["address"] + row * about["row_bytes"] + 2 * column
     places = [(r, c) for r in range(about["box_rows"]) for c in range(0, BOX_BYTES, 16)]
-    _copy_pieces(
-        [(swizzled(target + r * BOX_BYTES + c), source + r * about["row_bytes"] + c) for r, c in places], address
-    )
+    return [(swizzled(target + r * BOX_BYTES + c), source + r * about["row_bytes"] + c) for r, c in places]
 
 
 def _one_bulk_copy(operands: Sequence[Any], warp: Warp) -> list[None]:

@@ -33,3 +33,12 @@ warp_bulk_copy = instruction(
     memory=True,
     convergent=True,
 )
+# `tensor_copy` into all blocks whose bit is set in the last operand, likewise.
+tensor_copy = instruction(
+    "cluster_tensor_copy",
+    "{ .reg .b16 blocks; cvt.u16.u32 blocks, $5;\n"
+    " cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+    " [$0], [$1, {$2, $3}], [$4], blocks; }",
+    takes=[i32, i64, i32, i32, i32, i32],
+    memory=True,
+)

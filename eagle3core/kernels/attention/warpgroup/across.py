@@ -47,14 +47,14 @@ def make_is_short(isa: Any, shape: Shape) -> Any:
 
 def make_short_walk(
     isa: Any, shape: Shape, *, row_warps: int, units: int, stages: int, counting: bool, words: int, at_once: bool,
-    steps: Steps, split_sums: SplitSums, named_barrier: int,
+    steps: Steps, split_sums: SplitSums, leave_set: Any, named_barrier: int,
 ) -> Any:  # fmt: skip
     """`walk(ring, full, empty, ...)`: (`executed`, `mask_empty`) after all units from `first` to `stop`, by one warp.
 
     Args:
         row_warps, units, stages, counting, words: as in `attention_group`.
         at_once: units of a set that all rows see whole follow each other without a loop.
-        steps, split_sums: the kernel's. named_barrier: as in `make_clear_past`.
+        steps, split_sums, leave_set: the kernel's. named_barrier: as in `make_clear_past`.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     hide, start_tops, weigh = steps.hide, steps.start_tops, steps.weigh
@@ -222,8 +222,7 @@ def make_short_walk(
             settle_older_sums(accumulators)
             here, own = isa.lane_number(), i32(unit + u)
             # All that this warp reads of the stage has been read; of the last one, which stays, scores are made again.
-            if here < isa.ARRIVING_LANES:
-                isa.mbarrier_arrive(i32(empty + slot * 8))
+            leave_set(i32(empty + slot * 8), here)
             join(totals, own & split_mask == 0, accumulators, tops, sums, held, total_tops, total_sums, scale)
             if own & split_mask == split_mask or i32(own + 1) == last:
                 # Read again: held, it would cost a register.

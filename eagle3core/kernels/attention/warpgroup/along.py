@@ -30,14 +30,14 @@ from eagle3core.kernels.attention.warpgroup.sums import SplitSums, holds_sums
 
 def make_long_walk(
     isa: Any, shape: Shape, *, row_warps: int, groups: int, units: int, stages: int, counting: bool, words: int,
-    paths: bool, windowed: bool, steps: Steps, split_sums: SplitSums, add_paths: Any, any_barrier: int,
+    paths: bool, windowed: bool, steps: Steps, split_sums: SplitSums, add_paths: Any, leave_set: Any, any_barrier: int,
     cleared_barrier: int,
 ) -> Any:  # fmt: skip
     """`walk(ring, full, empty, ...)`: (`executed`, `mask_empty`) after all streams of a group, by one warp.
 
     Args:
         row_warps, groups, units, stages, counting, words, windowed: as in `attention_group`. paths: it has a tail.
-        steps, split_sums, add_paths: the kernel's. any_barrier: of `group_any`, of the first warpgroup.
+        steps, split_sums, add_paths, leave_set: the kernel's. any_barrier: of `group_any`, of the first warpgroup.
         cleared_barrier: as in `make_clear_past`.
     """
     cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
@@ -145,8 +145,7 @@ def make_long_walk(
                     score(scores, queries, later)
                     isa.group_commit()
                 # All that this warp reads of the stage has been read: its keys a set ago, its values now.
-                if lane < isa.ARRIVING_LANES:
-                    isa.mbarrier_arrive(i32(empty + slot * 8))
+                leave_set(i32(empty + slot * 8), lane)
                 slot, parity, turn = next_slot, next_parity, next_turn
             else:
                 nothing = isa.f32_of_bits(pinned(i32(0)))  # a plain zero would be chosen or not for every sum

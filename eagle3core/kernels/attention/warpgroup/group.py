@@ -37,7 +37,7 @@ from eagle3core.kernels.attention.tile import make_steps
 from eagle3core.kernels.attention.warpgroup.across import has_short_walk, make_is_short, make_short_walk
 from eagle3core.kernels.attention.warpgroup.along import make_long_walk
 from eagle3core.kernels.attention.warpgroup.shared import group_offsets
-from eagle3core.kernels.attention.warpgroup.stages import make_fetch_sets
+from eagle3core.kernels.attention.warpgroup.stages import make_fetch_sets, make_leave_set
 from eagle3core.kernels.attention.warpgroup.sums import holds_sums, make_split_sums, sums_bytes
 from eagle3core.kernels.attention.warpgroup.whole import make_whole_end
 
@@ -53,6 +53,7 @@ _NODES_BARRIER, _ANY_BARRIER, _CLEARED_BARRIER = 1, 2, 4
 def make_attention_group(
     isa: Any, *, shape: Shape, row_warps: int, groups: int, units: int, stages: int, joined: bool, counting: bool,
     overlap: bool, words: int = 0, windowed: bool = False, tail: int = 0, short: bool = False, whole: bool = False,
+    cluster: int = 1,
 ) -> Any:  # fmt: skip
     """The kernel; grid (row blocks * blocks of `run` splits, key heads, sequences).
 
@@ -64,6 +65,8 @@ def make_attention_group(
         joined, counting, overlap, words, windowed, tail: as in `attention_rows`.
         short: sessions of one unit a stream or fewer have a walk of their own; only where `has_short_walk`.
         whole: a block walks all splits of its rows, and leaves their output as well.
+        cluster: blocks that walk the same splits for other rows and fetch for each other, 1 or 2; it divides those of
+            all rows. A stage is free when the warps of both have left it, so they go through the sets side by side.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     first_of, _ = make_walk(isa, shape)
@@ -80,20 +83,23 @@ def make_attention_group(
     holds = holds_sums(groups)
     assert not whole or (joined and holds and not paths), "rows of which other blocks have sums too"
     assert not short or (has_short_walk(shape, groups, units) and not paths), "sets across streams reach beyond a split"
-    fetch_sets = make_fetch_sets(isa, shape, groups=groups, units=units, stages=stages, overlap=overlap, short=short)
+    fetch_sets = make_fetch_sets(
+        isa, shape, groups=groups, units=units, stages=stages, overlap=overlap, short=short, cluster=cluster
+    )
+    leave_set = make_leave_set(isa, cluster)
     steps = make_steps(isa, shape, tiles=1, half=False, held=pieces, units=units, words=words, windowed=windowed)
     split_sums = make_split_sums(isa, shape, groups=groups, joined=joined, whole=whole)
     leave_empty, end_whole = split_sums.leave_empty, make_whole_end(isa, shape)
     walk_long = make_long_walk(
         isa, shape, row_warps=row_warps, groups=groups, units=units, stages=stages, counting=counting, words=words,
         paths=paths, windowed=windowed, steps=steps, split_sums=split_sums, add_paths=add_paths,
-        any_barrier=_ANY_BARRIER, cleared_barrier=_CLEARED_BARRIER,
+        leave_set=leave_set, any_barrier=_ANY_BARRIER, cleared_barrier=_CLEARED_BARRIER,
     )  # fmt: skip
     is_short_session = make_is_short(isa, shape)
     walk_short = make_short_walk(
         isa, shape, row_warps=row_warps, units=units, stages=stages, counting=counting, words=words,
         at_once=joined,  # others spill registers then
-        steps=steps, split_sums=split_sums, named_barrier=_CLEARED_BARRIER,
+        steps=steps, split_sums=split_sums, leave_set=leave_set, named_barrier=_CLEARED_BARRIER,
     )  # fmt: skip
     fewer_registers = isa.fewer_registers(_FETCHING_REGISTERS)
     more_registers = isa.more_registers(_MULTIPLYING_REGISTERS)
@@ -141,6 +147,13 @@ def make_attention_group(
 
     finish = isa.inlined(finish)
 
+    def end_together() -> None:
+        if cluster > 1:  # the other block has copied here, and arrived at the barriers here, for the last time
+            isa.cluster.arrive()
+            isa.cluster.wait()
+
+    end_together = isa.inlined(end_together)
+
     def attention_group(
         q: Any, k: Any, v: Any, tables: Any, prefix: Any, masks: Any, all_positions: Any, partial: Any, tops_sums: Any,
         counters: Any, tokens: Any, table_width: Any, run: Any, window: Any, scale: Any, k_map: Any, v_map: Any,
@@ -179,11 +192,14 @@ def make_attention_group(
         base = isa.shared_address(cuda.shared.array(0, f32, alignment=1024))
         if tid < groups * stages:
             isa.mbarrier_init(i32(base + full_offset + tid * 8), i32(1))
-            isa.mbarrier_init(i32(base + empty_offset + tid * 8), i32(row_warps * isa.ARRIVING_LANES))
+            isa.mbarrier_init(i32(base + empty_offset + tid * 8), i32(cluster * row_warps * isa.ARRIVING_LANES))
             isa.mbarrier_fence_init()
         if tid < groups * row_warps:
             isa.mbarrier_init(i32(base + turns_offset + tid * 8), i32(isa.ARRIVING_LANES))
         cuda.syncthreads()
+        if cluster > 1:  # nobody copies to another block before it has barriers
+            isa.cluster.arrive()
+            isa.cluster.wait()
         is_short = i32(0)
         if short:
             is_short = is_short_session(first_unit, n_units)
@@ -208,6 +224,7 @@ def make_attention_group(
             # A block that never waited would end before the kernel before, and let the next one start too early.
             if overlap:
                 isa.wait_previous()
+            end_together()
         else:
             if moves_registers:
                 more_registers()
@@ -239,6 +256,7 @@ def make_attention_group(
                     n_units, first_unit, table_width, tokens, partial, tops_sums, counters, sinks, out, ordered,
                     x_tiles, scale,
                 )  # fmt: skip
+                end_together()
                 return  # with a way on to the other walk both kept more in registers than there are
             executed, mask_empty = walk_long(
                 ring, full, empty, turns, totals, i32(base + tail_offset), first_stream, last_stream, stop, first_unit,
@@ -250,5 +268,6 @@ def make_attention_group(
                 n_units, first_unit, table_width, tokens, partial, tops_sums, counters, sinks, out, ordered,
                     x_tiles, scale,
             )  # fmt: skip
+            end_together()
 
     return attention_group

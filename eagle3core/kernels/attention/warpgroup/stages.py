@@ -152,7 +152,24 @@ def make_last_of(isa: Any, shape: Shape, *, groups: int) -> Any:
     return isa.inlined(last_of)
 
 
-def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: int, overlap: bool, short: bool) -> Any:
+def make_leave_set(isa: Any, cluster: int) -> Any:
+    """`leave_set(empty, lane)`: a warp has read all that it reads of a stage, and says so to all who may fill it."""
+    i32 = isa.i32
+
+    def leave_set(empty: Any, lane: Any) -> None:
+        if lane < isa.ARRIVING_LANES:
+            if cluster == 1:
+                isa.mbarrier_arrive(empty)
+            else:
+                for block in range(cluster):
+                    isa.cluster.mbarrier_arrive(empty, i32(block))
+
+    return isa.inlined(leave_set)
+
+
+def make_fetch_sets(
+    isa: Any, shape: Shape, *, groups: int, units: int, stages: int, overlap: bool, short: bool, cluster: int
+) -> Any:  # fmt: skip
     """`fetch_sets(ring, full, empty, k_map, v_map, ...)`: unit `part` of all sets of a group's walk from `unit` on.
 
     By one warp; others do so with the set's other parts. Barriers `full` and `empty` of the group, 8 bytes a stage. In
@@ -162,11 +179,12 @@ def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: 
     Args:
         groups, units, stages, overlap: as in `attention_group`.
         short: sets may lie across streams (`warpgroup.across`), where the last operand says so.
+        cluster: blocks that walk the same sets, 1 or 2: the first one's warps bring keys for both, the second's values.
     """
     cuda, i32, halves = isa.cuda, isa.i32, shape.dim // 64
     half_set, set_bytes, unit_bytes = half_set_bytes(units), units * shape.unit_bytes, shape.unit_bytes
     interleave = shape.splits * shape.streams
-    interleave_shift = interleave.bit_length() - 1
+    interleave_shift, everyone = interleave.bit_length() - 1, i32((1 << cluster) - 1)
     follow, _, _ = make_ring(isa, shape, row_warps=units, groups=groups, units=units)
 
     def later_of(unit: Any, last_stream: Any, first_unit: Any, n_units: Any, is_short: Any) -> Any:
@@ -186,7 +204,7 @@ def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: 
 
     def copy_set(
         at: Any, full: Any, k_map: Any, v_map: Any, unit: Any, block: Any, n_units: Any, kv_head: Any, n_kv: Any,
-        part: Any, lane: Any, shift: Any,
+        part: Any, lane: Any, shift: Any, brings_values: Any,
     ) -> None:  # fmt: skip
         own = i32(unit + (part << shift))
         if lane == 0 and part == 0:
@@ -196,10 +214,18 @@ def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: 
             # Cache rows: [block][key head][64 tokens].
             row = i32(((block * n_kv + kv_head) << BLOCK_SHIFT) + ((own & 3) << 4))
             place = i32(at + part * TILE_BYTES)
-            for h in range(halves):
-                isa.tensor_copy(i32(place + h * half_set), k_map, i32(h * 64), row, full)
-            for h in range(halves):
-                isa.tensor_copy(i32(place + (halves + h) * half_set), v_map, i32(h * 64), row, full)
+            if cluster > 1:
+                # Bytes of the other block may come before this one has announced them: a phase ends with its arrivals.
+                own_map = k_map
+                if brings_values != 0:
+                    place, own_map = i32(place + halves * half_set), v_map
+                for h in range(halves):
+                    isa.cluster.tensor_copy(i32(place + h * half_set), own_map, i32(h * 64), row, full, everyone)
+            else:
+                for h in range(halves):
+                    isa.tensor_copy(i32(place + h * half_set), k_map, i32(h * 64), row, full)
+                for h in range(halves):
+                    isa.tensor_copy(i32(place + (halves + h) * half_set), v_map, i32(h * 64), row, full)
 
     later_of, look_up, copy_set = isa.inlined(later_of), isa.inlined(look_up), isa.inlined(copy_set)
 
@@ -214,6 +240,9 @@ def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: 
             isa.tensor_map_acquire(k_map)
             isa.tensor_map_acquire(v_map)
         cuda.syncwarp()
+        brings_values = i32(0)
+        if cluster > 1:
+            brings_values = isa.cluster.rank()
         slot, parity = i32(0), i32(1)  # the first round waits for nobody
         block = look_up(table, unit, n_units, part, shift)
         while unit >= 0:
@@ -225,7 +254,7 @@ def make_fetch_sets(isa: Any, shape: Shape, *, groups: int, units: int, stages: 
             isa.mbarrier_wait(i32(empty + slot * 8), parity)
             copy_set(
                 i32(ring + slot * set_bytes), i32(full + slot * 8), k_map, v_map, unit, block, n_units, kv_head, n_kv,
-                part, lane, shift,
+                part, lane, shift, brings_values,
             )  # fmt: skip
             slot = i32(slot + 1)
             if slot == stages:

@@ -15,6 +15,7 @@ from warpgroup_cases import (
     LONG,
     MANY_BUNDLES,
     ONE,
+    PAIR,
     ROWS,
     SHAPE,
     SHORT,
@@ -54,6 +55,8 @@ def differing(case: Case, setting: dict[str, Any], isa: Any = None, wanted: dict
 
 CASES = [
     (CHUNK, ONE),
+    (PAIR, ONE),
+    ({**SHORT, "tokens": 16, "prefix": (150, -1)}, SHORT_BUNDLE),
     (SHORT, SHORT_BUNDLE),
     (SHORT, {**SHORT_ONE, "run": 1}),
     ({**SHORT, "order": (2, 4), "prefix": (120, 56, -1, 0), "sinks": True}, SHORT_ONE),

@@ -13,6 +13,7 @@ from warpgroup_cases import (
     CHUNK,
     MANY_BUNDLES,
     ONE,
+    PAIR,
     SHORT,
     SHORT_BUNDLE,
     SHORT_ONE,
@@ -54,7 +55,7 @@ PLANTED = {
         r"await_set\(i32\(full \+ next_slot \* 8\), next_parity\)(?=\n *add\()", "isa.group_fence()", ONE,
     ),
     "a stage never given back": (
-        along, "make_long_walk", r"isa\.mbarrier_arrive\(i32\(empty \+ slot \* 8\)\)", "pass", ONE,
+        along, "make_long_walk", r"leave_set\(i32\(empty \+ slot \* 8\), lane\)", "pass", ONE,
     ),
     "a unit's values in its neighbour's place": (
         stages, "make_products", r"\(u \+ 1\) \* \(TILE_BYTES >> 4\)", "(u ^ 1) * (TILE_BYTES >> 4)", ONE,
@@ -110,7 +111,7 @@ PLANTED = {
         stages, "make_fetch_sets", r"later = i32\(unit \+ units\)", "later = i32(unit + units - 1)", SHORT_ONE, SHORT,
     ),
     "the stage of a set across streams never given back": (
-        across, "make_short_walk", r"isa\.mbarrier_arrive\(i32\(empty \+ slot \* 8\)\)", "pass",
+        across, "make_short_walk", r"leave_set\(i32\(empty \+ slot \* 8\), here\)", "pass",
         SHORT_BUNDLE, {**SHORT, "prefix": (240,)},
     ),
     "keys that a short session's rows may not see": (
@@ -126,6 +127,22 @@ PLANTED = {
     "a split of a short session left before its last unit": (
         across, "make_short_walk", r"own & split_mask == split_mask or", "True or", SHORT_ONE,
         {**SHORT, "order": (2, 8), "prefix": (240,)},
+    ),
+    "a stage filled while the other block still reads it": (
+        group, "make_attention_group", r"i32\(cluster \* row_warps", "i32(row_warps", ONE, PAIR,
+    ),
+    "a stage given back to one block of two": (
+        stages, "make_leave_set", r"for block in range\(cluster\)", "for block in range(1)", ONE, PAIR,
+    ),
+    "keys brought by both blocks and values by none": (
+        stages, "make_fetch_sets", r"brings_values = isa\.cluster\.rank\(\)", "pass", ONE, PAIR,
+    ),
+    "a set brought to one block of two": (
+        stages, "make_fetch_sets", r"i32\(\(1 << cluster\) - 1\)", "i32(1)", ONE, PAIR,
+    ),
+    "a block that ends while the other copies to it": (
+        group, "make_attention_group", r"(last time\n +)isa\.cluster\.arrive\(\)\n +isa\.cluster\.wait",
+        r"\1isa.cluster.rank", ONE, PAIR,
     ),
     "a stream whose first set nobody scores": (
         along, "make_long_walk", r" or stream < last_with_keys", "", ONE,

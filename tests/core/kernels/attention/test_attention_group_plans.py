@@ -98,8 +98,11 @@ def test_blocks_that_have_all_keys_of_their_rows_launch_no_combination() -> None
         return [variant.name for variant in CARD.variants_of(ARCH, case)]
 
     for keys in (600, 32768):
+        [one_block] = launched(32, 16, keys)
+        assert "_whole" in one_block
+        assert "_c2" not in one_block
         [only] = launched(64, 8, keys)
-        assert "_whole" in only
+        assert "_whole_c2" in only, "two blocks of rows, which fetch for each other"
         assert len(launched(64, 1, keys)) == 2, "a sequence by itself fills the processors by its splits"
         assert len(launched(64, 8, keys, paths=True)) == 2
         assert len(launched(64, 8, keys, earlier=30)) == 2
