@@ -164,16 +164,16 @@ def make_walk(
             if overlap:
                 isa.mbarrier_fence_init()
         cuda.syncwarp()
+        columns = i32(tiles // w_tiles)
+        # Blocks come to processors in turn; those of one get neighbouring runs, so that their lengths even out.
+        blocks, turn = i32(cuda.gridDim.x), isa.quotient(i32(cuda.blockIdx.x), processors)
+        block = i32((cuda.blockIdx.x - turn * processors) * isa.quotient(blocks, processors) + turn)
         if overlap:
             # The next kernel may read the lists of work before it waits; here they are waited for before it starts.
             if not early:
                 isa.wait_previous()
             isa.let_next_start()
-        columns = i32(tiles // w_tiles)
         total = i32(isa.load_u32(work) * columns)
-        # Blocks come to processors in turn; those of one get neighbouring runs, so that their lengths even out.
-        blocks, turn = i32(cuda.gridDim.x), isa.quotient(i32(cuda.blockIdx.x), processors)
-        block = i32((cuda.blockIdx.x - turn * processors) * isa.quotient(blocks, processors) + turn)
         begin = isa.quotient(i32(block * total), blocks)
         left = i32(isa.quotient(i32((block + 1) * total), blocks) - begin)
         group = isa.quotient(begin, columns)
