@@ -37,9 +37,10 @@ from eagle3core.kernels.attention.tile import make_steps
 from eagle3core.kernels.attention.warpgroup.across import has_short_walk, make_is_short, make_short_walk
 from eagle3core.kernels.attention.warpgroup.along import make_long_walk
 from eagle3core.kernels.attention.warpgroup.shared import group_offsets
-from eagle3core.kernels.attention.warpgroup.stages import make_fetch_sets, make_leave_set
+from eagle3core.kernels.attention.warpgroup.stages import make_fetch_sets
 from eagle3core.kernels.attention.warpgroup.sums import holds_sums, make_split_sums, sums_bytes
 from eagle3core.kernels.attention.warpgroup.whole import make_whole_end
+from eagle3core.kernels.gemm.stages import make_leave_stage
 
 FETCHING_WARPS = 4  # of a block: a warpgroup, which can give registers to the others; one for each unit of the sets
 MULTIPLYING_WARPS = 8  # at most; with those that fetch a processor has 168 registers for each lane
@@ -86,7 +87,7 @@ def make_attention_group(
     fetch_sets = make_fetch_sets(
         isa, shape, groups=groups, units=units, stages=stages, overlap=overlap, short=short, cluster=cluster
     )
-    leave_set = make_leave_set(isa, cluster)
+    leave_set = make_leave_stage(isa, cluster)
     steps = make_steps(isa, shape, tiles=1, half=False, held=pieces, units=units, words=words, windowed=windowed)
     split_sums = make_split_sums(isa, shape, groups=groups, joined=joined, whole=whole)
     leave_empty, end_whole = split_sums.leave_empty, make_whole_end(isa, shape)

@@ -152,21 +152,6 @@ def make_last_of(isa: Any, shape: Shape, *, groups: int) -> Any:
     return isa.inlined(last_of)
 
 
-def make_leave_set(isa: Any, cluster: int) -> Any:
-    """`leave_set(empty, lane)`: a warp has read all that it reads of a stage, and says so to all who may fill it."""
-    i32 = isa.i32
-
-    def leave_set(empty: Any, lane: Any) -> None:
-        if lane < isa.ARRIVING_LANES:
-            if cluster == 1:
-                isa.mbarrier_arrive(empty)
-            else:
-                for block in range(cluster):
-                    isa.cluster.mbarrier_arrive(empty, i32(block))
-
-    return isa.inlined(leave_set)
-
-
 def make_fetch_sets(
     isa: Any, shape: Shape, *, groups: int, units: int, stages: int, overlap: bool, short: bool, cluster: int
 ) -> Any:  # fmt: skip

@@ -27,6 +27,7 @@ from eagle3core.kernels.attention.card import CARD
 from eagle3core.kernels.attention.warpgroup import across, along, careful, group, held, stages, sums, whole
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError
+from eagle3core.kernels.gemm import stages as gemm_stages
 
 CPU = torch.device("cpu")
 PLANTED = {
@@ -132,7 +133,7 @@ PLANTED = {
         group, "make_attention_group", r"i32\(cluster \* row_warps", "i32(row_warps", ONE, PAIR,
     ),
     "a stage given back to one block of two": (
-        stages, "make_leave_set", r"for block in range\(cluster\)", "for block in range(1)", ONE, PAIR,
+        gemm_stages, "make_leave_stage", r"for block in range\(cluster\)", "for block in range(1)", ONE, PAIR,
     ),
     "keys brought by both blocks and values by none": (
         stages, "make_fetch_sets", r"brings_values = isa\.cluster\.rank\(\)", "pass", ONE, PAIR,
