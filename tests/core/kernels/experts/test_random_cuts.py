@@ -1,0 +1,47 @@
+"""Experts of random shapes: any cut of their maps gives the default's bits, and those are near enough to the truth."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from rings import exhaustive_but, slow_from
+
+from eagle3core.kernels import proof, registry
+from eagle3core.kernels.emulator import instructions as emulator
+from eagle3core.kernels.experts.maps.order import UNIT_BYTES
+
+CARD, CPU = registry()["experts"], torch.device("cpu")
+
+
+def drawn_case(draw: Random) -> dict[str, Any]:
+    form, experts = draw.choice(sorted(UNIT_BYTES)), draw.randint(2, 5)
+    return {
+        "m": draw.choice([1, 1, 2, 3, 5, 9, 17, 33]), "experts": experts, "chosen": draw.randint(1, min(3, experts)),
+        "hidden": 32 * draw.choice([1, 2, 3, 5, 6, 8, 9, 12, 15]), "inner": 32 * draw.choice([1, 2, 3, 5]),
+        "form": form, "gate": "clamped" if form == "mxfp4" else "silu", "dtype": torch.bfloat16,
+    }  # fmt: skip
+
+
+def drawn_setting(draw: Random) -> dict[str, Any]:
+    """Few blocks, which go on from tile to tile and expert to expert, with rings that wrap within a tile."""
+    return {
+        "blocks": draw.randint(1, 6), "stages": draw.randint(2, 4), "stage_steps": draw.randint(1, 3),
+        "step": draw.choice([1, 2, 3, 6]), "w_tiles": draw.choice([1, 2]), "x_tiles": draw.choice([1, 1, 2, 4, 8]),
+    }  # fmt: skip
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("seed", [*slow_from(2, range(14)), *exhaustive_but([], range(14, 200))])
+def test_any_cut_of_any_experts_gives_the_defaults_bits(seed: int) -> None:
+    draw = Random(seed)
+    case = drawn_case(draw)
+    inputs = CARD.example(case, proof.generator(seed, CPU), CPU)
+    expected = proof.run(CARD, "sm_90a", case, inputs, emulator.execute)
+    assert all(d.passes for d in proof.deviations(CARD, case, inputs, expected)), case
+    for _ in range(2):
+        setting = drawn_setting(draw)
+        ours = proof.run(CARD, "sm_90a", case, inputs, emulator.execute, setting)
+        assert [name for name in expected if proof.differing(ours[name], expected[name])] == [], (case, setting)
