@@ -31,7 +31,7 @@ def make_load_operands(isa: Any, form: str, dtype: str) -> Any:
             return isa.shared_load_u32x4(place), isa.shared_load_u32x4(i32(place + FRAGMENT))
 
     else:
-        widen_lower, widen_upper = isa.WIDEN_E2M1_BF16
+        widen_lower, widen_upper = isa.WIDEN_E2M1_BF16[0], isa.WIDEN_E2M1_BF16[1]
 
         def load_operands(at: Any, lane: Any) -> Any:
             words = isa.shared_load_u32x2(i32(at + lane * 8))
