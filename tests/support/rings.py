@@ -35,6 +35,12 @@ def exhaustive_but(kept: Iterable[object], values: Iterable[object]) -> list[obj
     return [value if value in kept else _marked(value, pytest.mark.exhaustive) for value in values]
 
 
+def seeds(fast: int, slow: int, exhaustive: int) -> list[object]:
+    """Of a random test, as many in each ring, from 0 on."""
+    marks = [()] * fast + [(pytest.mark.slow,)] * slow + [(pytest.mark.slow, pytest.mark.exhaustive)] * exhaustive
+    return [_marked(seed, *own) for seed, own in enumerate(marks)]
+
+
 def _marked(value: object, *marks: pytest.MarkDecorator) -> object:
     return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=marks)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from rings import exhaustive_but, slow_from
+from rings import seeds
 from warpgroup_cases import ARCH, ONE, ROWS
 
 from eagle3core.kernels import proof
@@ -38,7 +38,7 @@ def drawn(draw: Random) -> tuple[Case, dict[str, Any]]:
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("seed", [*slow_from(2, range(14)), *exhaustive_but([], range(14, 200))])
+@pytest.mark.parametrize("seed", seeds(2, 12, 186))
 def test_any_chunk_has_the_bits_of_warps_that_share_rows(seed: int) -> None:
     case, setting = drawn(Random(seed))
     inputs = CARD.example(case, proof.generator(seed, CPU), CPU)
