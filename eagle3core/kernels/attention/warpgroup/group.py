@@ -121,7 +121,7 @@ def make_attention_group(
         rows: Any, lane: Any, part: Any, own_group: Any, n_units: Any, first_unit: Any, table_width: Any, tokens: Any,
         partial: Any, tops_sums: Any, counters: Any, sinks: Any, out: Any, ordered: Any, x_tiles: Any, scale: Any,
     ) -> None:  # fmt: skip
-        """What a warp leaves after its walk: output, or that splits have no keys; its counts."""
+        """What a warp leaves after its walk: output, or that splits have no keys; its counts. The last it does."""
         if whole:
             # Asked for again: held through the walk, they would cost registers.
             kv_head, here, own_warp = i32(cuda.blockIdx.y), isa.lane_number(), pinned(i32(cuda.threadIdx.x)) >> 5
@@ -145,15 +145,11 @@ def make_attention_group(
                 held_units = i32(max(n_units - first_unit, 0))
                 isa.atomic_add_i32(counters + 4 * TILE_TOTAL, i32(table_width * 4))
                 isa.atomic_add_i32(counters + 4 * TILE_SPAN_EMPTY, i32(table_width * 4 - held_units))
-
-    finish = isa.inlined(finish)
-
-    def end_together() -> None:
         if cluster > 1:  # the other block has copied here, and arrived at the barriers here, for the last time
             isa.cluster.arrive()
             isa.cluster.wait()
 
-    end_together = isa.inlined(end_together)
+    finish = isa.inlined(finish)
 
     def attention_group(
         q: Any, k: Any, v: Any, tables: Any, prefix: Any, masks: Any, all_positions: Any, partial: Any, tops_sums: Any,
@@ -225,7 +221,9 @@ def make_attention_group(
             # A block that never waited would end before the kernel before, and let the next one start too early.
             if overlap:
                 isa.wait_previous()
-            end_together()
+            if cluster > 1:
+                isa.cluster.arrive()
+                isa.cluster.wait()
         else:
             if moves_registers:
                 more_registers()
@@ -257,7 +255,6 @@ def make_attention_group(
                     n_units, first_unit, table_width, tokens, partial, tops_sums, counters, sinks, out, ordered,
                     x_tiles, scale,
                 )  # fmt: skip
-                end_together()
                 return  # with a way on to the other walk both kept more in registers than there are
             executed, mask_empty = walk_long(
                 ring, full, empty, turns, totals, i32(base + tail_offset), first_stream, last_stream, stop, first_unit,
@@ -269,6 +266,5 @@ def make_attention_group(
                 n_units, first_unit, table_width, tokens, partial, tops_sums, counters, sinks, out, ordered,
                     x_tiles, scale,
             )  # fmt: skip
-            end_together()
 
     return attention_group

@@ -172,14 +172,6 @@ def make_fetch_sets(
     interleave_shift, everyone = interleave.bit_length() - 1, i32((1 << cluster) - 1)
     follow, _, _ = make_ring(isa, shape, row_warps=units, groups=groups, units=units)
 
-    def later_of(unit: Any, last_stream: Any, first_unit: Any, n_units: Any, is_short: Any) -> Any:
-        if short and is_short != 0:
-            later = i32(unit + units)
-            if later >= min(last_stream, n_units):
-                later = i32(-1)
-            return later
-        return follow(unit, last_stream, first_unit, n_units)
-
     def look_up(table: Any, unit: Any, n_units: Any, part: Any, shift: Any) -> Any:
         # The cache block of unit `part` of the set at `unit`; 0 where there is none.
         own, block = i32(unit + (part << shift)), i32(0)
@@ -212,7 +204,7 @@ def make_fetch_sets(
                 for h in range(halves):
                     isa.tensor_copy(i32(place + (halves + h) * half_set), v_map, i32(h * 64), row, full)
 
-    later_of, look_up, copy_set = isa.inlined(later_of), isa.inlined(look_up), isa.inlined(copy_set)
+    look_up, copy_set = isa.inlined(look_up), isa.inlined(copy_set)
 
     def fetch_sets(
         ring: Any, full: Any, empty: Any, k_map: Any, v_map: Any, table: Any, unit: Any, last_stream: Any, ctx: Any,
@@ -232,7 +224,12 @@ def make_fetch_sets(
         block = look_up(table, unit, n_units, part, shift)
         while unit >= 0:
             # The next set's blocks are asked for before this one's stage is waited for.
-            later = later_of(unit, last_stream, first_unit, n_units, is_short)
+            if short and is_short != 0:
+                later = i32(unit + units)
+                if later >= min(last_stream, n_units):
+                    later = i32(-1)
+            else:
+                later = follow(unit, last_stream, first_unit, n_units)
             later_block = look_up(table, later, n_units, part, shift)
             if overlap and (unit + ((units - 1) << shift)) * UNIT + UNIT > ctx:
                 isa.wait_previous()  # keys of this step; older ones were there before

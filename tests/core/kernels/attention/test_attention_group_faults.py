@@ -142,8 +142,10 @@ PLANTED = {
         stages, "make_fetch_sets", r"i32\(\(1 << cluster\) - 1\)", "i32(1)", ONE, PAIR,
     ),
     "a block that ends while the other copies to it": (
-        group, "make_attention_group", r"(last time\n +)isa\.cluster\.arrive\(\)\n +isa\.cluster\.wait",
-        r"\1isa.cluster.rank", ONE, PAIR,
+        group, "make_attention_group",  # by those who multiply and those who fetch
+        (r"(?s)(last time\n +)isa\.cluster\.arrive\(\)"
+        r"(.*) isa\.cluster\.arrive\(\)\n +isa\.cluster\.wait\(\)\n( +else:)"),
+        r"\1return\2 pass\n\3", ONE, PAIR,
     ),
     "a stream whose first set nobody scores": (
         along, "make_long_walk", r" or stream < last_with_keys", "", ONE,
