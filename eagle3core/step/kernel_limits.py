@@ -18,6 +18,7 @@ from eagle3core.kernels.experts.maps.form import form_for, x_tiles_for
 from eagle3core.kernels.experts.maps.launcher import walk_variant
 from eagle3core.kernels.experts.maps.order import UNIT
 from eagle3core.kernels.experts.routing.choose import choose_variant
+from eagle3core.kernels.experts.routing.lone import Choice
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.isa.by_row import row_threads
 from eagle3core.kernels.layer.take_rows import MOST_SOURCES
@@ -106,5 +107,6 @@ def _check_experts(block: BlockGeometry, config: EngineConfig, dtype: torch.dtyp
     x_tiles = x_tiles_for(rows, experts.n_chosen, experts.n)
     choose_variant(arch, experts.n, experts.n_chosen, experts.is_normalised, 8 * x_tiles, rows)
     form = "mxfp4" if experts.is_mxfp4 else "plain"
+    choice = Choice(experts.n, experts.n_chosen, experts.is_normalised)
     cut = form_for(form, block.hidden_size, x_tiles)
-    walk_variant(arch, DTYPES[dtype], form, block.hidden_size, experts.gate, True, cut, early=False)
+    walk_variant(arch, DTYPES[dtype], form, block.hidden_size, experts.gate, True, cut, choice)

@@ -34,10 +34,12 @@ from eagle3core.kernels.experts.maps.order import (
 )
 from eagle3core.kernels.experts.matrices import OrderedMatrices
 from eagle3core.kernels.experts.mxfp4 import BIAS
-from eagle3core.kernels.experts.routing.lists import Lists, lists_of
+from eagle3core.kernels.experts.route import choice_faults, chosen_of
+from eagle3core.kernels.experts.routing.lists import Lists, Routed, lists_of
+from eagle3core.kernels.experts.routing.lone import Choice
 from eagle3core.kernels.experts.total import expert_sum, total_variant
 from eagle3core.kernels.gemm.fp8.blocks import blocks_of
-from eagle3core.kernels.isa.by_row import alone, count, row_of
+from eagle3core.kernels.isa.by_row import alone, count
 from eagle3core.kernels.layer.embedding import PARTIAL, partial_squares_reference
 
 _PAIRS: dict[str, Pairs] = {"clamped": ALTERNATE, "silu": HALVES}
@@ -72,10 +74,13 @@ def _example(case: Case, generator: torch.Generator, device: torch.device) -> Te
 
     d = distinct(case)
     used = torch.randperm(case["experts"], generator=generator, device=device)[:d]
-    chosen = used[torch.arange(m * k, device=device).view(m, k) % d].sort(dim=1).values.int()
+    chosen = used[torch.arange(m * k, device=device).view(m, k) % d].sort(dim=1).values
+    logits = torch.randn(m, case["experts"], generator=generator, device=device)
+    logits.scatter_(1, chosen, 10 + torch.randn(m, k, generator=generator, device=device))
     norms = 0.5 + torch.rand(m, generator=generator, device=device)
     made = {
-        "x": normal(m, hidden), "norms": norms, "chosen": chosen, "shares": normal(m, k).float().softmax(1),
+        "x": normal(m, hidden), "norms": norms, "logits": logits,
+        "shares": normal(m, k).float().softmax(1),
         "residual": normal(m, hidden), "gain": 1 + normal(hidden) / 8,
         "gate_up": _matrices(case, 2 * inner, hidden, generator, device),
         "down": _matrices(case, hidden, inner, generator, device),
@@ -109,12 +114,20 @@ def _outputs(case: Case, inputs: Tensors) -> Tensors:
         "parts": poison(m, k, hidden, dtype=torch.float32, device=device),
         "y": poison(m, hidden, dtype=dtype, device=device), "scaled": poison(m, hidden, dtype=dtype, device=device),
         "sums": sums,
-    }  # fmt: skip
+    } | _choice(case, device)  # fmt: skip
+
+
+def _choice(case: Case, device: torch.device) -> Tensors:
+    """What the maps choose themselves, of one row; the sum has shares of its own, so that any row may stand alone."""
+    if case["m"] > 1:
+        return {}
+    made = {"chosen": poison(1, case["chosen"], dtype=torch.int32, device=device)}
+    return {**made, "chosen_shares": poison(1, case["chosen"], dtype=torch.float32, device=device)}
 
 
 def _reference(case: Case, inputs: Tensors) -> Tensors:
     """In the dtype of the rows, matrices decoded to it."""
-    x, chosen, (up, down) = inputs["x"], inputs["chosen"], _maps(case, inputs)
+    x, chosen, (up, down) = inputs["x"], chosen_of(inputs["logits"], case["chosen"]), _maps(case, inputs)
     inner = x.new_empty(*chosen.shape, case["inner"])
     parts = x.new_empty(*chosen.shape, case["hidden"])
     for expert in sorted(set(chosen.flatten().tolist())):
@@ -134,25 +147,37 @@ def _x_tiles(case: Case, setting: Mapping[str, Any]) -> int:
 
 def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **setting: Any) -> Sequence[Launch]:
     up, down = _maps(case, inputs)
-    chosen, rows = inputs["chosen"], 8 * _x_tiles(case, setting)
+    rows, chosen = 8 * _x_tiles(case, setting), chosen_of(inputs["logits"], case["chosen"]).int()
     lists = Lists(inputs["norms"], *lists_of(chosen, rows), rows)
+    routed = Routed(inputs["logits"], outputs.get("chosen", chosen), outputs.get("chosen_shares", inputs["shares"]))
     inner, parts = outputs["inner"], outputs["parts"]
     others = {name: outputs[name] for name in ("y", "scaled", "sums")}
-    by: dict[str, Any] = {"lists": lists, "setting": setting}
+    by: dict[str, Any] = {"is_normalised": True, "lists": lists, "setting": setting}
     return [
-        *expert_gate_up(arch, inputs["x"], inputs["norms"], chosen, up, inner, eps=0.0, gate=case["gate"], **by),
-        *expert_down(arch, inner, chosen, down, parts, **by),
+        *expert_gate_up(arch, inputs["x"], inputs["norms"], routed, up, inner, eps=0.0, gate=case["gate"], **by),
+        *expert_down(arch, inner, routed, down, parts, **by),
         *expert_sum(arch, parts, inputs["shares"], inputs["residual"], inputs["gain"], **others),
     ]
+
+
+def _invariants(case: Case, inputs: Tensors, outputs: Tensors) -> list[str]:
+    if case["m"] > 1:
+        return []
+    return choice_faults(inputs["logits"], outputs["chosen"], outputs["chosen_shares"], is_normalised=True)
+
+
+def _row_of(case: Case, inputs: Tensors, outputs: Tensors, row: int) -> Tensors:
+    return {name: outputs[name][row] for name in ("inner", "parts", "y", "scaled", "sums")}
 
 
 def _variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
     made, dtype = [], DTYPES[case["dtype"]]
     own = {name: value for name, value in setting.items() if name not in ("x_tiles", "blocks", "processors")}
+    choice = Choice(case["experts"], case["chosen"], True) if case["m"] == 1 else None
     for k, gate in ((case["hidden"], case["gate"]), (case["inner"], "")):
         cut = form_for(case["form"], k, _x_tiles(case, setting), own)
         has_bias = case["gate"] == "clamped"
-        made.append(walk_variant(arch, dtype, case["form"], k, gate, has_bias, cut, early=not gate))
+        made.append(walk_variant(arch, dtype, case["form"], k, gate, has_bias, cut, choice))
     return [*made, total_variant(arch, dtype, case["hidden"], case["chosen"])]
 
 
@@ -163,13 +188,15 @@ def _sweep(arch: str, case: Case) -> list[dict[str, Any]]:
 
 
 def _cost(case: Case) -> Cost:
-    """The matrices of distinct experts; rows, choices and the residual in, and out what the next map reads."""
+    """Distinct experts' matrices; rows, logits or choices and the residual in, and out what the next map reads."""
     m, k, hidden, inner, d = case["m"], case["chosen"], case["hidden"], case["inner"], distinct(case)
     matrix = 3 * hidden * inner * UNIT_BYTES[case["form"]] // (TILE * UNIT)
     bias = 2 * (2 * inner + hidden) if case["gate"] == "clamped" else 0
     scales = {FP8: 2 * inner + hidden, FP8_BLOCKS: (2 * inner * blocks_of(hidden) + hidden * blocks_of(inner)) // 8}
     bias += 4 * scales.get(case["form"], 0)
     rows = m * (4 * 2 * hidden + hidden // 4 + 4 + 8 * k) + 2 * hidden
+    if m == 1:
+        rows += 4 * case["experts"]
     return Cost(d * (matrix + bias) + rows, 6 * m * k * hidden * inner, dependent_passes=3)
 
 
@@ -198,9 +225,11 @@ CARD = Card(
         *(_variants_of(arch, {"m": 512, **_QWEN, "form": FP8_BLOCKS})[:2] if arch == "sm_90a" else ()),
     ],
     variants_of=_variants_of,
+    invariants=_invariants,
     sweep=_sweep,
     cases=({"m": 3, **_TINY, "form": "mxfp4", "gate": "clamped"},),
     slow_cases=(
+        {"m": 1, **_TINY, "experts": 35, "form": "mxfp4", "gate": "clamped"},
         {"m": 2, **_TINY, "form": "plain", "gate": "silu", "dtype": torch.float16},
         {"m": 11, **_TINY, "experts": 2, "form": "mxfp4", "gate": "silu"},
         {"m": 2, **_TINY, "hidden": 576, "form": "mxfp4", "gate": "clamped"},
@@ -224,8 +253,8 @@ CARD = Card(
         (
             {"m": 1, **_OSS},
             # four experts of 24,883,200 values at 17 bytes for 32, and 8640 biases; x, residual, y, y * gain, sums of
-            # squares, 1 / rms, choice and shares; the gain
-            Cost(4 * (13_219_200 + 17_280) + 23_040 + 720 + 4 + 32 + 5_760, 199_065_600, 3),
+            # squares, 1 / rms, choice and shares, logits; the gain
+            Cost(4 * (13_219_200 + 17_280) + 23_040 + 720 + 4 + 32 + 512 + 5_760, 199_065_600, 3),
         ),
         (
             {"m": 4, **_OSS, "experts": 4},
@@ -234,7 +263,7 @@ CARD = Card(
         (
             {"m": 1, **_QWEN, "form": FP8_BLOCKS},
             # eight experts of 4,718,592 values, and a scale of 4 bytes for 8 x 128 of them
-            Cost(8 * (4_718_592 + 18_432) + 16_384 + 512 + 4 + 64 + 4_096, 75_497_472, 3),
+            Cost(8 * (4_718_592 + 18_432) + 16_384 + 512 + 4 + 64 + 512 + 4_096, 75_497_472, 3),
         ),
     ),
     order={"streams": 4, "unit": UNIT},
@@ -248,7 +277,7 @@ CARD = Card(
         "blocks": "blocks that walk",
         "processors": "how many of them come to different processors",
     },
-    alone=alone("m", "x", "norms", "chosen", "shares", "residual"),
-    row_of=row_of,
+    alone=alone("m", "x", "norms", "logits", "shares", "residual"),
+    row_of=_row_of,
     n_rows=count("m"),
 )

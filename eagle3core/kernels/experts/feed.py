@@ -18,7 +18,7 @@ from eagle3core.kernels.experts.gates import GATES
 from eagle3core.kernels.experts.maps.launcher import expert_down, expert_gate_up
 from eagle3core.kernels.experts.matrices import Matrices
 from eagle3core.kernels.experts.route import normed, wide_of
-from eagle3core.kernels.experts.routing.lists import Lists
+from eagle3core.kernels.experts.routing.lists import Lists, Routed
 from eagle3core.kernels.experts.total import expert_sum
 from eagle3core.kernels.layer.embedding import partial_squares_reference
 
@@ -37,25 +37,26 @@ def _applied(x: Tensor, maps: Matrices, expert: int) -> Tensor:
 
 
 def expert_gate_up_meaning(
-    x: Tensor, sums: Tensor, chosen: Tensor, maps: Matrices, inner: Tensor, *, eps: float, gate: str,
-    lists: Lists | None = None,
+    x: Tensor, sums: Tensor, routed: Routed, maps: Matrices, inner: Tensor, *, eps: float, gate: str,
+    is_normalised: bool, lists: Lists | None = None,
 ) -> None:  # fmt: skip
     """`inner: [n, k, F]` what each chosen expert makes of its row.
 
     Args:
-        x, sums: as of `route_meaning`. chosen: `[n, k]`. maps: `[X, 2 F, E]`. gate: of `GATES`. lists: for the
-            kernels, as `route` leaves them; not read here.
+        x, sums: as of `route_meaning`. routed: what `route` leaves, whose choice is read here; kernels choose one
+            row's experts by the logits, and leave choice and shares. maps: `[X, 2 F, E]`. gate: of `GATES`.
+        is_normalised: as of `route_meaning`. lists: for the kernels, as `route` leaves them; neither is read here.
     """
     rows = normed(x, sums, eps)
-    for expert, at, places in _rows_of_experts(chosen):
+    for expert, at, places in _rows_of_experts(routed.chosen):
         inner[at, places] = GATES[gate](_applied(rows[at], maps, expert)).to(inner.dtype)
 
 
 def expert_down_meaning(
-    inner: Tensor, chosen: Tensor, maps: Matrices, parts: Tensor, *, lists: Lists | None = None
+    inner: Tensor, routed: Routed, maps: Matrices, parts: Tensor, *, is_normalised: bool, lists: Lists | None = None
 ) -> None:
     """`parts: [n, k, E]` each chosen expert's output, one precision up from 16-bit rows; `maps: [X, E, F]`."""
-    for expert, at, places in _rows_of_experts(chosen):
+    for expert, at, places in _rows_of_experts(routed.chosen):
         rows = inner[at, places].to(wide_of(inner))
         parts[at, places] = _applied(rows, maps, expert).to(parts.dtype)
 

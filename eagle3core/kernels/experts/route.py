@@ -17,6 +17,8 @@ from eagle3core.kernels.experts.routing.lists import Lists, lists_of
 from eagle3core.kernels.experts.routing.lists import Routed as Routed
 from eagle3core.kernels.layer.rms_norm import accumulation_dtype
 
+_SHARE_ERROR = 1e-5  # of a share, relative: an exponential, a sum and a reciprocal of a few fp32 roundings each
+
 
 def route_meaning(
     x: Tensor, sums: Tensor, weight: Tensor, out: Routed, *, eps: float, is_normalised: bool,
@@ -47,6 +49,16 @@ def chosen_of(logits: Tensor, n_chosen: int) -> Tensor:
     """`[n, n_chosen]` int64, ascending: the largest of `logits: [n, X]`, the lower index first among equals."""
     best = logits.sort(dim=1, descending=True, stable=True).indices[:, :n_chosen]
     return best.sort(dim=1).values
+
+
+def choice_faults(logits: Tensor, chosen: Tensor, shares: Tensor, *, is_normalised: bool) -> list[str]:
+    """What is wrong with a choice of the logits as stored, `chosen: [n, k]`, and its shares, made in fp32."""
+    best, wide = chosen_of(logits, chosen.shape[1]), logits.double()
+    faults = [f"row {row} chose others than its largest logits" for row in (chosen != best).any(1).nonzero()[:, 0]]
+    taken = wide.gather(1, best)
+    expected = taken.softmax(1) if is_normalised else wide.softmax(1).gather(1, best)
+    error = float(((shares - expected).abs() / expected).max())
+    return faults if error <= _SHARE_ERROR else [*faults, f"a share is wrong by {error:.3g} of it"]
 
 
 def wide_of(x: Tensor) -> torch.dtype:

@@ -17,9 +17,10 @@ from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
 
 # For up to 8 rows: how much of W is under way, and in how large copies. With two tiles of W a block reads x half as
-# often.
-_BULK = [Tiling("bulk", 1, 1, units, stages) for units, stages in ((8, 2), (8, 3), (4, 3), (4, 4), (4, 6))]
-_BULK += [Tiling("bulk", 1, 2, units, stages) for units, stages in ((8, 2), (4, 3), (4, 4))]
+# often. Little under way leaves memory to attention, beside which the map after it begins.
+_BULK = [Tiling("bulk", 1, 1, units, stages) for units, stages in ((8, 2), (8, 3), (4, 2), (4, 3), (4, 4), (4, 6))]
+_BULK += [Tiling("bulk", 1, 1, 2, stages) for stages in (3, 4)]
+_BULK += [Tiling("bulk", 1, 2, units, stages) for units, stages in ((8, 2), (4, 2), (4, 3), (4, 4), (2, 3))]
 _BULK += [Tiling("bulk", 1, 3, units, stages) for units, stages in ((8, 2), (4, 3), (4, 4))]
 _RING = [
     Tiling("ring", 1, 1, units, stages) for units, stages in ((4, 3), (4, 4), (2, 6), (1, 8), (1, 12), (1, 16))

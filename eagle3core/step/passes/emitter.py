@@ -191,10 +191,11 @@ class Emitter:
         if isinstance(mlp, PackedExperts):
             routed, k = routed_rows(act, n), mlp.geometry.n_chosen
             (inner, parts), lists = expert_rows(act, n, k), expert_lists(act, n)
-            by = {"eps": block.rms_norm_eps, "gate": mlp.geometry.gate, "lists": lists}
+            by = {"is_normalised": mlp.geometry.is_normalised, "lists": lists}
+            gated = {**by, "eps": block.rms_norm_eps, "gate": mlp.geometry.gate}
             return [
-                EXPERT_GATE_UP.call(self.arch, scaled, sums, routed.chosen, mlp.gate_up, inner, **by),
-                EXPERT_DOWN.call(self.arch, inner, routed.chosen, mlp.down, parts, lists=lists),
+                EXPERT_GATE_UP.call(self.arch, scaled, sums, routed, mlp.gate_up, inner, **gated),
+                EXPERT_DOWN.call(self.arch, inner, routed, mlp.down, parts, **by),
                 EXPERT_SUM.call(self.arch, parts, routed.shares, middle, next_gain, out, scaled, sums),
             ]
         left = self.inner_for(mlp.down, n)

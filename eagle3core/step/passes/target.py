@@ -121,12 +121,14 @@ class _Layers:
             *emit.project(layer, act, n, given.stream, self.block),
         ]
         stages = [self._stage(f"{i}.attn", attend, attn=rows_of(act.middle, n, act.middle.shape[1]))]
+        left: dict[str, Tensor] = {}
         if isinstance(layer.mlp, PackedExperts):
             routed, route = routed_rows(act, n), emit.route(layer.mlp, act, n, self.block)
-            stages.append(self._stage(f"{i}.router", [route], router=routed.logits, experts=routed.chosen))
+            stages.append(self._stage(f"{i}.router", [route], router=routed.logits))
+            left = {"experts": routed.chosen}  # kernels choose where they read the experts
         out = self.over.input_of(i + 1, n).stream
         forward = emit.mlp(layer, act, n, out, self._gain_after(i), self.block, self.left_behind(i))
-        return [*stages, self._stage(f"{i}.mlp", forward, mlp=out)]
+        return [*stages, self._stage(f"{i}.mlp", forward, **left, mlp=out)]
 
     def left_behind(self, i: int) -> OrderedRows | None:
         """Where a layer leaves its output beside its rows, for the next one's first map or the head."""

@@ -16,7 +16,7 @@ from eagle3core.kernels.experts.gates import ALPHA, LIMIT
 from eagle3core.kernels.isa.powers import LOG2_E
 
 
-def make_look_up_row(isa: Any, gate: str) -> Any:
+def make_look_up_row(isa: Any, gate: str, place_of: Any) -> Any:
     """Inlined `look_up_row(there, local_row, info, places, norms, chosen)`: (place, 1 / rms) of a row of a group.
 
     1 / rms is that of its row of x before gate and up, else 1. The place is negative where the group has no such row,
@@ -27,7 +27,7 @@ def make_look_up_row(isa: Any, gate: str) -> Any:
     def look_up_row(there: Any, local_row: Any, info: Any, places: Any, norms: Any, chosen: Any) -> Any:
         place, factor = i32(-1), one
         if there and local_row < info[2]:
-            place = i32(isa.load_u32(places + i64(info[1] + local_row) * 4))
+            place = i32(place_of(places, i32(info[1] + local_row)))
             if gate != "":
                 factor = isa.load_f32(norms + i64(isa.quotient(place, chosen)) * 4)
         return place, factor

@@ -33,13 +33,13 @@ def make_stream(isa: Any, *, piece: int, step: int) -> tuple[Any, Any]:
 
 def make_copies(
     isa: Any, *, unit_bytes: int, w_tiles: int, step: int, stage_steps: int, stages: int, bulk: bool, bounds_of: Any,
-    following: Any,
+    following: Any, group_of: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
     """Inlined `start_copies(...)`, which gives a cursor, and `refill(ring, full, slot, cursor, ...)`, the next one.
 
     A cursor is (tiles left, group, column, steps left of the stream, address of the stage that comes next, stream).
     `bulk`: one copy a tile of a stage, which one lane announces and asks for, else 16 bytes a lane, for which all lanes
-    arrive. `bounds_of`, `following`: of `make_stream`.
+    arrive. `bounds_of`, `following`: of `make_stream`. `group_of`: of `routing.lone.make_groups`.
     """
     i32, i64 = isa.i32, isa.i64
     step_bytes = step * unit_bytes
@@ -86,7 +86,7 @@ def make_copies(
                 if column == columns:
                     group, column = i32(group + 1), i32(0)
                     if left > 0:
-                        expert = isa.load_u32(work + 16 + i64(group) * 16)
+                        expert = group_of(work, group)[0]
                         source = source_of(w, expert, column, columns, units, first_unit)
         return left, group, column, rest, source, stream
 

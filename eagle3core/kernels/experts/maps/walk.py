@@ -29,12 +29,14 @@ from eagle3core.kernels.experts.maps.form import STREAMS, THREADS
 from eagle3core.kernels.experts.maps.order import FP8, FP8_BLOCKS, UNIT_BYTES
 from eagle3core.kernels.experts.maps.steps import make_copies, make_steps, make_stream
 from eagle3core.kernels.experts.maps.sums import make_sums
+from eagle3core.kernels.experts.routing.lone import Choice, make_groups
+from eagle3core.kernels.experts.routing.pick import words_of
 from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
 
 
 def make_walk(
     isa: Any, *, dtype: str, form: str, gate: str, has_bias: bool, piece: int, x_tiles: int, w_tiles: int, step: int,
-    stage_steps: int, stages: int, buffers: int, early: bool, overlap: bool,
+    stage_steps: int, stages: int, buffers: int, early: bool, overlap: bool, choice: Choice | None,
 ) -> Any:  # fmt: skip
     """The kernel; any grid of one dimension, blocks of `THREADS`.
 
@@ -42,6 +44,7 @@ def make_walk(
         form: of the matrices, see `order`. gate: of gate and up, "silu" or "clamped"; "": y has the sums, fp32.
         piece, x_tiles .. buffers: see `form`.
         early: which tiles there are was known before the kernel before began, so their bytes are asked for at once.
+        choice: blocks choose the one row's experts by the logits (`routing.lone`); None: lists are given.
 
     Raises:
         KernelLimit: a step that does not divide the pieces of k, of which streams have whole steps.
@@ -58,11 +61,14 @@ def make_walk(
     block_sums, x_rows = 128 * x_tiles * w_tiles, 8 * x_tiles
     other_sums = (buffers - 1) * STREAMS * block_sums * 4
     met_at = sums_at + buffers * STREAMS * block_sums * 4
+    find, group_of, place_of, leave_choice = make_groups(isa, choice, hurries=not early)
+    n_logits = words_of(choice.experts) if choice is not None else 1
     n_accumulators, n_operands = 4 * x_tiles * w_tiles, 8 * step * x_tiles
     n_items = 64 * x_tiles * w_tiles
     items, tile_shift = -(-n_items // THREADS), (64 * x_tiles).bit_length() - 1
     n_pairs, late = 2 * items, buffers > 1  # a tile is finished after the products of the next one
     assert not late or items == 1, "two places are for the sums of few rows"
+    meets = late or (early and choice is not None)
     holds = items <= 2  # what an item needs beside its sums is asked for before they are made
     bounds_of, following = make_stream(isa, piece=piece, step=step)
     start_copies, refill = make_copies(
@@ -75,6 +81,7 @@ def make_walk(
         bulk=overlap,
         bounds_of=bounds_of,
         following=following,
+        group_of=group_of,
     )  # compute capability 8 has neither bulk copies nor dependent launch
     blocks_scaled = form == FP8_BLOCKS
     begin_blocks, add_step, take_blocks = make_block_walk(
@@ -86,7 +93,7 @@ def make_walk(
         isa, dtype=dtype, form=form, x_tiles=x_tiles, w_tiles=w_tiles, step=step, stage_steps=stage_steps,
         stages=stages, refill=refill, wait=wait, add_step=add_step,
     )  # fmt: skip
-    look_up_row, fetch_own = make_look_up_row(isa, gate), make_fetch_own(isa, has_bias, form == FP8)
+    look_up_row, fetch_own = make_look_up_row(isa, gate, place_of), make_fetch_own(isa, has_bias, form == FP8)
     finish = make_finish(isa, dtype, gate, form == FP8)
     leave_sums, sum_of = make_sums(isa, x_tiles=x_tiles, w_tiles=w_tiles)
 
@@ -94,7 +101,7 @@ def make_walk(
         for m in range(x_tiles):
             own_places[m] = i32(-1)
             if m * 8 + g < info[2]:
-                own_places[m] = i32(isa.load_u32(places + i64(info[1] + m * 8 + g) * 4))
+                own_places[m] = i32(place_of(places, i32(info[1] + m * 8 + g)))
 
     def find_rows(sources: Any, own_places: Any, x: Any, chosen: Any, units: Any, t: Any) -> None:
         for m in range(x_tiles):
@@ -137,15 +144,15 @@ def make_walk(
         met: Any, met_parity: Any, buffer: Any, last_place: Any, last_factor: Any, last_scales: Any, last_bias: Any,
         tid: Any, last_tile: Any, width: Any, y: Any,
     ) -> Any:  # fmt: skip
-        isa.mbarrier_wait(met, met_parity)  # all streams have left their sums
+        wait(met, met_parity)  # all streams have left their sums
         finish_items(buffer, last_place, last_factor, last_scales, last_bias, tid, last_tile, width, y)
         return i32(met_parity ^ 1)
 
     finish_last = isa.inlined(finish_last)
 
     def expert_map(
-        x: Any, w: Any, bias: Any, scales: Any, norms: Any, work: Any, places: Any, y: Any, units: Any, tiles: Any,
-        chosen: Any, width: Any, processors: Any,
+        x: Any, w: Any, bias: Any, scales: Any, norms: Any, given: Any, places: Any, logits: Any, ids: Any,
+        shares: Any, y: Any, units: Any, tiles: Any, chosen: Any, width: Any, processors: Any,
     ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), isa.shuffle_i32(i32(tid >> 5), 0)  # one number for all lanes, as far as is known
@@ -173,7 +180,9 @@ def make_walk(
             if not early:
                 isa.wait_previous()
             isa.let_next_start()
-        total = i32(isa.load_u32(work) * columns)
+        values = cuda.local.array(n_logits, f32)
+        n_groups, work, taken, top = find(given, values, logits, i32(base + sums_at), warp, lane)
+        total = i32(n_groups * columns)
         begin = isa.quotient(i32(block * total), blocks)
         left = i32(isa.quotient(i32((block + 1) * total), blocks) - begin)
         group = isa.quotient(begin, columns)
@@ -181,16 +190,18 @@ def make_walk(
         # The first group's rows are asked for before copies of its expert begin, and found when those are under way.
         info, own_places = (i32(0), i32(0), i32(0), i32(0)), cuda.local.array(x_tiles, i32)
         if left > 0:
-            info = isa.load_u32x4(work + 16 + i64(group) * 16)  # expert, first place, rows
+            info = group_of(work, group)  # expert, first place, rows
         load_places(own_places, info, places, g)
         # The cursor of copies: tiles left, group, column, steps left of the stream, where the next ones lie, stream.
         cursor = start_copies(
             ring, full, w, work, left, group, info[0], column, columns, units, pieces, stream, lane
         )  # fmt: skip
+        if gate != "" and cuda.blockIdx.x == 0 and warp == 0:
+            leave_choice(values, taken, top, ids, shares, lane)
         sources = cuda.local.array(x_tiles, i64)
         find_rows(sources, own_places, x, chosen, units, t)
-        if late:
-            cuda.syncthreads()  # nobody arrives where sums meet before the barrier is there
+        if meets:
+            cuda.syncthreads()  # nobody leaves sums before all know their groups, or arrives at a barrier not yet there
         if overlap and early:
             isa.wait_previous()
 
@@ -251,7 +262,7 @@ def make_walk(
             left, column, is_new = i32(left - 1), i32(column + 1), i32(0)
             if column == columns and left > 0:
                 group, column, is_new = i32(group + 1), i32(0), i32(1)
-                info = isa.load_u32x4(work + 16 + i64(group) * 16)
+                info = group_of(work, group)
                 load_places(own_places, info, places, g)
                 find_rows(sources, own_places, x, chosen, units, t)
         if late and waits != 0:

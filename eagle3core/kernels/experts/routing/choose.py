@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import PLAIN_TORCH, SHARED_BYTES, Variant, overlaps, parameters
-from eagle3core.kernels.isa.powers import LOG2_E
-from eagle3core.kernels.isa.reductions import make_block_prefix_pair_i32, make_warp_best, make_warp_sum
+from eagle3core.kernels.experts.routing.pick import make_leave, make_pick, words_of
+from eagle3core.kernels.isa.reductions import make_block_prefix_pair_i32
 
 _WARPS = 16
 _THREADS = 32 * _WARPS
@@ -30,55 +28,20 @@ def make_choose(
 ) -> Any:
     """The kernel; one block, up to `most_rows` rows."""
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
-    zero, infinity, log2_e = np.float32(0), np.float32(np.inf), np.float32(LOG2_E)
-    n_words = -(-experts // 32)
+    n_words = words_of(experts)
     scratch_at, group_shift = 4 * n_words * most_rows, group_rows.bit_length() - 1
-    warp_best, warp_sum = make_warp_best(isa), make_warp_sum(isa)
+    pick = make_pick(isa, experts=experts, n_chosen=n_chosen)
+    leave = make_leave(isa, experts=experts, n_chosen=n_chosen, is_normalised=is_normalised)
     prefix_pair = make_block_prefix_pair_i32(isa, _WARPS)
-
-    def largest(values: Any, lane: Any) -> Any:
-        """A bit for every 32 experts, of this lane's own that are chosen; and the largest logit."""
-        taken, top = i32(0), zero
-        for i in range(n_chosen):
-            best, index = -infinity, i32(1 << 20)
-            for j in range(n_words):
-                # Experts that are not there have the highest numbers, so of equal ones they come last.
-                if (taken >> j) & 1 == 0 and (values[j] > best or (values[j] == best and j * 32 + lane < index)):
-                    best, index = values[j], i32(j * 32 + lane)
-            best, index = warp_best(best, index)
-            if i == 0:
-                top = best
-            if index & 31 == lane:
-                taken = i32(taken | (1 << (index >> 5)))
-        return taken, top
-
-    largest = isa.inlined(largest)
 
     def choose_row(logits: Any, chosen: Any, shares: Any, row: Any, lane: Any, bits: Any) -> None:
         values = cuda.local.array(n_words, f32)
-        for j in range(n_words):
-            values[j] = -infinity
-            if j * 32 + lane < experts:
-                v = isa.load_f32(logits + (i64(row) * experts + j * 32 + lane) * 4)
-                # A NaN is chosen last, so that rows of nothing else have experts too.
-                if v == v:
-                    values[j] = v
-        taken, top = largest(values, lane)
-        own = zero
-        for j in range(n_words):
-            values[j] = isa.exp2(isa.product(values[j] - top, log2_e))
-            if not is_normalised or (taken >> j) & 1 != 0:
-                own = own + values[j]
-        inverse, before = isa.reciprocal(warp_sum(own)), i32(0)
+        taken, top, _ = pick(values, logits, row, lane)
+        leave(values, taken, top, chosen, shares, row, lane)
         for j in range(n_words):
             word = isa.ballot((taken >> j) & 1)
             if lane == 0:
                 isa.shared_store_u32(i32(bits + j * 4), word)
-            if (taken >> j) & 1 != 0:
-                place = i64(row) * n_chosen + before + isa.popcount(i32(word & ((1 << lane) - 1)))
-                isa.store_u32(chosen + place * 4, i32(j * 32 + lane))
-                isa.store_f32(shares + place * 4, values[j] * inverse)
-            before = i32(before + isa.popcount(word))
 
     choose_row = isa.inlined(choose_row)
 
@@ -133,7 +96,7 @@ def choose_variant(
             PLAIN_TORCH,
         )  # fmt: skip
     most_rows = max(_FEW_ROWS, 1 << (rows - 1).bit_length())
-    shared = 4 * -(-experts // 32) * most_rows + 8 * _WARPS
+    shared = 4 * words_of(experts) * most_rows + 8 * _WARPS
     if shared > SHARED_BYTES[arch]:
         raise KernelLimit(f"{rows} rows for a router of {experts} experts", "fewer rows", "a smaller prefill_chunk")
     return Variant(

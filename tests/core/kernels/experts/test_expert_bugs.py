@@ -13,6 +13,7 @@ from eagle3core.kernels import proof, registry
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError
 from eagle3core.kernels.experts.maps import launcher, operands, steps, walk
+from eagle3core.kernels.experts.routing import lone, pick
 from eagle3core.kernels.gemm.fp8 import blocks
 
 pytestmark = pytest.mark.emulated
@@ -28,6 +29,7 @@ CASES: dict[str, dict[str, Any]] = {
     "more rows": {**TINY, "m": 9, "form": "fp8", "gate": "silu"},  # groups of 16, which look up what they need by tile
     "most rows": {**TINY, "m": 17, "form": "mxfp4", "gate": "clamped"},  # of 32, with one place for sums
     "mxfp4": {**TINY, "form": "mxfp4", "gate": "clamped"},
+    "lone": {**TINY, "m": 1, "experts": 35, "chosen": 3, "form": "mxfp4", "gate": "clamped"},
     "five pieces": {**TINY, "hidden": 160, "inner": 160, "form": "mxfp4", "gate": "clamped"},  # for four streams
 }
 # Where a block goes on from tile to tile, to the bits of blocks that have one.
@@ -58,7 +60,7 @@ PLANTED = {
         "mxfp4", operands, "make_load_operands", r"\(\(lane >> 2\) & 1\) \* 0x0202", "0",
     ),
     "sums are read before all streams have left theirs": (
-        "mxfp4", walk, "make_walk", r"isa\.mbarrier_wait\(met, met_parity\)", "pass",
+        "mxfp4", walk, "make_walk", r"wait\(met, met_parity\)", "pass",
     ),
     "one warp too few leaves its sums before they are read": (
         "mxfp4", walk, "make_walk", r"STREAMS \* isa\.ARRIVING_LANES", "(STREAMS - 1) * isa.ARRIVING_LANES",
@@ -87,6 +89,13 @@ PLANTED = {
     "the last tile of a block is not finished": (
         "five pieces", walk, "make_walk", r"if late and waits != 0", "if late and waits > 1",
     ),
+    "a lone row's experts leave their parts from the last place on": (
+        "lone", lone, "make_groups", r"\(mine, place\), taken, top", "(mine, i32(n_chosen - 1 - place)), taken, top",
+    ),
+    "an expert is picked again": ("lone", pick, "make_pick", r"keys\[j\] = i32\(_LEAST\)", "pass"),
+    "down takes its groups before the first warp has left them": (
+        "lone", lone, "make_groups", r"isa\.cuda\.syncthreads\(\)", "pass",
+    ),
     "a place is taken for its row of x": (
         "mxfp4", walk, "make_walk", r"i64\(isa\.quotient\(own_places\[m\], chosen\)\)", "i64(own_places[m])",
     ),
@@ -110,5 +119,5 @@ def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> No
         return all(d.passes for d in proof.deviations(CARD, case, inputs, outputs))
 
     assert is_right()
-    rebuilt(module, pattern, replacement, monkeypatch, factory, (walk, steps, launcher))
+    rebuilt(module, pattern, replacement, monkeypatch, factory, (walk, steps, launcher, lone))
     assert not is_right(), bug

@@ -32,7 +32,7 @@ def settings_for(form: str, x_tiles: int, arch: str = "sm_90a") -> list[dict[str
 def unequal(case: dict[str, Any], chosen: list[int], settings: list[dict[str, Any]], **default: Any) -> list[str]:
     """Outputs that a setting gives other bits in than the default."""
     inputs = CARD.example(case, proof.generator(6, CPU), CPU)
-    inputs["chosen"][:, 0] = torch.tensor(chosen, dtype=torch.int32)
+    inputs["logits"][range(len(chosen)), chosen] = 20.0
     expected = proof.run(CARD, "sm_90a", case, inputs, emulator.execute, default)
     found = []
     for setting in settings:
@@ -73,7 +73,7 @@ def test_cuts_are_those_that_fit_a_processor_and_divide_the_tiles() -> None:
 
 @pytest.mark.reference
 def test_a_step_that_does_not_divide_the_pieces_is_refused() -> None:
-    odd = walk_variant("sm_90a", "bf16", "mxfp4", 2880, "", False, Form(1, 1, 3, 4, 1, 3), early=True)
+    odd = walk_variant("sm_90a", "bf16", "mxfp4", 2880, "", False, Form(1, 1, 3, 4, 1, 3))
     with pytest.raises(KernelLimit, match="a step of 4 units in pieces of 6"):
         odd.make(emulator, **odd.constants)
 
@@ -88,7 +88,7 @@ def test_every_cut_compiles_without_spills(form: str, x_tiles: int, arch: str) -
     for cut in swept(arch, form, x_tiles, [(hidden, 2 * inner // 16), (inner, hidden // 16)]):
         for k, kind in ((hidden, gate), (inner, "")):
             made = form_for(form, k, x_tiles, asdict(cut))
-            variant = walk_variant(arch, "bf16", form, k, kind, gate == "clamped", made, early=not kind)
+            variant = walk_variant(arch, "bf16", form, k, kind, gate == "clamped", made)
             assert compile_variant(variant, arch, disassemble=True).faults(variant) == [], variant.name
 
 

@@ -46,8 +46,9 @@ class Layer:
         route_meaning(scaled, sums, self.router, routed, eps=EPS, is_normalised=normalised, bias=self.router_bias)
         inner, parts = torch.full((n, K, INNER), torch.nan, dtype=self.dtype), torch.full((n, K, HIDDEN), torch.nan)
         parts = parts.to(wide)
-        expert_gate_up_meaning(scaled, sums, routed.chosen, self.gate_up, inner, eps=EPS, gate=gate)
-        expert_down_meaning(inner, routed.chosen, self.down, parts)
+        by = {"is_normalised": normalised}
+        expert_gate_up_meaning(scaled, sums, routed, self.gate_up, inner, eps=EPS, gate=gate, **by)
+        expert_down_meaning(inner, routed, self.down, parts, **by)
         y, next_scaled, next_sums = torch.empty_like(h), torch.empty_like(h), torch.empty_like(sums)
         expert_sum_meaning(parts, routed.shares, h, self.next_gain, y, next_scaled, next_sums)
         assert torch.equal(next_scaled, y * self.next_gain)
@@ -121,11 +122,12 @@ def test_the_clamped_gate_bounds_gate_above_and_up_on_both_sides() -> None:
 
 def test_a_launch_over_matrices_that_are_not_in_the_kernels_order_is_refused() -> None:
     layer = Layer(torch.bfloat16)
-    chosen, inner = torch.zeros(N, K, dtype=torch.int32), layer.normal(N, K, INNER)
+    routed, inner = Routed(*(torch.zeros(N, width) for width in (X, K, K))), layer.normal(N, K, INNER)
+    by = {"is_normalised": True}
     with pytest.raises(KernelLimit, match="experts PlainMatrices, no lists"):
-        EXPERT_GATE_UP.launcher("sm_90a", layer.h, layer.h, chosen, layer.gate_up, inner, eps=EPS, gate="silu")
+        EXPERT_GATE_UP.launcher("sm_90a", layer.h, layer.h, routed, layer.gate_up, inner, eps=EPS, gate="silu", **by)
     with pytest.raises(KernelLimit, match="OrderedMatrices, lists"):
-        EXPERT_DOWN.launcher("sm_90a", inner, chosen, layer.down, inner)
+        EXPERT_DOWN.launcher("sm_90a", inner, routed, layer.down, inner, **by)
 
 
 def test_a_router_without_room_for_its_lists_is_refused() -> None:
