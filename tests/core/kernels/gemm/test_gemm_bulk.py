@@ -210,11 +210,11 @@ def test_what_bulk_copies_cannot_feed_is_refused_with_the_way_out(arch, k, packe
 
 @pytest.mark.compiled
 @pytest.mark.parametrize("arch", slow_from(1, ["sm_90a", "sm_100"]))
-@pytest.mark.parametrize("weight_tiles", [256, 384])
-def test_a_stage_is_one_copy_a_tile_of_w_and_no_lane_copies_for_itself(arch, weight_tiles):
+@pytest.mark.parametrize(("w_tiles", "units", "stages"), [(1, 8, 3), (2, 4, 4)])
+def test_a_stage_is_one_copy_a_tile_of_w_and_no_lane_copies_for_itself(arch, w_tiles, units, stages):
     from eagle3core.kernels.compile import compile_variant
 
-    tiling = choose_tiling(arch, 4, weight_tiles, 4096)
+    tiling = Tiling("bulk", 1, w_tiles, units, stages)
     variant = gemm_variant(arch, "bf16", Epilogue("store"), tiling, True, False)
     made = compile_variant(variant, arch, disassemble=True)
     assert made.faults(variant) == []

@@ -99,19 +99,21 @@ def test_settings_with_other_bits_are_never_chosen_and_fail_the_sweep(
 def test_other_bits_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_file: None) -> None:
     """A planted fault: one setting's launch leaves a different number behind."""
     honest = measure.launches_of
+    [regime] = gemm_regimes("sm_90a", {HOT: 1}, 0)
+    default, *_, wrong = (setting["stages"] for setting in regime.settings)
+    assert wrong != default
 
     def planted(op: str, arch: str, case: Any, inputs: Any, outputs: Any, setting: Any, scratch: Any) -> Any:
-        if setting["stages"] == FASTER.stages:
+        if setting["stages"] == wrong:
             inputs = {**inputs, "x": inputs["x"] * 1.01}
         return honest(op, arch, case, inputs, outputs, setting, scratch)
 
     monkeypatch.setattr(measure, "launches_of", planted)
     machine = TwinMachine()
     writer = SweepWriter(tmp_path / "rows.jsonl", machine.gpu, machine.timer)
-    [regime] = gemm_regimes("sm_90a", {HOT: 1}, 0)
     Sweep(machine, writer)._screen(regime, regime.cases[0])
     equal = {row["setting"]["stages"]: row["bits_equal"] for row in writer.cells}
-    assert equal == {stages: stages != FASTER.stages for stages in equal}
+    assert equal == {stages: stages != wrong for stages in equal}
     assert False in equal.values()
 
 
