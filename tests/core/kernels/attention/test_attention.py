@@ -17,7 +17,8 @@ from eagle3core.kernels.attention import rows as attention_rows
 from eagle3core.kernels.attention import tile as attention_tile
 from eagle3core.kernels.attention import totals as attention_totals
 from eagle3core.kernels.attention import variant as attention_variants
-from eagle3core.kernels.attention.card import CARD, attention_variants_of
+from eagle3core.kernels.attention.card import CARD
+from eagle3core.kernels.attention.offers import attention_variants_of
 from eagle3core.kernels.attention.warp import fetch as attention_fetch
 from eagle3core.kernels.attention.warp import split as attention_split
 from eagle3core.kernels.attention.warp import streams as attention_streams

@@ -10,9 +10,10 @@ from rings import slow_from
 from torch import Tensor
 
 from eagle3core.kernels import proof
-from eagle3core.kernels.attention.card import CARD, attention_variants_of
+from eagle3core.kernels.attention.card import CARD
 from eagle3core.kernels.attention.launcher import attention, attention_scratch
 from eagle3core.kernels.attention.layout import Shape, shape_over
+from eagle3core.kernels.attention.offers import attention_variants_of
 from eagle3core.kernels.attention.plan import choose_plan, order_of
 from eagle3core.kernels.card import ARCHES, SHARED_BYTES, Case, Tensors
 from eagle3core.kernels.emulator import instructions as emulator

@@ -30,10 +30,15 @@ CASES: dict[str, dict[str, Any]] = {
     "most rows": {**TINY, "m": 17, "form": "mxfp4", "gate": "clamped"},  # of 32, with one place for sums
     "mxfp4": {**TINY, "form": "mxfp4", "gate": "clamped"},
     "lone": {**TINY, "m": 1, "experts": 35, "chosen": 3, "form": "mxfp4", "gate": "clamped"},
+    "wide and lone": {**TINY, "m": 1, "form": "mxfp4", "gate": "clamped"},  # with one place for sums
     "five pieces": {**TINY, "hidden": 160, "inner": 160, "form": "mxfp4", "gate": "clamped"},  # for four streams
 }
 # Where a block goes on from tile to tile, to the bits of blocks that have one.
-SETTINGS: dict[str, dict[str, Any]] = {"five pieces": {"blocks": 1, "stages": 2}, "most rows": {"blocks": 1}}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "wide and lone": {"w_tiles": 4},
+    "five pieces": {"blocks": 1, "stages": 2},
+    "most rows": {"blocks": 1},
+}
 PLANTED = {
     # name: (case, module, factory, pattern, replacement)
     "a stream begins with the scales of another block": (
@@ -95,6 +100,9 @@ PLANTED = {
     "an expert is picked again": ("lone", pick, "make_pick", r"keys\[j\] = i32\(_LEAST\)", "pass"),
     "down takes its groups before the first warp has left them": (
         "lone", lone, "make_groups", r"isa\.cuda\.syncthreads\(\)", "pass",
+    ),
+    "sums are left where groups are still read": (
+        "wide and lone", walk, "make_walk", r"meets = late or \(early and choice is not None\)", "meets = late",
     ),
     "a place is taken for its row of x": (
         "mxfp4", walk, "make_walk", r"i64\(isa\.quotient\(own_places\[m\], chosen\)\)", "i64(own_places[m])",

@@ -105,6 +105,22 @@ def test_a_row_of_no_numbers_has_experts_and_disturbs_no_other(choose: Any) -> N
     assert torch.equal(shares[2], alone[1][0])
 
 
+@BOTH
+def test_of_logits_far_apart_the_largest_has_the_whole_share(choose: Any) -> None:
+    logits = torch.full((1, 40), -1e4)
+    logits[0, 7], logits[0, 3] = 3e3, 1e3
+    chosen, shares, _, _ = choose(logits, 3)
+    assert chosen.tolist() == [[0, 3, 7]]
+    assert shares.tolist() == [[0.0, 0.0, 1.0]]
+
+
+def test_neighbours_in_any_order_of_size_have_their_places() -> None:
+    logits = torch.zeros(1, 70)
+    logits[0, [1, 0, 33, 32, 31, 64]] = torch.tensor([6.0, 5.0, 4.0, 3.0, 2.0, 1.0])
+    for theirs, ours in zip(chosen_by_kernel(logits, 6), chosen_by_lone(logits, 6), strict=True):
+        assert proof.differing(theirs, ours) == 0
+
+
 def test_rows_with_and_without_numbers_are_listed() -> None:
     logits = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
     logits[0] = torch.nan
