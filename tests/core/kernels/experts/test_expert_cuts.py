@@ -16,6 +16,7 @@ from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.experts.maps.form import Form, form_for, swept
 from eagle3core.kernels.experts.maps.launcher import walk_variant
 from eagle3core.kernels.experts.maps.order import UNIT_BYTES
+from eagle3core.kernels.experts.routing.lone import Choice
 
 CPU, CARD = torch.device("cpu"), registry()["experts"]
 # Pieces of six units (of four with scales of blocks), and of one: steps of several units and ragged stages.
@@ -90,6 +91,18 @@ def test_every_cut_compiles_without_spills(form: str, x_tiles: int, arch: str) -
             made = form_for(form, k, x_tiles, asdict(cut))
             variant = walk_variant(arch, "bf16", form, k, kind, gate == "clamped", made)
             assert compile_variant(variant, arch, disassemble=True).faults(variant) == [], variant.name
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", [arch for arch in ARCHES if arch != "sm_90a"])
+def test_maps_that_finish_tiles_late_compile_for_other_architectures(arch: str) -> None:
+    """Barriers that a warp waits at differ there, and nothing else of every change compiles this cut for them."""
+    cut = form_for("mxfp4", 2880, 1)
+    assert cut.buffers == 2
+    for gate, choice in (("clamped", Choice(128, 4, True)), ("", None)):
+        variant = walk_variant(arch, "bf16", "mxfp4", 2880, gate, True, cut, choice)
+        assert compile_variant(variant, arch, disassemble=True).faults(variant) == []
 
 
 @pytest.mark.emulated
