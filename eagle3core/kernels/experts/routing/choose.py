@@ -82,6 +82,19 @@ def make_choose(
     return choose
 
 
+def check_choice(experts: int, n_chosen: int) -> None:
+    """A warp can choose so many of so many, for several rows here or for one where it is read.
+
+    Raises:
+        KernelLimit: it cannot.
+    """
+    if experts > MOST_EXPERTS or n_chosen > MOST_CHOSEN:
+        raise KernelLimit(
+            f"a layer has {experts} experts and chooses {n_chosen}", f"up to {MOST_EXPERTS}, {MOST_CHOSEN} chosen",
+            PLAIN_TORCH,
+        )  # fmt: skip
+
+
 def choose_variant(
     arch: str, experts: int, n_chosen: int, is_normalised: bool, group_rows: int, rows: int
 ) -> Variant:  # fmt: skip
@@ -90,11 +103,7 @@ def choose_variant(
     Raises:
         KernelLimit: more experts, or chosen ones, than the block handles; or more rows than its memory has bits for.
     """
-    if experts > MOST_EXPERTS or n_chosen > MOST_CHOSEN:
-        raise KernelLimit(
-            f"a layer has {experts} experts and chooses {n_chosen}", f"up to {MOST_EXPERTS}, {MOST_CHOSEN} chosen",
-            PLAIN_TORCH,
-        )  # fmt: skip
+    check_choice(experts, n_chosen)
     most_rows = max(_FEW_ROWS, 1 << (rows - 1).bit_length())
     shared = 4 * words_of(experts) * most_rows + 8 * _WARPS
     if shared > SHARED_BYTES[arch]:

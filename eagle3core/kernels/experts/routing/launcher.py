@@ -36,18 +36,8 @@ def route(
         (experts, -(-rows // ROWS)), x=x, sums=sums, w=weight, bias=bias, logits=out.logits, norms=lists.norms,
         rows=rows, experts=experts, eps=eps,
     )  # fmt: skip
-    chooses = choose_variant(arch, experts, out.chosen.shape[1], is_normalised, lists.group_rows, rows)
     if choice_of(out, is_normalised) is not None:
         return [score]
-    return [
-        score,
-        chooses.launch(
-            (1,),
-            logits=out.logits,
-            chosen=out.chosen,
-            shares=out.shares,
-            groups=lists.groups,
-            places=lists.places,
-            rows=rows,
-        ),
-    ]
+    chooses = choose_variant(arch, experts, out.chosen.shape[1], is_normalised, lists.group_rows, rows)
+    left = {"chosen": out.chosen, "shares": out.shares, "groups": lists.groups, "places": lists.places}
+    return [score, chooses.launch((1,), logits=out.logits, rows=rows, **left)]

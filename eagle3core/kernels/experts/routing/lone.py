@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from eagle3core.kernels.experts.routing.choose import check_choice
 from eagle3core.kernels.experts.routing.lists import Routed
 from eagle3core.kernels.experts.routing.pick import make_leave, make_pick, words_of
 
@@ -30,9 +31,14 @@ class Choice:
 
 
 def choice_of(routed: Routed, is_normalised: bool) -> Choice | None:
-    """What the maps choose the experts of these rows by; None where `choose` has done so for them."""
-    n, n_chosen = routed.chosen.shape
-    return Choice(routed.logits.shape[1], n_chosen, is_normalised) if n == 1 else None
+    """What the maps choose the experts of these rows by; None where `choose` has done so for them.
+
+    Raises:
+        KernelLimit: more experts, or chosen ones, than a warp handles.
+    """
+    (n, n_chosen), experts = routed.chosen.shape, routed.logits.shape[1]
+    check_choice(experts, n_chosen)
+    return Choice(experts, n_chosen, is_normalised) if n == 1 else None
 
 
 def make_groups(isa: Any, choice: Choice | None, *, hurries: bool = True) -> tuple[Any, Any, Any, Any]:
