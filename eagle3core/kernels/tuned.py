@@ -39,13 +39,13 @@ NEUTRAL: dict[str, frozenset[str]] = {
     "gemm": frozenset(
         {
             "kernel", "x_tiles", "w_tiles", "units", "stages", "warps_x", "warps_w", "split", "together", "cluster",
-            "held", "resident",
+            "held", "resident", "paced",
         }
     ),
     "attention": frozenset({"row_warps", "groups", "units", "stages", "run", "grouped", "by_split"}),
 }  # fmt: skip
 BEFORE: dict[str, Setting] = {
-    "gemm": {"cluster": 1, "held": False, "resident": 0},
+    "gemm": {"cluster": 1, "held": False, "resident": 0, "paced": 0},
     "attention": {"grouped": False, "by_split": False},
 }  # what older files do not name, and what it was
 ORDER: dict[str, frozenset[str]] = {

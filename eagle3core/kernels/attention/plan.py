@@ -22,7 +22,9 @@ from eagle3core.kernels.gemm.fp8.tiling import fp8_key
 PROCESSORS = {"sm_80": 108, "sm_90a": 132, "sm_100": 148, "sm_120": 188}
 WARPS = 8  # of a block of `attention_rows`: with 255 registers a lane they fill a processor
 GROUP_ROWS = 64  # of a warpgroup
-SPLIT_STAGES = 3  # of a warp's ring in `attention_splits`: a processor has room for two such blocks
+# Of a warp's ring where sessions are short: a processor has room for two such blocks, or for one and a block of the map
+# that follows, which fetches its weights meanwhile.
+SHORT_STAGES = 3
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ def ruled_plan(
     is_short = by_streams and arch == "sm_90a" and 0 < keys < tuned.MIDDLE_KEYS
     bundles = batch * n_kv_heads * (shape.splits // shape.bundle)
     if is_short and has_splits_kernel(shape, tokens) and 2 * bundles > PROCESSORS[arch]:
-        return Plan(0, SPLIT_STAGES, shape.bundle, by_split=True)
+        return Plan(0, SHORT_STAGES, shape.bundle, by_split=True)
     if grouped:
         plan = group_plan(arch, shape, rows, tail)
     elif by_streams:
@@ -149,10 +151,11 @@ def ruled_plan(
 
 
 def _streams_plan(arch: str, shape: Shape, *, one_by_one: bool) -> Plan:
-    """Two units at a time where a ring holds two such sets, unless `one_by_one`."""
+    """Two units at a time where a ring holds two such sets, unless `one_by_one`, as in short sessions."""
     held = {"sm_80": 16, "sm_90a": 24, "sm_100": 24, "sm_120": 8}[arch] * 256 // (shape.row_bytes * shape.streams)
-    units = 2 if held >= 4 and not (one_by_one and shape.least_units == 1) else 1
-    return Plan(0, min(held // units, 6), 1, units=units)
+    one_by_one = one_by_one and shape.least_units == 1
+    units = 2 if held >= 4 and not one_by_one else 1
+    return Plan(0, min(held // units, SHORT_STAGES if one_by_one else 6), 1, units=units)
 
 
 def _rows_plan(arch: str, shape: Shape, rows: int, tail: int, tiles: int) -> Plan:

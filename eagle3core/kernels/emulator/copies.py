@@ -144,6 +144,15 @@ def mbarrier_wait(address: int, parity: int) -> None:
 mbarrier_poll = mbarrier_wait
 
 
+def mbarrier_is_over(address: int, parity: int) -> int:
+    lane, barrier = current(), _mbarrier(address)
+    _complete(barrier)
+    if barrier.phase == parity:
+        return 0
+    lane.seen = _newest(barrier.seen, lane.seen)
+    return 1
+
+
 def bulk_copy(target: int, source: int, n_bytes: int, address: int) -> None:
     if n_bytes % 16 or target % 16 or source % 16:
         raise EmulationError(f"bulk copy of {n_bytes} bytes from {source:#x} to {target}: not aligned to 16")

@@ -16,6 +16,7 @@ from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
 from eagle3core.kernels.gemm.fp8.operands import make_load_widened
 from eagle3core.kernels.gemm.products import FRAGMENT
 
+STREAMS = 4  # of K; see `ring`
 _UNIT_BYTES = 64  # of a row of x
 # The most tiles of x, and pieces of 16 bytes of x a lane holds of a stage: two stages of 8 are 64 registers.
 _MOST_TILES, _MOST_PIECES = 2, 8
@@ -28,7 +29,7 @@ def holds_x(x_tiles: int, units: int) -> bool:
 
 def make_bulk_ring(
     isa: Any, *, dtype: str, x_tiles: int, w_tiles: int, units: int, stages: int, fp8: bool = False,
-    blocks: bool = False,
+    blocks: bool = False, paced: int = 0,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """Inlined `start_w`, `start_x` and `multiply_all`, of one warp; a block has 8 or 16 rows of x. `fp8`: W is in e4m3.
 
@@ -37,8 +38,14 @@ def make_bulk_ring(
     tile of W or x to the next, `has_row` and `has_far` whether this lane's row of the first and of the second tile of
     x is there, `operands` a register array of 8 `units` `x_tiles` int32. `totals`, `held` and
     `walk` are those of `make_block_walk`.
+
+    `paced`: in place of `start_w`, `start_paced(base, warp, full, w, tile0, n_units, unit_bytes, lane)`, of all warps
+    and one more, which alone asks for W of all rings as they begin: a stage of one every `paced` cycles, and what is
+    left at once when somebody arrives at the mbarrier that it gives. What is asked for all at once makes whoever else
+    reads wait until it has come; asked for as fast as it comes, it leaves them their turn.
     """
-    cuda, i32 = isa.cuda, isa.i32
+    cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
+    unit_shift = units.bit_length() - 1
     piece, x_bytes = units * (FRAGMENT if fp8 else 2 * FRAGMENT), units * _UNIT_BYTES
     stage_bytes = w_tiles * piece
     ring_bytes = stages * stage_bytes
@@ -54,17 +61,48 @@ def make_bulk_ring(
             isa.warp_bulk_copy(i32(target + r * piece), source + r * pitch, i32(piece), barrier)
 
     copy_stage = isa.inlined(copy_stage)
+    go_at = STREAMS * stages * 8  # from the first warp's barriers
 
-    def start_w(ring: Any, full: Any, source: Any, pitch: Any, n_steps: Any, lane: Any) -> None:
+    def begin_barriers(full: Any, lane: Any) -> None:
         # One arrival, that of the lane which announces the bytes; the bytes do the rest.
         if lane < stages:
             isa.mbarrier_init(i32(full + lane * 8), i32(1))
             isa.mbarrier_fence_init()
+
+    begin_barriers = isa.inlined(begin_barriers)
+
+    def start_w(ring: Any, full: Any, source: Any, pitch: Any, n_steps: Any, lane: Any) -> None:
+        begin_barriers(full, lane)
         cuda.syncwarp()
         for stage in range(stages):
             if stage < n_steps:
                 at = source + stage * piece
                 copy_stage(i32(ring + stage * stage_bytes), at, pitch, i32(full + stage * 8), lane)
+
+    def start_paced(
+        base: Any, warp: Any, full: Any, w: Any, tile0: Any, n_units: Any, unit_bytes: Any, lane: Any
+    ) -> Any:
+        go, first_full = i32(base + STREAMS * ring_bytes + go_at), i32(base + STREAMS * ring_bytes)
+        if warp < STREAMS:
+            begin_barriers(full, lane)
+        elif lane == 0:
+            isa.mbarrier_init(go, i32(1))
+            isa.mbarrier_fence_init()
+        cuda.syncthreads()
+        if warp == STREAMS:
+            pitch, due, stage = i64(n_units) * unit_bytes, isa.clock(), i32(0)
+            while stage < stages:
+                for stream in range(STREAMS):
+                    first = i32((stream * n_units) >> 2)
+                    if stage < i32(((((stream + 1) * n_units) >> 2) - first) >> unit_shift):
+                        while i32(isa.clock() - due) < 0 and isa.mbarrier_is_over(go, i32(0)) == 0:
+                            pass
+                        due = i32(due + paced)
+                        at = w + (i64(tile0) * n_units + first) * unit_bytes + i64(stage) * piece
+                        place = i32(base + stream * ring_bytes + stage * stage_bytes)
+                        copy_stage(place, at, pitch, i32(first_full + (stream * stages + stage) * 8), lane)
+                stage = i32(stage + 1)
+        return go
 
     def start_x(operands: Any, source_x: Any, pitch_x: Any, has_row: Any, has_far: Any, n_steps: Any) -> None:
         # Two stages of x, even and odd, in registers: 4 int32 a unit and tile of x each.
@@ -119,7 +157,8 @@ def make_bulk_ring(
             at += 2 * piece
             at_x += 2 * x_bytes
 
-    return isa.inlined(start_w), isa.inlined(start_x), isa.inlined(multiply_all)
+    start = isa.inlined(start_paced if paced else start_w)
+    return start, isa.inlined(start_x), isa.inlined(multiply_all)
 
 
 def _make_half(isa: Any, dtype: str, x_tiles: int, w_tiles: int, units: int, first: int, fp8: bool) -> tuple[Any, Any]:

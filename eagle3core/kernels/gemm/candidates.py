@@ -22,6 +22,11 @@ _BULK = [Tiling("bulk", 1, 1, units, stages) for units, stages in ((8, 2), (8, 3
 _BULK += [Tiling("bulk", 1, 1, 2, stages) for stages in (3, 4)]
 _BULK += [Tiling("bulk", 1, 2, units, stages) for units, stages in ((8, 2), (4, 2), (4, 3), (4, 4), (2, 3))]
 _BULK += [Tiling("bulk", 1, 3, units, stages) for units, stages in ((8, 2), (4, 3), (4, 4))]
+# Much, asked for as fast as memory gives it (8 KB in 400 cycles a processor), which leaves turns to others.
+_PACED = [Tiling("bulk", 1, 1, 8, stages, paced=paced) for stages, paced in ((2, 800), (3, 400), (3, 800), (3, 1200))]
+_PACED += [Tiling("bulk", 1, 1, 4, stages, paced=paced) for stages, paced in ((4, 400), (4, 800), (6, 400))]
+_PACED += [Tiling("bulk", 1, 2, 4, 5, paced=paced) for paced in (400, 800)]
+_PACED += [Tiling("bulk", 1, 2, 8, 2, paced=800)]
 _RING = [
     Tiling("ring", 1, 1, units, stages) for units, stages in ((4, 3), (4, 4), (2, 6), (1, 8), (1, 12), (1, 16))
 ]  # fmt: skip
@@ -44,7 +49,7 @@ def gemm_candidates(arch: str, rows: int, n_tiles: int, k: int, packed: bool) ->
     units = -(-k // UNIT)
     if rows <= 8:
         has_bulk = any(_is_taken(one, arch, n_tiles, k, packed) for one in _BULK)
-        found = [*_BULK, *(_RING[:3] if has_bulk else _RING)]
+        found = [*_BULK, *_PACED, *(_RING[:3] if has_bulk else _RING)]
     elif rows <= 16:
         found = [*_SIXTEEN, *_groups(arch, (2,), rows, n_tiles, units)]
     elif arch == "sm_90a" and packed:
@@ -200,6 +205,8 @@ def check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) 
             f"{tiling}, {tiling.cluster} blocks a cluster", "a cluster of 1, or of `group` one that divides w_tiles",
             "set cluster=1, or pass no tiling",
         )  # fmt: skip
+    if tiling.paced < 0 or (tiling.paced and tiling.kernel != "bulk"):
+        raise KernelLimit(f"{tiling}, paced", "cycles, of `bulk` alone", "set paced=0, or pass no tiling")
     if tiling.held and not _can_hold(tiling):
         raise KernelLimit(
             f"{tiling} holds its totals",

@@ -56,7 +56,7 @@ def _tiling(arch: str, case: Case, setting: Mapping[str, Any]) -> Tiling:
     if not setting or not exists.get(setting.get("kernel", ""), True):
         return tiling
     if "kernel" in setting:  # of the chosen one, which may be another kernel's, only what every kernel has
-        tiling = replace(tiling, cluster=1, held=False, resident=0)
+        tiling = replace(tiling, cluster=1, held=False, resident=0, paced=0)
     asked = fitted(arch, replace(tiling, **setting))
     return asked if not isinstance(asked, Fp8Tiling) or takes(asked, case["k"]) else tiling
 
@@ -188,6 +188,7 @@ CARD = Card(
         "cluster": "blocks of x that fetch W for each other",
         "held": "totals in registers that those who fetch give up",
         "resident": "blocks of a grid that holds its totals, 0: one each",
+        "paced": "cycles between requests of a starting block of `bulk`, 0: all at once",
         "packed": "layout of W",
     },
     cases=(

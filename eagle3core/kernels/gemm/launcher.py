@@ -64,6 +64,7 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
         constants["bulk"] = tiling.kernel == "bulk"
         # For more than 16 rows, and for sums of blocks of 16, the rings leave room for one block or two.
         most = 168 if tiling.x_tiles > 2 or (blocks and tiling.x_tiles > 1) else 128
+    constants |= {"paced": tiling.paced} if tiling.paced else {}
     if tiling.kernel == "bulk":
         expected = {"HMMA": products, "UBLKCP": 1}
         # What four blocks leave a thread, and three.

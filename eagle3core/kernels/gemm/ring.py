@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from eagle3core.kernels.gemm.bulk import STREAMS as STREAMS
 from eagle3core.kernels.gemm.bulk import make_bulk_ring
 from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch, make_pairing
 from eagle3core.kernels.gemm.finish import make_finish
@@ -28,16 +29,15 @@ from eagle3core.kernels.gemm.products import FRAGMENT as FRAGMENT
 from eagle3core.kernels.gemm.products import make_multiply
 from eagle3core.kernels.gemm.scale import make_row_scale
 
-STREAMS = 4
 UNIT = 32  # k of one unit
 
 
 def ring_shared_bytes(
-    x_tiles: int, w_tiles: int, units: int, stages: int, bulk: bool = False, fp8: bool = False
+    x_tiles: int, w_tiles: int, units: int, stages: int, bulk: bool = False, fp8: bool = False, paced: bool = False
 ) -> int:
     """Dynamic shared memory of a block, bytes: the rings, which the last reduction reuses; barriers of bulk copies."""
     fragments = ((1 if fp8 else 2) * w_tiles + (0 if bulk else x_tiles)) * units
-    rings = STREAMS * stages * (fragments * FRAGMENT + (8 if bulk else 0))
+    rings = STREAMS * stages * (fragments * FRAGMENT + (8 if bulk else 0)) + (8 if paced else 0)
     sums = STREAMS * 128 * x_tiles * w_tiles + 8 * x_tiles
     return max(rings, 4 * sums)
 
@@ -57,6 +57,7 @@ def make_gemm_ring(
     bulk: bool = False,
     fp8: bool = False,
     blocks: bool = False,
+    paced: int = 0,
 ) -> Any:
     """The kernel for blocks of 8 `x_tiles` rows of x and 16 `w_tiles` rows of W; grid (tiles of W, blocks of x rows).
 
@@ -70,6 +71,7 @@ def make_gemm_ring(
         bulk: W, packed, comes by bulk copies; `x_tiles` is 1 or 2 (`bulk.holds_x`) and K not ragged.
         fp8: W, packed, is in e4m3, and its scales come in the place of `ordered`: one a row, or
         blocks: of blocks of 128 k (`fp8.blocks`), with at most 4 units a stage.
+        paced: of `bulk`, cycles from one request for W to the next as a block begins, by a warp more; 0: all at once.
     """
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     # A step may leave the newest stages - 2 groups of copies under way: the group of its own stage is then the newest
@@ -124,10 +126,16 @@ def make_gemm_ring(
                 at = i32(target + x_offset + (m * units + u) * FRAGMENT)
                 isa.copy16_cached_fill(at, source + m * tile_bytes + u * (2 * UNIT), size)
 
-    copy_w, copy_x = isa.inlined(copy_w), isa.inlined(copy_x)
+    def meet() -> None:
+        if paced:  # without the warp that asked for W
+            isa.named_barrier(1, threads)
+        else:
+            cuda.syncthreads()
+
+    copy_w, copy_x, meet = isa.inlined(copy_w), isa.inlined(copy_x), isa.inlined(meet)
     start_w, start_x, multiply_all = make_bulk_ring(
         isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units, stages=stages, fp8=fp8,
-        blocks=blocks,
+        blocks=blocks, paced=paced,
     )  # fmt: skip
     begin_blocks, add_stage, take_blocks = make_block_walk(
         isa, blocks=blocks, units=units, x_tiles=x_tiles, w_tiles=w_tiles
@@ -178,7 +186,10 @@ def make_gemm_ring(
         if bulk:
             pitch = i64(n_units) * tile_bytes_w
             source_w = w + (i64(tile0) * n_units + unit) * tile_bytes_w
-            start_w(ring, full, source_w, pitch, n_steps, lane)
+            if paced:
+                go = start_w(base, warp, full, w, tile0, n_units, tile_bytes_w, lane)
+            else:
+                start_w(ring, full, source_w, pitch, n_steps, lane)
         else:
             # No group is closed yet: all these copies of W belong to the group of the first stage of x below.
             for stage in range(ahead):
@@ -191,6 +202,11 @@ def make_gemm_ring(
         begin_blocks(totals, block_scales, block_walk, ordered, tile0, n_units, unit)
         if overlap:
             isa.wait_previous()  # only weights, which no kernel writes, were read before
+        if paced:
+            if warp == STREAMS:
+                return
+            if tid == 0:
+                isa.mbarrier_arrive(go)  # x is there: what is left of W may come at once
 
         # Rows of x past the last are filled with zeros, and their addresses are not read.
         sizes = cuda.local.array(x_tiles, i32)
@@ -270,7 +286,7 @@ def make_gemm_ring(
 
         # The warps' sums meet in shared memory: [stream][tile][x row][16 rows of W], the lower rows of pairs first.
         # All warps have read their rings, which the sums overwrite.
-        cuda.syncthreads()
+        meet()
         for r in range(w_tiles):
             for m in range(x_tiles):
                 q = (r * x_tiles + m) * 4
@@ -286,7 +302,7 @@ def make_gemm_ring(
                 scale = scale_of(shares[j], inv_width, eps)
                 if lane == 0:
                     isa.shared_store_f32(i32(base + scale_at + (warp + j * STREAMS) * 4), scale)
-        cuda.syncthreads()
+        meet()
         for j in range(items):
             item = i32(tid + j * threads)
             if item < n_items:

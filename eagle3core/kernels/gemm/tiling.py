@@ -40,6 +40,7 @@ class Tiling:
         cluster: of `group`, blocks of x that share tiles of W; see `make_gemm_group`.
         held: of `group`, totals in registers; see `make_gemm_held`. resident: there, blocks of the grid at most, each
             of which takes several; 0: one each.
+        paced: of `bulk`, cycles between requests for W as a block begins, by a warp more; 0: all at once.
     """
 
     kernel: Literal["ring", "bulk", "tile", "group"]
@@ -54,19 +55,20 @@ class Tiling:
     cluster: int = 1
     held: bool = False
     resident: int = 0
+    paced: int = 0
 
     @property
     def threads(self) -> int:
         if self.held:
             return held_threads(self.w_tiles)
         warps = {"ring": STREAMS, "bulk": STREAMS, "tile": self.warps_x * self.warps_w, "group": self.w_tiles}
-        return 32 * warps[self.kernel] + (FETCHING if self.kernel == "group" else 0)
+        return 32 * (warps[self.kernel] + (self.paced > 0)) + (FETCHING if self.kernel == "group" else 0)
 
     @property
     def shared_bytes(self) -> int:
         sizes = self.x_tiles, self.w_tiles, self.units, self.stages
         if self.kernel in ("ring", "bulk"):
-            return ring_shared_bytes(*sizes, bulk=self.kernel == "bulk")
+            return ring_shared_bytes(*sizes, bulk=self.kernel == "bulk", paced=self.paced > 0)
         if self.held:
             return held_shared_bytes(*sizes)
         if self.kernel == "group":
@@ -77,7 +79,7 @@ class Tiling:
     def name(self) -> str:
         more = {
             "ring": "",
-            "bulk": "",
+            "bulk": f"_w{self.paced}" if self.paced else "",
             "tile": f"_{self.warps_x}x{self.warps_w}_s{self.split}",
             "group": f"_{'t' if self.together else 's'}{self.split}"
             + (f"_c{self.cluster}" if self.cluster > 1 else ""),

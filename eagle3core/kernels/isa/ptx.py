@@ -122,6 +122,12 @@ mbarrier_poll = instruction(
     takes=[i32, i32],
     memory=True,
 )
+# Whether the phase of parity `$2` is over: a look, no wait.
+mbarrier_is_over = instruction(
+    "mbarrier_is_over",
+    "{ .reg .pred done; mbarrier.test_wait.parity.shared::cta.b64 done, [$1], $2; selp.u32 $0, 1, 0, done; }",
+    [i32], [i32, i32], memory=True,
+)  # fmt: skip
 # How many lanes of a warp arrive at an mbarrier for all of it, after they have met; docs/kernels.md, racecheck.
 ARRIVING_LANES = 1
 mbarrier_fence_init = instruction("mbarrier_fence_init", "fence.mbarrier_init.release.cluster;", memory=True)
@@ -287,6 +293,7 @@ popcount = instruction("popcount", "popc.b32 $0, $1;", [i32], [i32])
 
 # ---- warp-wide exchange, all 32 lanes
 # The lane's number, asked for anew: what follows from it is computed there, not kept in registers since before a loop.
+clock = instruction("clock", "mov.u32 $0, %clock;", [i32], volatile=True)  # cycles of the processor
 lane_number = instruction("lane_number", "mov.u32 $0, %laneid;", [i32], volatile=True)
 shuffle_xor_f32 = instruction(
     "shuffle_xor_f32", "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;", [f32], [f32, i32], convergent=True

@@ -47,7 +47,7 @@ class Fp8Tiling(Tiling):
             return group_shared_bytes(*sizes, self.split, fp8=True, blocks=self.blocks)
         if self.kernel == "tile":
             return tile_shared_bytes(*sizes, self.warps_x * self.warps_w, self.split, fp8=True)
-        return ring_shared_bytes(*sizes, bulk=self.kernel == "bulk", fp8=True)
+        return ring_shared_bytes(*sizes, bulk=self.kernel == "bulk", fp8=True, paced=self.paced > 0)
 
     @property
     def name(self) -> str:

@@ -236,5 +236,5 @@ def test_a_plan_has_warps_own_splits_where_sessions_are_short_and_many(monkeypat
     for arch in ("sm_80", "sm_100", "sm_120"):
         assert not plan(1, 16, 600, arch).by_split, "not measured there"
     assert not choose_plan("sm_90a", shape_over("sm_90a", True, "bf16", 128, 4, (16, 4)), 1, 16, 8, 600).by_split
-    assert (plan(1, 1, 600).units, plan(1, 1, 600).stages) == (1, 6)
+    assert (plan(1, 1, 600).units, plan(1, 1, 600).stages) == (1, 3)
     assert (plan(1, 1, 4000).units, plan(1, 1, 4000).stages) == (2, 3)
