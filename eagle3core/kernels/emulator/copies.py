@@ -16,6 +16,8 @@ from eagle3core.kernels.emulator.now import Warp, collective, now
 from eagle3core.kernels.emulator.now import lane as current
 from eagle3core.kernels.tensor_map import BOX_BYTES, STANDIN
 
+MOST_LOOKS = 100_000  # in vain, of a block that does not wait
+
 
 def copy16_fill(target: int, source: int, n_bytes: int) -> None:
     lane = current()
@@ -148,6 +150,10 @@ def mbarrier_is_over(address: int, parity: int) -> int:
     lane, barrier = current(), _mbarrier(address)
     _complete(barrier)
     if barrier.phase == parity:
+        lane.block.n_looks += 1
+        if lane.block.n_looks > MOST_LOOKS:
+            raise EmulationError(f"deadlock: lane {lane.index} looks at the barrier at {address} for ever")
+        lane.wait("until", address, lambda: True)  # the others go on meanwhile
         return 0
     lane.seen = _newest(barrier.seen, lane.seen)
     return 1

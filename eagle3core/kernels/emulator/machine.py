@@ -83,7 +83,7 @@ class Block:
         self.hub = getcurrent()
         self.cluster = [self]  # all of its blocks, in the order of their ranks
         self.clock, self.n_turns = 1, 0  # of which something could go on
-        self.n_looks = 0  # of lanes at the time
+        self.n_looks = 0  # of lanes at the time, or in vain at an mbarrier
         self.shared = Shared(machine.shared_bytes)
         self.mbarriers: dict[int, Arrivals] = {}
         self.acquired: dict[int, list[Stamp]] = {}  # by whom, and when, a tensor map at an address was

@@ -21,6 +21,30 @@ from numba import cuda as cuda
 from numba.cuda.extending import intrinsic
 
 from eagle3core.kernels.isa import cluster as cluster
+from eagle3core.kernels.isa.copies import (  # noqa: F401  part of the instruction set
+    ARRIVING_LANES,
+    COPY_WAIT,
+    bulk_copy,
+    copies_arrive,
+    copy16,
+    copy16_cached,
+    copy16_cached_fill,
+    copy16_fill,
+    copy_commit,
+    fence_async_shared,
+    mbarrier_arrive,
+    mbarrier_arrive_below,
+    mbarrier_expect,
+    mbarrier_fence_init,
+    mbarrier_init,
+    mbarrier_is_over,
+    mbarrier_poll,
+    mbarrier_wait,
+    tensor_copy,
+    tensor_map_acquire,
+    warp_bulk_copy,
+    warp_bulk_fill,
+)
 from eagle3core.kernels.isa.e2m1 import WIDEN_E2M1_BF16 as WIDEN_E2M1_BF16
 from eagle3core.kernels.isa.e2m1 import powers_bf16 as powers_bf16
 from eagle3core.kernels.isa.e4m3 import F16_OF_E4M3 as F16_OF_E4M3
@@ -33,6 +57,43 @@ from eagle3core.kernels.isa.group import group_settle as group_settle
 from eagle3core.kernels.isa.group import more_registers as more_registers
 from eagle3core.kernels.isa.inlined import inlined as inlined
 from eagle3core.kernels.isa.instruction import f32, i32, i64, instruction
+from eagle3core.kernels.isa.memory import (  # noqa: F401  part of the instruction set
+    address_after,
+    load_f32,
+    load_f32_l2,
+    load_f32x2,
+    load_f32x4,
+    load_f32x4_l2,
+    load_u16,
+    load_u32,
+    load_u32x4,
+    load_u32x4_const,
+    load_u32x4_l2,
+    load_u32x4_stream,
+    load_u64,
+    shared_load_f32,
+    shared_load_f32x4,
+    shared_load_u32,
+    shared_load_u32x2,
+    shared_load_u32x4,
+    shared_store_f32,
+    shared_store_f32x2,
+    shared_store_f32x4,
+    shared_store_u32,
+    shared_store_u32x4,
+    store_f32,
+    store_f32x2,
+    store_f32x4,
+    store_u8,
+    store_u16,
+    store_u32,
+    store_u32_below,
+    store_u32_twice_below,
+    store_u32x2,
+    store_u32x2_below,
+    store_u32x4,
+    store_u64,
+)
 
 
 def _mma(kind: str) -> Any:
@@ -73,187 +134,6 @@ group_any = instruction(
     [i32, i32],
     volatile=True,
     convergent=True,
-)
-
-# ---- asynchronous copies global -> shared, 16 bytes a lane; `_fill` writes zeros where the last operand is 0, not 16
-copy16 = instruction("copy16", "cp.async.cg.shared.global.L2::128B [$0], [$1], 16;", takes=[i32, i64], memory=True)
-copy16_fill = instruction(
-    "copy16_fill", "cp.async.cg.shared.global.L2::128B [$0], [$1], 16, $2;", takes=[i32, i64, i32], memory=True
-)
-copy16_cached = instruction("copy16_cached", "cp.async.ca.shared.global [$0], [$1], 16;", takes=[i32, i64], memory=True)
-copy16_cached_fill = instruction(
-    "copy16_cached_fill", "cp.async.ca.shared.global [$0], [$1], 16, $2;", takes=[i32, i64, i32], memory=True
-)
-copy_commit = instruction("copy_commit", "cp.async.commit_group;", memory=True)
-# COPY_WAIT[n]() waits until at most n of this lane's newest committed groups are still under way.
-COPY_WAIT = tuple(instruction(f"copy_wait_{n}", f"cp.async.wait_group {n};", memory=True) for n in range(16))
-
-# This lane arrives at an mbarrier, whose count includes it, when all copies it has asked for so far are there.
-copies_arrive = instruction(
-    "copies_arrive", "cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", takes=[i32], memory=True
-)
-
-# ---- bulk copies and their barriers (sm_90 and later)
-mbarrier_init = instruction("mbarrier_init", "mbarrier.init.shared::cta.b64 [$0], $1;", takes=[i32, i32], memory=True)
-mbarrier_expect = instruction(
-    "mbarrier_expect", "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;", takes=[i32, i32], memory=True
-)
-mbarrier_arrive = instruction("mbarrier_arrive", "mbarrier.arrive.shared::cta.b64 _, [$0];", takes=[i32], memory=True)
-# The same where an index is below an end, in place of a branch: the assembler lets products of a warpgroup stay under
-# way while others are asked for only where there is none in between.
-mbarrier_arrive_below = instruction(
-    "mbarrier_arrive_below",
-    "{ .reg .pred p; setp.lt.s32 p, $1, $2; @p mbarrier.arrive.shared::cta.b64 _, [$0]; }",
-    takes=[i32, i32, i32],
-    memory=True,
-)
-mbarrier_wait = instruction(
-    "mbarrier_wait",
-    "{\n .reg .pred done;\n AGAIN:\n mbarrier.try_wait.parity.shared::cta.b64 done, [$0], $1;\n"
-    " @done bra OVER;\n bra AGAIN;\n OVER:\n}",
-    takes=[i32, i32],
-    memory=True,
-)
-# The same where waiting cannot sleep (compute capability 8).
-mbarrier_poll = instruction(
-    "mbarrier_poll",
-    "{\n .reg .pred done;\n AGAIN:\n mbarrier.test_wait.parity.shared::cta.b64 done, [$0], $1;\n"
-    " @done bra OVER;\n bra AGAIN;\n OVER:\n}",
-    takes=[i32, i32],
-    memory=True,
-)
-# Whether the phase of parity `$2` is over: a look, no wait.
-mbarrier_is_over = instruction(
-    "mbarrier_is_over",
-    "{ .reg .pred done; mbarrier.test_wait.parity.shared::cta.b64 done, [$1], $2; selp.u32 $0, 1, 0, done; }",
-    [i32], [i32, i32], memory=True,
-)  # fmt: skip
-# How many lanes of a warp arrive at an mbarrier for all of it, after they have met; docs/kernels.md, racecheck.
-ARRIVING_LANES = 1
-mbarrier_fence_init = instruction("mbarrier_fence_init", "fence.mbarrier_init.release.cluster;", memory=True)
-bulk_copy = instruction(
-    "bulk_copy",
-    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
-    takes=[i32, i64, i32, i32],
-    memory=True,
-)
-# The same by a converged warp whose lanes agree on the operands: one copy.
-warp_bulk_copy = instruction(
-    "warp_bulk_copy",
-    "{ .reg .pred p; elect.sync _|p, 0xffffffff;\n"
-    " @p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3]; }",
-    takes=[i32, i64, i32, i32],
-    memory=True,
-    convergent=True,
-)
-# `mbarrier_expect` of the last operand's bytes and `warp_bulk_copy`, both by the lane that is chosen.
-warp_bulk_fill = instruction(
-    "warp_bulk_fill",
-    "{ .reg .pred p; elect.sync _|p, 0xffffffff;\n"
-    " @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$3], $4;\n"
-    " @p cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3]; }",
-    takes=[i32, i64, i32, i32, i32],
-    memory=True,
-    convergent=True,
-)
-# tensor_copy(target, map, column, row, mbarrier): the box of a matrix that begins there, by one lane; `tensor_map`.
-tensor_copy = instruction(
-    "tensor_copy",
-    "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1, {$2, $3}], [$4];",
-    takes=[i32, i64, i32, i32, i32],
-    memory=True,
-)
-# Before a block copies by a map that lies in global memory; lanes that meet this one afterwards may copy by it too.
-tensor_map_acquire = instruction(
-    "tensor_map_acquire", "fence.proxy.tensormap::generic.acquire.sys [$0], 128;", takes=[i64], memory=True
-)
-fence_async_shared = instruction("fence_async_shared", "fence.proxy.async.shared::cta;", memory=True)
-
-# ---- global loads; `_const` may bypass coherence (data no kernel writes), `_stream` spares L1 too, `_l2` skips L1
-load_u16 = instruction(
-    "load_u16", "{ .reg .b16 half; ld.global.b16 half, [$1]; cvt.u32.u16 $0, half; }", [i32], [i64], volatile=True
-)
-load_u32 = instruction("load_u32", "ld.global.u32 $0, [$1];", [i32], [i64], volatile=True)
-load_u64 = instruction("load_u64", "ld.global.u64 $0, [$1];", [i64], [i64], volatile=True)
-load_u32x4 = instruction("load_u32x4", "ld.global.v4.u32 {$0,$1,$2,$3}, [$4];", [i32] * 4, [i64], volatile=True)
-load_u32x4_const = instruction(
-    "load_u32x4_const", "ld.global.nc.v4.u32 {$0,$1,$2,$3}, [$4];", [i32] * 4, [i64], volatile=True
-)
-load_u32x4_stream = instruction(
-    "load_u32x4_stream",
-    "ld.global.nc.L1::no_allocate.L2::256B.v4.u32 {$0,$1,$2,$3}, [$4];",
-    [i32] * 4,
-    [i64],
-    volatile=True,
-)
-load_u32x4_l2 = instruction(
-    "load_u32x4_l2", "ld.global.cg.v4.u32 {$0,$1,$2,$3}, [$4];", [i32] * 4, [i64], volatile=True
-)
-load_f32 = instruction("load_f32", "ld.global.f32 $0, [$1];", [f32], [i64], volatile=True)
-load_f32x2 = instruction("load_f32x2", "ld.global.v2.f32 {$0,$1}, [$2];", [f32] * 2, [i64], volatile=True)
-load_f32x4 = instruction("load_f32x4", "ld.global.v4.f32 {$0,$1,$2,$3}, [$4];", [f32] * 4, [i64], volatile=True)
-load_f32_l2 = instruction("load_f32_l2", "ld.global.cg.f32 $0, [$1];", [f32], [i64], memory=True)
-load_f32x4_l2 = instruction("load_f32x4_l2", "ld.global.cg.v4.f32 {$0,$1,$2,$3}, [$4];", [f32] * 4, [i64], memory=True)
-
-# ---- global stores
-store_u8 = instruction("store_u8", "st.global.b8 [$0], $1;", takes=[i64, i32], memory=True)
-store_u16 = instruction(
-    "store_u16", "{ .reg .b16 half; cvt.u16.u32 half, $1; st.global.b16 [$0], half; }", takes=[i64, i32], memory=True
-)
-store_u32 = instruction("store_u32", "st.global.u32 [$0], $1;", takes=[i64, i32], memory=True)
-store_u64 = instruction("store_u64", "st.global.u64 [$0], $1;", takes=[i64, i64], memory=True)
-store_u32x2 = instruction("store_u32x2", "st.global.v2.u32 [$0], {$1,$2};", takes=[i64] + [i32] * 2, memory=True)
-store_u32x4 = instruction("store_u32x4", "st.global.v4.u32 [$0], {$1,$2,$3,$4};", takes=[i64] + [i32] * 4, memory=True)
-# The same where an index is below an end, in place of a branch around it: (address, value, index, end).
-store_u32_below = instruction(
-    "store_u32_below",
-    "{ .reg .pred p; setp.lt.s32 p, $2, $3; @p st.global.u32 [$0], $1; }",
-    takes=[i64, i32, i32, i32],
-    memory=True,
-)
-store_u32x2_below = instruction(
-    "store_u32x2_below",
-    "{ .reg .pred p; setp.lt.s32 p, $3, $4; @p st.global.v2.u32 [$0], {$1,$2}; }",
-    takes=[i64, i32, i32, i32, i32],
-    memory=True,
-)
-# Two such stores, (address, value, address, value, index, end), by a predicate each: one for both becomes
-# a branch.
-store_u32_twice_below = instruction(
-    "store_u32_twice_below",
-    "{ .reg .pred p, q; .reg .s32 next; add.s32 next, $4, 1; setp.lt.s32 p, $4, $5; setp.le.s32 q, next, $5;"
-    " @p st.global.u32 [$0], $1; @q st.global.u32 [$2], $3; }",
-    takes=[i64, i32, i64, i32, i32, i32],
-    memory=True,
-)
-store_f32 = instruction("store_f32", "st.global.f32 [$0], $1;", takes=[i64, f32], memory=True)
-store_f32x2 = instruction("store_f32x2", "st.global.v2.f32 [$0], {$1,$2};", takes=[i64] + [f32] * 2, memory=True)
-store_f32x4 = instruction("store_f32x4", "st.global.v4.f32 [$0], {$1,$2,$3,$4};", takes=[i64] + [f32] * 4, memory=True)
-
-# address_after(address, pitch, count): the address `count` pitches further. As a product and a sum, of which only the
-# sum changes with the address, the compiler would keep the products of all counts in registers.
-address_after = instruction("address_after", "mad.wide.s32 $0, $2, $3, $1;", [i64], [i64, i32, i32])
-
-# ---- shared memory, by the addresses that `shared_address` gives
-shared_load_u32 = instruction("shared_load_u32", "ld.shared.u32 $0, [$1];", [i32], [i32], memory=True)
-shared_load_u32x2 = instruction("shared_load_u32x2", "ld.shared.v2.u32 {$0,$1}, [$2];", [i32] * 2, [i32], memory=True)
-shared_load_u32x4 = instruction(
-    "shared_load_u32x4", "ld.shared.v4.u32 {$0,$1,$2,$3}, [$4];", [i32] * 4, [i32], memory=True
-)
-shared_load_f32 = instruction("shared_load_f32", "ld.shared.f32 $0, [$1];", [f32], [i32], memory=True)
-shared_load_f32x4 = instruction(
-    "shared_load_f32x4", "ld.shared.v4.f32 {$0,$1,$2,$3}, [$4];", [f32] * 4, [i32], memory=True
-)
-shared_store_u32 = instruction("shared_store_u32", "st.shared.u32 [$0], $1;", takes=[i32, i32], memory=True)
-shared_store_u32x4 = instruction(
-    "shared_store_u32x4", "st.shared.v4.u32 [$0], {$1,$2,$3,$4};", takes=[i32] * 5, memory=True
-)
-shared_store_f32 = instruction("shared_store_f32", "st.shared.f32 [$0], $1;", takes=[i32, f32], memory=True)
-shared_store_f32x2 = instruction(
-    "shared_store_f32x2", "st.shared.v2.f32 [$0], {$1,$2};", takes=[i32] + [f32] * 2, memory=True
-)
-shared_store_f32x4 = instruction(
-    "shared_store_f32x4", "st.shared.v4.f32 [$0], {$1,$2,$3,$4};", takes=[i32] + [f32] * 4, memory=True
 )
 
 

@@ -56,6 +56,7 @@ def run(isa=None, case=STORE, **setting):
         ({}, {"stages": 2, "paced": 1}),
         ({}, {"stages": 8, "paced": 700}),  # streams end before the ring does
         ({"kind": "residual", "k": 1024, "n": 48, "bias": True}, {"units": 4, "stages": 2, "w_tiles": 3, "paced": 300}),
+        ({"k": 1024, "n": 16, "m": 1}, {"units": 8, "stages": 2, "paced": 300}),  # rings that take more than the sums
         ({"k": 96, "m": 11}, {"stages": 2, "paced": 300}),  # streams of another length, one without units
         ({"kind": "qkv", "k": 128, "norm": True, "q_heads": 3, "kv_heads": 1, "head_dim": 32, "block": 16},
          {"paced": 300}),
@@ -171,6 +172,12 @@ def test_what_is_left_of_w_comes_once_x_is_there_or_its_time_has(alone):
     inputs, outputs = run(faulty(**alone), stages=4, paced=1000)
     expected = proof.run(CARD, "sm_90a", STORE, inputs, emulator.execute, RING)
     assert proof.differing(outputs["y"], expected["y"]) == 0
+
+
+@pytest.mark.emulated
+def test_a_block_that_nobody_tells_of_x_is_found_out():
+    with pytest.raises(EmulationError, match="for ever"):
+        run(faulty(clock=lambda: 0, mbarrier_arrive=lambda address: None), stages=4, paced=1000)
 
 
 @pytest.mark.emulated
