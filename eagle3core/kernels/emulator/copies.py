@@ -65,6 +65,7 @@ ARRIVING_LANES = 1
 
 def mbarrier_init(address: int, count: int) -> None:
     lane = current()
+    lane.block.shared.words(address, 8)  # aligned, and within the block's memory
     lane.block.mbarriers[address] = Arrivals(count, count, lane.block, seen=[0] * len(lane.seen))
 
 
