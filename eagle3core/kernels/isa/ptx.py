@@ -1,4 +1,5 @@
-"""PTX instructions as Numba functions: the one file a port to another front end would rewrite.
+"""PTX instructions as Numba functions: with `memory`, `copies` and the others beside it, what a port
+to another front end would rewrite.
 
 Kernel factories receive this module, or its CPU twin `emulator`, as their first argument `isa` and use nothing else:
 `isa.cuda` (thread indices, shared and register arrays, barriers), `isa.i32 / i64 / f32` (casts and element types),
