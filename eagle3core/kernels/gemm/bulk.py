@@ -14,9 +14,8 @@ from typing import Any
 
 from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
 from eagle3core.kernels.gemm.fp8.operands import make_load_widened
-from eagle3core.kernels.gemm.products import FRAGMENT
+from eagle3core.kernels.gemm.products import FRAGMENT, STREAMS
 
-STREAMS = 4  # of K; see `ring`
 _UNIT_BYTES = 64  # of a row of x
 # The most tiles of x, and pieces of 16 bytes of x a lane holds of a stage: two stages of 8 are 64 registers.
 _MOST_TILES, _MOST_PIECES = 2, 8
@@ -30,19 +29,21 @@ def holds_x(x_tiles: int, units: int) -> bool:
 def make_bulk_ring(
     isa: Any, *, dtype: str, x_tiles: int, w_tiles: int, units: int, stages: int, fp8: bool = False,
     blocks: bool = False, paced: int = 0,
-) -> tuple[Any, Any, Any]:  # fmt: skip
-    """Inlined `start_w`, `start_x` and `multiply_all`, of one warp; a block has 8 or 16 rows of x. `fp8`: W is in e4m3.
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """Inlined `start_w`, `start_paced`, `start_x` and `multiply_all`; a block has 8 or 16 rows of x.
 
-    In all three, `ring` and `full` are the shared addresses of the warp's stages and barriers, `source` and `source_x`
-    the addresses of its first unit of W and of this lane's first 16 bytes of x, `pitch` and `pitch_x` the bytes from a
-    tile of W or x to the next, `has_row` and `has_far` whether this lane's row of the first and of the second tile of
-    x is there, `operands` a register array of 8 `units` `x_tiles` int32. `totals`, `held` and
-    `walk` are those of `make_block_walk`.
+    `fp8`: W is in e4m3.
 
-    `paced`: in place of `start_w`, `start_paced(base, warp, full, w, tile0, n_units, unit_bytes, lane)`, of all warps
-    and one more, which alone asks for W of all rings as they begin: a stage of one every `paced` cycles, and what is
-    left at once when somebody arrives at the mbarrier that it gives. What is asked for all at once makes whoever else
-    reads wait until it has come; asked for as fast as it comes, it leaves them their turn.
+    In all but the second, of one warp each, `ring` and `full` are the shared addresses of the warp's stages and
+    barriers, `source` and `source_x` the addresses of its first unit of W and of this lane's first 16 bytes of x,
+    `pitch` and `pitch_x` the bytes from a tile of W or x to the next, `has_row` and `has_far` whether this lane's row
+    of the first and of the second tile of x is there, `operands` a register array of 8 `units` `x_tiles` int32.
+    `totals`, `held` and `walk` are those of `make_block_walk`.
+
+    `start_paced(base, warp, full, w, tile0, n_units, unit_bytes, lane)`, in place of `start_w` where `paced`, is called
+    by all warps and one more, which alone asks for W of all rings as they begin: a stage of one every `paced` cycles,
+    and what is left at once when somebody arrives at the mbarrier whose address it gives. What is asked for all at once
+    makes whoever else reads wait until it has come; asked for as fast as it comes, it leaves them their turn.
     """
     cuda, i32, i64 = isa.cuda, isa.i32, isa.i64
     unit_shift = units.bit_length() - 1
@@ -61,7 +62,6 @@ def make_bulk_ring(
             isa.warp_bulk_copy(i32(target + r * piece), source + r * pitch, i32(piece), barrier)
 
     copy_stage = isa.inlined(copy_stage)
-    go_at = STREAMS * stages * 8  # from the first warp's barriers
 
     def begin_barriers(full: Any, lane: Any) -> None:
         # One arrival, that of the lane which announces the bytes; the bytes do the rest.
@@ -82,7 +82,8 @@ def make_bulk_ring(
     def start_paced(
         base: Any, warp: Any, full: Any, w: Any, tile0: Any, n_units: Any, unit_bytes: Any, lane: Any
     ) -> Any:
-        go, first_full = i32(base + STREAMS * ring_bytes + go_at), i32(base + STREAMS * ring_bytes)
+        fulls = i32(base + STREAMS * ring_bytes)
+        go = i32(fulls + STREAMS * stages * 8)
         if warp < STREAMS:
             begin_barriers(full, lane)
         elif lane == 0:
@@ -99,8 +100,8 @@ def make_bulk_ring(
                             pass
                         due = i32(due + paced)
                         at = w + (i64(tile0) * n_units + first) * unit_bytes + i64(stage) * piece
-                        place = i32(base + stream * ring_bytes + stage * stage_bytes)
-                        copy_stage(place, at, pitch, i32(first_full + (stream * stages + stage) * 8), lane)
+                        target = i32(base + stream * ring_bytes + stage * stage_bytes)
+                        copy_stage(target, at, pitch, i32(fulls + (stream * stages + stage) * 8), lane)
                 stage = i32(stage + 1)
         return go
 
@@ -157,8 +158,7 @@ def make_bulk_ring(
             at += 2 * piece
             at_x += 2 * x_bytes
 
-    start = isa.inlined(start_paced if paced else start_w)
-    return start, isa.inlined(start_x), isa.inlined(multiply_all)
+    return isa.inlined(start_w), isa.inlined(start_paced), isa.inlined(start_x), isa.inlined(multiply_all)
 
 
 def _make_half(isa: Any, dtype: str, x_tiles: int, w_tiles: int, units: int, first: int, fp8: bool) -> tuple[Any, Any]:

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.gemm.bulk import STREAMS as STREAMS
 from eagle3core.kernels.gemm.bulk import make_bulk_ring
 from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch, make_pairing
 from eagle3core.kernels.gemm.finish import make_finish
 from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
 from eagle3core.kernels.gemm.fp8.operands import make_fetch_scales
 from eagle3core.kernels.gemm.products import FRAGMENT as FRAGMENT
+from eagle3core.kernels.gemm.products import STREAMS as STREAMS
 from eagle3core.kernels.gemm.products import make_multiply
 from eagle3core.kernels.gemm.scale import make_row_scale
 
@@ -133,7 +133,7 @@ def make_gemm_ring(
             cuda.syncthreads()
 
     copy_w, copy_x, meet = isa.inlined(copy_w), isa.inlined(copy_x), isa.inlined(meet)
-    start_w, start_x, multiply_all = make_bulk_ring(
+    start_w, start_paced, start_x, multiply_all = make_bulk_ring(
         isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units, stages=stages, fp8=fp8,
         blocks=blocks, paced=paced,
     )  # fmt: skip
@@ -187,7 +187,7 @@ def make_gemm_ring(
             pitch = i64(n_units) * tile_bytes_w
             source_w = w + (i64(tile0) * n_units + unit) * tile_bytes_w
             if paced:
-                go = start_w(base, warp, full, w, tile0, n_units, tile_bytes_w, lane)
+                go = start_paced(base, warp, full, w, tile0, n_units, tile_bytes_w, lane)
             else:
                 start_w(ring, full, source_w, pitch, n_steps, lane)
         else:

@@ -11,7 +11,6 @@ from eagle3core.errors import KernelLimit
 from eagle3core.kernels import proof
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError
-from eagle3core.kernels.emulator.now import lane
 from eagle3core.kernels.gemm.card import CARD, LLAMA_8B, gemm_launches
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.launcher import gemm, gemm_variant
@@ -53,16 +52,8 @@ def run(isa=None, case=STORE, **setting):
         ({"kind": "swiglu", "k": 256, "n": 16, "norm": True}, {"w_tiles": 2}),
         ({"kind": "qkv", "k": 128, "norm": True, "q_heads": 3, "kv_heads": 1, "head_dim": 32, "block": 16}, {}),
         ({"kind": "head", "k": 128, "n": 64, "norm": True, "bias": True}, {}),
-        ({}, {"stages": 2, "paced": 1}),
-        ({}, {"stages": 8, "paced": 700}),  # streams end before the ring does
-        ({"kind": "residual", "k": 1024, "n": 48, "bias": True}, {"units": 4, "stages": 2, "w_tiles": 3, "paced": 300}),
-        ({"k": 1024, "n": 16, "m": 1}, {"units": 8, "stages": 2, "paced": 300}),  # rings that take more than the sums
-        ({"k": 96, "m": 11}, {"stages": 2, "paced": 300}),  # streams of another length, one without units
-        ({"kind": "qkv", "k": 128, "norm": True, "q_heads": 3, "kv_heads": 1, "head_dim": 32, "block": 16},
-         {"paced": 300}),
-        ({"k": 512, "m": 14}, {"x_tiles": 2, "units": 2, "stages": 2, "paced": 300}),
     ],
-)  # fmt: skip
+)
 def test_bits_equal_those_of_the_ring(case, setting):
     case = {**STORE, **case}
     inputs, outputs = run(None, case, **setting)
@@ -167,45 +158,6 @@ def another_slot():
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("alone", [{"clock": lambda: 0}, {"mbarrier_is_over": lambda address, parity: 0}])
-def test_what_is_left_of_w_comes_once_x_is_there_or_its_time_has(alone):
-    inputs, outputs = run(faulty(**alone), stages=4, paced=1000)
-    expected = proof.run(CARD, "sm_90a", STORE, inputs, emulator.execute, RING)
-    assert proof.differing(outputs["y"], expected["y"]) == 0
-
-
-@pytest.mark.emulated
-def test_a_block_that_nobody_tells_of_x_is_found_out():
-    with pytest.raises(EmulationError, match="for ever"):
-        run(faulty(clock=lambda: 0, mbarrier_arrive=lambda address: None), stages=4, paced=1000)
-
-
-@pytest.mark.emulated
-def test_a_paced_block_asks_for_every_stage_in_its_turn_and_no_sooner():
-    asked, looks = [], []
-
-    def is_asking():  # one lane of the warp that does nothing else
-        return lane().index == 128
-
-    def clock():
-        time = emulator.clock()
-        if is_asking():
-            looks.append(time)
-        return time
-
-    def copy(target, source, n_bytes, barrier):
-        if is_asking():
-            asked.append((looks[-1], target))
-        return emulator.warp_bulk_copy(target, source, n_bytes, barrier)
-
-    never = {"mbarrier_is_over": lambda address, parity: 0}
-    run(faulty(clock=clock, warp_bulk_copy=copy, **never), {**STORE, "n": 16}, stages=4, paced=8000)
-    assert [target for _, target in asked] == [w * 4096 + s * 1024 for s in range(4) for w in range(4)]
-    begun = looks[0]
-    assert all(at >= begun + 8000 * i for i, (at, _) in enumerate(asked)), asked
-
-
-@pytest.mark.emulated
 @pytest.mark.parametrize("setting", [{}, {"x_tiles": 2}, {"paced": 300}])
 @pytest.mark.parametrize(
     ("plant", "message"),
@@ -254,27 +206,6 @@ def test_what_bulk_copies_cannot_feed_is_refused_with_the_way_out(arch, k, packe
     tiling = replace(Tiling(**BULK), **changed)
     with pytest.raises(KernelLimit, match="use `ring`"):
         gemm(arch, Epilogue("store"), x=x, w=w, y=y, k=k, packed=packed, weight_rows=32, tiling=tiling, operands={})
-
-
-@pytest.mark.reference
-@pytest.mark.parametrize("changed", [{"kernel": "ring", "paced": 800}, {"kernel": "bulk", "paced": -1}])
-def test_requests_are_paced_of_bulk_copies_alone(changed):
-    x, w, y = (torch.zeros(*shape, dtype=torch.bfloat16) for shape in ((4, 128), (32, 128), (4, 32)))
-    tiling = replace(Tiling(**BULK), **changed)
-    with pytest.raises(KernelLimit, match="paced=0"):
-        gemm("sm_90a", Epilogue("store"), x=x, w=w, y=y, k=128, packed=True, weight_rows=32, tiling=tiling, operands={})
-
-
-@pytest.mark.compiled
-@pytest.mark.parametrize("arch", slow_from(1, ["sm_90a", "sm_100", "sm_120"]))
-def test_a_paced_kernel_asks_for_each_stage_once_and_refills_in_two_places(arch):
-    from eagle3core.kernels.compile import compile_variant
-
-    tiling = Tiling("bulk", 1, 1, 8, 2, paced=800)
-    variant = gemm_variant(arch, "bf16", Epilogue("residual"), tiling, True, False)
-    made = compile_variant(variant, arch, disassemble=True)
-    assert made.faults(variant) == []
-    assert made.sass["UBLKCP"] == 4 * tiling.stages + 2, "of every stream, and in both halves of the loop"
 
 
 @pytest.mark.compiled
