@@ -38,6 +38,7 @@ def computed(statement: str, given: Mapping[str, int], kind: str) -> list[int]:
 
     act: dict[str, Callable[..., int]] = {
         "and": lambda a, b: a & b, "shr": lambda a, n: a >> n, "shl": lambda a, n: (a << n) & 0xFFFFFFFF,
+        "shf": lambda low, high, n: ((high << 32 | low) << n) >> 32 & 0xFFFFFFFF,  # to the left, wrapped
         "mov": lambda a: a, "lop3": chosen, "fma": products, "prmt": bytes_of,
     }  # fmt: skip
     for line in statement.strip("{ }").split(";"):

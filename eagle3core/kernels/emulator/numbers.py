@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.emulator.machine import EmulationError
-from eagle3core.kernels.isa.four_bits import SIGNS
+from eagle3core.kernels.isa.four_bits import PLACES
 
 f32 = np.float32
 
@@ -166,11 +166,9 @@ _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 def _widen_e2m1(word: int, scale: float) -> tuple[int, ...]:
     pairs = []
-    for i, sign in enumerate(SIGNS):
-        low, high = (
-            _E2M1[word >> (first + 3 * i) & 7] * 2.0**-126 * (-scale if word >> (first + sign) & 1 else scale)
-            for first in (0, 16)
-        )
+    for pair in PLACES:
+        codes = (sum((word >> at & 1) << i for i, at in enumerate(places)) for places in pair)
+        low, high = (_E2M1[code & 7] * 2.0**-126 * (-scale if code >> 3 else scale) for code in codes)
         pairs.append(i32(_bf16(high) << 16 | _bf16(low)))
     return tuple(pairs)
 

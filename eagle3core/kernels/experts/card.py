@@ -175,7 +175,7 @@ def _variants_of(arch: str, case: Case, **setting: Any) -> list[Variant]:
     own = {name: value for name, value in setting.items() if name not in ("x_tiles", "blocks", "processors")}
     choice = Choice(case["experts"], case["chosen"], True) if case["m"] == 1 else None
     for k, gate in ((case["hidden"], case["gate"]), (case["inner"], "")):
-        cut = form_for(case["form"], k, _x_tiles(case, setting), own)
+        cut = form_for(case["form"], k, _x_tiles(case, setting), own, is_lone=choice is not None)
         has_bias = case["gate"] == "clamped"
         made.append(walk_variant(arch, dtype, case["form"], k, gate, has_bias, cut, choice))
     return [*made, total_variant(arch, dtype, case["hidden"], case["chosen"])]

@@ -13,17 +13,17 @@ from eagle3core.kernels.isa.instruction import i32, instruction
 
 # ---- eight e2m1 of an int32 as four pairs, times a power: of `powers` the lower bf16, or the upper, which stand for
 # 2^126 times the values' scale. A half of a word is named by the product that reads it, and takes no instruction.
-_SIZES, _SIGN_MASK, _BOTH = "0x01C001C0", "0x80008000", "0x81C081C0"
+_WHOLE, _HIGHEST, _OTHERS, _SIGNS = "0x81C081C0", "0x01000100", "0x80C080C0", "0x80008000"
 
 
 def _widen(half: str) -> str:
     return (
-        "{ .reg .b32 a, b, c, d, s, zero, power; .reg .b16 lower, upper;\n"
-        f" shl.b32 a, $4, 6; and.b32 a, a, {_SIZES}; shl.b32 s, $4, 2; lop3.b32 a, s, {_SIGN_MASK}, a, 0xEA;\n"
-        f" shl.b32 b, $4, 3; and.b32 b, b, {_BOTH};\n"
-        f" and.b32 c, $4, {_BOTH};\n"
-        f" shr.u32 d, $4, 3; and.b32 d, d, {_SIZES}; shl.b32 s, $4, 1; lop3.b32 d, s, {_SIGN_MASK}, d, 0xEA;\n"
-        f" mov.b32 {{lower, upper}}, $5; mov.b32 power, {{{half}, {half}}}; mov.b32 zero, {_SIGN_MASK};\n"
+        "{ .reg .b32 a, b, c, d, e, zero, power; .reg .b16 lower, upper;\n"
+        f" and.b32 a, $4, {_WHOLE};\n"
+        f" shl.b32 b, $4, 4; and.b32 b, b, {_WHOLE};\n"
+        f" shf.l.wrap.b32 c, $4, $4, 10; and.b32 c, c, {_WHOLE};\n"
+        f" shl.b32 d, $4, 6; and.b32 d, d, {_OTHERS}; shr.u32 e, $4, 2; lop3.b32 d, e, {_HIGHEST}, d, 0xEA;\n"
+        f" mov.b32 {{lower, upper}}, $5; mov.b32 power, {{{half}, {half}}}; mov.b32 zero, {_SIGNS};\n"
         " fma.rn.bf16x2 $0, a, power, zero; fma.rn.bf16x2 $1, b, power, zero;\n"
         " fma.rn.bf16x2 $2, c, power, zero; fma.rn.bf16x2 $3, d, power, zero; }"
     )

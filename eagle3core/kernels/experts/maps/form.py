@@ -28,6 +28,8 @@ class Cut:
         resident: blocks that a multiprocessor is to hold, for which registers and shared memory are left.
         step: units multiplied at once; of a k whose pieces it does not divide, the next smaller one that does.
         stage_steps, stages: steps of a ring's stage, and stages; 0: as many as fill what a warp's share of memory is.
+        first: stages that gate and up ask for as they begin, 0: all. The others are asked for as these land: what is
+            asked for all at once comes all at once, and the first late.
     """
 
     w_tiles: int
@@ -35,6 +37,7 @@ class Cut:
     step: int
     stage_steps: int = 0
     stages: int = 0
+    first: int = 0
 
 
 # By a group's tiles of 8 rows. A lane holds x of two steps, so more rows leave smaller steps.
@@ -42,11 +45,13 @@ _BY_ROWS = {1: Cut(1, 3, 6), 2: Cut(1, 3, 4), 4: Cut(1, 3, 2), 8: Cut(2, 2, 1)}
 # By format and tiles of rows. Those named were the fastest over 1, 4 and 16 rows of 128 experts. Sums of blocks are a
 # second set, for which two tiles of 64 rows leave too few registers.
 _CUTS = {(form, rows): cut for form in UNIT_BYTES for rows, cut in _BY_ROWS.items()} | {
-    ("mxfp4", 1): Cut(2, 3, 6, 2, 2),
+    ("mxfp4", 1): Cut(2, 4, 6, 1, 3),
     (FP8, 1): Cut(2, 4, 2, 1, 5),
     (FP8_BLOCKS, 1): Cut(2, 4, 4, 1, 2),
     (FP8_BLOCKS, 8): Cut(1, 2, 1),
 }
+
+_OF_ONE_ROW = {"mxfp4": Cut(2, 3, 6, 2, 2, 1)}  # in place of these, where it chooses its experts itself
 
 
 def piece_units(k: int, form: str) -> int:
@@ -65,9 +70,9 @@ def piece_units(k: int, form: str) -> int:
 # Worth timing against these, by format and tiles of rows.
 _SWEPT = {
     ("mxfp4", 1): (
-        Cut(2, 4, 3, 2, 3), Cut(2, 4, 6, 1, 3), Cut(2, 3, 6, 2, 2), Cut(2, 3, 6, 1, 5), Cut(2, 4, 2, 3, 3),
-        Cut(2, 5, 3, 2, 2), Cut(1, 4, 6, 2, 3), Cut(1, 5, 6, 2, 2), Cut(1, 5, 3, 4, 2), Cut(3, 3, 6, 1, 3),
-        Cut(4, 3, 3, 1, 3),
+        Cut(2, 3, 6, 2, 2), Cut(2, 3, 6, 2, 2, 1), Cut(2, 3, 6, 1, 4), Cut(2, 3, 6, 1, 5), Cut(2, 4, 6, 1, 3),
+        Cut(2, 4, 6, 1, 3, 1), Cut(2, 4, 3, 2, 3), Cut(2, 5, 3, 2, 2), Cut(1, 4, 6, 2, 3), Cut(1, 5, 6, 2, 2),
+        Cut(1, 5, 3, 4, 2), Cut(3, 3, 6, 1, 3), Cut(4, 3, 3, 1, 3),
     ),
     ("mxfp4", 2): (Cut(2, 4, 3, 2, 3), Cut(2, 3, 3, 2, 4), Cut(1, 4, 3, 4, 3)),
     ("mxfp4", 4): (Cut(2, 3, 2, 3, 3), Cut(2, 2, 3, 2, 5)),
@@ -92,7 +97,7 @@ class Form:
         x_tiles, w_tiles: of a block: 8 x_tiles rows of an expert, 16 w_tiles rows of its matrix.
         resident: blocks that a multiprocessor is to hold.
         step: units multiplied at once, whose x a lane holds twice; divides the pieces of k.
-        stage_steps, stages: steps of a ring's stage, and stages.
+        stage_steps, stages, first: steps of a ring's stage, stages, and those asked for at first; see `Cut`.
     """
 
     x_tiles: int
@@ -101,6 +106,7 @@ class Form:
     step: int
     stage_steps: int
     stages: int
+    first: int = 0
 
     @property
     def rows(self) -> int:
@@ -114,7 +120,10 @@ class Form:
 
     @property
     def name(self) -> str:
-        return f"{self.x_tiles}x{self.w_tiles}_r{self.resident}_u{self.step}x{self.stage_steps}_p{self.stages}"
+        at_first = f"f{self.first}" if self.first else ""
+        return (
+            f"{self.x_tiles}x{self.w_tiles}_r{self.resident}_u{self.step}x{self.stage_steps}_p{self.stages}{at_first}"
+        )
 
     def stage_bytes(self, form: str) -> int:
         """Of a warp's stage."""
@@ -144,13 +153,18 @@ def x_tiles_for(rows: int, n_chosen: int, n_experts: int) -> int:
     return next((tiles for tiles in (1, 2, 4) if 8 * tiles >= want), 8)
 
 
-def form_for(form: str, k: int, x_tiles: int, setting: Mapping[str, Any] | None = None) -> Form:
+def form_for(
+    form: str, k: int, x_tiles: int, setting: Mapping[str, Any] | None = None, *, is_lone: bool = False
+) -> Form:  # fmt: skip
     """The parameters for a format and groups of 8 `x_tiles` rows; `setting`: fields of a cut in place of its own.
+
+    `is_lone`: of one row alone, which chooses its experts itself.
 
     The same for both maps of an expert: where two launches divide a processor's memory differently the second one's
     blocks wait until it has none of the first, and what they would ask for early comes late (docs/log.md).
     """
-    return formed(replace(_CUTS[form, x_tiles], **(setting or {})), form, k, x_tiles)
+    cut = _OF_ONE_ROW.get(form, _CUTS[form, x_tiles]) if is_lone else _CUTS[form, x_tiles]
+    return formed(replace(cut, **(setting or {})), form, k, x_tiles)
 
 
 def formed(cut: Cut, form: str, k: int, x_tiles: int) -> Form:
@@ -160,7 +174,7 @@ def formed(cut: Cut, form: str, k: int, x_tiles: int) -> Form:
     step_bytes = cut.w_tiles * step * UNIT_BYTES[form]
     stage_steps = cut.stage_steps or max(1, _STAGE_BYTES // step_bytes)
     stages = cut.stages or max(3, _RING_BYTES // (stage_steps * step_bytes))
-    return Form(x_tiles, cut.w_tiles, cut.resident, step, stage_steps, stages)
+    return Form(x_tiles, cut.w_tiles, cut.resident, step, stage_steps, stages, cut.first)
 
 
 def swept(arch: str, form: str, x_tiles: int, maps: Sequence[tuple[int, int]]) -> list[Cut]:

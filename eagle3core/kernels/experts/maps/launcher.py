@@ -65,8 +65,8 @@ def walk_variant(
         constants={
             "dtype": dtype, "form": form, "gate": gate, "has_bias": has_bias, "piece": piece_units(k, form),
             "x_tiles": cut.x_tiles, "w_tiles": cut.w_tiles, "step": cut.step, "stage_steps": cut.stage_steps,
-            "stages": cut.stages, "buffers": cut.buffers, "early": not gate, "overlap": overlaps(arch),
-            "choice": choice,
+            "stages": cut.stages, "first": (gate and cut.first) or cut.stages, "buffers": cut.buffers,
+            "early": not gate, "overlap": overlaps(arch), "choice": choice,
         },
         parameters=walk_parameters(early=not gate), threads=THREADS, shared_bytes=shared, blocks_per_sm=resident,
         max_registers=min(_MOST_REGISTERS, _REGISTERS_SM // (THREADS * resident) // 8 * 8),
@@ -122,9 +122,9 @@ def _launch(
     n_experts, tiles, units = maps.data.shape[:3]
     own = {name: value for name, value in setting.items() if name != "x_tiles"}  # those of the lists
     blocks, processors = own.pop("blocks", None), own.pop("processors", _multiprocessors(x.device))
-    cut = form_for(maps.form, units * UNIT, lists.group_rows // 8, own)
     has_bias = maps.bias is not None
     (rows, n_chosen), choice = routed.chosen.shape, choice_of(routed, is_normalised)
+    cut = form_for(maps.form, units * UNIT, lists.group_rows // 8, own, is_lone=choice is not None)
     variant = walk_variant(arch, DTYPES[x.dtype], maps.form, units * UNIT, gate, has_bias, cut, choice)
     if tiles % cut.w_tiles:
         raise KernelLimit(f"{cut.w_tiles} tiles of {tiles} at once", "a divisor", "pass no setting")

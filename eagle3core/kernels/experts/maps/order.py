@@ -20,8 +20,8 @@ from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import E4M3, PLAIN_TORCH
 from eagle3core.kernels.experts.mxfp4 import BIAS
 from eagle3core.kernels.gemm.fp8.operands import halves_first, lanes_first
+from eagle3core.kernels.isa.four_bits import PLACES
 from eagle3core.kernels.isa.four_bits import POWER_BIAS as POWER_BIAS
-from eagle3core.kernels.isa.four_bits import SIGNS
 
 Pairs = Literal["columns", "halves", "alternate"]
 COLUMNS: Pairs = "columns"  # a row with the one 8 on
@@ -112,9 +112,9 @@ def ordered_mxfp4(blocks: Tensor, scales: Tensor, pairs: Pairs) -> Tensor:
         )
     n_units = blocks.shape[1]
     codes = torch.stack([blocks & 15, blocks >> 4], -1).view(len(blocks), n_units, 4, 4, 2).int()  # t, pair, which
-    places = torch.arange(4, device=blocks.device)[:, None] * 3 + torch.tensor([0, 16], device=blocks.device)
-    signs = torch.tensor(SIGNS, device=blocks.device)[:, None] + torch.tensor([0, 16], device=blocks.device)
-    words = ((codes & 7) << places.int() | (codes >> 3) << signs.int()).sum((-2, -1), dtype=torch.int32)
+    words = codes.new_zeros(codes.shape[:-2])
+    for i, places in enumerate(torch.tensor(PLACES, device=blocks.device, dtype=torch.int32).unbind(-1)):
+        words += ((codes >> i & 1) << places).sum((-2, -1), dtype=torch.int32)
     pieces = _by_units(words.flatten(1), pairs, 4).permute(0, 3, 2, 4, 1)  # [tiles, units, row, t, half]
     values = pieces.contiguous().view(torch.uint8).reshape(-1, n_units, VALUE_BYTES)
     powers = _by_units(scales + POWER_BIAS, pairs, 1)[..., 0].permute(0, 3, 2, 1).flatten(2)
@@ -126,10 +126,10 @@ def mxfp4_of(ordered: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
     tiles, units, _ = ordered.shape
     words = ordered[..., :VALUE_BYTES].contiguous().view(torch.int32).view(tiles, units, 8, 4, 2)
     words = _in_rows(words.permute(0, 4, 2, 1, 3), pairs).view(tiles * TILE, units, 4)[..., None, None]
-    firsts = torch.tensor([0, 16], device=words.device)
-    places = torch.arange(4, device=words.device)[:, None] * 3 + firsts
-    signs = torch.tensor(SIGNS, device=words.device)[:, None] + firsts
-    codes = ((words >> places & 7) | (words >> signs & 1) << 3).flatten(-3).to(torch.uint8)  # [rows, units, 32]
+    codes = torch.zeros(*words.shape[:-2], 4, 2, dtype=torch.uint8, device=words.device)
+    for i, places in enumerate(torch.tensor(PLACES, device=words.device).unbind(-1)):
+        codes |= ((words >> places & 1) << i).to(torch.uint8)
+    codes = codes.flatten(-3)  # [rows, units, 32]
     powers = ordered[..., VALUE_BYTES:].view(tiles, units, 8, 2).permute(0, 3, 2, 1)
     return codes[..., ::2] | codes[..., 1::2] << 4, _in_rows(powers[..., None], pairs) - POWER_BIAS
 

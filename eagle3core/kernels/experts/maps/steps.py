@@ -20,8 +20,9 @@ def make_stream(isa: Any, *, piece: int, step: int) -> tuple[Any, Any]:
     i32, steps_of_piece = isa.i32, piece // step
 
     def bounds_of(stream: Any, pieces: Any) -> Any:
-        first = i32((stream * pieces) >> 2)
-        return i32(first * piece), i32((i32(((stream + 1) * pieces) >> 2) - first) * steps_of_piece)
+        # Products of 32 bits: cut to that before anything else is done with them.
+        first = i32(i32(stream * pieces) >> 2)
+        return i32(first * piece), i32((i32(i32((stream + 1) * pieces) >> 2) - first) * steps_of_piece)
 
     def following(stream: Any, pieces: Any) -> Any:
         if pieces > STREAMS and pieces & (STREAMS - 1) != 0:
@@ -35,7 +36,7 @@ def make_copies(
     isa: Any, *, unit_bytes: int, w_tiles: int, step: int, stage_steps: int, stages: int, bulk: bool, bounds_of: Any,
     following: Any, group_of: Any,
 ) -> tuple[Any, Any]:  # fmt: skip
-    """Inlined `start_copies(...)`, which gives a cursor, and `refill(ring, full, slot, cursor, ...)`, the next one.
+    """Inlined `begin_copies(...)`, which gives a cursor, and `refill(ring, full, slot, cursor, ...)`, the next one.
 
     A cursor is (tiles left, group, column, steps left of the stream, address of the stage that comes next, stream).
     `bulk`: one copy a tile of a stage, which one lane announces and asks for, else 16 bytes a lane, for which all lanes
@@ -59,7 +60,7 @@ def make_copies(
         left, group, column, rest, source, stream = cursor[0], cursor[1], cursor[2], cursor[3], cursor[4], cursor[5]
         if left > 0:
             steps = i32(stage_steps)
-            if rest < steps:  # the last stage of a stream may be a shorter one
+            if stage_steps > 1 and rest < steps:  # the last stage of a stream may be a shorter one
                 steps = rest
             n_bytes, barrier, target = i32(steps * step_bytes), i32(full + slot * 8), i32(ring + slot * stage_bytes)
             if bulk:
@@ -92,9 +93,8 @@ def make_copies(
 
     refill = isa.inlined(refill)
 
-    def start_copies(
-        ring: Any, full: Any, w: Any, work: Any, left: Any, group: Any, expert: Any, column: Any, columns: Any,
-        units: Any, pieces: Any, stream: Any, lane: Any,
+    def begin_copies(
+        w: Any, left: Any, group: Any, expert: Any, column: Any, columns: Any, units: Any, pieces: Any, stream: Any,
     ) -> Any:  # fmt: skip
         source = i64(0)
         first_unit, n_steps = bounds_of(stream, pieces)
@@ -102,31 +102,30 @@ def make_copies(
             left = i32(0)  # k is short, and this warp has none of it
         if left > 0:
             source = source_of(w, expert, column, columns, units, first_unit)
-        cursor = (i32(left), i32(group), i32(column), n_steps, source, i32(stream))
-        for slot in range(stages):
-            cursor = refill(ring, full, i32(slot), cursor, w, work, columns, units, pieces, lane)
-        return cursor
+        return i32(left), i32(group), i32(column), n_steps, source, i32(stream)
 
-    return isa.inlined(start_copies), refill
+    return isa.inlined(begin_copies), refill
 
 
 def make_steps(
     isa: Any, *, dtype: str, form: str, x_tiles: int, w_tiles: int, step: int, stage_steps: int, stages: int,
-    refill: Any, wait: Any, add_step: Any,
-) -> tuple[Any, Any]:  # fmt: skip
-    """Inlined `load_first(operands, sources, is_new, ...)`, of a group or the next tile, and `multiply_tile(...)`.
+    first_stages: int, refill: Any, wait: Any, add_step: Any,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Inlined `lane_places(lane)`, `load_first(operands, sources, first_unit, n_steps)` and `multiply_tile(...)`.
 
     `add_step`: `add_stage` of `gemm.fp8.blocks`, for which `totals`, `scales` and `walk` are carried along.
 
     `operands` holds x of two steps, [even or odd][unit][tile of x][4] int32; `sources` the addresses of this lane's
-    first 16 bytes of each row of x, 0 where it is not there; `rows` of the group there are.
+    first 16 bytes of each row of x, 0 where it is not there: nothing is loaded then, and what the row's sums are nobody
+    asks; `rows` of the group there are; `own` what `lane_places` gave. `ask` is the ring's slot that is filled next,
+    where not all stages were asked for at first, and `behind` are left of those: each stage that lands brings one.
     """
     i32, mma = isa.i32, isa.MMA[dtype]
     unit_bytes = UNIT_BYTES[form]
     tile_stage = stage_steps * step * unit_bytes
     stage_bytes, x_bytes = w_tiles * tile_stage, 64 * step
-    load_operands = make_load_operands(isa, form, dtype)
-    half = 4 * step * x_tiles
+    lane_places, load_operands = make_load_operands(isa, form, dtype)
+    half, lags = 4 * step * x_tiles, first_stages < stages
 
     def load(operands: Any, sources: Any, at: Any, first: Any) -> None:
         for m in range(x_tiles):
@@ -138,10 +137,10 @@ def make_steps(
 
     load = isa.inlined(load)
 
-    def multiply(accumulators: Any, operands: Any, rows: Any, at: Any, first: Any, lane: Any) -> None:
+    def multiply(accumulators: Any, operands: Any, rows: Any, at: Any, first: Any, own: Any) -> None:
         for u in range(step):
             for r in range(w_tiles):
-                a, b = load_operands(i32(at + (r * tile_stage + u * unit_bytes)), lane)
+                a, b = load_operands(i32(at + (r * tile_stage + u * unit_bytes)), own)
                 for m in range(x_tiles):
                     if m == 0 or m * 8 < rows:  # of all lanes alike
                         q, o = (r * x_tiles + m) * 4, first + (u * x_tiles + m) * 4
@@ -155,56 +154,63 @@ def make_steps(
 
     multiply = isa.inlined(multiply)
 
-    def load_first(operands: Any, sources: Any, is_new: Any, first_unit: Any, n_steps: Any) -> None:
-        if is_new != 0:  # of rows that are not there, for which nothing is loaded
-            for i in range(2 * half):
-                operands[i] = i32(0)
+    def load_first(operands: Any, sources: Any, first_unit: Any, n_steps: Any) -> None:
         if n_steps > 0:
             load(operands, sources, i32(first_unit * 64), 0)
 
+    def after(slot: Any) -> Any:
+        return i32(0) if slot == stages - 1 else i32(slot + 1)
+
+    after = isa.inlined(after)
+
     def take_step(
         accumulators: Any, operands: Any, sources: Any, rows: Any, ring: Any, full: Any, slot: Any, parity: Any,
-        within: Any, left: Any, at_x: Any, first: Any, second: Any, cursor: Any, w: Any, work: Any, columns: Any,
-        units: Any, pieces: Any, lane: Any, totals: Any, scales: Any, walk: Any,
+        ask: Any, behind: Any, within: Any, left: Any, at_x: Any, first: Any, second: Any, cursor: Any, w: Any,
+        work: Any, columns: Any, units: Any, pieces: Any, lane: Any, own: Any, totals: Any, scales: Any, walk: Any,
     ) -> Any:  # fmt: skip
         if within == 0:
             wait(i32(full + slot * 8), parity)
+            if lags and behind > 0:
+                cursor = refill(ring, full, ask, cursor, w, work, columns, units, pieces, lane)
+                ask, behind = after(ask), i32(behind - 1)
         # x of the step after this one has this one's time to arrive.
         if left > 1:
             load(operands, sources, i32(at_x + x_bytes), second)
         at = i32(ring + slot * stage_bytes + within * (step * unit_bytes))
-        multiply(accumulators, operands, rows, at, first, lane)
+        multiply(accumulators, operands, rows, at, first, own)
         add_step(accumulators, totals, scales, walk, left == 1)
         within = i32(within + 1)
         if within == stage_steps or left == 1:
             isa.cuda.syncwarp()  # other lanes may still be reading the stage, which is filled again
-            cursor = refill(ring, full, slot, cursor, w, work, columns, units, pieces, lane)
-            slot, within = i32(slot + 1), i32(0)
-            if slot == stages:
-                slot, parity = i32(0), i32(parity ^ 1)
-        return slot, parity, within, cursor
+            if not lags:
+                ask = slot
+            cursor = refill(ring, full, ask, cursor, w, work, columns, units, pieces, lane)
+            ask, slot, within = after(ask), after(slot), i32(0)
+            if slot == 0:
+                parity = i32(parity ^ 1)
+        return slot, parity, ask, behind, within, cursor
 
     take_step = isa.inlined(take_step)
 
     def multiply_tile(
         accumulators: Any, operands: Any, sources: Any, rows: Any, ring: Any, full: Any, slot: Any, parity: Any,
-        cursor: Any, w: Any, work: Any, columns: Any, units: Any, pieces: Any, first_unit: Any, n_steps: Any, lane: Any,
-        totals: Any, scales: Any, walk: Any,
+        ask: Any, behind: Any, cursor: Any, w: Any, work: Any, columns: Any, units: Any, pieces: Any, first_unit: Any,
+        n_steps: Any, lane: Any, own: Any, totals: Any, scales: Any, walk: Any,
     ) -> Any:  # fmt: skip
         left, within, at_x = n_steps, i32(0), i32(first_unit * 64)
         # Two steps a turn, so that which half of `operands` is meant is known when the kernel is compiled.
         while left > 0:
-            slot, parity, within, cursor = take_step(
-                accumulators, operands, sources, rows, ring, full, slot, parity, within, left, at_x, 0, half, cursor, w,
-                work, columns, units, pieces, lane, totals, scales, walk,
+            slot, parity, ask, behind, within, cursor = take_step(
+                accumulators, operands, sources, rows, ring, full, slot, parity, ask, behind, within, left, at_x, 0,
+                half, cursor, w, work, columns, units, pieces, lane, own, totals, scales, walk,
             )  # fmt: skip
             left, at_x = i32(left - 1), i32(at_x + x_bytes)
             if left > 0:
-                slot, parity, within, cursor = take_step(
-                    accumulators, operands, sources, rows, ring, full, slot, parity, within, left, at_x, half, 0,
-                    cursor, w, work, columns, units, pieces, lane, totals, scales, walk,
+                slot, parity, ask, behind, within, cursor = take_step(
+                    accumulators, operands, sources, rows, ring, full, slot, parity, ask, behind, within, left, at_x,
+                    half, 0, cursor, w, work, columns, units, pieces, lane, own, totals, scales, walk,
                 )  # fmt: skip
                 left, at_x = i32(left - 1), i32(at_x + x_bytes)
-        return slot, parity, cursor
+        return slot, parity, ask, behind, cursor
 
-    return isa.inlined(load_first), isa.inlined(multiply_tile)
+    return lane_places, isa.inlined(load_first), isa.inlined(multiply_tile)

@@ -36,7 +36,7 @@ from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
 
 def make_walk(
     isa: Any, *, dtype: str, form: str, gate: str, has_bias: bool, piece: int, x_tiles: int, w_tiles: int, step: int,
-    stage_steps: int, stages: int, buffers: int, early: bool, overlap: bool, choice: Choice | None,
+    stage_steps: int, stages: int, first: int, buffers: int, early: bool, overlap: bool, choice: Choice | None,
 ) -> Any:  # fmt: skip
     """The kernel; any grid of one dimension, blocks of `THREADS`.
 
@@ -47,12 +47,15 @@ def make_walk(
         choice: blocks choose the one row's experts by the logits (`routing.lone`); None: lists are given.
 
     Raises:
-        KernelLimit: a step that does not divide the pieces of k, of which streams have whole steps.
+        KernelLimit: a step that does not divide the pieces of k, of which streams have whole steps; more stages asked
+            for at first than there are.
     """
     if piece % step:
         raise KernelLimit(
             f"a step of {step} units in pieces of {piece}", f"a divisor of {piece}", "pass a setting with such a step"
         )
+    if not 0 < first <= stages:
+        raise KernelLimit(f"{first} stages at first of {stages}", f"1 to {stages}", "pass a setting with as many")
     cuda, i32, i64, f32 = isa.cuda, isa.i32, isa.i64, isa.f32
     unit_bytes, zero = UNIT_BYTES[form], np.float32(0)
     stage_bytes = w_tiles * stage_steps * step * unit_bytes
@@ -71,7 +74,7 @@ def make_walk(
     meets = late or (early and choice is not None)
     holds = items <= 2  # what an item needs beside its sums is asked for before they are made
     bounds_of, following = make_stream(isa, piece=piece, step=step)
-    start_copies, refill = make_copies(
+    begin_copies, refill = make_copies(
         isa,
         unit_bytes=unit_bytes,
         w_tiles=w_tiles,
@@ -89,9 +92,9 @@ def make_walk(
     )
     n_totals, n_block_scales = n_accumulators if blocks_scaled else 1, 2 * w_tiles
     wait = isa.mbarrier_wait if overlap else isa.mbarrier_poll
-    load_first, multiply_tile = make_steps(
+    lane_places, load_first, multiply_tile = make_steps(
         isa, dtype=dtype, form=form, x_tiles=x_tiles, w_tiles=w_tiles, step=step, stage_steps=stage_steps,
-        stages=stages, refill=refill, wait=wait, add_step=add_step,
+        stages=stages, first_stages=first, refill=refill, wait=wait, add_step=add_step,
     )  # fmt: skip
     look_up_row, fetch_own = make_look_up_row(isa, gate, place_of), make_fetch_own(isa, has_bias, form == FP8)
     finish = make_finish(isa, dtype, gate, form == FP8)
@@ -193,9 +196,10 @@ def make_walk(
             info = group_of(work, group)  # expert, first place, rows
         load_places(own_places, info, places, g)
         # The cursor of copies: tiles left, group, column, steps left of the stream, where the next ones lie, stream.
-        cursor = start_copies(
-            ring, full, w, work, left, group, info[0], column, columns, units, pieces, stream, lane
-        )  # fmt: skip
+        cursor = begin_copies(w, left, group, info[0], column, columns, units, pieces, stream)
+        for slot in range(first):
+            cursor = refill(ring, full, i32(slot), cursor, w, work, columns, units, pieces, lane)
+        ask, behind = i32(first % stages), i32(stages - first)
         if gate != "" and cuda.blockIdx.x == 0 and warp == 0:
             leave_choice(values, taken, top, ids, shares, lane)
         sources = cuda.local.array(x_tiles, i64)
@@ -212,12 +216,15 @@ def make_walk(
         held_scales, held_bias = cuda.local.array(n_pairs, f32), cuda.local.array(n_pairs, i32)
         last_place, last_factor = cuda.local.array(items, i32), cuda.local.array(items, f32)
         last_scales, last_bias = cuda.local.array(n_pairs, f32), cuda.local.array(n_pairs, i32)
+        for i in range(n_operands):
+            operands[i] = i32(0)
+        own = lane_places(lane)
         slot, parity, here, there = i32(0), i32(0), i32(base + sums_at), i32(base + sums_at + other_sums)
         is_new, waits, met_parity, last_tile = i32(1), i32(0), i32(0), i32(0)
         while left > 0:
             tile0 = i32(column * w_tiles)
             begin_blocks(totals, block_scales, block_walk, scales, i64(info[0]) * tiles + tile0, units, first_unit)
-            load_first(operands, sources, is_new, first_unit, n_steps)
+            load_first(operands, sources, first_unit, n_steps)
             if holds:
                 fetch_items(
                     held_place, held_factor, held_scales, held_bias, is_new, tid, tile0, tiles, info, places, norms,
@@ -225,9 +232,9 @@ def make_walk(
                 )  # fmt: skip
             for i in range(n_accumulators):
                 accumulators[i] = zero
-            slot, parity, cursor = multiply_tile(
-                accumulators, operands, sources, info[2], ring, full, slot, parity, cursor, w, work, columns, units,
-                pieces, first_unit, n_steps, lane, totals, block_scales, block_walk,
+            slot, parity, ask, behind, cursor = multiply_tile(
+                accumulators, operands, sources, info[2], ring, full, slot, parity, ask, behind, cursor, w, work,
+                columns, units, pieces, first_unit, n_steps, lane, own, totals, block_scales, block_walk,
             )  # fmt: skip
             take_blocks(accumulators, totals)
             if late:

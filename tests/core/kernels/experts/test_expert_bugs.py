@@ -32,12 +32,14 @@ CASES: dict[str, dict[str, Any]] = {
     "lone": {**TINY, "m": 1, "experts": 35, "chosen": 3, "form": "mxfp4", "gate": "clamped"},
     "wide and lone": {**TINY, "m": 1, "form": "mxfp4", "gate": "clamped"},  # with one place for sums
     "five pieces": {**TINY, "hidden": 160, "inner": 160, "form": "mxfp4", "gate": "clamped"},  # for four streams
+    "stage by stage": {**TINY, "hidden": 160, "form": "mxfp4", "gate": "clamped"},  # some stages are asked for later
 }
 # Where a block goes on from tile to tile, to the bits of blocks that have one.
 SETTINGS: dict[str, dict[str, Any]] = {
     "wide and lone": {"w_tiles": 4},
     "five pieces": {"blocks": 1, "stages": 2},
     "most rows": {"blocks": 1},
+    "stage by stage": {"blocks": 1, "stages": 3, "first": 1, "step": 1, "stage_steps": 1},
 }
 PLANTED = {
     # name: (case, module, factory, pattern, replacement)
@@ -93,6 +95,26 @@ PLANTED = {
     ),
     "the last tile of a block is not finished": (
         "five pieces", walk, "make_walk", r"if late and waits != 0", "if late and waits > 1",
+    ),
+    "what is asked for late lies where the last stage does": (
+        "stage by stage", steps, "make_steps", r"ask, behind = after\(ask\), i32\(behind - 1\)",
+        "behind = i32(behind - 1)",
+    ),
+    "more is asked for late than the ring has room for": (
+        "stage by stage", steps, "make_steps", r"i32\(behind - 1\)", "i32(behind)",
+    ),
+    "what is asked for late is not the next stage": (
+        "stage by stage", steps, "make_steps", r"if lags and behind > 0:\n                cursor = refill",
+        "if lags and behind > 0:\n                refill",
+    ),
+    "a stage is filled again before all lanes have read it": (
+        "stage by stage", steps, "make_steps", r"isa\.cuda\.syncwarp\(\)", "pass",
+    ),
+    "a stage that is used up is asked for in the place of the one after": (
+        "stage by stage", walk, "make_walk", r"i32\(first % stages\)", "i32((first + 1) % stages)",
+    ),
+    "a lane has the values of the one before": (
+        "mxfp4", operands, "make_load_operands", r"steady\(lane \* 8, lane\)", "steady(lane * 8, lane - (lane > 0))",
     ),
     "a lone row's experts leave their parts from the last place on": (
         "lone", lone, "make_groups", r"\(mine, place\), taken, top", "(mine, i32(n_chosen - 1 - place)), taken, top",

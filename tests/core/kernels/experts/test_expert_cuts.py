@@ -13,6 +13,7 @@ from eagle3core.kernels import proof, registry
 from eagle3core.kernels.card import ARCHES
 from eagle3core.kernels.compile import compile_variant
 from eagle3core.kernels.emulator import instructions as emulator
+from eagle3core.kernels.emulator.now import lane
 from eagle3core.kernels.experts.maps.form import Form, form_for, swept
 from eagle3core.kernels.experts.maps.launcher import walk_variant
 from eagle3core.kernels.experts.maps.order import UNIT_BYTES
@@ -59,10 +60,52 @@ def test_a_cut_gives_the_defaults_bits_with_few_blocks_that_walk_over_several_ex
     assert unequal(case, [0, 1, 2], settings) == []
 
 
+@pytest.mark.emulated
+@pytest.mark.parametrize(("first", "expected"), [(0, "AAAWAWAWA"), (1, "AWAAWAAWA"), (2, "AAWAAWAWA")])
+def test_a_stage_that_lands_brings_one_of_those_not_asked_for_at_first(
+    first: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a warp asks for (A) and waits for (W) in its first tile, of three stages."""
+    done: list[str] = []
+
+    def told(name: str, letter: str) -> None:
+        call = getattr(emulator, name)
+
+        def noted(*operands: Any) -> Any:
+            if lane().index == 0:
+                done.append(letter)
+            return call(*operands)
+
+        monkeypatch.setattr(emulator, name, noted)
+
+    told("warp_bulk_fill", "A")
+    told("mbarrier_wait", "W")
+    case = {**TINY, "m": 1, "experts": 2, "hidden": 384, "inner": 32, "form": "mxfp4"}
+    inputs = CARD.example(case, proof.generator(7, CPU), CPU)
+    cut = {"w_tiles": 1, "step": 1, "stage_steps": 1, "stages": 3, "first": first, "blocks": 1}
+    proof.run(CARD, "sm_90a", case, inputs, emulator.execute, cut)
+    assert "".join(done).startswith(expected)
+
+
+@pytest.mark.emulated
+def test_a_row_of_no_numbers_leaves_nothing_to_a_smaller_group_behind_its_own() -> None:
+    """A lane keeps x of the group before where the next one has no such row."""
+    case = {**TINY, "m": len(CROWD), "form": "mxfp4"}
+    inputs = CARD.example(case, proof.generator(8, CPU), CPU)
+    inputs["logits"][range(len(CROWD)), CROWD] = 20.0
+    clean = proof.run(CARD, "sm_90a", case, inputs, emulator.execute, {"blocks": 1})
+    spoilt = 5  # in the group of eight; the one behind it has a single row
+    inputs["x"][spoilt] = torch.nan
+    ours = proof.run(CARD, "sm_90a", case, inputs, emulator.execute, {"blocks": 1})
+    others = [row for row in range(len(CROWD)) if row != spoilt]
+    assert not ours["parts"][spoilt].isfinite().any()
+    assert [name for name in clean if proof.differing(ours[name][others], clean[name][others])] == []
+
+
 @pytest.mark.reference
 def test_cuts_are_those_that_fit_a_processor_and_divide_the_tiles() -> None:
     whole = [(2880, 360), (2880, 180)]
-    assert len(swept("sm_90a", "mxfp4", 1, whole)) == 11
+    assert len(swept("sm_90a", "mxfp4", 1, whole)) == 13
     assert len(swept("sm_90a", "fp8", 1, [(2048, 96), (768, 128)])) == 8, "all fit where they are to be timed"
     fewer = swept("sm_90a", "mxfp4", 1, [(2880, 361), (2880, 180)])
     assert {cut.w_tiles for cut in fewer} == {1}
@@ -77,6 +120,14 @@ def test_a_step_that_does_not_divide_the_pieces_is_refused() -> None:
     odd = walk_variant("sm_90a", "bf16", "mxfp4", 2880, "", False, Form(1, 1, 3, 4, 1, 3))
     with pytest.raises(KernelLimit, match="a step of 4 units in pieces of 6"):
         odd.make(emulator, **odd.constants)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("first", [-1, 4])
+def test_more_stages_at_first_than_there_are_is_refused(first: int) -> None:
+    hasty = walk_variant("sm_90a", "bf16", "mxfp4", 2880, "silu", False, Form(1, 1, 3, 6, 1, 3, first))
+    with pytest.raises(KernelLimit, match=f"{first} stages at first of 3"):
+        hasty.make(emulator, **hasty.constants)
 
 
 @pytest.mark.compiled

@@ -15,6 +15,7 @@ from eagle3core.kernels.experts.mxfp4 import E2M1
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.order.weight import pack_weight
 from eagle3core.kernels.isa.e2m1 import POWERS_BF16, WIDEN_E2M1
+from eagle3core.kernels.isa.four_bits import PLACES
 from eagle3core.weights.fp8 import quantised
 
 pytestmark = pytest.mark.reference
@@ -99,6 +100,14 @@ def test_a_word_comes_apart_into_all_values_of_four_bits_at_any_scale(scale: int
             assert computed(WIDEN_E2M1[half], given, "bf16") == pairs
             found += [value for pair in pairs for value in two_of(pair, "bf16")]
         assert found == [(-1.0) ** (code >> 3) * E2M1[code & 7] * 2.0 ** (scale - 127) for code in codes]
+
+
+def test_every_bit_of_a_word_is_one_of_one_value() -> None:
+    """One rotation brings a pair's bits to where bf16 has them, and two those of the last pair."""
+    assert sorted(at for pair in PLACES for places in pair for at in places) == list(range(32))
+    in_bf16 = (6, 7, 8, 15)  # fraction, exponent, sign
+    rotations = [{(to - at) % 32 for at, to in zip(even, in_bf16, strict=True)} for even, _ in PLACES]
+    assert rotations == [{0}, {4}, {10}, {6, 30}]
 
 
 def test_what_the_kernels_have_no_order_for_is_refused() -> None:

@@ -31,6 +31,7 @@ def drawn_setting(draw: Random) -> dict[str, Any]:
     return {
         "blocks": draw.randint(1, 6), "stages": draw.randint(2, 4), "stage_steps": draw.randint(1, 3),
         "step": draw.choice([1, 2, 3, 6]), "w_tiles": draw.choice([1, 2]), "x_tiles": draw.choice([1, 1, 2, 4, 8]),
+        "first": draw.randint(0, 2),
     }  # fmt: skip
 
 
