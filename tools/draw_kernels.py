@@ -12,7 +12,7 @@ from pathlib import Path
 
 from eagle3core.kernels.attention.launcher import order_of
 from eagle3core.kernels.attention.layout import UNIT as KEYS
-from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
+from eagle3core.kernels.gemm.products import FRAGMENT, STREAMS, UNIT
 from lab.figures import SERIES, standalone
 
 LINE = 18  # from one line of text to the next

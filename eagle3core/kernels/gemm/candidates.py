@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import SHARED_BYTES
-from eagle3core.kernels.gemm.bulk import holds_x
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, deepened, low_block, takes
 from eagle3core.kernels.gemm.held import holds_totals
-from eagle3core.kernels.gemm.ring import STREAMS, UNIT
+from eagle3core.kernels.gemm.products import STREAMS, UNIT
+from eagle3core.kernels.gemm.ring.bulk import holds_x
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
 
 # For up to 8 rows: how much of W is under way, and in how large copies. With two tiles of W a block reads x half as

@@ -14,6 +14,7 @@ from eagle3core.kernels.gemm.candidates import check_tiling, fp8_candidates, gem
 from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, choose_fp8_tiling, takes
 from eagle3core.kernels.gemm.launcher import gemm, gemm_cost, gemm_variant
 from eagle3core.kernels.gemm.order.pack import pack_variant
+from eagle3core.kernels.gemm.products import STREAMS, UNIT
 from eagle3core.kernels.gemm.reference import (
     epilogue_of,
     gemm_alone,
@@ -25,7 +26,6 @@ from eagle3core.kernels.gemm.reference import (
     n_weight_rows,
     packed_inputs,
 )
-from eagle3core.kernels.gemm.ring import STREAMS, UNIT
 from eagle3core.kernels.gemm.scratch import scratch_words
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling, fitted
 

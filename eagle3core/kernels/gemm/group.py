@@ -22,8 +22,7 @@ import numpy as np
 
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
-from eagle3core.kernels.gemm.products import make_group_multiply
-from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
+from eagle3core.kernels.gemm.products import FRAGMENT, STREAMS, UNIT, make_group_multiply
 from eagle3core.kernels.gemm.scale import make_put_scales
 from eagle3core.kernels.gemm.stages import (
     FETCHING_WARPS,

@@ -19,8 +19,7 @@ import numpy as np
 
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.fragments.walk import make_finish_fragments
-from eagle3core.kernels.gemm.products import make_group_multiply, make_group_multiply_ahead
-from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
+from eagle3core.kernels.gemm.products import FRAGMENT, STREAMS, UNIT, make_group_multiply, make_group_multiply_ahead
 from eagle3core.kernels.gemm.scale import make_put_scales
 from eagle3core.kernels.gemm.stages import (
     make_fetch_w,

@@ -37,8 +37,9 @@ from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, choose_fp8_til
 from eagle3core.kernels.gemm.group import group_totals_in_shared, make_gemm_group
 from eagle3core.kernels.gemm.held import launched_registers, make_gemm_held
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
+from eagle3core.kernels.gemm.products import UNIT
 from eagle3core.kernels.gemm.reference import EPS, n_columns, n_weight_rows
-from eagle3core.kernels.gemm.ring import UNIT, make_gemm_ring
+from eagle3core.kernels.gemm.ring.kernel import make_gemm_ring
 from eagle3core.kernels.gemm.scratch import check_apart, check_scratch, scratch_words
 from eagle3core.kernels.gemm.tile import make_gemm_tile, totals_in_shared
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling

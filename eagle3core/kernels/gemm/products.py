@@ -11,7 +11,8 @@ from typing import Any
 
 from eagle3core.kernels.gemm.fp8.operands import make_load_widened
 
-FRAGMENT = 512  # bytes of 8 rows x 32 k
+UNIT = 32  # k of one unit
+FRAGMENT = 512  # bytes of 8 rows of a unit
 STREAMS = 4  # contiguous ranges of K, summed each by itself; see `ring`
 # Of a matrix of x, without swizzle: 128 bytes from a k half to the next, 256 from 8 rows to the next, in sixteenths.
 _DESCRIPTOR = (128 >> 4) << 16 | (256 >> 4) << 32

@@ -15,7 +15,7 @@ from torch import Tensor
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels.card import DTYPES
 from eagle3core.kernels.gemm.order.pack import OrderedRows, is_whole, packed_words
-from eagle3core.kernels.gemm.ring import STREAMS
+from eagle3core.kernels.gemm.products import STREAMS
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
 
 WORKSPACE_BYTES = 80 << 20  # the least: enough for every tiling below, with 512 rows of 14336; see `workspace`

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS
+from eagle3core.kernels.gemm.products import FRAGMENT, STREAMS
 
 FETCHING_WARPS = 2
 

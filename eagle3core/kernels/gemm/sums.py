@@ -18,7 +18,7 @@ import numpy as np
 from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch
 from eagle3core.kernels.gemm.finish import make_finish
 from eagle3core.kernels.gemm.fp8.operands import make_fetch_scales
-from eagle3core.kernels.gemm.ring import STREAMS
+from eagle3core.kernels.gemm.products import STREAMS
 
 PITCH = 20  # words from one x row's sums to the next in shared memory: 16, and 4 so that lanes meet in no bank
 _FRAGMENTS = 2  # pieces of 16 rows of W by 8 of x that a warp holds at once, so that their operands' loads overlap

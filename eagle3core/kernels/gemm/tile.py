@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from eagle3core.kernels.gemm.epilogue import Epilogue, make_pairing
-from eagle3core.kernels.gemm.products import make_multiply
-from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
+from eagle3core.kernels.gemm.products import FRAGMENT, STREAMS, UNIT, make_multiply
 from eagle3core.kernels.gemm.scale import make_put_scales
 from eagle3core.kernels.gemm.sums import make_hand_over, make_leave, make_walk, sums_bytes
 

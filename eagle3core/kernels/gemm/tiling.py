@@ -13,7 +13,8 @@ from eagle3core.kernels import tuned
 from eagle3core.kernels.card import SHARED_BYTES, SHARED_BYTES_SM
 from eagle3core.kernels.gemm.group import FETCHING, group_shared_bytes
 from eagle3core.kernels.gemm.held import held_shared_bytes, held_threads
-from eagle3core.kernels.gemm.ring import STREAMS, UNIT, ring_shared_bytes
+from eagle3core.kernels.gemm.products import STREAMS, UNIT
+from eagle3core.kernels.gemm.ring.shared import ring_shared_bytes
 from eagle3core.kernels.gemm.tile import tile_shared_bytes
 
 MULTIPROCESSORS = 132  # of the GPU the tilings were chosen on

@@ -1,6 +1,6 @@
 """A warp's share of a tile: copies that run ahead of it through a ring, and products step by step.
 
-Source: derived here, after `gemm.bulk`.
+Source: derived here, after `gemm.ring.bulk`.
 """
 
 from __future__ import annotations

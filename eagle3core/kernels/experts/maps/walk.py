@@ -14,7 +14,7 @@ The order of sums: k is cut into pieces of `form.piece_units`, stream s has the 
 products of 16 k a unit; then ((s0 + s1) + s2) + s3. A column of a product is one row of x, so a row's bits are its own.
 With scales of blocks a stream sums each block from zero and adds it scaled (`gemm.fp8.blocks`).
 
-Source: derived here, after `gemm.bulk`; fragment layouts from the PTX ISA.
+Source: derived here, after `gemm.ring.bulk`; fragment layouts from the PTX ISA.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from eagle3core.kernels import tuned
 from eagle3core.kernels.card import SHARED_BYTES_SM
 from eagle3core.kernels.gemm.fp8.blocks import BLOCK_UNITS
 from eagle3core.kernels.gemm.group import group_shared_bytes
-from eagle3core.kernels.gemm.ring import STREAMS, UNIT, ring_shared_bytes
+from eagle3core.kernels.gemm.products import STREAMS, UNIT
+from eagle3core.kernels.gemm.ring.shared import ring_shared_bytes
 from eagle3core.kernels.gemm.tile import tile_shared_bytes
 from eagle3core.kernels.gemm.tiling import (
     MULTIPROCESSORS,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from eagle3core.kernels.card import Launch, Variant, overlaps, parameters
 from eagle3core.kernels.gemm.order.place import HALF_BYTES, make_place
-from eagle3core.kernels.gemm.ring import FRAGMENT, STREAMS, UNIT
+from eagle3core.kernels.gemm.products import FRAGMENT, STREAMS, UNIT
 
 _WARPS = 8
 _PARAMETERS = parameters("x:in packed:out rows:i32 k:i32 x_tiles:i32 units:i32")

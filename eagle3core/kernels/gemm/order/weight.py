@@ -9,7 +9,7 @@ from torch import Tensor
 from eagle3core.kernels.card import E4M3
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.fp8.operands import halves_first, lanes_first
-from eagle3core.kernels.gemm.ring import UNIT
+from eagle3core.kernels.gemm.products import UNIT
 
 
 def pack_weight(w: Tensor, epilogue: Epilogue) -> Tensor:

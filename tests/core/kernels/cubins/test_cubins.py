@@ -214,12 +214,12 @@ def test_imports_of_every_kind_are_followed_wherever_they_stand(tmp_path: Path) 
 
 @pytest.mark.reference
 def test_a_digest_follows_the_bytes_of_each_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from eagle3core.kernels.gemm import ring
+    from eagle3core.kernels.gemm.ring import kernel
 
     def digest() -> str:
-        return names.source_digest.__wrapped__(ring)
+        return names.source_digest.__wrapped__(kernel)
 
-    sources, before, original = names.source_files(Path(ring.__file__)), digest(), Path.read_bytes
+    sources, before, original = names.source_files(Path(kernel.__file__)), digest(), Path.read_bytes
     for changed in (*sources, KERNELS / "card.py", KERNELS / "launch.py", KERNELS / "gemm" / "launcher.py"):
         edited = {changed: original(changed) + b"# edited\n"}
         monkeypatch.setattr(Path, "read_bytes", lambda self, edited=edited: edited.get(self) or original(self))

@@ -103,6 +103,16 @@ def test_a_row_of_no_numbers_leaves_nothing_to_a_smaller_group_behind_its_own() 
 
 
 @pytest.mark.reference
+def test_gate_and_up_of_one_row_alone_ask_stage_by_stage_and_down_for_all_at_once() -> None:
+    """Down asks before the launch before it has ended, when nobody waits for its first stage."""
+    shape = next(case for case in CARD.shapes if case["m"] == 1 and case["form"] == "mxfp4")
+    for rows, first in ((1, 1), (4, 3)):
+        up, down = CARD.variants_of("sm_90a", {**shape, "m": rows})[:2]
+        assert (up.constants["first"], down.constants["first"]) == (first, down.constants["stages"])
+        assert up.constants["stages"] == down.constants["stages"] == (2 if rows == 1 else 3)
+
+
+@pytest.mark.reference
 def test_cuts_are_those_that_fit_a_processor_and_divide_the_tiles() -> None:
     whole = [(2880, 360), (2880, 180)]
     assert len(swept("sm_90a", "mxfp4", 1, whole)) == 13

@@ -14,10 +14,11 @@ from eagle3core.kernels import proof
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError
 from eagle3core.kernels.emulator.now import lane
-from eagle3core.kernels.gemm import bulk, launcher, ring
+from eagle3core.kernels.gemm import launcher
 from eagle3core.kernels.gemm.card import CARD
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.launcher import gemm, gemm_variant
+from eagle3core.kernels.gemm.ring import bulk, kernel
 from eagle3core.kernels.gemm.tiling import Tiling
 
 QKV = {"kind": "qkv", "k": 128, "norm": True, "q_heads": 3, "kv_heads": 1, "head_dim": 32, "block": 16}
@@ -83,10 +84,10 @@ PLANTED = {
     ),
     "x's barrier is a stage's": (bulk, "make_bulk_ring", r"fulls \+ STREAMS \* stages \* 8", "fulls"),
     "the warp that asks is waited for where sums meet": (
-        ring, "make_gemm_ring", r"named_barrier\(1, threads\)", "named_barrier(1, threads + 32)",
+        kernel, "make_gemm_ring", r"named_barrier\(1, threads\)", "named_barrier(1, threads + 32)",
     ),
     "the warp that asks goes on to multiply": (
-        ring, "make_gemm_ring", r"if warp == STREAMS:\n                return",
+        kernel, "make_gemm_ring", r"if warp == STREAMS:\n                return",
         "if warp > STREAMS:\n                return",
     ),
 }  # fmt: skip
@@ -98,8 +99,8 @@ def test_a_planted_bug_is_found(bug, monkeypatch):
     case, setting = {"k": 672, "m": 5, "n": 16}, {"stages": 8, "paced": 300}  # streams of five units, the last of six
     assert differing(case, setting) == 0
     module, factory, pattern, replacement = PLANTED[bug]
-    rebuilt(module, pattern, replacement, monkeypatch, factory, (launcher, ring))
-    monkeypatch.setitem(launcher._KERNELS, "bulk", ring.make_gemm_ring)
+    rebuilt(module, pattern, replacement, monkeypatch, factory, (launcher, kernel))
+    monkeypatch.setitem(launcher._KERNELS, "bulk", kernel.make_gemm_ring)
     try:
         found = differing(case, setting)
     except EmulationError:

@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from eagle3core.kernels.card import SHARED_BYTES_SM
-from eagle3core.kernels.gemm.ring import STREAMS
+from eagle3core.kernels.gemm.products import STREAMS
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, ruled_tiling
 
 pytestmark = pytest.mark.reference

@@ -19,27 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.gemm.bulk import make_bulk_ring
 from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch, make_pairing
 from eagle3core.kernels.gemm.finish import make_finish
 from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
 from eagle3core.kernels.gemm.fp8.operands import make_fetch_scales
-from eagle3core.kernels.gemm.products import FRAGMENT as FRAGMENT
-from eagle3core.kernels.gemm.products import STREAMS as STREAMS
-from eagle3core.kernels.gemm.products import make_multiply
+from eagle3core.kernels.gemm.products import FRAGMENT, STREAMS, UNIT, make_multiply
+from eagle3core.kernels.gemm.ring.bulk import make_bulk_ring
+from eagle3core.kernels.gemm.ring.lanes import make_lane_copies
 from eagle3core.kernels.gemm.scale import make_row_scale
-
-UNIT = 32  # k of one unit
-
-
-def ring_shared_bytes(
-    x_tiles: int, w_tiles: int, units: int, stages: int, bulk: bool = False, fp8: bool = False, paced: bool = False
-) -> int:
-    """Dynamic shared memory of a block, bytes: the rings, which the last reduction reuses; barriers of bulk copies."""
-    fragments = ((1 if fp8 else 2) * w_tiles + (0 if bulk else x_tiles)) * units
-    rings = STREAMS * stages * (fragments * FRAGMENT + (8 if bulk else 0)) + (8 if paced else 0)
-    sums = STREAMS * 128 * x_tiles * w_tiles + 8 * x_tiles
-    return max(rings, 4 * sums)
 
 
 def make_gemm_ring(
@@ -100,39 +87,16 @@ def make_gemm_ring(
     n_operands = 8 * units * x_tiles  # x of two stages, where it goes straight to registers (`bulk`)
     unit_shift, tile_shift = units.bit_length() - 1, (64 * x_tiles).bit_length() - 1
 
-    def copy_w(target: Any, sources: Any, partner: Any, offset: Any, unit: Any, n_units: Any, t: Any) -> None:
-        for r in range(w_tiles):
-            for u in range(units):
-                at, source = i32(target + (r * units + u) * tile_bytes_w), sources[r] + offset + u * unit_bytes
-                # K ends in the middle of the last unit: lanes 2 and 3 of a row hold what lies past it, and copy zeros.
-                # Packed W has its zeros in memory.
-                if ragged and not packed:
-                    size = i32(16)
-                    if unit + u == n_units - 1 and t >= 2:
-                        size = i32(0)
-                    isa.copy16_fill(at, source, size)
-                    isa.copy16_fill(i32(at + FRAGMENT), source + partner, size)
-                else:
-                    isa.copy16(at, source)
-                    if not fp8:  # of which a lane's 16 bytes are both rows'
-                        isa.copy16(i32(at + FRAGMENT), source + partner)
-
-    def copy_x(target: Any, source: Any, tile_bytes: Any, sizes: Any, unit: Any, n_units: Any, t: Any) -> None:
-        for m in range(x_tiles):
-            for u in range(units):
-                size = sizes[m]
-                if ragged and unit + u == n_units - 1 and t >= 2:
-                    size = i32(0)
-                at = i32(target + x_offset + (m * units + u) * FRAGMENT)
-                isa.copy16_cached_fill(at, source + m * tile_bytes + u * (2 * UNIT), size)
-
     def meet() -> None:
         if paced:  # without the warp that asked for W
             isa.named_barrier(1, threads)
         else:
             cuda.syncthreads()
 
-    copy_w, copy_x, meet = isa.inlined(copy_w), isa.inlined(copy_x), isa.inlined(meet)
+    meet = isa.inlined(meet)
+    copy_w, copy_x = make_lane_copies(
+        isa, x_tiles=x_tiles, w_tiles=w_tiles, units=units, packed=packed, ragged=ragged, fp8=fp8, x_offset=x_offset
+    )
     start_w, start_paced, start_x, multiply_all = make_bulk_ring(
         isa, dtype=dtype, x_tiles=x_tiles, w_tiles=w_tiles, units=units, stages=stages, fp8=fp8,
         blocks=blocks, paced=paced,
