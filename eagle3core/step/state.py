@@ -23,7 +23,7 @@ from eagle3core.step.results import given_numbers
 from eagle3core.step.sizes import DeviceSizes, StateShape, stored_dtype
 from eagle3core.step.tree import FlatTree
 from eagle3core.step.tree_tensors import TreeTensors, new_tree_tensors
-from eagle3core.weights.packed import HEAD_STEP
+from eagle3core.weights.packer import HEAD_STEP
 
 
 @dataclass(frozen=True)

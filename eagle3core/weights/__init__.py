@@ -8,7 +8,8 @@ from eagle3core.weights.eagle import PackedEagle, pack_eagle
 from eagle3core.weights.experts import PackedExperts
 from eagle3core.weights.fp8 import Fp8Matrix, quantised, stacked
 from eagle3core.weights.pack import pack_draft, pack_target
-from eagle3core.weights.packed import Drafter, PackedDraft, PackedLinear, PackedMlp, PackedTarget, Source
+from eagle3core.weights.packed import Drafter, PackedDraft, PackedLinear, PackedMlp, PackedTarget
+from eagle3core.weights.packer import Source
 from eagle3core.weights.rope import rope_frequencies
 from eagle3core.weights.stored import bytes_on_device, kept_dtype, stored_bytes
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from eagle3core.geometry import EagleGeometry
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.speculative import WeightFormat
-from eagle3core.weights.packed import PackedDraft, PackedLayer, PackedTarget, Packer, Source
+from eagle3core.weights.packed import PackedDraft, PackedLayer, PackedTarget
+from eagle3core.weights.packer import Packer, Source
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from eagle3core.checkpoint.target import EMBEDDING, HEAD, biased_maps
 from eagle3core.geometry import CacheScales, DraftGeometry, TargetGeometry
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.speculative import WeightFormat
-from eagle3core.weights.packed import PackedDraft, PackedTarget, Packer, Source
+from eagle3core.weights.packed import PackedDraft, PackedTarget
+from eagle3core.weights.packer import Packer, Source
 
 
 def pack_target(

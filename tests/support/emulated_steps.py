@@ -9,8 +9,8 @@ from device_engines import device_runner
 from tiny_engines import Pair, random_prompts
 from torch import Tensor
 
+from eagle3core.step.admission import SlotRequest
 from eagle3core.step.replay import EagerReplayer, Replayer, emulate
-from eagle3core.step.run import SlotRequest
 from eagle3core.step.tree import GrownTree
 from eagle3core.trace import Trace
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from tree_arrays import paths_of
 
 from eagle3core.kernels.tree.mask_words import unpack_words
-from eagle3core.step.run import DeviceRunner, SlotRequest
+from eagle3core.step.admission import SlotRequest
+from eagle3core.step.run import DeviceRunner
 from eagle3core.step.tree import FlatTree, GrownTree
 from eagle3core.trace import RecordingTrace
 

@@ -6,7 +6,9 @@ import torch
 
 from eagle3core import Engine
 from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, LENGTH, N_PENDING, ROOT
-from eagle3core.step.run import DeviceRunner, RowOutcome, SlotRequest
+from eagle3core.step.admission import SlotRequest
+from eagle3core.step.outcome import RowOutcome
+from eagle3core.step.run import DeviceRunner
 from eagle3core.trace import RecordingTrace, Trace
 
 QUIET = Trace()

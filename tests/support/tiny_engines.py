@@ -19,8 +19,10 @@ from eagle3core import Engine, EngineConfig, GenerationConfig, Response, Specula
 from eagle3core.checkpoint import load_draft, load_target
 from eagle3core.kernels.slots.slot_state import RUNNING
 from eagle3core.lookup import LOOKUPS
+from eagle3core.step.admission import SlotRequest
+from eagle3core.step.outcome import RowOutcome
 from eagle3core.step.replay import EagerReplayer
-from eagle3core.step.run import DeviceRunner, RowOutcome, SlotRequest
+from eagle3core.step.run import DeviceRunner
 from eagle3core.step.sizes import DeviceSizes
 from eagle3core.step.tree import FlatTree, GrownTree
 from eagle3core.trace import Trace

@@ -10,7 +10,8 @@ from random_trees import ancestors, trees
 from stepping import QUIET, admit, advance, assert_state_is_true, close, start
 from tiny_engines import N_VOCAB, Pair, new_tokens, plain_tokens, random_prompts, tiny_engine, tokens_of, tree_runner
 
-from eagle3core.step.run import DeviceRunner, RowOutcome
+from eagle3core.step.outcome import RowOutcome
+from eagle3core.step.run import DeviceRunner
 from eagle3core.step.state import _tensors
 from eagle3core.step.tree import FlatTree
 from eagle3core.trace import RecordingTrace, Trace

@@ -18,7 +18,8 @@ from eagle3core.engine import Engine, Response
 from eagle3core.kernels.layer.rms_norm import rms_norm_reference
 from eagle3core.kernels.slots.slot_state import DRAFT_LENGTH, N_PENDING
 from eagle3core.speculative import SpeculativeConfig
-from eagle3core.step.run import RowOutcome, SlotRequest
+from eagle3core.step.admission import SlotRequest
+from eagle3core.step.outcome import RowOutcome
 from eagle3core.step.tree import FlatTree
 from eagle3core.trace import RecordingTrace
 from lab.parity.derived import with_derived

@@ -18,8 +18,8 @@ from eagle3core.kernels.slots.slot_state import N_RESULT
 from eagle3core.performance import mode as performance_mode
 from eagle3core.performance.invariants import INVARIANTS
 from eagle3core.performance.mode import Greedy, NoHostReads, Watch
+from eagle3core.step.outcome import RowOutcome
 from eagle3core.step.results import Sent
-from eagle3core.step.run import RowOutcome
 from eagle3core.trace import RecordingTrace
 
 pytestmark = pytest.mark.reference

@@ -20,8 +20,8 @@ from eagle3core.config import EngineConfig
 from eagle3core.errors import CheckpointError
 from eagle3core.geometry import TargetGeometry
 from eagle3core.kernels.experts import Mxfp4Matrices
+from eagle3core.step.admission import SlotRequest
 from eagle3core.step.kernel_limits import why_plain_torch
-from eagle3core.step.run import SlotRequest
 from eagle3core.step.tree import FlatTree
 from eagle3core.trace import RecordingTrace
 from eagle3core.weights import PackedExperts, pack_checkpoints

@@ -17,8 +17,9 @@ from rings import exhaustive_but
 from tiny_engines import Pair, decoded, new_tokens, random_prompts, tokens_of
 from torch import Tensor
 
+from eagle3core.step.admission import SlotRequest
 from eagle3core.step.replay import EagerReplayer, emulate
-from eagle3core.step.run import DeviceRunner, SlotRequest
+from eagle3core.step.run import DeviceRunner
 from eagle3core.step.tree import FlatTree, GrownTree
 from eagle3core.trace import RecordingTrace, Trace
 

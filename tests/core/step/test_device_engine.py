@@ -16,9 +16,10 @@ from tiny_engines import Pair, accepted_counts, letter_tokenizer, new_tokens, ra
 from eagle3core import ConfigError, Engine, EngineConfig, GenerationConfig, InvariantViolated, SpeculativeConfig
 from eagle3core.batching.step_log import ACTIVE_DEBUG_VARIABLE
 from eagle3core.kernels.slots.slot_state import RUNNING
+from eagle3core.step.admission import SlotRequest
+from eagle3core.step.outcome import RowOutcome
 from eagle3core.step.program import Program, calls_of
 from eagle3core.step.replay import EagerReplayer, Enqueue, compute
-from eagle3core.step.run import RowOutcome, SlotRequest
 from eagle3core.step.sizes import DeviceSizes, buckets
 from eagle3core.step.tree import FlatTree, chain_tree
 from eagle3core.trace import Trace

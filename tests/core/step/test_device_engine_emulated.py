@@ -14,8 +14,8 @@ from tiny_engines import Pair, new_tokens, random_prompts, tokens_of
 from torch import Tensor
 
 from eagle3core.acceptance import AcceptanceRule, ForcedAcceptance, RejectionAcceptance
+from eagle3core.step.admission import SlotRequest
 from eagle3core.step.replay import EagerReplayer, emulate
-from eagle3core.step.run import SlotRequest
 from eagle3core.step.tree import FlatTree
 from eagle3core.trace import RecordingTrace, Trace
 

@@ -8,8 +8,8 @@ from device_engines import device_engine, device_runner, write_nano_pair
 from tiny_engines import Pair, decoded, new_tokens, random_prompts, tokens_of
 from torch import Tensor
 
+from eagle3core.step.admission import SlotRequest
 from eagle3core.step.replay import EagerReplayer, Replayer, emulate
-from eagle3core.step.run import SlotRequest
 from eagle3core.step.tree import GrownTree
 from eagle3core.trace import Trace
 

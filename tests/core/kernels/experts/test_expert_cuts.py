@@ -113,6 +113,15 @@ def test_gate_and_up_of_one_row_alone_ask_stage_by_stage_and_down_for_all_at_onc
 
 
 @pytest.mark.reference
+@pytest.mark.parametrize("rows", [1, 4])
+def test_what_is_launched_is_what_the_card_says_is_compiled(rows: int) -> None:
+    case = {**TINY, "m": rows, "form": "mxfp4"}
+    inputs = CARD.example(case, proof.generator(9, CPU), CPU)
+    launched = [one.variant.name for one in CARD.launches("sm_90a", case, inputs, CARD.outputs(case, inputs))]
+    assert launched == [variant.name for variant in CARD.variants_of("sm_90a", case)]
+
+
+@pytest.mark.reference
 def test_cuts_are_those_that_fit_a_processor_and_divide_the_tiles() -> None:
     whole = [(2880, 360), (2880, 180)]
     assert len(swept("sm_90a", "mxfp4", 1, whole)) == 13
