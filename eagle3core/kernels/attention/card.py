@@ -21,9 +21,6 @@ from eagle3core.kernels.attention.cases import (
 from eagle3core.kernels.attention.launcher import (
     attention,
     attention_scratch,
-    paged_attention_reference,
-    visible_keys,
-    within_window,
 )
 from eagle3core.kernels.attention.layout import BUNDLE, UNIT
 from eagle3core.kernels.attention.offers import (
@@ -35,6 +32,7 @@ from eagle3core.kernels.attention.offers import (
     plan_of,
     shape_of,
 )
+from eagle3core.kernels.attention.reference import paged_attention_reference, visible_keys, within_window
 from eagle3core.kernels.card import Card, Case, Cost, Launch, Tensors
 
 

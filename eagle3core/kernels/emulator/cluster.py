@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from eagle3core.kernels.emulator.block import Block, Lane
 from eagle3core.kernels.emulator.copies import arrive_at, bulk_copy, copy_pieces, mbarrier_of, pieces_of_box
-from eagle3core.kernels.emulator.machine import Block, EmulationError, Lane
-from eagle3core.kernels.emulator.machine_memory import Stamp
+from eagle3core.kernels.emulator.machine_memory import EmulationError, Stamp
 from eagle3core.kernels.emulator.now import Warp, collective, now
 from eagle3core.kernels.emulator.now import lane as current
 

@@ -10,8 +10,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from eagle3core.kernels.emulator.machine import Arrivals, Block, EmulationError, Lane
-from eagle3core.kernels.emulator.machine_memory import IN_FLIGHT, swizzled
+from eagle3core.kernels.emulator.block import Block, Lane
+from eagle3core.kernels.emulator.machine_memory import IN_FLIGHT, Arrivals, EmulationError, swizzled
 from eagle3core.kernels.emulator.now import Warp, collective, now
 from eagle3core.kernels.emulator.now import lane as current
 from eagle3core.kernels.tensor_map import BOX_BYTES, STANDIN

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.emulator.machine import GROUP, WARP, EmulationError, Lane
-from eagle3core.kernels.emulator.machine_memory import swizzled
+from eagle3core.kernels.emulator.block import GROUP, WARP, Lane
+from eagle3core.kernels.emulator.machine_memory import EmulationError, swizzled
 from eagle3core.kernels.emulator.numbers import f32, halves, wide_bf16, wide_f16
 
 _WIDEN = {"bf16": wide_bf16, "f16": wide_f16}

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from eagle3core.kernels.emulator.machine import EmulationError, Lane, Machine
+from eagle3core.kernels.emulator.block import Lane
+from eagle3core.kernels.emulator.machine import Machine
+from eagle3core.kernels.emulator.machine_memory import EmulationError
 
 Warp = Sequence[Lane]
 _running: list[Machine] = []

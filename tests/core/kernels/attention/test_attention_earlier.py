@@ -13,9 +13,10 @@ from eagle3core.kernels import proof
 from eagle3core.kernels.attention import mask as attention_mask
 from eagle3core.kernels.attention import tile as attention_tile
 from eagle3core.kernels.attention.card import CARD
-from eagle3core.kernels.attention.launcher import ATTENTION, paged_attention_reference, visible_keys
+from eagle3core.kernels.attention.launcher import ATTENTION
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.plan import Plan
+from eagle3core.kernels.attention.reference import paged_attention_reference, visible_keys
 from eagle3core.kernels.attention.variant import PARAMETERS, attention_variant
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine import EmulationError

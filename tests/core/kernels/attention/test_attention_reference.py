@@ -6,9 +6,10 @@ import torch
 from eagle3core.errors import BackendUnavailable, KernelLimit
 from eagle3core.kernels import proof
 from eagle3core.kernels.attention.card import CARD
-from eagle3core.kernels.attention.launcher import attention, attention_scratch, paged_attention_reference
+from eagle3core.kernels.attention.launcher import attention, attention_scratch
 from eagle3core.kernels.attention.layout import Shape
 from eagle3core.kernels.attention.plan import Plan, choose_plan, order_of
+from eagle3core.kernels.attention.reference import paged_attention_reference
 from eagle3core.kernels.attention.variant import attention_variant
 from eagle3core.kernels.card import ARCHES, SHARED_BYTES
 from eagle3core.kernels.tree.mask_words import pack_words

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from precision import WIDER, allowed_error, largest_error
 from torch import Tensor
 
-from eagle3core.kernels.attention.launcher import paged_attention_reference, visible_keys
+from eagle3core.kernels.attention.reference import paged_attention_reference, visible_keys
 from eagle3core.kernels.layer.rms_norm import rms_norm_reference
 from eagle3core.step.tree import FlatTree, chain_tree
 
