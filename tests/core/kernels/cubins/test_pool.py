@@ -40,6 +40,13 @@ def wait_until(holds, patience_s: float = 20.0) -> bool:
     return True
 
 
+def written_pids(folder: Path, patience_s: float = 20.0) -> list[int]:
+    """What the two jobs of `last_long` write of themselves; a file is there before it is full."""
+    files = [folder / name for name in "ab"]
+    assert wait_until(lambda: all(file.exists() and file.read_text() for file in files), patience_s)
+    return [int(file.read_text()) for file in files]
+
+
 def test_every_job_has_one_result_and_processes_share_them(tmp_path: Path) -> None:
     with Pool(pool_jobs.write, [(tmp_path, name) for name in NAMES], 2) as pool:
         results = list(pool.results())
@@ -69,9 +76,7 @@ def test_a_process_that_cannot_begin_leaves_its_reason_with_every_job(tmp_path: 
 
 def test_a_pool_that_is_closed_ends_its_processes_whatever_they_are_at(tmp_path: Path) -> None:
     with Pool(pool_jobs.last_long, [(tmp_path, "a"), (tmp_path, "b")], 2):
-        files = [tmp_path / name for name in "ab"]
-        assert wait_until(lambda: all(file.exists() and file.read_text() for file in files))  # there before it is full
-        pids = [int(file.read_text()) for file in files]
+        pids = written_pids(tmp_path)
         assert all(map(is_alive, pids))
     assert wait_until(lambda: not any(map(is_alive, pids)))
 
@@ -111,8 +116,7 @@ def test_no_process_outlives_a_program_that_is_interrupted_or_killed(number: int
     made = tmp_path / "made"
     made.mkdir()
     running = program("last_long", made, tmp_path / "script.py")
-    assert wait_until(lambda: all((made / name).exists() for name in "ab"), 60)
-    pids = [int((made / name).read_text()) for name in "ab"]
+    pids = written_pids(made, 60)
     running.send_signal(number)
     _, errors = running.communicate(timeout=30)
     assert running.returncode != 0
