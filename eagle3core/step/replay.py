@@ -2,11 +2,13 @@
 
 On a GPU the whole program is one CUDA graph, so that a step costs the host one call. Stage by stage there is one graph
 a stage, with the public ranges and the stage's own span around each, and taps after it: for profiling and parity.
+`CapturedPrograms` makes each way of a program once and keeps it.
 Source: docs/requirements.md R-90, R-118..R-120.
 """
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cache
@@ -16,7 +18,9 @@ from typing import Protocol
 import torch
 
 from eagle3core.kernels.card import Call
-from eagle3core.step.program import Program, Stage, Tap, calls_of, walk_ranges
+from eagle3core.kernels.cubins import compile_missing
+from eagle3core.kernels.launch import bind, load
+from eagle3core.step.program import Program, Stage, Tap, calls_of, variants_of, walk_ranges
 from eagle3core.trace import Trace
 
 Enqueue = Callable[[], None]
@@ -65,6 +69,68 @@ class EagerReplayer:
         return staged(program, lambda stage: self.execute(stage.calls))
 
 
+class CapturedPrograms:
+    """Programs as a replayer makes them callable: each when it is first asked for, whole or stage by stage, then kept.
+
+    A program is known by its identity, so whoever asks keeps it for as long as it may be asked for again.
+
+    Args:
+        replayer: what makes them callable.
+    """
+
+    def __init__(self, replayer: Replayer) -> None:
+        self.replayer = replayer
+        self._whole: dict[int, Enqueue] = {}
+        self._staged: dict[int, Staged] = {}
+
+    def prepare(self, programs: Sequence[Program], device: torch.device, arch: str | None, trace: Trace) -> None:
+        """Capture all of these whole, so that no step has to; their kernels are compiled before, where they are
+        missing, and loaded. Each of these is a span of the trace, `start.compile`, `start.load` and `start.capture`.
+
+        Programs are so many objects that a full garbage collection is about due once they are made. Of a heap with
+        torch in it one takes 0.3 s, so it is made here and not while the first prompts wait; the next one comes when
+        the heap has grown by a quarter.
+
+        Args:
+            device: of their operands. arch: compile target of the kernels; None where no kernels run.
+        """
+        if arch is not None and device.type == "cuda":
+            kernels = variants_of(programs)
+            with trace.span("start.compile"):
+                compile_missing(kernels, arch)
+            with trace.span("start.load"):
+                load(kernels, device)
+        with trace.span("start.capture"):
+            for program in programs:
+                self.enqueue_of(program)
+            gc.collect()
+
+    def ready(self, program: Program, trace: Trace) -> None:
+        """Capture what `run` will replay under such a trace, unless it is."""
+        if trace.is_detailed:
+            self._staged_of(program)
+        else:
+            self.enqueue_of(program)
+
+    def run(self, program: Program, trace: Trace) -> None:
+        """Enqueue the program: whole, or stage by stage where the trace is detailed."""
+        if trace.is_detailed:
+            self._staged_of(program)(trace)
+        else:
+            self.enqueue_of(program)()
+
+    def enqueue_of(self, program: Program) -> Enqueue:
+        """What enqueues the program whole."""
+        if id(program) not in self._whole:
+            self._whole[id(program)] = self.replayer.whole(program)
+        return self._whole[id(program)]
+
+    def _staged_of(self, program: Program) -> Staged:
+        if id(program) not in self._staged:
+            self._staged[id(program)] = self.replayer.staged(program)
+        return self._staged[id(program)]
+
+
 def compute(calls: Sequence[Call]) -> None:
     """What the calls mean, one after the other, in plain torch on the device of their operands."""
     with torch.no_grad():  # what gradients need costs small tensors time; inference mode would hide reads of the host
@@ -107,8 +173,6 @@ def _capture_stream(index: int) -> torch.cuda.Stream:
 
 def bound(calls: Sequence[Call]) -> list[Enqueue]:
     """What enqueues the calls, neighbouring kernels together; kernels are found and loaded here."""
-    from eagle3core.kernels.launch import bind  # imports the GPU's driver
-
     found: list[Enqueue] = []
     for has_kernels, run in groupby(calls, lambda call: bool(call.launches)):
         group = list(run)

@@ -8,30 +8,27 @@ knows whose it is; the runner keeps no book of requests. Source: docs/requiremen
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import torch
 
 from eagle3core.cache import BlockTables
-from eagle3core.kernels.cubins import compile_missing
 from eagle3core.kernels.gemm.scratch import workspace, workspace_bytes
-from eagle3core.kernels.launch import load
-from eagle3core.kernels.slots.slot_state import GOES_ON, N_RESULT, NO_CHOICE_LEFT, NOT_FINITE, RUNNING
+from eagle3core.kernels.slots.slot_state import RUNNING
 from eagle3core.step.admission import Reading, SlotRequest, parts_of_pass
-from eagle3core.step.depths import KEEPS, StepKind, Unread, kinds_of
+from eagle3core.step.depths import Unread, kinds_of
 from eagle3core.step.depths.programs import StepPrograms
 from eagle3core.step.depths.timing import Times, times_of
 from eagle3core.step.draw import GivenDraws
 from eagle3core.step.gemm_audit import audit, products_of
-from eagle3core.step.outcome import Outcome, RowOutcome
+from eagle3core.step.outcome import Outcome
 from eagle3core.step.passes import Emitter
 from eagle3core.step.prefill import chunk_program, draft_chunk_program, finish_program
-from eagle3core.step.program import Program, variants_of
-from eagle3core.step.replay import Enqueue, Replayer, Staged
-from eagle3core.step.results import GivenDrafts, GivenPrompts, ResultQueue, Sent, Staging, given_numbers
+from eagle3core.step.program import Program
+from eagle3core.step.received import OutcomeReader
+from eagle3core.step.replay import CapturedPrograms, Replayer
+from eagle3core.step.results import GivenDrafts, GivenPrompts, ResultQueue, Staging, given_numbers
 from eagle3core.step.sizes import ChunkShape, DeviceSizes, StateShape, buckets, chunk_shapes, largest_pass
 from eagle3core.step.state import DeviceState, new_device_state
 from eagle3core.trace import Trace
@@ -69,7 +66,7 @@ class DeviceRunner:
         order: tuple[int, int] | None = None,
         n_behind: int | None = None,
     ) -> None:
-        self.target, self.draft, self.sizes, self.replayer = target, draft, sizes, replayer
+        self.target, self.draft, self.sizes = target, draft, sizes
         self.n_slots, self.depth, self.n_drafts = sizes.n_slots, sizes.path_len - 1, sizes.nodes - 1
         self.n_behind = n_behind if n_behind is not None else int(target.device.type == "cuda")
         shape = StateShape(target.geometry, draft.geometry if draft else None, target.dtype, target.device)
@@ -91,9 +88,9 @@ class DeviceRunner:
         self.gemms = audit(arch, self.all_programs)
         self._unread = Unread(self.kinds, sizes.n_kept)
         self._is_next = False  # whether the newest result is that of a step, and nothing was enqueued since
-        self._whole: dict[int, Enqueue] = {}
-        self._staged: dict[int, Staged] = {}
+        self._captured = CapturedPrograms(replayer)
         self._results = ResultQueue(self.state.results, target.device, is_timed=sizes.n_kept > 0)
+        self._outcomes = OutcomeReader(self._results, self.state, sizes, self.kinds, self.steps)
         self._given = GivenDrafts(self.state.step.drafted, sizes.nodes, self._results)
         self._prompts = GivenPrompts(self.state.given, sizes, shapes, self._staging.copy)
 
@@ -101,6 +98,11 @@ class DeviceRunner:
     def has_kernels(self) -> bool:
         """Whether programs are kernels, not their meaning alone."""
         return self.emit.arch is not None
+
+    @property
+    def replayer(self) -> Replayer:
+        """How programs are run."""
+        return self._captured.replayer
 
     @property
     def programs(self) -> dict[int, Program]:
@@ -124,24 +126,8 @@ class DeviceRunner:
         return len(self._results)
 
     def prepare(self, trace: Trace | None = None) -> None:
-        """Capture every program now, so that no step has to; its kernels are compiled before, where they are missing,
-        and loaded. Each of these is a span of the trace, `start.compile`, `start.load` and `start.capture`.
-
-        Programs are so many objects that a full garbage collection is about due once they are made. Of a heap with
-        torch in it one takes 0.3 s, so it is made here and not while the first prompts wait; the next one comes when
-        the heap has grown by a quarter.
-        """
-        trace = trace or Trace()
-        if self.emit.arch is not None and self.target.device.type == "cuda":
-            kernels = variants_of(self.all_programs)
-            with trace.span("start.compile"):
-                compile_missing(kernels, self.emit.arch)
-            with trace.span("start.load"):
-                load(kernels, self.target.device)
-        with trace.span("start.capture"):
-            for program in self.all_programs:
-                self._enqueue_of(program)
-            gc.collect()
+        """Compile, load and capture every program now, so that no step has to (`CapturedPrograms.prepare`)."""
+        self._captured.prepare(self.all_programs, self.target.device, self.emit.arch, trace or Trace())
 
     def keep_tuned_passes(self) -> None:
         """Read prompts by the largest pass and those others of which a tuned file, where there is one, knows all."""
@@ -158,9 +144,7 @@ class DeviceRunner:
 
     def replay_by(self, replayer: Replayer) -> None:
         """Run programs by `replayer` from now on; what was captured before is dropped."""
-        self.replayer = replayer
-        self._whole.clear()
-        self._staged.clear()
+        self._captured = CapturedPrograms(replayer)
 
     def change_programs(self, change: Callable[[Program], Program]) -> None:
         """Run `change(program)` in place of every program from now on, for one that is to differ on purpose."""
@@ -202,17 +186,17 @@ class DeviceRunner:
                 if reading.is_new:
                     self._prepare_slot(reading.slot, reading.request)
             self._prompts.write(parts, shape)
-            self._run(self.chunks[shape], trace)
+            self._captured.run(self.chunks[shape], trace)
         for reading, n in parts:
             reading.n_read += n
         ended = [reading.request for reading, _ in parts if reading.is_done]
         if ended:
             asks = any(one.sampling is not None for one in ended), any(one.logprobs for one in ended)
             # The end reads buffers that a step would overwrite, so it follows its pass at once.
-            self._run(self.steps.finish(*asks) if any(asks) else self.finish, trace)
+            self._captured.run(self.steps.finish(*asks) if any(asks) else self.finish, trace)
             self._results.send(len(ended), None, logprobs=asks[1])
         if reads := self.draft_chunks[shape]:
-            self._run(reads, trace)
+            self._captured.run(reads, trace)
         return shape.rows
 
     def _prepare_slot(self, slot: int, request: SlotRequest) -> None:
@@ -243,8 +227,10 @@ class DeviceRunner:
 
     def time_steps(self) -> Times:
         """Microseconds by (drafts, rows) of steps over empty slots; before anything is admitted. Empty on a CPU."""
-        every = self.steps.by_kind.items()
-        steps = {(kind, n): self._enqueue_of(program) for kind, by_rows in every for n, program in by_rows.items()}
+        steps = {
+            (kind, n): self._captured.enqueue_of(program)
+            for kind, by_rows in self.steps.by_kind.items() for n, program in by_rows.items()
+        }  # fmt: skip
         times = times_of(steps, self.target.device, self.sizes.n_kept)
         self.state.turn.zero_()
         return times
@@ -254,10 +240,7 @@ class DeviceRunner:
     ) -> None:
         """Capture what `enqueue` will run, unless it is: a clock around the step is not to see that."""
         program = self.steps.of(self.kind_for(depth), self.batch_of(n_running), draws, logprobs)
-        if trace.is_detailed:
-            self._staged_of(program)
-        else:
-            self._enqueue_of(program)
+        self._captured.ready(program, trace)
 
     def write_drafts(self, drafts: Mapping[int, Sequence[int]]) -> None:
         """Drafts of the next step by slot, of every slot that runs; for a runner without a draft model."""
@@ -270,7 +253,7 @@ class DeviceRunner:
         """Advance every running slot by a step, of which there are at most `n_running`; `draws`: some draw tokens,
         `logprobs`: some ask for those; `depth`: drafts that are wanted, None for all (`kind_for`)."""
         kind = self.kind_for(depth)
-        self._run(self.steps.of(kind, self.batch_of(n_running), draws, logprobs), trace)
+        self._captured.run(self.steps.of(kind, self.batch_of(n_running), draws, logprobs), trace)
         self._results.send(self.batch_of(n_running), step, logprobs=logprobs, kind=kind, is_next=self._is_next)
         self._unread.ran(kind)
         self._is_next = True
@@ -279,7 +262,7 @@ class DeviceRunner:
         """Outcomes in the order of the work. Without `everything`, only those that need no waiting for the newest."""
         outcomes = []
         while len(self._results) > (0 if everything else self.n_behind):
-            outcomes.append(self._outcome(*self._results.receive()))
+            outcomes.append(self._outcomes.receive())
         return outcomes
 
     def release(self, slot: int) -> None:
@@ -295,48 +278,3 @@ class DeviceRunner:
         self._is_next = False
         self.state.state[RUNNING].zero_()
         self.state.turn.zero_()  # where the host's count begins again; half a step may have moved it
-
-    def _run(self, program: Program, trace: Trace) -> None:
-        if trace.is_detailed:
-            self._staged_of(program)(trace)
-        else:
-            self._enqueue_of(program)()
-
-    def _staged_of(self, program: Program) -> Staged:
-        if id(program) not in self._staged:
-            self._staged[id(program)] = self.replayer.staged(program)
-        return self._staged[id(program)]
-
-    def _enqueue_of(self, program: Program) -> Enqueue:
-        if id(program) not in self._whole:
-            self._whole[id(program)] = self.replayer.whole(program)
-        return self._whole[id(program)]
-
-    def _outcome(self, sent: Sent, block: list[list[int]]) -> Outcome:
-        ranks = None
-        if self.state.ranks is not None and sent.step is not None:
-            ranks = self.state.ranks[sent.turn].tolist()
-        kind = self.kinds[self.depth if sent.kind is None else sent.kind]
-        rows = [
-            self._row(kind, numbers, None if ranks is None else tuple(ranks[b]))
-            for b, numbers in enumerate(block) if numbers[0] >= 0
-        ]  # fmt: skip
-        if sent.logprobs and self.steps.logprobs is not None:
-            live = [b for b, numbers in enumerate(block) if numbers[0] >= 0]
-            tokens = {b: row.tokens for b, row in zip(live, rows, strict=True)}
-            found = self.steps.logprobs.of(sent.turn, [tokens.get(b, []) for b in range(len(block))])
-            rows = [replace(row, logprobs=found[b]) for b, row in zip(live, rows, strict=True)]
-        n_drafts = 0 if sent.step is None else kind.depth
-        return Outcome(sent.step, rows, n_drafts, sent.kind != KEEPS, self._results.took_us(sent))
-
-    def _row(self, kind: StepKind, numbers: list[int], kept: tuple[int, ...] | None) -> RowOutcome:
-        (slot, n_accepted, n_committed, finish, fault, request_id), tokens = numbers[:N_RESULT], numbers[N_RESULT:]
-        at = kind.depth + 1  # a smaller step's row is shorter than the block's
-        drafts, has_ended = tokens[at : at + kind.tree.n_nodes - 1], finish != GOES_ON
-        is_broken = finish == NO_CHOICE_LEFT
-        # Where the target chose nothing there is no bonus; else the host cuts: it knows stops that the device does not.
-        n_made = n_committed if is_broken or fault & NOT_FINITE else n_accepted + 1
-        ranks, parents = (None, kept) if self.sizes.grown else (kept, None)
-        return RowOutcome(
-            request_id, slot, tokens[:n_made], drafts, n_accepted, has_ended, is_broken, fault, ranks, parents
-        )

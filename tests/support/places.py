@@ -8,3 +8,4 @@ ROOT = Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests" / "data"
 GOLDEN = DATA / "golden" / "eagle3_random"
 SUPPORT = ROOT / "tests" / "support"
+NIGHT_8B = ROOT / "reports" / "reference" / "h200" / "night-8b"

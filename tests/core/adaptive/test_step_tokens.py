@@ -51,14 +51,14 @@ def watched(engine: Engine) -> list[tuple[int, int]]:
         id(program): batch * runner.kinds[kind].tree.n_nodes
         for kind, by_rows in runner.steps.by_kind.items() for batch, program in by_rows.items()
     }  # fmt: skip
-    run = runner._run
+    run = runner._captured.run
 
     def noted(program: Program, trace: Any) -> None:
         if id(program) in rows_of:
             seen.append((len(engine.book.running), rows_of[id(program)]))
         run(program, trace)
 
-    runner._run = noted  # type: ignore[method-assign]
+    runner._captured.run = noted  # type: ignore[method-assign]
     return seen
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
 from device_engines import BY_MEANING, device_runner, engine_by_meaning, write_nano_pair
@@ -18,8 +17,8 @@ from eagle3core.batching.step_log import ACTIVE_DEBUG_VARIABLE
 from eagle3core.kernels.slots.slot_state import RUNNING
 from eagle3core.step.admission import SlotRequest
 from eagle3core.step.outcome import RowOutcome
-from eagle3core.step.program import Program, calls_of
-from eagle3core.step.replay import EagerReplayer, Enqueue, compute
+from eagle3core.step.program import Program
+from eagle3core.step.replay import EagerReplayer, Enqueue
 from eagle3core.step.sizes import DeviceSizes, buckets
 from eagle3core.step.tree import FlatTree, chain_tree
 from eagle3core.trace import Trace
@@ -132,20 +131,24 @@ def test_buckets_are_one_to_four_then_powers_of_two_and_the_most() -> None:
 
 def test_the_batch_shrinks_with_the_slots_that_run(nano_pair: Pair) -> None:
     made = engine_by_meaning(nano_pair, None, n_slots=4)
+    batches = {id(program): batch for batch, program in made.runner.programs.items()}
     used: list[int] = []
-    for batch, program in made.runner.programs.items():
-        made.runner._whole[id(program)] = _noting(used, batch, program)
+
+    class Noting(EagerReplayer):
+        def whole(self, program: Program) -> Enqueue:
+            enqueue, batch = super().whole(program), batches.get(id(program))
+
+            def run() -> None:
+                if batch is not None:
+                    used.append(batch)
+                enqueue()
+
+            return run
+
+    made.runner.replay_by(Noting())
     made.generate(random_prompts([3, 3, 3, 3], n_vocab=256), [new_tokens(n) for n in (3, 6, 9, 12)])
     assert used == sorted(used, reverse=True)
     assert set(used) == {4, 3, 2, 1}
-
-
-def _noting(used: list[int], batch: int, program: Program) -> Any:
-    def run() -> None:
-        used.append(batch)
-        compute(calls_of(program))
-
-    return run
 
 
 def test_active_slots_are_logged_every_step_when_asked_for(

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from eagle3core.kernels import launch
 from eagle3core.kernels.card import Call
 from eagle3core.step import replay
 from eagle3core.step.program import Stage
@@ -42,7 +41,7 @@ class TwoGpus:
         }
         for name, fake in fakes.items():
             monkeypatch.setattr(torch.cuda, name, fake)
-        monkeypatch.setattr(launch, "bind", lambda launches: lambda: self.note("kernel"))
+        monkeypatch.setattr(replay, "bind", lambda launches: lambda: self.note("kernel"))
 
     def note(self, what: str, stream: SimpleNamespace | None = None) -> None:
         self.seen.append((what, self.current if stream is None else stream.index))

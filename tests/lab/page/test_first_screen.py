@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from chromium import dom_of, framed, title_of
-from test_findings import stage
-from test_what_a_page_tells import GATE, decoded, page_of, row
+from nights_of_rows import GATE, decoded, page_of, row, stage
 
 from lab.night.jobs import JOB_FILE
 from lab.night.summary import conclude

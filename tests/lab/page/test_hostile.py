@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from chromium import dom_of, title_of
-from test_what_a_page_tells import GATE, NOTEBOOK, SVG, WORDS, page_of, row
+from nights_of_rows import GATE, page_of, row
+from test_what_a_page_tells import NOTEBOOK, SVG, WORDS
 
 from lab.page.marks import still
 from lab.page.report import render

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nights_of_rows import GATE, page_of, row
 from test_token_view import HOSTILE, seen, view
-from test_what_a_page_tells import GATE, page_of, row
 
 from lab.figures import MOST_VIEWS, TOKEN_VIEW
 from lab.figures.token_view import MOST_LETTERS, MOST_PROPOSALS, MOST_TOKENS

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from places import ROOT
+from nights_of_rows import GATE, decoded, page_of, row
+from places import NIGHT_8B
 
 from lab.night.experiment import SENTENCE
 from lab.night.jobs import JOB_FILE
@@ -16,48 +16,10 @@ from lab.night.notices import notices_of
 from lab.night.summary import conclude
 from lab.page import summary_figures
 from lab.page.report import render
-from lab.rows import environment
-from lab.rows.runs import ENVIRONMENT_FILE, RUN_FILE, SUMMARY_FILE
-from lab.rows.store import Row, RowWriter, read_run
+from lab.rows.runs import SUMMARY_FILE
+from lab.rows.store import Row, read_run
 
 pytestmark = pytest.mark.reference
-
-NIGHT_8B = ROOT / "reports" / "reference" / "h200" / "night-8b"
-SHARED: dict[str, Any] = {"run": "r", "notebook": "n", "environment": "e", "recorded_at": "2026-11-21T10:00:00+00:00"}
-GATE: dict[str, Any] = {"passed": True, "value": 0, "threshold": 0, "detail": ""}
-
-
-def row(job: str, kind: str, name: str, values: dict[str, Any] | None = None, **more: Any) -> Row:
-    return Row(**SHARED, job=job, kind=kind, name=name, values=values or {}, **more)
-
-
-def decoded(speedup: float, p10: float, p90: float, k: int = 3) -> Row:
-    values = {"decode_tokens_per_s": 50.0, "speedup": speedup, "speedup_p10": p10, "speedup_p90": p90}
-    return row("30_decode", "decode", f"spec-{k}", values)
-
-
-def page_of(folder: Path, rows: list[Row], parameters: dict[str, dict[str, Any]] | None = None) -> tuple[str, str]:
-    """Sentence and page text of a finished night with these rows; `parameters` by job."""
-    run, record = folder / "reports" / "r", environment.collect()
-    ids = list(dict.fromkeys(one.job for one in rows))
-    for job in ids:
-        with RowWriter(run / "jobs" / job / "rows.jsonl") as writer:
-            for one in rows:
-                if one.job == job:
-                    writer.write(one)
-        outcome = {"status": "finished", "seconds": 1.0, "passed": True, "error": None, "cell": None, "traceback": None}
-        content = {"id": job, "hash": "h", "parameters": (parameters or {}).get(job, {}), "outcome": outcome}
-        (run / "jobs" / job / JOB_FILE).write_text(json.dumps(content), encoding="utf-8")
-    plan = {
-        "run": "r", "started_at": SHARED["recorded_at"], "argv": [], "config_hash": "c", "pair": {"pair": "shipped"},
-        "fingerprint": record.fingerprint, "strict_undecided": False, "gate_required": True, "gates": [],
-        "jobs": [{"id": job, "notebook": job, "hash": "h", "reads_run": False} for job in ids],
-    }  # fmt: skip
-    (run / RUN_FILE).write_text(json.dumps(plan), encoding="utf-8")
-    (run / ENVIRONMENT_FILE).write_text(record.model_dump_json(), encoding="utf-8")
-    summary = conclude(run, now="2026-11-21T10:05:00+00:00")
-    (run / SUMMARY_FILE).write_text(json.dumps(summary), encoding="utf-8")
-    return summary["sentence"], render(run).read_text(encoding="utf-8")
 
 
 def section(text: str, job: str) -> str:

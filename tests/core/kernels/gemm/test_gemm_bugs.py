@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from faulty_emulator import faulty
 from gemm_examples import STORE, example
 
 from eagle3core.kernels import proof
@@ -13,11 +14,6 @@ from eagle3core.kernels.emulator.machine import EmulationError
 from eagle3core.kernels.gemm.card import CARD, gemm_launches
 
 TILE = {"kernel": "tile", "x_tiles": 2, "w_tiles": 2, "warps_x": 2, "warps_w": 1, "units": 1, "stages": 3}
-
-
-def faulty(**replaced):
-    """The emulator's instruction set with some names replaced."""
-    return SimpleNamespace(**{n: v for n, v in vars(emulator).items() if n[0] != "_"} | replaced)
 
 
 def shallow_waits():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from faulty_emulator import faulty
 from rings import slow_from
 
 from eagle3core.errors import KernelLimit
@@ -120,11 +121,6 @@ def test_a_row_has_the_same_bits_alone_in_company_and_in_the_kernels_of_many_row
 
 
 # ---- planted bugs
-
-
-def faulty(**replaced):
-    """The emulator's instruction set with some names replaced."""
-    return SimpleNamespace(**{n: v for n, v in vars(emulator).items() if n[0] != "_"} | replaced)
 
 
 def no_wait():

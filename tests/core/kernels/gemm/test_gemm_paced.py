@@ -5,9 +5,10 @@ from random import Random
 
 import pytest
 import torch
+from faulty_emulator import faulty
 from planted_sources import rebuilt
 from rings import seeds, slow_from
-from test_gemm_bulk import BULK, RING, STORE, example, faulty, run
+from test_gemm_bulk import BULK, RING, STORE, example, run
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels import proof

@@ -1,12 +1,12 @@
 """Warpgroups that hold their totals, in blocks that stay: the same bits, where it is possible, and without spills."""
 
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
+from faulty_emulator import faulty
 from rings import exhaustive_but
-from test_gemm_group import RING_BUGS
+from warpgroup_products import RING, RING_BUGS
 
 from eagle3core.errors import KernelLimit
 from eagle3core.kernels import proof
@@ -28,7 +28,6 @@ from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest
 
 CASE = {"kind": "store", "m": 41, "n": 80, "k": 272, "dtype": "bf16", "packed": True}
 HELD = {"kernel": "group", "x_tiles": 3, "w_tiles": 4, "units": 1, "stages": 5, "split": 1, "held": True}
-RING = {"kernel": "ring", "x_tiles": 1, "w_tiles": 1, "units": 1, "stages": 3, "split": 1}
 QKV = {"kind": "qkv", "m": 27, "k": 272, "q_heads": 3, "kv_heads": 1, "head_dim": 32, "block": 16, "norm": True}
 
 
@@ -78,7 +77,7 @@ def without(name, barriers):
     def act(barrier, *operands):
         return None if barrier in barriers else getattr(emulator, name)(barrier, *operands)
 
-    return SimpleNamespace(**{n: v for n, v in vars(emulator).items() if n[0] != "_"} | {name: act})
+    return faulty(**{name: act})
 
 
 @pytest.mark.emulated
@@ -115,12 +114,10 @@ def test_a_stage_that_is_left_with_products_under_way_or_never_is_found():
     """Of two units a stage the products of the last stay under way while the next stage's first are asked for."""
     inputs, setting = example(CASE), {**HELD, "resident": 2, "stages": 2, "units": 2}
     launches = gemm_launches("sm_90a", CASE, inputs, CARD.outputs(CASE, inputs), **setting)
-    hasty = SimpleNamespace(**{n: v for n, v in vars(emulator).items() if n[0] != "_"})
-    hasty.GROUP_WAIT = emulator.GROUP_WAIT[3:] * 4
+    hasty = faulty(GROUP_WAIT=emulator.GROUP_WAIT[3:] * 4)
     with pytest.raises(EmulationError, match=r"overwritten while a product|overwrites shared"):
         emulator.execute(launches, isa=hasty)
-    staying = SimpleNamespace(**{n: v for n, v in vars(emulator).items() if n[0] != "_"})
-    staying.mbarrier_arrive_below = lambda barrier, index, end: None
+    staying = faulty(mbarrier_arrive_below=lambda barrier, index, end: None)
     with pytest.raises(EmulationError, match="deadlock"):
         emulator.execute(launches, isa=staying)
 
@@ -152,8 +149,7 @@ def test_a_block_has_the_registers_it_asks_for_and_none_more(w_tiles):
         "sm_90a", case, inputs, CARD.outputs(case, inputs), **{**HELD, "x_tiles": 1, "w_tiles": w_tiles, "stages": 2}
     )
     emulator.execute(launches)
-    names = {n: v for n, v in vars(emulator).items() if n[0] != "_"}
-    greedy = SimpleNamespace(**names | {"more_registers": lambda n: emulator.more_registers(n + 8)})
+    greedy = faulty(more_registers=lambda n: emulator.more_registers(n + 8))
     with pytest.raises(EmulationError, match="deadlock"):
         emulator.execute(launches, isa=greedy)
 

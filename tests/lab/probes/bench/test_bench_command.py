@@ -1,4 +1,4 @@
-"""The bench: floors as counted by hand, peers that decode the same tokens, rows that say what is missing and why."""
+"""The bench: peers that decode the same tokens, rows that say what is missing and why, and what is asked of it."""
 
 from __future__ import annotations
 
@@ -9,28 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+from small_bench import SCENARIO, K, rows_by_name
 
 from lab import cli
 from lab.errors import ExperimentError
 from lab.options.bench import BenchOptions, PlantedOptions
 from lab.options.values import Point, read_depths, read_points
-from lab.pairs.planted import GEOMETRIES, PlantedPair, share_for_length
+from lab.pairs.planted import GEOMETRIES
 from lab.probes.bench import command, dial, memory
 from lab.probes.bench import run as bench_run
 from lab.probes.bench.record import record_of
 from lab.probes.bench.results import agreement, line_of, wrong_tokens
 from lab.probes.bench.run import Bench
-from lab.probes.bench.scenario import Scenario
 from lab.rows.history import metrics_of
 from lab.rows.store import Row, read_rows
 
 pytestmark = pytest.mark.reference
-
-K = 3
-SCENARIO = Scenario(
-    geometry="nano", pair="planted", points=(Point(20, 2),), ks=(0, K), share=0.8, tokens=24, rounds=2, warmup=0,
-    dtype="float32",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,73 +36,6 @@ def _one_thread() -> None:
 def rows() -> list[Row]:
     """One bench over a point, both depths, all peers."""
     return Bench(SCENARIO, tell=lambda _: None).run().rows
-
-
-@pytest.fixture(scope="module")
-def nano() -> PlantedPair:
-    """Three tokens a step at three drafts."""
-    return PlantedPair("nano", share=share_for_length(3.0, K), dtype=torch.float32)
-
-
-def by_name(rows: list[Row]) -> dict[str, Row]:
-    return {row.name: row for row in rows}
-
-
-# -- floors
-
-
-def test_a_draft_in_fp8_commits_the_planted_tokens_and_is_a_series_of_its_own(rows: list[Row]) -> None:
-    scenario = replace(SCENARIO, draft_weights="fp8", peers=(), rounds=1)
-    bench = Bench(scenario, tell=lambda _: None)
-    plain, speculative = bench.run().rows
-    assert "draft_weights" not in plain.parameters
-    assert speculative.parameters["draft_weights"] == "fp8"
-    assert not wrong_tokens(speculative.values)
-    usual = by_name(rows)[speculative.name]
-    assert "draft_weights" not in usual.parameters
-    assert speculative.number("acceptance_length") == usual.number("acceptance_length")
-    assert speculative.number("step_over_base_bound") < usual.number("step_over_base_bound")
-    geometry = GEOMETRIES["nano"]
-    at = {"ks": (0, K), "batch": 1, "session_len": 64, "itemsize": 4, "device": torch.device("cpu")}
-    whole, half = (
-        memory.plan(geometry.target, geometry.draft, **at, n_peers=1, draft_weights=weights)
-        for weights in ("as_stored", "fp8")
-    )
-    assert half.weight_bytes < whole.weight_bytes
-    assert half.peer_bytes == whole.peer_bytes, "a peer's copy is as stored"
-
-
-def floor_bytes(row: Row) -> float:
-    """What a floor's time is of, which no ceiling measured beside it moves."""
-    milliseconds, rate = row.number("floor_ms"), row.number("ceiling_gb_per_s")
-    assert milliseconds is not None
-    assert rate is not None
-    return milliseconds * rate
-
-
-def test_caches_in_fp8_are_the_engines_and_a_series_of_their_own(rows: list[Row]) -> None:
-    scenario = replace(SCENARIO, cache_dtype="fp8", draft_cache_dtype="fp8", peers=(), rounds=1)
-    plain, speculative = Bench(scenario, tell=lambda _: None).run().rows
-    assert (plain.parameters["cache_dtype"], speculative.parameters["draft_cache_dtype"]) == ("fp8", "fp8")
-    assert "draft_cache_dtype" not in plain.parameters
-    assert not wrong_tokens(plain.values)
-    assert not wrong_tokens(speculative.values)
-    assert floor_bytes(plain) < floor_bytes(by_name(rows)[plain.name])
-    assert not {"cache_dtype", "draft_cache_dtype"} & set(by_name(rows)[plain.name].parameters)
-    geometry = GEOMETRIES["nano"]
-    at = {"ks": (0, K), "batch": 1, "session_len": 64, "itemsize": 4, "device": torch.device("cpu"), "n_peers": 1}
-    whole, quarter = (memory.plan(geometry.target, geometry.draft, **at, **each) for each in ({}, scenario.caches))
-    assert (4 * quarter.kv_bytes, quarter.peer_bytes) == (whole.kv_bytes, whole.peer_bytes)
-
-
-def test_a_target_in_fp8_commits_the_planted_tokens_and_its_rows_are_series_of_their_own(rows: list[Row]) -> None:
-    bench = Bench(replace(SCENARIO, target_weights="fp8", peers=(), rounds=1), tell=lambda _: None)
-    for row in bench.run().rows:
-        assert row.parameters["target_weights"] == "fp8"
-        assert not wrong_tokens(row.values)
-        usual = by_name(rows)[row.name]
-        assert "target_weights" not in usual.parameters
-        assert floor_bytes(row) < floor_bytes(usual)
 
 
 def test_a_bench_writes_a_row_for_every_depth_and_every_peer(rows: list[Row]) -> None:
@@ -128,7 +55,7 @@ def test_a_bench_writes_a_row_for_every_depth_and_every_peer(rows: list[Row]) ->
 
 
 def test_the_record_has_the_blocks_of_a_benchmark_and_none_about_speculation_for_the_baseline(rows: list[Row]) -> None:
-    found = by_name(rows)
+    found = rows_by_name(rows)
     base = record_of(found["Baseline_Batch2_Context20"])
     spec = record_of(found["Speculative_Batch2_Context20_3tokens"])
     assert "eagle_speculation" not in base
@@ -156,15 +83,15 @@ def test_the_record_has_the_blocks_of_a_benchmark_and_none_about_speculation_for
 
 
 def test_a_row_holds_its_floor_its_bound_its_stages_and_its_peers(rows: list[Row]) -> None:
-    values = by_name(rows)["Speculative_Batch2_Context20_3tokens"].values
-    base = by_name(rows)["Baseline_Batch2_Context20"].values
+    values = rows_by_name(rows)["Speculative_Batch2_Context20_3tokens"].values
+    base = rows_by_name(rows)["Baseline_Batch2_Context20"].values
     assert values["share_of_floor"] == pytest.approx(values["floor_ms"] / values["step_ms_median"])  # type: ignore[operator]
     ratios = zip(values["step_ms_samples"], base["step_ms_samples"], strict=True)  # type: ignore[arg-type]
     assert values["step_over_base_samples"] == pytest.approx([ours / plain for ours, plain in ratios])
     assert values["step_over_base_bound"] > 1  # type: ignore[operator]
     assert values["over_plain-torch"] > 0  # type: ignore[operator]
     assert "over_hf-static" in base
-    peer = by_name(rows)["Speculative_Batch2_Context20_3tokens/plain-torch"].values
+    peer = rows_by_name(rows)["Speculative_Batch2_Context20_3tokens/plain-torch"].values
     a_second = 2 * peer["tokens_per_step"] / peer["step_ms_median"] * 1e3  # type: ignore[operator]
     assert peer["decode_tokens_per_s"] == pytest.approx(a_second), "of two sequences"
     assert values["is_complete"] is True
@@ -172,7 +99,7 @@ def test_a_row_holds_its_floor_its_bound_its_stages_and_its_peers(rows: list[Row
     stages = {name for name in values if name.startswith("stage_ms.")}
     assert {"stage_ms.draft.fc", "stage_ms.target.attn", "stage_ms.accept"} <= stages
     assert "stage_ms.draft.fc" not in base
-    compared = {metric.name for metric in metrics_of(by_name(rows)["Speculative_Batch2_Context20_3tokens"])}
+    compared = {metric.name for metric in metrics_of(rows_by_name(rows)["Speculative_Batch2_Context20_3tokens"])}
     assert {"decode_tokens_per_s", "speedup", "acceptance_length"} <= compared
     assert not any(name.startswith(("latency", "scenario", "step_ms")) for name in compared)
 

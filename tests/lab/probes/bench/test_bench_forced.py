@@ -7,23 +7,16 @@ from typing import Any
 
 import pytest
 import torch
+from small_bench import SCENARIO
 
 from lab.errors import ExperimentError
 from lab.options.bench import BenchOptions
-from lab.options.values import Point
 from lab.probes.bench import command, view
 from lab.probes.bench.record import record_of
 from lab.probes.bench.results import line_of, wrong_tokens
 from lab.probes.bench.run import Bench
-from lab.probes.bench.scenario import Scenario
 
 pytestmark = pytest.mark.reference
-
-K = 3
-SCENARIO = Scenario(
-    geometry="nano", pair="planted", points=(Point(20, 2),), ks=(0, K), share=0.8, tokens=24, rounds=2, warmup=0,
-    dtype="float32",
-)  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
