@@ -30,7 +30,7 @@ E4M3 = torch.float8_e4m3fn  # of weights, or of a cache: a byte a value, and a s
 ARCH_BY_MAJOR = {8: "sm_80", 9: "sm_90a", 10: "sm_100", 12: "sm_120"}
 PLAIN_TORCH = "run in plain torch: device='cpu', or weights that are not packed"  # the remedy where kernels end
 
-Role = Literal["const", "in", "out", "inout", "i32", "i64", "f32"]
+Role = Literal["const", "in", "out", "inout", "counter", "i32", "i64", "f32"]
 Value = Tensor | int | float | None
 
 
@@ -60,7 +60,9 @@ class Parameter:
     Attributes:
         name: its name in the kernel.
         role: `const` the address of data that no kernel of a step writes (it may be read before the kernel before has
-            finished); `in`, `out`, `inout` addresses of data read, written, both; `i32`, `i64`, `f32` plain numbers.
+            finished); `in`, `out`, `inout` addresses of data read, written, both; `counter` of words that blocks count
+            at, all of them before they let the next kernel start, so that launches which overlap count one after the
+            other; `i32`, `i64`, `f32` plain numbers.
     """
 
     name: str
@@ -68,7 +70,7 @@ class Parameter:
 
     @property
     def is_address(self) -> bool:
-        return self.role in ("const", "in", "out", "inout")
+        return self.role in ("const", "in", "out", "inout", "counter")
 
     @property
     def kind(self) -> str:

@@ -52,8 +52,11 @@ def expert_lists(act: Activations, n: int) -> Lists | None:
     if rows.lists is None:
         return None
     k, n_experts = rows.chosen.shape[1], rows.logits.shape[1]
-    norms, groups, places, _ = rows.lists
-    return Lists(norms[:n], groups[: 1 + n * k], places[: n * k], 8 * x_tiles_for(n, k, n_experts))
+    lists = rows.lists
+    return lists._replace(
+        norms=lists.norms[:n], groups=lists.groups[: 1 + n * k], places=lists.places[: n * k],
+        group_rows=8 * x_tiles_for(n, k, n_experts),
+    )  # fmt: skip
 
 
 def _experts_of(act: Activations) -> ExpertRows:

@@ -42,6 +42,7 @@ class Lane:
     is_ready: bool = True
     is_done: bool = False
     has_waited: bool = False
+    lets_next_start: bool = False
     request: tuple[Any, ...] = ()
     answer: Any = None
     groups: list[list[tuple[int, int, int]]] = field(default_factory=list)

@@ -156,9 +156,13 @@ def _operands(launch: Launch) -> tuple[list[Any], list[Region]]:
             start = value.data_ptr()  # type: ignore[union-attr]
             end = start + value.nbytes  # type: ignore[union-attr]
             arguments.append(start)
+            role = parameter.role
             regions.append(
-                Region(parameter.name, start, end, parameter.role == "const", parameter.role in ("out", "inout"))
-            )
+                Region(
+                    parameter.name, start, end, role in ("const", "counter"), role in ("out", "inout", "counter"),
+                    role == "counter",
+                )
+            )  # fmt: skip
     return arguments, regions
 
 
@@ -247,6 +251,23 @@ def atomic_add_i32(address: int, value: int) -> int:
     return before
 
 
+def atomic_inc_i32(address: int, last: int) -> int:
+    before: int = load_u32(address)
+    store_u32(address, 0 if before >= last else before + 1)
+    return before
+
+
+def atomic_exchange_i32(address: int, value: int) -> int:
+    before: int = load_u32(address)
+    store_u32(address, value)
+    return before
+
+
+def processor() -> int:
+    """Where a block is nobody may rely on: here three blocks in a row share a processor."""
+    return int(lane().block.index[0]) // 3
+
+
 def count_round(address: int, last: int) -> None:
     before: int = load_u32(address)
     store_u32(address, 0 if before >= last else before + 1)
@@ -261,7 +282,8 @@ def wait_previous() -> None:
     lane().has_waited = True
 
 
-def let_next_start() -> None: ...
+def let_next_start() -> None:
+    lane().lets_next_start = True
 
 
 MMA = {"bf16": mma_bf16, "f16": mma_f16}

@@ -97,7 +97,10 @@ class Machine:
             region = self._holding(address, n_bytes, writes=writes)
         if writes and not region.is_writable:
             raise EmulationError(f"{region.name} is written, but it is not an output")
-        if self.is_dependent and not self.current.has_waited and (writes or not region.is_early):
+        if region.is_counter:
+            if self.current.lets_next_start:
+                raise EmulationError(f"{region.name} is counted at after let_next_start")
+        elif self.is_dependent and not self.current.has_waited and (writes or not region.is_early):
             raise EmulationError(f"{region.name} is touched before wait_previous")
         return region
 

@@ -25,6 +25,7 @@ class Region(NamedTuple):
     end: int
     is_early: bool  # readable before `wait_previous`
     is_writable: bool
+    is_counter: bool = False  # all blocks count there, before they let the next kernel start
 
 
 class Stamp(NamedTuple):

@@ -37,6 +37,7 @@ from eagle3core.kernels.experts.mxfp4 import BIAS
 from eagle3core.kernels.experts.route import choice_faults, chosen_of
 from eagle3core.kernels.experts.routing.lists import Lists, Routed, lists_of
 from eagle3core.kernels.experts.routing.lone import Choice
+from eagle3core.kernels.experts.seats import new_seats
 from eagle3core.kernels.experts.total import expert_sum, total_variant
 from eagle3core.kernels.gemm.fp8.blocks import blocks_of
 from eagle3core.kernels.isa.by_row import alone, count
@@ -148,7 +149,8 @@ def _x_tiles(case: Case, setting: Mapping[str, Any]) -> int:
 def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors, **setting: Any) -> Sequence[Launch]:
     up, down = _maps(case, inputs)
     rows, chosen = 8 * _x_tiles(case, setting), chosen_of(inputs["logits"], case["chosen"]).int()
-    lists = Lists(inputs["norms"], *lists_of(chosen, rows), rows)
+    seats = new_seats(inputs["x"].device, setting.get("processors"))
+    lists = Lists(inputs["norms"], *lists_of(chosen, rows), seats, rows)
     routed = Routed(inputs["logits"], outputs.get("chosen", chosen), outputs.get("chosen_shares", inputs["shares"]))
     inner, parts = outputs["inner"], outputs["parts"]
     others = {name: outputs[name] for name in ("y", "scaled", "sums")}
@@ -275,7 +277,7 @@ CARD = Card(
         "stage_steps": "steps of a stage",
         "stages": "ring depth",
         "blocks": "blocks that walk",
-        "processors": "how many of them come to different processors",
+        "processors": "that have seats for them",
     },
     alone=alone("m", "x", "norms", "logits", "shares", "residual"),
     row_of=_row_of,

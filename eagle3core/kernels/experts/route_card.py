@@ -17,6 +17,7 @@ from eagle3core.kernels.experts.routing.choose import choose_variant
 from eagle3core.kernels.experts.routing.launcher import route
 from eagle3core.kernels.experts.routing.lists import Lists, lists_of
 from eagle3core.kernels.experts.routing.score import score_variant
+from eagle3core.kernels.experts.seats import new_seats
 from eagle3core.kernels.gemm.reference import EPS
 from eagle3core.kernels.isa.by_row import alone, count
 from eagle3core.kernels.layer.embedding import partial_squares_reference
@@ -61,7 +62,8 @@ def _group_rows(case: Case) -> int:
 def _launches(arch: str, case: Case, inputs: Tensors, outputs: Tensors) -> Sequence[Launch]:
     left = _choice(case["m"], case["chosen"], inputs["x"].device) | outputs
     out = Routed(left["logits"], left["chosen"], left["shares"])
-    lists = Lists(left["norms"], left["groups"], left["places"], _group_rows(case))
+    seats = new_seats(inputs["x"].device)
+    lists = Lists(left["norms"], left["groups"], left["places"], seats, _group_rows(case))
     return route(arch, out=out, eps=EPS, is_normalised=case["normalised"], lists=lists, **inputs)
 
 

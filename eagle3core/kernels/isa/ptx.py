@@ -209,11 +209,19 @@ ballot = instruction(
 )
 
 # ---- order between blocks and kernels
+processor = instruction("processor", "mov.u32 $0, %smid;", [i32], volatile=True)  # the block's multiprocessor, from 0
 named_barrier = instruction("named_barrier", "bar.sync $0, $1;", takes=[i32, i32], memory=True, convergent=True)
 named_arrive = instruction("named_arrive", "bar.arrive $0, $1;", takes=[i32, i32], memory=True, convergent=True)
 fence_gpu = instruction("fence_gpu", "fence.acq_rel.gpu;", memory=True)
 atomic_add_i32 = instruction(
     "atomic_add_i32", "atom.acq_rel.gpu.global.add.u32 $0, [$1], $2;", [i32], [i64, i32], memory=True
+)
+# What was there: one more comes after it, or 0 after `$2`; or `$2`. For words that nothing else is ordered by.
+atomic_inc_i32 = instruction(
+    "atomic_inc_i32", "atom.relaxed.gpu.global.inc.u32 $0, [$1], $2;", [i32], [i64, i32], memory=True
+)
+atomic_exchange_i32 = instruction(
+    "atomic_exchange_i32", "atom.relaxed.gpu.global.exch.b32 $0, [$1], $2;", [i32], [i64, i32], memory=True
 )
 # One more at `$0`, or 0 again after `$1`. It gives nothing back, so nobody waits for it to arrive.
 count_round = instruction("count_round", "red.release.gpu.global.inc.u32 [$0], $1;", takes=[i64, i32], memory=True)

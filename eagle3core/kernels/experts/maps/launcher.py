@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from eagle3core.kernels.experts.maps.walk import make_walk
 from eagle3core.kernels.experts.matrices import Matrices, OrderedMatrices
 from eagle3core.kernels.experts.routing.lists import Lists, Routed
 from eagle3core.kernels.experts.routing.lone import Choice, choice_of
-from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS
+from eagle3core.kernels.experts.seats import seated, seats_for
 
 _REGISTERS_SM, _MOST_REGISTERS = 65536, 255  # of a multiprocessor; of a thread, to whom they are given by eights
 
@@ -35,14 +34,14 @@ def walk_parameters(early: bool) -> tuple[Parameter, ...]:
     """The kernel's parameters.
 
     x `[rows, k]`, w, bias and scales (fp32, of e4m3) of `OrderedMatrices`, norms `[n]` fp32; groups and places
-    of `Lists`, or a row's logits to choose by, and where choice and shares are left; units of k, tiles of an expert's
-    matrix, chosen: places of one row of x, width of y; processors: a divisor of the grid, so many blocks come to
-    different ones. `early`: the lists, or logits, were written before the kernel before this one began.
+    of `Lists`, or a row's logits to choose by, and where choice and shares are left; seats and processors of
+    `seats.seats_for`; units of k, tiles of an expert's matrix, chosen: places of one row of x, width of y. `early`: the
+    lists, or logits, were written before the kernel before this one began.
     """
     role = "const" if early else "in"
     return parameters(
         f"x:in w:const bias:const scales:const norms:in given:{role} places:{role} logits:{role} ids:out "
-        "shares:out y:out units:i32 tiles:i32 chosen:i32 width:i32 processors:i32"
+        "shares:out y:out seats:counter units:i32 tiles:i32 chosen:i32 width:i32 processors:i32"
     )
 
 
@@ -82,7 +81,7 @@ def expert_gate_up(
     """What `feed.expert_gate_up_meaning` says; 1 / rms of the rows is read of `lists`.
 
     Of one row it chooses the experts as well (`routing.lone`), by the logits, and leaves choice and shares.
-    `setting`: neutral parameters in place of the chosen ones: fields of `form.Cut`, "blocks" and "processors".
+    `setting`: neutral parameters in place of the chosen ones: fields of `form.Cut`, and "blocks".
 
     Raises:
         KernelLimit: see `_launch`.
@@ -120,8 +119,8 @@ def _launch(
     if maps.form == "mxfp4" and x.dtype != torch.bfloat16:
         raise KernelLimit(f"experts in MXFP4 and rows in {x.dtype}", "bf16, which holds all their values", PLAIN_TORCH)
     n_experts, tiles, units = maps.data.shape[:3]
-    own = {name: value for name, value in setting.items() if name != "x_tiles"}  # those of the lists
-    blocks, processors = own.pop("blocks", None), own.pop("processors", _multiprocessors(x.device))
+    own = {name: value for name, value in setting.items() if name not in ("x_tiles", "processors")}  # of the lists
+    blocks = own.pop("blocks", None)
     has_bias = maps.bias is not None
     (rows, n_chosen), choice = routed.chosen.shape, choice_of(routed, is_normalised)
     cut = form_for(maps.form, units * UNIT, lists.group_rows // 8, own, is_lone=choice is not None)
@@ -130,7 +129,7 @@ def _launch(
         raise KernelLimit(f"{cut.w_tiles} tiles of {tiles} at once", "a divisor", "pass no setting")
     n_groups = min(rows * n_chosen, n_experts + rows * n_chosen // lists.group_rows)
     most = n_groups * (tiles // cut.w_tiles)
-    grid = min(blocks or processors * variant.blocks_per_sm, most)
+    grid = min(blocks or seated(lists.seats) * variant.blocks_per_sm, most)
     if most * grid >= 1 << 31:
         raise KernelLimit(f"{most} tiles for {grid} blocks", "a product below 2^31", "a smaller prefill_chunk")
     by: dict[str, Any] = dict.fromkeys(("given", "places", "logits", "ids", "shares"))
@@ -138,10 +137,10 @@ def _launch(
         by |= {"given": lists.groups, "places": lists.places}
     else:
         by |= {"logits": routed.logits} | ({"ids": routed.chosen, "shares": routed.shares} if gate else {})
+    seats, processors = seats_for(lists.seats, grid)
     return variant.launch(
-        (grid,), x=x, w=maps.data, bias=maps.bias, scales=maps.scales, norms=lists.norms, **by, y=y, units=units,
-        tiles=tiles, chosen=chosen, width=tiles * TILE // (2 if gate else 1),
-        processors=processors if grid % processors == 0 else grid,
+        (grid,), x=x, w=maps.data, bias=maps.bias, scales=maps.scales, norms=lists.norms, **by, y=y, seats=seats,
+        units=units, tiles=tiles, chosen=chosen, width=tiles * TILE // (2 if gate else 1), processors=processors,
     )  # fmt: skip
 
 
@@ -152,10 +151,3 @@ def walk_bytes(values: Mapping[str, Any]) -> int:
     matrices = sum(int(values[name].nbytes) for name in ("w", "bias", "scales") if values[name] is not None)
     places = 4 * int(n) * int(k)
     return round(share * matrices) + sum(int(values[name].nbytes) for name in ("x", "y")) + places
-
-
-@cache
-def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return MULTIPROCESSORS
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

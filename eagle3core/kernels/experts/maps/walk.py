@@ -1,10 +1,10 @@
 """Kernel of the experts' maps: blocks walk over tiles of the experts that some row has chosen, and read each once.
 
 What there is to do is known on the device alone: groups of rows of an expert, in ascending order, as `lists` leaves
-them. All tiles of all groups are shared out evenly, each block a run of neighbours, so the matrices stream by in one
-piece and the rows of a group stay in the first-level cache. The four warps of a block divide k. Each has a ring of
-stages that one bulk copy fills, and that runs on into the block's next tile while sums of this one meet: memory never
-waits for a tile to end. x goes straight into registers, one step ahead.
+them. All tiles of all groups are shared out evenly, each block a run of neighbours by its seat (`seats`), so the
+matrices stream by in one piece and the rows of a group stay in the first-level cache. The four warps of a block divide
+k. Each has a ring of stages that one bulk copy fills, and that runs on into the block's next tile while sums of this
+one meet: memory never waits for a tile to end. x goes straight into registers, one step ahead.
 
 With two places for sums no warp waits for the others where a tile ends: it leaves its sums, says so, and finishes the
 tile after its products of the next one, when the others have long left theirs; streams are of unequal length. What that
@@ -31,6 +31,7 @@ from eagle3core.kernels.experts.maps.steps import make_copies, make_steps, make_
 from eagle3core.kernels.experts.maps.sums import make_sums
 from eagle3core.kernels.experts.routing.lone import Choice, make_groups
 from eagle3core.kernels.experts.routing.pick import words_of
+from eagle3core.kernels.experts.seats import make_take_seat
 from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
 
 
@@ -98,6 +99,7 @@ def make_walk(
     )  # fmt: skip
     look_up_row, fetch_own = make_look_up_row(isa, gate, place_of), make_fetch_own(isa, has_bias, form == FP8)
     finish = make_finish(isa, dtype, gate, form == FP8)
+    take_seat = make_take_seat(isa)
     leave_sums, sum_of = make_sums(isa, x_tiles=x_tiles, w_tiles=w_tiles)
 
     def load_places(own_places: Any, info: Any, places: Any, g: Any) -> None:
@@ -155,7 +157,7 @@ def make_walk(
 
     def expert_map(
         x: Any, w: Any, bias: Any, scales: Any, norms: Any, given: Any, places: Any, logits: Any, ids: Any,
-        shares: Any, y: Any, units: Any, tiles: Any, chosen: Any, width: Any, processors: Any,
+        shares: Any, y: Any, seats: Any, units: Any, tiles: Any, chosen: Any, width: Any, processors: Any,
     ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), isa.shuffle_i32(i32(tid >> 5), 0)  # one number for all lanes, as far as is known
@@ -175,9 +177,7 @@ def make_walk(
                 isa.mbarrier_fence_init()
         cuda.syncwarp()
         columns = i32(tiles // w_tiles)
-        # Blocks come to processors in turn; those of one get neighbouring runs, so that their lengths even out.
-        blocks, turn = i32(cuda.gridDim.x), isa.quotient(i32(cuda.blockIdx.x), processors)
-        block = i32((cuda.blockIdx.x - turn * processors) * isa.quotient(blocks, processors) + turn)
+        blocks, run = i32(cuda.gridDim.x), take_seat(seats, processors, i32(base + sums_at), tid)
         if overlap:
             # The next kernel may read the lists of work before it waits; here they are waited for before it starts.
             if not early:
@@ -186,8 +186,8 @@ def make_walk(
         values = cuda.local.array(n_logits, f32)
         n_groups, work, taken, top = find(given, values, logits, i32(base + sums_at), warp, lane)
         total = i32(n_groups * columns)
-        begin = isa.quotient(i32(block * total), blocks)
-        left = i32(isa.quotient(i32((block + 1) * total), blocks) - begin)
+        begin = isa.quotient(i32(run * total), blocks)
+        left = i32(isa.quotient(i32((run + 1) * total), blocks) - begin)
         group = isa.quotient(begin, columns)
         column = i32(begin - group * columns)
         # The first group's rows are asked for before copies of its expert begin, and found when those are under way.

@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from eagle3core.kernels.experts.seats import new_seats
+
 
 class Routed(NamedTuple):
     """What the router leaves: `logits: [n, X]`, `chosen: [n, k]` int32 ascending, `shares: [n, k]` of the sum.
@@ -30,12 +32,14 @@ class Lists(NamedTuple):
         norms: `[n]` fp32, 1 / rms of the rows.
         groups: `[1 + n k, 4]` int32: how many groups there are, then (expert, first place, rows) of each, experts
             ascending. places: `[n k]` int32, row * k + which of its experts, by expert and row.
+        seats: where blocks of the maps count, see `seats`.
         group_rows: rows of a group at most, a power of two.
     """
 
     norms: Tensor
     groups: Tensor
     places: Tensor
+    seats: Tensor
     group_rows: int
 
 
@@ -58,4 +62,4 @@ def new_lists(n: int, n_chosen: int, device: torch.device) -> Lists:
     """Room for the lists of up to n rows; each pass has groups of its own size (`group_rows` is 1 here)."""
     groups = torch.zeros(1 + n * n_chosen, 4, dtype=torch.int32, device=device)
     places = torch.zeros(n * n_chosen, dtype=torch.int32, device=device)
-    return Lists(torch.zeros(n, dtype=torch.float32, device=device), groups, places, 1)
+    return Lists(torch.zeros(n, dtype=torch.float32, device=device), groups, places, new_seats(device), 1)
