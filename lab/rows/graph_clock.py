@@ -17,12 +17,12 @@ import torch
 
 from lab.rows.clock import Timing
 
-METHOD = 1
+METHOD = 2
 TIMER = f"cuda_graph/{METHOD}"  # named in rows: times of another are not compared
 
 REPLAYS = 11
 _LEAST_CALLS = 8
-_WARM_S = 0.05  # an idle GPU takes some milliseconds of work to reach its clocks
+_WARM_S = 0.2  # the first 70 ms of work after a pause may take 7% longer a call than all that follows (docs/log.md)
 
 
 @dataclass
