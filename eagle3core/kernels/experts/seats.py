@@ -1,11 +1,10 @@
 """Which run of tiles a block walks: a seat of the processor that it is on.
 
 Blocks that start early go where room comes free first, and not in turn, so which of them share a processor is not known
-beforehand; were runs given out by the block's number, some processors would have a fifth more tiles than others, and
-from one replay of a graph to the next the same ones (docs/log.md). So a processor has as many seats as blocks that it
-holds, their runs are neighbours, and a block takes the next seat of its own. Where a processor has more blocks than
-seats, as under a tool that holds others back, a block takes the next free seat of any: each run is walked once,
-wherever blocks are.
+beforehand; were runs given out by the number of a block, some processors would have a fifth more tiles than others
+(docs/log.md). So a processor has as many seats as blocks that it holds, their runs are neighbours, and a block takes
+the next seat of its own. Where a processor has more blocks than seats, as under a tool that holds others back, a block
+takes the next free seat of any: each run is walked once, wherever blocks are.
 
 Who takes a seat marks it, every other launch with 1 and those between with 0, so nothing is ever cleared; that all
 marks of a launch are made before the next one begins is what `card.Parameter` says of a counter. Source: derived here.
