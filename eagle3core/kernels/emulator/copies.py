@@ -147,13 +147,22 @@ def mbarrier_wait(address: int, parity: int) -> None:
 mbarrier_poll = mbarrier_wait
 
 
+def looks_in_vain(lane: Lane, what: str) -> None:
+    """One more look at something that has not changed, of a block that does not wait.
+
+    Raises:
+        EmulationError: it has looked more than `MOST_LOOKS` times.
+    """
+    lane.block.n_looks += 1
+    if lane.block.n_looks > MOST_LOOKS:
+        raise EmulationError(f"deadlock: lane {lane.index} looks at {what} for ever")
+
+
 def mbarrier_is_over(address: int, parity: int) -> int:
     lane, barrier = current(), _mbarrier(address)
     _complete(barrier)
     if barrier.phase == parity:
-        lane.block.n_looks += 1
-        if lane.block.n_looks > MOST_LOOKS:
-            raise EmulationError(f"deadlock: lane {lane.index} looks at the barrier at {address} for ever")
+        looks_in_vain(lane, f"the barrier at {address}")
         lane.wait("until", address, lambda: True)  # the others go on meanwhile
         return 0
     lane.seen = _newest(barrier.seen, lane.seen)

@@ -27,6 +27,7 @@ from eagle3core.kernels.emulator.copies import (  # noqa: F401  part of the inst
     copy16_fill,
     copy_commit,
     fence_async_shared,
+    looks_in_vain,
     mbarrier_arrive,
     mbarrier_arrive_below,
     mbarrier_expect,
@@ -259,6 +260,8 @@ def atomic_inc_i32(address: int, last: int) -> int:
 
 def atomic_exchange_i32(address: int, value: int) -> int:
     before: int = load_u32(address)
+    if before == value:
+        looks_in_vain(lane(), f"the word at {address}")
     store_u32(address, value)
     return before
 

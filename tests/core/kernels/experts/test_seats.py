@@ -13,6 +13,7 @@ import torch
 from rings import seeds
 from torch import Tensor
 
+from eagle3core.kernels import proof, registry
 from eagle3core.kernels.card import Launch, Variant, parameters
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.emulator.machine_memory import EmulationError
@@ -31,6 +32,8 @@ def make_sit(isa: Any, *, late: bool = False) -> Any:
         if late:
             isa.let_next_start()
         run = take_seat(seats, processors, base, tid)
+        if tid == 31:
+            isa.shared_store_u32(base, i32(-1))  # the word is free again
         isa.let_next_start()
         isa.wait_previous()
         isa.store_u32(taken + (i64(isa.cuda.blockIdx.x) * 32 + tid) * 4, run)
@@ -107,6 +110,17 @@ def test_seats_lie_apart_by_the_blocks_of_a_launch() -> None:
 
 
 @pytest.mark.emulated
+def test_blocks_of_both_maps_take_seats() -> None:
+    card, case = registry()["experts"], {**registry()["experts"].cases[0], "m": 3}
+    inputs = card.example(case, proof.generator(0, CPU), CPU)
+    made = card.launches("sm_90a", case, inputs, card.outputs(case, inputs), blocks=4, processors=2)
+    for launch, mark in zip(made[:2], (1, 0), strict=True):
+        emulator.execute([launch])
+        assert launch.operands["processors"] == 2
+        assert launch.operands["seats"][3:7].tolist() == [mark] * 4
+
+
+@pytest.mark.emulated
 def test_a_block_that_counts_after_the_next_kernel_may_start_is_found() -> None:
     with pytest.raises(EmulationError, match="counted at after let_next_start"):
         launched(new_seats(CPU, 2), 4, emulator, late=True)
@@ -120,18 +134,10 @@ def test_without_marks_two_blocks_walk_one_run() -> None:
 
 @pytest.mark.emulated
 def test_without_a_count_of_launches_the_second_one_finds_no_seat() -> None:
-    looks = iter(range(20))
-
-    def exchange(address: int, value: int) -> int:
-        next(looks)
-        return emulator.atomic_exchange_i32(address, value)
-
-    isa = SimpleNamespace(
-        **{**vars(on(lambda: 0)), "atomic_inc_i32": lambda address, last: 0, "atomic_exchange_i32": exchange}
-    )
+    isa = SimpleNamespace(**{**vars(on(lambda: 0)), "atomic_inc_i32": lambda address, last: 0})
     seats = new_seats(CPU, 2)
     assert sorted(launched(seats, 4, isa)) == list(range(4))
-    with pytest.raises(StopIteration):
+    with pytest.raises(EmulationError, match=r"deadlock: lane 0 looks at the word at \d+ for ever"):
         launched(seats, 4, isa)
 
 
