@@ -73,7 +73,10 @@ def fp8_candidates(arch: str, rows: int, n_tiles: int, k: int, blocks: bool = Fa
     wide += [Tiling("group", low_block(rows), w_tiles, 2, 8) for w_tiles in (4, 8)] if rows > 16 and blocks else []
     if rows <= 8:
         found = [Tiling("bulk", 1, w, units, stages) for w, units, stages in (
-            (1, 8, 3), (1, 8, 4), (1, 8, 6), (1, 4, 8), (2, 8, 2), (2, 8, 3), (2, 8, 4))]  # fmt: skip
+            (1, 8, 2), (1, 8, 3), (1, 8, 4), (1, 8, 6), (1, 4, 4), (1, 4, 8), (2, 8, 2), (2, 8, 3), (2, 8, 4),
+        )]  # fmt: skip
+        found += [Tiling("bulk", 1, 1, units, stages, paced=paced) for units, stages, paced in (
+            (8, 4, 200), (8, 4, 400), (8, 6, 200), (8, 6, 400), (4, 8, 200))]  # fmt: skip
         found += [Tiling("bulk", 1, 2, 4, stages) for stages in (6, 8)] if blocks else []
         found += [Tiling("ring", 1, 1, 4, stages) for stages in (6, 8)]
     else:

@@ -45,6 +45,8 @@ def differing(case, setting, seed=6):
         ({"k": 96, "m": 11}, {"stages": 2, "paced": 300}),  # streams of another length, one without units
         (QKV, {"paced": 300}),
         ({"k": 512, "m": 14}, {"x_tiles": 2, "units": 2, "stages": 2, "paced": 300}),
+        ({"fp8": True, "k": 1024}, {"units": 4, "stages": 3, "paced": 300}),
+        ({"fp8": "blocks", "k": 1024, "kind": "residual"}, {"units": 4, "stages": 2, "paced": 300}),
     ],
 )
 def test_bits_equal_those_of_the_ring(case, setting):
