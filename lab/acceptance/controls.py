@@ -16,7 +16,8 @@ from typing import Any
 
 from eagle3core.lookup import LOOKUPS, Lookup
 from eagle3core.metrics import StepRecord
-from lab.acceptance.counts import DepthAcceptance, Interval, acceptance_interval, outside_loops
+from lab.acceptance.counts import DepthAcceptance, acceptance_interval, outside_loops
+from lab.acceptance.intervals import Interval
 from lab.acceptance.loops import looped_tokens
 from lab.pairs.prompts import Prompt
 

@@ -7,8 +7,6 @@ loses k - a tokens, all at its first miss, so acceptance length = k + 1 - the su
 
 from __future__ import annotations
 
-import math
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,7 @@ from typing import Any
 
 from eagle3core.metrics import StepRecord
 from eagle3core.request import Response
+from lab.acceptance.intervals import Interval, mean_interval
 from lab.acceptance.loops import looped_tokens
 from lab.errors import ExperimentError
 from lab.pairs.prompts import Prompt
@@ -25,31 +24,6 @@ OUTSIDE, NEAR, DEEP = "outside the draft vocabulary", "rank 2 to 4", "rank 5 or 
 REFUSED = "rank 1, yet refused"  # contradicts greedy acceptance: only a bug between draft and tree can do that
 CAUSES = (OUTSIDE, NEAR, DEEP, REFUSED)
 _NEAR_RANKS = 3  # ranks 1..3 counted from 0: the draft's second to fourth choice
-_RESAMPLES = 2000
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean with its 95% bootstrap interval over prompts; None where nothing was measured."""
-
-    mean: float | None
-    low: float | None
-    high: float | None
-
-    @property
-    def words(self) -> str:
-        """`2.40 (2.23 to 2.53)`."""
-        return "no" if self.mean is None else f"{self.mean:.2f} ({self.low:.2f} to {self.high:.2f})"
-
-    def is_above(self, other: Interval) -> bool:
-        """Whether the difference of both means, of independent errors, is above 0 by more than its own interval."""
-        if self.mean is None or self.low is None or other.mean is None or other.high is None:
-            return False
-        return self.mean - other.mean > math.hypot(self.mean - self.low, other.high - other.mean)
-
-    def values(self, name: str) -> dict[str, float | None]:
-        """Row values: the mean as `name`, its bounds beside it."""
-        return {name: self.mean, f"{name}_low": self.low, f"{name}_high": self.high}
 
 
 @dataclass(frozen=True)
@@ -243,21 +217,6 @@ def outside_loops(steps: Sequence[Sequence[StepRecord]], loops: Sequence[Sequenc
 def acceptance_interval(steps: Sequence[Sequence[StepRecord]], level: float = 0.95) -> Interval:
     """Committed tokens a step, with a percentile bootstrap over prompts (steps of one prompt are not independent)."""
     return mean_interval([(sum(s.n_committed for s in own), len(own)) for own in steps], level)
-
-
-def mean_interval(sums: Sequence[tuple[float, int]], level: float = 0.95) -> Interval:
-    """The mean of what prompts have in common: sums and counts of each, those without a count left out."""
-    sums = [(total, n) for total, n in sums if n]
-    if not sums:
-        return Interval(None, None, None)
-    source = random.Random(0)  # a fixed seed: the same responses give the same interval
-    means = []
-    for _ in range(_RESAMPLES):
-        drawn = source.choices(sums, k=len(sums))
-        means.append(sum(total for total, _ in drawn) / sum(n for _, n in drawn))
-    means.sort()
-    low, high = (means[round(q * (_RESAMPLES - 1))] for q in ((1 - level) / 2, (1 + level) / 2))
-    return Interval(sum(total for total, _ in sums) / sum(n for _, n in sums), low, high)
 
 
 def cause_of(rank: int) -> str:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from lab.acceptance.counts import ACCEPTED, DEEP, NEAR, OUTSIDE, REFUSED, DepthAcceptance, Interval
+from lab.acceptance.counts import ACCEPTED, DEEP, NEAR, OUTSIDE, REFUSED, DepthAcceptance
+from lab.acceptance.intervals import Interval
 from lab.acceptance.measure import AcceptanceReport
 from lab.figures import HATCHES, MARKERS, MEANINGS, Drawing, colour_of, depth_look, look_of
 

@@ -14,7 +14,8 @@ from typing import Any
 import pandas as pd
 
 from eagle3core.request import Response
-from lab.acceptance.counts import DepthAcceptance, Interval
+from lab.acceptance.counts import DepthAcceptance
+from lab.acceptance.intervals import Interval
 from lab.figures import Drawing, look_of
 
 _RESAMPLES = 2000

@@ -14,7 +14,8 @@ from eagle3core.errors import InvariantViolated
 from eagle3core.metrics import StepRecord
 from eagle3core.request import Response
 from eagle3core.trees import StepTree
-from lab.acceptance.counts import Interval, acceptance_interval
+from lab.acceptance.counts import acceptance_interval
+from lab.acceptance.intervals import Interval
 from lab.acceptance.paths import PathCounts, count_paths
 from lab.acceptance.shapes import PLAIN, Shape
 

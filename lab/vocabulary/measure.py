@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from eagle3core.checkpoint import convert_draft, fitting_format
-from lab.acceptance.counts import DepthAcceptance, Interval
+from lab.acceptance.counts import DepthAcceptance
 from lab.acceptance.formats import length_change
+from lab.acceptance.intervals import Interval
 from lab.acceptance.measure import measure_acceptance
 from lab.errors import ExperimentError
 from lab.pairs.prompts import Prompt

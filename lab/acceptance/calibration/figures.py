@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from lab.acceptance.calibration.measure import Calibration
-from lab.acceptance.counts import Interval
+from lab.acceptance.intervals import Interval
 from lab.figures import Drawing, look_of
 
 

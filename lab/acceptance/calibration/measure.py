@@ -18,7 +18,7 @@ from torch import Tensor
 
 from eagle3core import Engine, EngineConfig, GenerationConfig
 from eagle3core.trace import RecordingTrace
-from lab.acceptance.counts import Interval, mean_interval
+from lab.acceptance.intervals import Interval, mean_interval
 from lab.pairs.prompts import Prompt
 
 # By the name that rows and figures have, the settings of the engine; the first one is what others are compared with.

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.acceptance.counts import Interval
 from lab.acceptance.golden.file import GOLDEN_FILE, GoldenLength, Measured, read_golden
+from lab.acceptance.intervals import Interval
 from lab.pairs.prompts import Prompt
 
 

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from eagle3core.metrics import StepRecord
 from lab.acceptance.controls import replayed_steps
-from lab.acceptance.counts import Interval, acceptance_interval, outside_loops
+from lab.acceptance.counts import acceptance_interval, outside_loops
+from lab.acceptance.intervals import Interval
 from lab.acceptance.loops import looped_tokens
 from lab.doctor.draft.text import Text
 

@@ -38,7 +38,8 @@ from lab.acceptance.controls import (
     compare_with_controls,
     replayed_steps,
 )
-from lab.acceptance.counts import Interval, count_acceptance
+from lab.acceptance.counts import count_acceptance
+from lab.acceptance.intervals import Interval
 from lab.pairs.prompts import Prompt
 
 pytestmark = pytest.mark.reference

@@ -12,9 +12,10 @@ import torch
 from places import ROOT
 
 from lab import cli
-from lab.acceptance.counts import DepthAcceptance, Interval
+from lab.acceptance.counts import DepthAcceptance
 from lab.acceptance.golden.file import GOLDEN_FILE, read_golden
 from lab.acceptance.golden.lengths import GoldenReport, judge_lengths, prompts_id
+from lab.acceptance.intervals import Interval
 from lab.acceptance.measure import measure_acceptance
 from lab.errors import ExperimentError, NotComparable
 from lab.pairs.prompts import Prompt, prompts_for

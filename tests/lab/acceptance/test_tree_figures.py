@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from eagle3core.metrics import StepRecord
 from eagle3core.trees import StepTree
 from lab.acceptance import tree_figures
-from lab.acceptance.counts import Interval
+from lab.acceptance.intervals import Interval
 from lab.acceptance.paths import BestTree, best_tree, count_paths
 from lab.acceptance.shapes import fixed_shape, shape_named
 from lab.acceptance.tree_counts import ChainsInside, ShapeAcceptance

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from eagle3core.lookup import LOOKUPS
 from lab.acceptance.controls import replayed_steps
-from lab.acceptance.counts import Interval
+from lab.acceptance.intervals import Interval
 from lab.acceptance.loops import looped_tokens
 from lab.doctor.draft.case import Case
 from lab.doctor.draft.definitions import definitions
