@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from faulty_emulator import faulty
 from rings import seeds
 from torch import Tensor
 
@@ -65,16 +64,11 @@ def runs_of(taken: Tensor) -> list[int]:
     return [int(run) for run in taken[:, 0]]
 
 
-def on(place: Callable[[], int]) -> Any:
-    """The emulator, whose blocks are where `place` says, one call a block."""
-    return SimpleNamespace(**{**vars(emulator), "processor": place})
-
-
 @pytest.mark.emulated
 def test_blocks_of_a_processor_walk_neighbouring_runs() -> None:
     seats, places = new_seats(CPU, 3), [2, 0, 0, 1, 2, 1]
     for _ in range(3):
-        runs = launched(seats, 6, on(iter(places).__next__))
+        runs = launched(seats, 6, faulty(processor=iter(places).__next__))
         assert sorted(runs) == list(range(6))
         assert [run // 2 for run in runs] == places
 
@@ -87,7 +81,7 @@ def test_every_run_is_walked_once_in_every_launch_wherever_blocks_are(seed: int)
     seats = new_seats(CPU, processors)
     for _ in range(6):  # launches of other sizes between them
         blocks = processors * draw.randint(1, 4)
-        runs = launched(seats, blocks, on(lambda: draw.randint(0, 2 * processors)))
+        runs = launched(seats, blocks, faulty(processor=lambda: draw.randint(0, 2 * processors)))
         assert Counter(runs) == Counter(range(blocks))
 
 
@@ -128,13 +122,13 @@ def test_a_block_that_counts_after_the_next_kernel_may_start_is_found() -> None:
 
 @pytest.mark.emulated
 def test_without_marks_two_blocks_walk_one_run() -> None:
-    isa = SimpleNamespace(**{**vars(on(lambda: 0)), "atomic_exchange_i32": lambda address, value: 1 - value})
+    isa = faulty(processor=lambda: 0, atomic_exchange_i32=lambda address, value: 1 - value)
     assert launched(new_seats(CPU, 2), 4, isa) == [0, 1, 0, 1]
 
 
 @pytest.mark.emulated
 def test_without_a_count_of_launches_the_second_one_finds_no_seat() -> None:
-    isa = SimpleNamespace(**{**vars(on(lambda: 0)), "atomic_inc_i32": lambda address, last: 0})
+    isa = faulty(processor=lambda: 0, atomic_inc_i32=lambda address, last: 0)
     seats = new_seats(CPU, 2)
     assert sorted(launched(seats, 4, isa)) == list(range(4))
     with pytest.raises(EmulationError, match=r"deadlock: lane 0 looks at the word at \d+ for ever"):
