@@ -1,7 +1,7 @@
 """Which run of tiles a block walks: a seat of the processor that it is on.
 
 Blocks that start early go where room comes free first, and not in turn, so which of them share a processor is not known
-beforehand; were runs given out by the number of a block, some processors would have a fifth more tiles than others
+beforehand; were runs given out by the number of a block, some processors would have a fifth more tiles than the mean
 (docs/log.md). So a processor has as many seats as blocks that it holds, their runs are neighbours, and a block takes
 the next seat of its own. Where a processor has more blocks than seats, as under a tool that holds others back, a block
 takes the next free seat of any: each run is walked once, wherever blocks are.
