@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -129,9 +129,13 @@ def read_steps(text: str) -> tuple[str, ...]:
 
 
 class StepOptions(SweepOptions, FormatOptions):
-    """Time settings of the matrix products in the target's pass of whole steps, and keep the best. Needs a GPU."""
+    """Time settings of the matrix products in the passes of whole steps, and keep the best. Needs a GPU."""
 
     steps: Annotated[tuple[str, ...], of_text(read_steps)] = option(
         "dynamic-16/4/4", "what each step drafts: plain, chain-K, dynamic-NODES/DEPTH/TOP_K", metavar="NAME,..."
     )
     context: int = option(512, "tokens before the step", ge=1)
+    batch: int = option(1, "sequences of a step", ge=1)
+    model: Literal["target", "draft"] = option(
+        "target", "whose passes are timed; draft: maps that the target's pass has none of the shape of"
+    )

@@ -124,7 +124,7 @@ class Subject:
         chunk = {} if setting.chunk is None else {"prefill_chunk": setting.chunk}
         spec = setting.speculation(self.name)
         if spec is not None:
-            spec = replace(spec, draft_cache_dtype=self.draft_cache_dtype)
+            spec = replace(spec, draft_weights=self.draft.weights, draft_cache_dtype=self.draft_cache_dtype)
         return EngineConfig(**{
             "session_len": setting.session_len, "max_batch_size": setting.batch, "cache_max_entry_count": 0.95,
             "dtype": str(self.target.dtype).removeprefix("torch."), "device": self.target.device.type,

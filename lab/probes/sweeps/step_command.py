@@ -1,12 +1,13 @@
-"""`eagle3lab sweep step`: settings of matrix products, judged in the target's pass of whole steps."""
+"""`eagle3lab sweep step`: settings of matrix products, judged in the passes of whole steps."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from eagle3core.kernels import cubins, tuned
-from eagle3core.step import variants_of
+from eagle3core.step import DeviceRunner, variants_of
 from lab.ending import tell_summary
 from lab.errors import EXIT_PASSED, ExperimentError
 from lab.options.sweeps import StepOptions
@@ -18,8 +19,7 @@ from lab.probes.sweeps.in_step import (
     StepSweep,
     StepUnderSweep,
     competing_variants,
-    passes_of,
-    step_regimes,
+    regimes_of,
     step_setting,
 )
 from lab.probes.sweeps.machines import TwinMachine
@@ -36,9 +36,12 @@ def run(options: StepOptions) -> int:
     if options.rows is not None:
         return conclude("gemm", options, options.rows, options.arch, is_whole=True)
     shapes = shapes_of(find_geometry(options.geometry), options.arch, options.formats)
-    regimes = step_regimes(options.arch, dict(passes_of(shapes, options.steps, options.context)))
+    runners = {
+        name: shapes.runner(step_setting(name, options.context, options.batch)) for name in options.steps
+    }  # fmt: skip
+    regimes = regimes_of(runners, options.arch, options.model)
     if options.build is not None:
-        return _build(options, regimes, options.build)
+        return _build(options, runners, regimes, options.build)
     machine = machine_of(options.device)
     if isinstance(machine, TwinMachine):
         raise ExperimentError(
@@ -48,22 +51,22 @@ def run(options: StepOptions) -> int:
     assert options.out is not None, "the options name a file for rows"
     subject = open_subject(options.geometry, formats=options.formats)
     assert subject.tokens is not None, "the pair is planted"
-    [prompt] = planted_prompts(subject.tokens, 1, options.context)
-    steps = {name: StepUnderSweep(subject, name, prompt, machine.gpu) for name in options.steps}
+    prompts = planted_prompts(subject.tokens, options.batch, options.context)
+    steps = {
+        name: StepUnderSweep(subject, name, prompts, machine.gpu, options.model) for name in options.steps
+    }  # fmt: skip
     writer = SweepWriter(options.out, machine.gpu, machine.timer)
     sweep = StepSweep(machine, writer, steps, deadline=time.monotonic() + options.limit_s)
     is_whole = sweep.run(regimes)
     return conclude("gemm", options, options.out, machine.arch, is_whole=is_whole)
 
 
-def _build(options: StepOptions, regimes: list[Regime], out: Path) -> int:
+def _build(options: StepOptions, runners: Mapping[str, DeviceRunner], regimes: list[Regime], out: Path) -> int:
     """Compile what competes, and what fills the engines."""
-    subject = shapes_of(find_geometry(options.geometry), options.arch, options.formats)
-    runners = [subject.runner(step_setting(name, options.context)) for name in options.steps]
-    filling = [one for runner in runners for one in variants_of(runner.all_programs)]
+    filling = [one for runner in runners.values() for one in variants_of(runner.all_programs)]
     known = tuned.active(options.arch)
     gpu = tuned.gpu_kind(options.arch) or ("" if known is None else known.gpu)
-    competing = competing_variants(subject, options.steps, options.context, regimes, gpu)
+    competing = competing_variants(runners, options.arch, regimes, gpu, options.model)
     wanted = {(one.name, repr(one.constants)): one for one in (*filling, *competing)}
     which, of = options.share
     made = cubins.build_cubins(list(wanted.values())[which - 1 :: of], options.arch, out, tell=print)

@@ -11,20 +11,24 @@ from proof_subjects import one_layer_subject
 
 from eagle3core.kernels import tuned
 from eagle3core.kernels.gemm import Tiling
-from eagle3core.step import Program, launches_of, products_of
+from eagle3core.step import DeviceRunner, launches_of, products_of
 from lab.cli import main
+from lab.errors import ExperimentError
+from lab.options.formats import Formats
 from lab.pairs.planted import find_geometry
 from lab.probes.proofs.plans import planted_prompts, shapes_of
 from lab.probes.proofs.subject import Subject
 from lab.probes.sweeps.bake import bake, faults_of
 from lab.probes.sweeps.choose import choose_all
 from lab.probes.sweeps.in_step import (
+    Model,
     StepSweep,
     StepUnderSweep,
     competing_variants,
     pass_of,
-    passes_of,
-    step_regimes,
+    program_of,
+    regimes_of,
+    step_setting,
 )
 from lab.probes.sweeps.machines import TwinMachine
 from lab.probes.sweeps.regimes import Regime, nearest
@@ -39,23 +43,27 @@ def subject() -> Subject:
     return one_layer_subject()
 
 
-def regimes_of(subject: Subject, *names: str) -> list[Regime]:
-    return step_regimes("sm_90a", dict(passes_of(subject, names, 16)))
+def runners_of(subject: Subject, *names: str, batch: int = 1) -> dict[str, DeviceRunner]:
+    return {name: subject.runner(step_setting(name, 16, batch)) for name in names}
 
 
-def under_sweep(subject: Subject, name: str) -> StepUnderSweep:
+def regimes_in(subject: Subject, *names: str, model: Model = "target") -> list[Regime]:
+    return regimes_of(runners_of(subject, *names), "sm_90a", model)
+
+
+def under_sweep(subject: Subject, name: str, batch: int = 1, model: Model = "target") -> StepUnderSweep:
     assert subject.tokens is not None
-    [prompt] = planted_prompts(subject.tokens, 1, 16)
-    return StepUnderSweep(subject, name, prompt, TwinMachine.gpu)
+    prompts = planted_prompts(subject.tokens, batch, 16)
+    return StepUnderSweep(subject, name, prompts, TwinMachine.gpu, model)
 
 
 def test_every_setting_is_built_ahead_in_the_form_in_which_it_leaves_rows_for_its_neighbour() -> None:
     shapes, name = shapes_of(find_geometry("llama-3.1-8b"), "sm_90a"), "dynamic-64/6/8"
     [regime] = (
-        one for one in step_regimes("sm_90a", dict(passes_of(shapes, [name], 64)))
+        one for one in regimes_in(shapes, name)
         if isinstance(one.key, tuned.GemmKey) and (one.key.weight_rows, one.key.k) == (4096, 4096)
     )  # fmt: skip
-    made = {one.name for one in competing_variants(shapes, [name], 64, [regime], TwinMachine.gpu)}
+    made = {one.name for one in competing_variants(runners_of(shapes, name), "sm_90a", [regime], TwinMachine.gpu)}
     settings = [Tiling(**setting).name for setting in regime.settings]
     assert len(settings) > 3
     assert {f"gemm_bf16_residual_o8_{setting}_packed" for setting in settings} <= made
@@ -63,7 +71,7 @@ def test_every_setting_is_built_ahead_in_the_form_in_which_it_leaves_rows_for_it
 
 def test_maps_in_fp8_are_regimes_of_their_own_with_the_settings_that_compete_for_them() -> None:
     shapes = shapes_of(find_geometry("llama-3.1-8b"), "sm_90a", {"target_weights": "fp8", "cache_dtype": "fp8"})
-    regimes = step_regimes("sm_90a", dict(passes_of(shapes, ["plain", "chain-3"], 64)))
+    regimes = regimes_in(shapes, "plain", "chain-3")
     assert {one.key.dtype for one in regimes} == {"bf16_fp8"}
     assert len(regimes) == 5
     assert all(len(one.settings) > 3 and len(one.cases) == 2 for one in regimes)
@@ -73,7 +81,7 @@ def test_maps_in_fp8_are_regimes_of_their_own_with_the_settings_that_compete_for
 def test_settings_of_a_step_are_timed_in_its_pass_with_equal_bits_and_baked_with_their_rows(
     subject: Subject, tmp_path: Path
 ) -> None:
-    found = regimes_of(subject, TREE)
+    found = regimes_in(subject, TREE)
     few = [replace(one, settings=nearest(one.settings, 1)) for one in found[:1]]
     machine, out = TwinMachine(), tmp_path / "rows.jsonl"
     writer, step = SweepWriter(out, machine.gpu, machine.timer), under_sweep(subject, TREE)
@@ -99,7 +107,7 @@ def test_settings_of_a_step_are_timed_in_its_pass_with_equal_bits_and_baked_with
 
 def test_a_pass_takes_the_settings_it_is_given(subject: Subject) -> None:
     step = under_sweep(subject, TREE)
-    regime = next(one for one in regimes_of(subject, TREE) if "BASE_FFN_DOWN" in one.tags)
+    regime = next(one for one in regimes_in(subject, TREE) if "BASE_FFN_DOWN" in one.tags)
     assert isinstance(regime.key, tuned.GemmKey)
     changed = step.launches({regime.key: regime.settings[1]})
     names = [(a.variant.name, b.variant.name) for a, b in zip(step.launches({}), changed, strict=True)]
@@ -107,16 +115,68 @@ def test_a_pass_takes_the_settings_it_is_given(subject: Subject) -> None:
 
 
 def test_a_regime_that_several_steps_share_is_judged_in_all_of_them(subject: Subject) -> None:
-    found = regimes_of(subject, "plain", "chain-3", TREE)
+    found = regimes_in(subject, "plain", "chain-3", TREE)
     weights = [one.count * one.cases[0]["k"] * one.key.weight_rows for one in found]  # type: ignore[union-attr]
     assert weights == sorted(weights, reverse=True)
     shared = [one for one in found if len(one.cases) == 2]
     assert {case["step"] for one in shared for case in one.cases} == {"plain", "chain-3"}
     assert all({case["step"] for case in one.cases} == {TREE} for one in found if one not in shared)
-    passes: dict[str, Program] = dict(passes_of(subject, ["plain"], 16))
-    assert list(products_of(passes["plain"])) == list(products_of(pass_of(passes["plain"])))
-    assert {one.key for one in products_of(passes["plain"])} == {one.key for one in shared}
-    assert list(launches_of(passes["plain"]))
+    plain = pass_of(program_of(runners_of(subject, "plain")["plain"]))
+    assert {one.key for one in products_of(plain)} == {one.key for one in shared}
+    assert list(launches_of(plain))
+
+
+def test_a_drafts_passes_settle_the_maps_that_are_the_drafts_alone() -> None:
+    formats: Formats = {"draft_weights": "fp8", "target_weights": "fp8"}
+    shapes = shapes_of(find_geometry("llama-3.1-8b"), "sm_90a", formats)
+    found = regimes_in(shapes, "chain-3", model="draft")
+    assert [(one.key.weight_rows, one.key.k) for one in found] == [  # type: ignore[union-attr]
+        (32000, 4096), (6144, 8192), (4096, 12288),
+    ]  # fmt: skip
+    assert [one.count for one in found] == [3, 3, 1]
+    others = regimes_in(shapes_of(find_geometry("llama-3.1-8b"), "sm_90a", {"draft_weights": "fp8"}), "chain-3",
+                        model="draft")  # fmt: skip
+    assert {(one.key.weight_rows, one.key.k) for one in others} - {  # type: ignore[union-attr]
+        (one.key.weight_rows, one.key.k)
+        for one in found  # type: ignore[union-attr]
+    } == {(28672, 4096), (4096, 14336), (4096, 4096)}, "no map of a target in 16 bits is a draft's in FP8"
+
+
+def test_a_drafts_passes_take_settings_and_give_the_same_bits_again_and_again(subject: Subject) -> None:
+    step = under_sweep(subject, "chain-3", batch=2, model="draft")
+    [regime] = (one for one in regimes_in(subject, "chain-3", model="draft") if "EAGLE3_FC" in one.tags)
+    assert isinstance(regime.key, tuned.GemmKey)
+    machine = TwinMachine()
+    plain = machine.call(step.launches({}))
+    first = step.logits_of(plain)
+    assert len({tuple(row) for row in first[:2].tolist()}) == 2, "a row of each sequence"
+    assert torch.equal(first, step.logits_of(plain))
+    for setting in nearest(regime.settings, 1):
+        assert torch.equal(step.logits_of(machine.call(step.launches({regime.key: setting}))), first)
+    for part in ("draft_input", "store", "qkv", "streams", "residual", "swiglu", "head", "take_rows"):
+        short = [one for one in step.launches({}) if part not in one.variant.name]
+        assert len(short) < len(step.launches({}))
+        assert not torch.equal(step.logits_of(machine.call(short)), first), f"a pass without {part} shows in its logits"
+    with pytest.raises(ExperimentError, match="without passes of the draft"):
+        regimes_in(subject, "plain", model="draft")
+
+
+def test_a_pair_in_fp8_makes_the_engine_of_a_step_that_drafts() -> None:
+    formats: Formats = {"draft_weights": "fp8", "target_weights": "fp8", "draft_cache_dtype": "fp8"}
+    shapes = shapes_of(find_geometry("nano"), "sm_90a", formats)
+    spec = shapes.config(step_setting("chain-3", 16)).speculative_config
+    assert spec is not None
+    assert (spec.draft_weights, spec.draft_cache_dtype) == ("fp8", "fp8")
+
+
+def test_sequences_that_end_before_the_last_is_read_are_told(subject: Subject) -> None:
+    assert subject.tokens is not None
+    long = planted_prompts(subject.tokens, 2, 16)
+    step = StepUnderSweep(subject, "plain", long, TwinMachine.gpu)
+    for request in list(step.engine.book.unfinished):
+        step.engine.cancel(request.id)
+    with pytest.raises(ExperimentError, match="0 still run once all are read"):
+        step._follow()
 
 
 def test_what_cannot_be_swept_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
