@@ -77,7 +77,7 @@ class DeviceRunner:
         self.tables = BlockTables(self.state.tables, self.state.pages, self._staging.copy)
         self._draws = GivenDraws(self.state.draws, self._staging.copy)
         n_bytes = workspace_bytes(sizes.most_rows, shape.most_columns)
-        self.emit = Emitter(arch, order, workspace(target.device, n_bytes) if arch is not None else None)
+        self.emit = Emitter(arch, order, workspace(target.device, n_bytes) if arch is not None else None, target.dtype)
         models = (self.emit, target, draft, self.state)
         self.kinds = kinds_of(sizes, draft)
         self.steps = StepPrograms(models, self.kinds, buckets(sizes), sizes)

@@ -44,9 +44,16 @@ class PackedLinear:
     def tensors(self) -> list[Tensor]:
         return [tensor for tensor in (self.weight, self.bias, self.scales) if tensor is not None]
 
+    @property
+    def fp8(self) -> bool | str:
+        """Whether W is in e4m3; "blocks": with scales of blocks."""
+        if self.scales is None:
+            return False
+        return "blocks" if self.scales.ndim > 1 else True
+
     def from_row(self, first: int) -> PackedLinear:
         """The map of the rows from `first` on, a multiple of a tile's 16, in the same memory."""
-        of_blocks = self.scales is not None and self.scales.ndim > 1
+        of_blocks = self.fp8 == "blocks"
         return replace(
             self, weight=self.weight[first:], rows=self.rows - first,
             bias=None if self.bias is None else self.bias[first:],

@@ -90,7 +90,7 @@ class Epilogue:
         return "_".join(part for part in parts if part)
 
 
-def gemm_parameters(fp8: bool = False) -> tuple[Parameter, ...]:
+def gemm_parameters() -> tuple[Parameter, ...]:
     """The GEMM kernels' parameters; what a kind of epilogue does not use is passed as address 0.
 
     x `[rows, k]`, w `[n_w, k]` (or packed), sums `[rows, 128 quads]` f32, bias `[n_w]`, gain `[n]`, residual
@@ -100,13 +100,13 @@ def gemm_parameters(fp8: bool = False) -> tuple[Parameter, ...]:
     residual: second `[rows, n]` h * gain, third `[rows, 128 quads']` f32; qkv: second, third the k and v blocks
     `[n_blocks, kv_heads, block, head_dim]`; head: second `[rows, n / 16]` f32 best logit, third int32 its
     column, or f32 the sum of powers. With `e4m3_cache` the cache is of bytes, and gain is `[2]` f32: what k and v are
-    multiplied by as they are stored. ordered: what the next map reads, in its order, with `ordered_tiles`. `fp8`: in
-    its place the scales of W in e4m3, f32, `[n_w]` or `[tiles, blocks, 2]` (`order.weight.pack_scales`).
+    multiplied by as they are stored. ordered: what the next map reads, in its order, with `ordered_tiles`. scales: of W
+    in e4m3, f32, `[n_w]` or `[tiles, blocks, 2]` (`order.weight.pack_scales`).
     """
     return parameters(
         "x:in w:const sums:in bias:const gain:const residual:in positions:in slots:in table:const "
-        f"workspace:inout counters:inout y:out second:out third:out {'scales:const' if fp8 else 'ordered:out'} "
-        "rows:i32 n:i32 k:i32 tiles:i32 q_heads:i32 kv_heads:i32 inv_width:f32 eps:f32"
+        "workspace:inout counters:inout y:out second:out third:out ordered:out "
+        "rows:i32 n:i32 k:i32 tiles:i32 q_heads:i32 kv_heads:i32 inv_width:f32 eps:f32 scales:const"
     )
 
 

@@ -121,7 +121,7 @@ def make_gemm_group(
     def gemm_group(
         x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
         workspace: Any, counters: Any, y: Any, second: Any, third: Any, ordered: Any, rows: Any, n: Any, k: Any,
-        tiles: Any, q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any,
+        tiles: Any, q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any, scales: Any,
     ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), i32(tid >> 5)
@@ -180,7 +180,7 @@ def make_gemm_group(
             own_tile = min(i32(tile0 + warp), i32(tiles - 1))
             stream_sums = cuda.local.array(n_block_sums, f32)
             held, block_walk = cuda.local.array(2, f32), cuda.local.array(4, i64)
-            begin_blocks(stream_sums, held, block_walk, ordered, own_tile, n_units, i32((first * n_units) >> 2))
+            begin_blocks(stream_sums, held, block_walk, scales, own_tile, n_units, i32((first * n_units) >> 2))
             while stream <= last:
                 for i in range(n_sums):
                     accumulators[i] = zero
@@ -231,7 +231,7 @@ def make_gemm_group(
                     part = first
                 walk(
                     base, block_sums, part, tid, row0, tile0, tiles, rows, n, bias, gain, residual, positions, slots,
-                    table, q_heads, kv_heads, y, second, third, ordered,
+                    table, q_heads, kv_heads, y, second, third, ordered, scales,
                 )  # fmt: skip
             if cluster > 1:
                 isa.cluster.wait()  # the others have arrived at this block's barriers for the last time

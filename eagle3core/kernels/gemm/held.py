@@ -113,7 +113,7 @@ def make_gemm_held(
     def gemm_held(
         x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
         workspace: Any, counters: Any, y: Any, second: Any, third: Any, ordered: Any, rows: Any, n: Any, k: Any,
-        tiles: Any, q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any,
+        tiles: Any, q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any, scales: Any,
     ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), i32(tid >> 5)

@@ -97,7 +97,7 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
         name=f"gemm_{dtype}_{epilogue.name}_{tiling.name}_{layout}",
         make=make_gemm_held if tiling.held else _KERNELS[tiling.kernel],
         constants=constants,
-        parameters=gemm_parameters(fp8),
+        parameters=gemm_parameters(),
         threads=tiling.threads,
         shared_bytes=tiling.shared_bytes,
         blocks_per_sm=max(1, resident),
@@ -144,8 +144,7 @@ def gemm(
     """
     _check(x, w, y, k, weight_rows)
     rows, n_tiles, dtype, fp8 = x.shape[0], weight_rows // 16, DTYPES[x.dtype], w.dtype == E4M3
-    leaves = leave is not None and not fp8  # of kernels over e4m3 the scales have that place: a launch behind packs
-    if leave is not None and leaves:
+    if leave is not None:
         epilogue = replace(epilogue, ordered_tiles=leave.x_tiles)
     if epilogue.kind == "qkv" and "factors" in operands:
         epilogue = replace(epilogue, e4m3_cache=True)
@@ -193,13 +192,10 @@ def gemm(
         grid,
         x=x, w=w, y=y, **{name: operands.get(name) for name in names},
         workspace=scratch[0] if scratch else None, counters=scratch[1] if scratch else None,
-        **({"scales": operands["scales"]} if fp8 else {"ordered": None if leave is None else leave.words}),
+        ordered=None if leave is None else leave.words, scales=operands["scales"] if fp8 else None,
         rows=rows, n=y.shape[-1] if epilogue.kind != "qkv" else q_heads * epilogue.head_dim, k=k, tiles=n_tiles,
         q_heads=q_heads, kv_heads=kv_heads, inv_width=1.0 / k, eps=eps,
     ))  # fmt: skip
-    if leave is not None and not leaves:
-        left = operands["second"] if epilogue.kind == "residual" else y
-        launches.append(pack_rows(arch, left, leave.words, leave.x_tiles, 1))  # whole stages: the same at any units
     return launches
 
 

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from eagle3core.errors import KernelLimit
+from eagle3core.kernels import tuned
 from eagle3core.kernels.card import DTYPES
+from eagle3core.kernels.gemm.fp8.tiling import fp8_key, tiling_for
 from eagle3core.kernels.gemm.order.pack import OrderedRows, is_whole, packed_words
 from eagle3core.kernels.gemm.products import STREAMS
-from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
+from eagle3core.kernels.gemm.tiling import Tiling
 
 WORKSPACE_BYTES = 80 << 20  # the least: enough for every tiling below, with 512 rows of 14336; see `workspace`
 _SUMS_BYTES = 56 << 20  # the most that blocks that share K leave each other, under the rule's tilings
@@ -41,16 +43,19 @@ def workspace(device: torch.device, n_bytes: int = WORKSPACE_BYTES) -> tuple[Ten
 
 def ordered_input(
     arch: str, rows: int, weight_rows: int, k: int, dtype: torch.dtype, scratch: tuple[Tensor, Tensor] | None,
-    *, far: bool = False,
+    *, far: bool = False, fp8: bool | str = False,
 ) -> OrderedRows | None:  # fmt: skip
     """Where the kernel that makes x may write it for that of a map with packed W; None where that one reads rows.
 
-    `far`: the other of two places, behind the sums and at the scratch's end. A map that reads its x at one may leave
-    the next map's at the other. None also where the two would meet.
+    `dtype` is that of x; `fp8` says whether W is in e4m3, "blocks" with scales of blocks. `far`: the other of two
+    places, behind the sums and at the scratch's end. A map that reads its x at one may leave the next map's at the
+    other. None also where the two would meet.
     """
     if scratch is None or dtype not in DTYPES:
         return None
-    tiling = choose_tiling(arch, rows, weight_rows // 16, k, dtype=DTYPES[dtype])
+    name = fp8_key(DTYPES[dtype], fp8 == "blocks") if fp8 else DTYPES[dtype]
+    key = tuned.GemmKey(name, tuned.rows_regime(rows), weight_rows, k, packed=True)
+    tiling = tiling_for(arch, rows, key)
     if tiling.kernel != "group" or not is_whole(k, tiling.units):
         return None
     words = packed_words(rows, k, tiling.x_tiles, tiling.units)

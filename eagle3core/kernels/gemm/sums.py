@@ -117,8 +117,8 @@ def make_walk(
     """Inlined walk of a block's threads over its items (x row, pair of a tile): adds streams, runs the epilogue.
 
     A warp takes 16 rows of W by 8 of x at a time, a lane one pair of two x rows. `part` is the quarter of the tiles
-    that this block finishes where the four finish `together`, else 0. `scales_rows`: W is in e4m3, and its
-    scales, one a row, come in the place of `ordered`.
+    that this block finishes where the four finish `together`, else 0. `scales_rows`: W is in e4m3, with
+    `scales`, one a row.
     """
     cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
     fetch, finish = make_fetch(isa, epilogue, dtype), make_finish(isa, epilogue, dtype)
@@ -133,7 +133,7 @@ def make_walk(
     def walk(
         base: Any, block_sums: Any, part: Any, tid: Any, row0: Any, tile0: Any, tiles: Any, rows: Any, n: Any,
         bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any, q_heads: Any, kv_heads: Any,
-        y: Any, second: Any, third: Any, ordered: Any,
+        y: Any, second: Any, third: Any, ordered: Any, scales: Any,
     ) -> None:  # fmt: skip
         held, held_slot = cuda.local.array(n_held, f32), cuda.local.array(items, i32)
         v0s, v1s = cuda.local.array(items, f32), cuda.local.array(items, f32)
@@ -169,7 +169,7 @@ def make_walk(
                     if scales_rows:
                         held_scales[2 * i], held_scales[2 * i + 1] = zero, zero
                         if item_rows[i] < rows:
-                            held_scales[2 * i], held_scales[2 * i + 1] = fetch_scales(ordered, item_tiles[i], pair, n)
+                            held_scales[2 * i], held_scales[2 * i + 1] = fetch_scales(scales, item_tiles[i], pair, n)
                 if split == 1:
                     at = i32(base + ((piece * 8 + t * 2) * PITCH + pair) * 4)
                     for e in range(2):

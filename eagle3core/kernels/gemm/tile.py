@@ -100,7 +100,7 @@ def make_gemm_tile(
     def gemm_tile(
         x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
         workspace: Any, counters: Any, y: Any, second: Any, third: Any, ordered: Any, rows: Any, n: Any, k: Any,
-        tiles: Any, q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any,
+        tiles: Any, q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any, scales: Any,
     ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), i32(tid >> 5)
@@ -271,7 +271,7 @@ def make_gemm_tile(
         if hand_over(base, flag_at, counters + block * 4, tid) != 0:
             walk(
                 base, block_sums, i32(0), tid, row0, tile0, tiles, rows, n, bias, gain, residual, positions, slots,
-                table, q_heads, kv_heads, y, second, third, ordered,
+                table, q_heads, kv_heads, y, second, third, ordered, scales,
             )  # fmt: skip
 
     return gemm_tile

@@ -88,11 +88,13 @@ class Emitter:
         arch: compile target of the kernels; None where none run, and calls have meanings alone.
         order: (splits, streams) of attention, or None for the architecture's own.
         scratch: workspace of GEMMs that split K between blocks, or None.
+        dtype: of the rows that maps read, which W in e4m3 does not say.
     """
 
     arch: str | None
     order: tuple[int, int] | None = None
     scratch: tuple[Tensor, Tensor] | None = None
+    dtype: torch.dtype = torch.bfloat16
 
     def linear(
         self, m: PackedLinear, x: Tensor, y: Tensor, block: BlockGeometry, ordered: OrderedRows | None = None,
@@ -117,7 +119,9 @@ class Emitter:
         if self.arch is None or not m.is_packed:
             return None
         far = m.epilogue.kind != "residual"
-        return ordered_input(self.arch, n, m.rows, m.k, m.weight.dtype, self.scratch, far=far)
+        fp8 = m.fp8
+        dtype = self.dtype if fp8 else m.weight.dtype
+        return ordered_input(self.arch, n, m.rows, m.k, dtype, self.scratch, far=far, fp8=fp8)
 
     def left_for(self, m: PackedLinear, before: PackedLayer, n: int) -> OrderedRows | None:
         """Where the feed-forward of the layer before leaves `n` rows for the map `m`; experts leave none."""

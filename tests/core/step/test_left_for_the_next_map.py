@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from eagle3core.geometry import BlockGeometry, RopeGeometry
 from eagle3core.kernels import proof
+from eagle3core.kernels.card import E4M3
 from eagle3core.kernels.emulator import instructions as emulator
 from eagle3core.kernels.gemm import launcher, pack_weight, scratch
 from eagle3core.kernels.gemm.epilogue import Epilogue, quads_of
+from eagle3core.kernels.gemm.fp8.tiling import as_fp8
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
 from eagle3core.kernels.gemm.tiling import Tiling
+from eagle3core.kernels.tuned import GemmKey
 from eagle3core.step.buffers import Activations, Sizes, new_activations
 from eagle3core.step.passes import MOST_LEFT_INNER, Emitter, Rows
 from eagle3core.weights.packed import PackedLayer, PackedLinear, PackedMlp
@@ -29,10 +34,12 @@ class PackingEmitter(Emitter):
         return None
 
 
-def packed_layer(generator: torch.Generator) -> PackedLayer:
+def packed_layer(generator: torch.Generator, *, fp8: bool = False) -> PackedLayer:
     def linear(epilogue: Epilogue, rows: int) -> PackedLinear:
         w = torch.randn(rows, WIDTH, generator=generator) * WIDTH**-0.5
-        return PackedLinear(epilogue, pack_weight(w.to(BF16), epilogue), rows, WIDTH)
+        scales = w.abs().amax(1) / 448 if fp8 else None
+        stored = w.to(BF16) if scales is None else (w / scales[:, None]).to(E4M3)
+        return PackedLinear(epilogue, pack_weight(stored, epilogue), rows, WIDTH, scales=scales)
 
     normed = quads_of(WIDTH)
     gains = [(1 + torch.randn(WIDTH, generator=generator) / 8).to(BF16) for _ in range(2)]
@@ -42,10 +49,10 @@ def packed_layer(generator: torch.Generator) -> PackedLayer:
     )  # fmt: skip
 
 
-def follow(emit: Emitter) -> tuple[dict[str, Tensor], list[str]]:
+def follow(emit: Emitter, *, fp8: bool) -> tuple[dict[str, Tensor], list[str]]:
     """What the maps from one layer's attention to the next one's leave behind, and the launches' names."""
     generator = torch.Generator().manual_seed(3)
-    layer, following = packed_layer(generator), packed_layer(generator)
+    layer, following = packed_layer(generator, fp8=fp8), packed_layer(generator, fp8=fp8)
     act: Activations = new_activations(None, BLOCK, Sizes(ROWS, ((1, ROWS),), 64), BF16, CPU)
     act.mixed.copy_(torch.randn(act.mixed.shape, generator=generator))
     stream = torch.randn(ROWS, WIDTH, generator=generator).to(BF16)
@@ -70,14 +77,16 @@ def follow(emit: Emitter) -> tuple[dict[str, Tensor], list[str]]:
 
 
 @pytest.mark.emulated
+@pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("tiling", [ALONE, pytest.param(SHARED, marks=pytest.mark.slow)])
 def test_maps_that_leave_rows_for_the_next_give_the_bits_of_maps_whose_rows_are_packed(
-    tiling: Tiling, monkeypatch: pytest.MonkeyPatch
+    tiling: Tiling, fp8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (launcher, scratch):
-        monkeypatch.setattr(module, "choose_tiling", lambda *shape, **how: tiling)
-    ours, launches = follow(Emitter("sm_90a", scratch=scratch.workspace(CPU)))
-    expected, packing = follow(PackingEmitter("sm_90a", scratch=scratch.workspace(CPU)))
+    monkeypatch.setattr(launcher, "choose_tiling", lambda *shape, **how: tiling)
+    monkeypatch.setattr(launcher, "choose_fp8_tiling", lambda *shape, **how: as_fp8(tiling))
+    monkeypatch.setattr(scratch, "tiling_for", lambda *shape: tiling)
+    ours, launches = follow(Emitter("sm_90a", scratch=scratch.workspace(CPU)), fp8=fp8)
+    expected, packing = follow(PackingEmitter("sm_90a", scratch=scratch.workspace(CPU)), fp8=fp8)
     assert len(launches) == 4, "no launch packs"
     assert sum("pack_rows" in name for name in packing) == 4
     assert {name: proof.differing(ours[name], expected[name]) for name in expected} == dict.fromkeys(expected, 0)
@@ -86,9 +95,29 @@ def test_maps_that_leave_rows_for_the_next_give_the_bits_of_maps_whose_rows_are_
 
 @pytest.mark.reference
 def test_gate_and_up_leave_nothing_of_a_prompts_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "choose_tiling", lambda *shape, **how: ALONE)
+    monkeypatch.setattr(scratch, "tiling_for", lambda *shape: ALONE)
     emit = Emitter("sm_90a", scratch=scratch.workspace(CPU))
     down = packed_layer(torch.Generator().manual_seed(3)).mlp.down
     assert emit.inner_for(down, MOST_LEFT_INNER) is not None
     assert emit.inner_for(down, MOST_LEFT_INNER + 1) is None
     assert emit.ordered_for(down, MOST_LEFT_INNER + 1) is not None, "for want of room it would be None as well"
+
+
+@pytest.mark.reference
+def test_rows_are_left_by_the_tiling_of_the_next_maps_own_format_and_of_the_dtype_of_its_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def tiling_for(arch: str, rows: int, key: GemmKey) -> Tiling:
+        asked.append(key.dtype)
+        return ALONE
+
+    monkeypatch.setattr(scratch, "tiling_for", tiling_for)
+    generator, room = torch.Generator().manual_seed(3), scratch.workspace(CPU)
+    plain, fp8 = packed_layer(generator).o, packed_layer(generator, fp8=True).o
+    blocks = replace(fp8, scales=torch.ones(WIDTH // 8, 1))
+    for m, dtype in ((plain, torch.float16), (fp8, BF16), (fp8, torch.float16), (blocks, BF16)):
+        assert Emitter("sm_90a", scratch=room, dtype=dtype).ordered_for(m, ROWS) is not None
+    assert asked == ["bf16", "bf16_fp8", "f16_fp8", "bf16_fp8_blocks"]
+    assert Emitter("sm_90a", scratch=room, dtype=torch.float32).ordered_for(fp8, ROWS) is None

@@ -56,7 +56,7 @@ def make_gemm_ring(
         ragged: K is 16 more than a multiple of 32.
         overlap: wait for the kernel before (programmatic dependent launch).
         bulk: W, packed, comes by bulk copies; `x_tiles` is 1 or 2 (`bulk.holds_x`) and K not ragged.
-        fp8: W, packed, is in e4m3, and its scales come in the place of `ordered`: one a row, or
+        fp8: W, packed, is in e4m3, with `scales`: one a row, or
         blocks: of blocks of 128 k (`fp8.blocks`), with at most 4 units a stage.
         paced: of `bulk`, cycles from one request for W to the next as a block begins, by a warp more; 0: all at once.
     """
@@ -113,7 +113,7 @@ def make_gemm_ring(
     def gemm_ring(
         x: Any, w: Any, sums: Any, bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any,
         workspace: Any, counters: Any, y: Any, second: Any, third: Any, ordered: Any, rows: Any, n: Any, k: Any,
-        tiles: Any, q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any,
+        tiles: Any, q_heads: Any, kv_heads: Any, inv_width: Any, eps: Any, scales: Any,
     ) -> None:  # fmt: skip
         tid = i32(cuda.threadIdx.x)
         lane, warp = i32(tid & 31), i32(tid >> 5)
@@ -163,7 +163,7 @@ def make_gemm_ring(
                     loading = i32(loading + units)
         totals, block_scales = cuda.local.array(n_totals, f32), cuda.local.array(n_block_scales, f32)
         block_walk = cuda.local.array(4, i64)
-        begin_blocks(totals, block_scales, block_walk, ordered, tile0, n_units, unit)
+        begin_blocks(totals, block_scales, block_walk, scales, tile0, n_units, unit)
         if overlap:
             isa.wait_previous()  # only weights, which no kernel writes, were read before
         if paced:
@@ -208,7 +208,7 @@ def make_gemm_ring(
                 held[j * 6 + c] = fetched[0][c]
             held_slot[j] = fetched[1]
             if by_row and item < n_items:
-                held_scales[2 * j], held_scales[2 * j + 1] = fetch_scales(ordered, tile, i32(item & 7), n)
+                held_scales[2 * j], held_scales[2 * j + 1] = fetch_scales(scales, tile, i32(item & 7), n)
         shares = cuda.local.array(scale_rows, f32)
         if scaled:
             for j in range(scale_rows):

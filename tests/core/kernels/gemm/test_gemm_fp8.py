@@ -12,14 +12,10 @@ from statements import KINDS, computed, two_of
 
 from eagle3core.kernels import proof
 from eagle3core.kernels.emulator import instructions as emulator
-from eagle3core.kernels.gemm import workspace
 from eagle3core.kernels.gemm.card import CARD
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.fp8.operands import by_element
-from eagle3core.kernels.gemm.launcher import gemm
-from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows_reference, packed_words
 from eagle3core.kernels.gemm.order.weight import pack_scales, pack_weight, unpack_scales
-from eagle3core.kernels.gemm.reference import gemm_outputs
 from eagle3core.kernels.isa import e4m3
 
 CODES = [code for code in range(256) if code & 0x7F != 0x7F]  # two of them are no numbers
@@ -178,20 +174,3 @@ def test_packed_scales_lie_beside_the_rows_that_they_scale(epilogue: Epilogue) -
     for unit in range(8):
         assert torch.equal(tiles[:, unit, :, 0, 0], packed[:, unit // 4])
         assert torch.equal(tiles[:, unit].flatten(2).amin(2), packed[:, unit // 4])
-
-
-@pytest.mark.emulated
-def test_a_map_in_fp8_leaves_what_the_next_one_reads_by_a_launch_of_its_own() -> None:
-    case = {"kind": "residual", "m": 17, "n": 128, "k": 128, "dtype": "bf16", "packed": True, "fp8": True}
-    inputs = example(case)
-    outputs = gemm_outputs(case, inputs)
-    words = torch.zeros(packed_words(17, 128, 3, 1))
-    launches = gemm(
-        "sm_90a", Epilogue("residual"), x=inputs["x"], w=pack_weight(inputs["w"], Epilogue("residual")),
-        y=outputs["y"], k=128, packed=True, weight_rows=128, leave=OrderedRows(words, 3),
-        scratch=workspace(torch.device("cpu")), operands={**inputs, **outputs},
-    )  # fmt: skip
-    assert [launch.variant.name for launch in launches][::2] == ["gemm_pack_rows"] * 2  # its own x, and the next one's
-    emulator.execute(launches)
-    expected = pack_rows_reference(outputs["second"], 3, 1)
-    assert torch.equal(words.view(torch.int32), expected.contiguous().view(torch.int32).flatten())

@@ -15,8 +15,7 @@ from eagle3core.kernels.gemm.card import CARD
 from eagle3core.kernels.gemm.epilogue import Epilogue
 from eagle3core.kernels.gemm.launcher import gemm
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows_reference, packed_words
-from eagle3core.kernels.gemm.order.weight import pack_weight
-from eagle3core.kernels.gemm.reference import epilogue_of, gemm_outputs, n_weight_rows
+from eagle3core.kernels.gemm.reference import epilogue_of, gemm_outputs, n_weight_rows, packed_inputs
 from eagle3core.kernels.gemm.scratch import ordered_input, workspace, workspace_bytes
 from eagle3core.kernels.gemm.tiling import Tiling
 from eagle3core.step import launches_of, step_program
@@ -31,14 +30,15 @@ RING, BULK = Tiling("ring", 2, 2, 1, 2), Tiling("bulk", 1, 1, 1, 2)
 TILE = Tiling("tile", 2, 2, 1, 2, 2, 1)
 GROUP = Tiling("group", 3, 4, 1, 2)
 HELD = replace(GROUP, held=True)
+FP8, BLOCKS = {"fp8": True}, {"fp8": "blocks", "k": 512}
 
 
 def run(case: Case, tiling: Tiling, leave: OrderedRows | None) -> Tensors:
-    inputs = CARD.example(case, proof.generator(5, CPU), CPU)
+    inputs = packed_inputs(case, CARD.example(case, proof.generator(5, CPU), CPU))
     outputs = gemm_outputs(case, inputs)
     others = {name: t for name, t in {**inputs, **outputs}.items() if name not in ("x", "w", "y")}
     emulator.execute(gemm(
-        "sm_90a", epilogue_of(case), x=inputs["x"], w=pack_weight(inputs["w"], epilogue_of(case)), y=outputs["y"],
+        "sm_90a", epilogue_of(case), x=inputs["x"], w=inputs["w"], y=outputs["y"],
         k=case["k"], packed=True, weight_rows=n_weight_rows(case), tiling=tiling, scratch=workspace(CPU), leave=leave,
         operands=others,
     ))  # fmt: skip
@@ -60,6 +60,15 @@ def run(case: Case, tiling: Tiling, leave: OrderedRows | None) -> Tensors:
         pytest.param({**RESIDUAL, "residual": False, "dtype": "f16"}, 27, HELD, 3, marks=pytest.mark.slow),
         pytest.param(RESIDUAL, 19, replace(GROUP, split=4, together=True), 1, marks=pytest.mark.slow),
         pytest.param({**RESIDUAL, "residual": False, "dtype": "f16"}, 19, TILE, 3, marks=pytest.mark.slow),
+        ({**RESIDUAL, **FP8}, 11, RING, 2),
+        ({**SWIGLU, **FP8}, 5, BULK, 1),
+        ({**SWIGLU, **FP8}, 27, GROUP, 2),
+        ({**RESIDUAL, **BLOCKS}, 11, RING, 3),
+        pytest.param(
+            {**RESIDUAL, **FP8}, 19, replace(TILE, w_tiles=4, warps_x=1, warps_w=4), 2, marks=pytest.mark.slow
+        ),
+        pytest.param({**SWIGLU, **BLOCKS}, 27, GROUP, 3, marks=pytest.mark.slow),
+        pytest.param({**RESIDUAL, **FP8}, 19, replace(GROUP, split=4, together=True), 4, marks=pytest.mark.slow),
     ],
 )
 def test_every_kernel_leaves_each_element_where_packing_the_rows_puts_it_and_every_bit_as_before(
