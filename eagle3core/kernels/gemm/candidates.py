@@ -39,6 +39,24 @@ _SIXTEEN += [Tiling("bulk", 2, 2, units, stages) for units, stages in ((4, 3), (
 # a block make it so for the 384 tiles of q, k and v, which else have three blocks a processor that read x each.
 _SIXTEEN += [Tiling("bulk", 2, w_tiles, 4, stages) for w_tiles, stages in ((2, 4), (2, 6), (3, 3), (3, 4))]
 _SIXTEEN += [Tiling("ring", 2, w_tiles, 2, stages) for w_tiles, stages in ((2, 6), (2, 8), (3, 4), (3, 6))]
+# W in e4m3, for up to 8 rows. Where a processor has many tiles, little under way lets it have several blocks at once,
+# of which some begin while others end.
+_FP8_EIGHT = [Tiling("bulk", 1, 1, 8, stages) for stages in (2, 3, 4, 6)]
+_FP8_EIGHT += [Tiling("bulk", 1, 1, 4, stages) for stages in (4, 6)]
+_FP8_EIGHT += [Tiling("bulk", 1, w_tiles, 8, 2) for w_tiles in (2, 4)]
+_FP8_EIGHT += [
+    Tiling("bulk", 1, 1, 8, stages, paced=paced) for stages, paced in ((2, 400), (4, 200), (4, 400), (6, 400))
+]
+_FP8_EIGHT += [Tiling("ring", 1, 1, 4, stages) for stages in (4, 5, 6)]
+_FP8_EIGHT += [Tiling("ring", 1, 1, 2, 8), Tiling("ring", 1, 2, 4, 4)]
+# For up to 16, where x weighs as much as W of a tile: the more tiles share it, the less comes from the cache.
+_FP8_SIXTEEN = [Tiling("ring", 2, 1, 2, stages) for stages in (6, 8)]
+_FP8_SIXTEEN += [Tiling("ring", 2, 2, units, stages) for units, stages in ((2, 4), (2, 6), (2, 8), (4, 3))]
+_FP8_SIXTEEN += [Tiling("ring", 2, 4, units, stages) for units, stages in ((2, 3), (2, 4), (2, 6), (4, 2))]
+_FP8_SIXTEEN += [Tiling("ring", 2, 8, units, stages) for units, stages in ((1, 4), (1, 5), (2, 3))]
+_FP8_SIXTEEN += [Tiling("bulk", 2, 2, 4, stages) for stages in (4, 6)]
+_FP8_SIXTEEN += [Tiling("group", 2, 8, 4, 5), Tiling("group", 2, 12, 2, 7)]
+_FP8 = _FP8_EIGHT, _FP8_SIXTEEN
 # For 17 to 64, of `group`: units, and the blocks that shall fit a processor, by tiles of W; and where four share K.
 _ALONE = {4: ((4, 1), (4, 2), (4, 3), (2, 2)), 8: ((4, 1), (4, 2), (2, 2)), 12: ((4, 1),), 16: ((4, 1),)}
 _SHARING = ((4, 1), (2, 1))
@@ -68,28 +86,22 @@ def gemm_candidates(arch: str, rows: int, n_tiles: int, k: int, packed: bool) ->
 
 
 def fp8_candidates(arch: str, rows: int, n_tiles: int, k: int, blocks: bool = False) -> list[Tiling]:
-    """The same for W in e4m3, with twice the stages for as much of it under way; `blocks`: with scales of blocks."""
-    wide = gemm_candidates(arch, rows, n_tiles, k, True) if rows > 16 else []
+    """The same for W in e4m3; `blocks`: with scales of blocks."""
+    found = [one for one in _FP8[rows > 8] if one.units <= 4 or not blocks] if rows <= 16 else _fp8_of_many_rows(blocks)
+    found += [Tiling("bulk", 1, 2, 4, stages) for stages in (6, 8)] if rows <= 8 and blocks else []
+    wide = gemm_candidates(arch, rows, n_tiles, k, True) if rows > 8 else []
     wide += [Tiling("group", low_block(rows), w_tiles, 2, 8) for w_tiles in (4, 8)] if rows > 16 and blocks else []
-    if rows <= 8:
-        found = [Tiling("bulk", 1, w, units, stages) for w, units, stages in (
-            (1, 8, 2), (1, 8, 3), (1, 8, 4), (1, 8, 6), (1, 4, 4), (1, 4, 8), (2, 8, 2), (2, 8, 3), (2, 8, 4),
-        )]  # fmt: skip
-        found += [Tiling("bulk", 1, 1, units, stages, paced=paced) for units, stages, paced in (
-            (8, 4, 200), (8, 4, 400), (8, 6, 200), (8, 6, 400), (4, 8, 200))]  # fmt: skip
-        found += [Tiling("bulk", 1, 2, 4, stages) for stages in (6, 8)] if blocks else []
-        found += [Tiling("ring", 1, 1, 4, stages) for stages in (6, 8)]
-    else:
-        x_tiles = 2 if rows <= 16 else 4
-        widths = (1, 2) if blocks and rows > 16 else (1, 2, 4)
-        found = [Tiling("ring", x_tiles, w, units, stages) for w in widths for units, stages in (
-            (2, 4), (2, 6), (2, 8), (1, 8), (1, 16))]  # fmt: skip
-        found += [Tiling("bulk", 2, w, 4, stages) for w in (2, 4) for stages in (4, 6)] if rows <= 16 else []
     taken = [as_fp8(one, blocks) for one in found if _is_taken(one, arch, n_tiles, k, True)]
     of_16_bit = [one for one in wide if one.kernel in ("group", "tile") and _is_taken(one, arch, n_tiles, k, True)]
     taken += [deepened(arch, one, k, blocks) for one in of_16_bit]
     fitting = [fitted(arch, one) for one in taken if takes(one, k) and one.shared_bytes <= SHARED_BYTES[arch]]
     return list(dict.fromkeys(fitting))
+
+
+def _fp8_of_many_rows(blocks: bool) -> list[Tiling]:
+    """Where `group` cannot: 32 rows of x at a time."""
+    rings = ((2, 4), (2, 6), (2, 8), (1, 8), (1, 16))
+    return [Tiling("ring", 4, w_tiles, *ring) for w_tiles in ((1, 2) if blocks else (1, 2, 4)) for ring in rings]
 
 
 def _groups(arch: str, widest: tuple[int, ...], rows: int, n_tiles: int, units: int) -> list[Tiling]:
