@@ -1,12 +1,14 @@
 """Which tiling a linear map with W in e4m3 gets.
 
-Half the bytes of W lie in a stage, so rings are twice as deep for as much of it under way, and x weighs twice as much
-beside it: from 9 rows on, several tiles of W share what is fetched of x. Above 16 rows, which is reading prompts and
-large batches, tilings are those of 16-bit W with deeper rings. Scales of blocks ask for a second set of sums, so blocks
-of rows are smaller there; where streams are not whole blocks, or there are no warpgroups, `gemm_ring` takes 32 rows at
-a time and W is read again for each of them, mostly from the cache.
+Half the bytes of W lie in a stage, and x weighs twice as much beside it. Up to 8 rows rings are small, so that a
+processor has several blocks, of which some begin while others end. From 9 rows on, several tiles of W share what is
+fetched of x. Above 16 rows, which is reading prompts and large batches, tilings are those of 16-bit W with deeper
+rings. Scales of blocks ask for a second set of sums, so blocks of rows are smaller there; where streams are not whole
+blocks, or there are no warpgroups, `gemm_ring` takes 32 rows at a time and W is read again for each of them, mostly
+from the cache.
 
-Source: derived here from what was measured of 16-bit W (docs/log.md); not tuned on a GPU yet.
+Source: up to 8 rows, with scales of rows, what an H200 chose for the shapes of Llama-3.1-8B (docs/log.md); the rest
+derived here from what was measured of 16-bit W.
 """
 
 from __future__ import annotations
@@ -151,10 +153,10 @@ def _few_rows(arch: str, rows: int, n_tiles: int, k: int, blocks: bool) -> Fp8Ti
     if rows <= 8 and blocks and arch != "sm_80" and k % (BLOCK_UNITS * STREAMS * UNIT) == 0:
         return _fitted(arch, Fp8Tiling("bulk", 1, 1, BLOCK_UNITS, 12 if share <= 2 else 8))
     if rows <= 8:
-        if arch != "sm_80" and k % (8 * STREAMS * UNIT) == 0:
-            return _fitted(arch, Fp8Tiling("bulk", 1, 1, 8, 6 if share <= 2 else 4))
+        if arch != "sm_80" and k % (8 * STREAMS * UNIT) == 0 and share > 2:
+            return _fitted(arch, Fp8Tiling("bulk", 1, 1, 8, 2))
         if units % (4 * STREAMS) == 0:
-            return _fitted(arch, Fp8Tiling("ring", 1, 1, 4, 8 if share <= 2 else 6))
+            return _fitted(arch, Fp8Tiling("ring", 1, 1, 4, 6 if share <= 2 else 4))
         return _fitted(arch, Fp8Tiling("ring", 1, 1, 1, 16))
     x_tiles, deep = (2, 2) if rows <= 16 else (4, 1)
     w_tiles = next(v for v in ((4, 2, 1) if share > 3 else (2, 1)) if n_tiles % v == 0 and v <= most_tiles)
