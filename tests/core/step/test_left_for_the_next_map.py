@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from device_engines import BY_MEANING, write_nano_pair
 from torch import Tensor
 
+from eagle3core.checkpoint import load_target
 from eagle3core.geometry import BlockGeometry, RopeGeometry
 from eagle3core.kernels import proof
 from eagle3core.kernels.card import E4M3
@@ -18,8 +21,12 @@ from eagle3core.kernels.gemm.fp8.tiling import as_fp8
 from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
 from eagle3core.kernels.gemm.tiling import Tiling
 from eagle3core.kernels.tuned import GemmKey
+from eagle3core.step import DeviceRunner
 from eagle3core.step.buffers import Activations, Sizes, new_activations
 from eagle3core.step.passes import MOST_LEFT_INNER, Emitter, Rows
+from eagle3core.step.sizes import DeviceSizes
+from eagle3core.step.tree import chain_tree
+from eagle3core.weights import pack_checkpoints
 from eagle3core.weights.packed import PackedLayer, PackedLinear, PackedMlp
 
 CPU, ROWS, WIDTH, BF16 = torch.device("cpu"), 17, 128, torch.bfloat16
@@ -101,6 +108,15 @@ def test_gate_and_up_leave_nothing_of_a_prompts_many_rows(monkeypatch: pytest.Mo
     assert emit.inner_for(down, MOST_LEFT_INNER) is not None
     assert emit.inner_for(down, MOST_LEFT_INNER + 1) is None
     assert emit.ordered_for(down, MOST_LEFT_INNER + 1) is not None, "for want of room it would be None as well"
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize("dtype", [BF16, torch.float16])
+def test_an_engines_emitter_knows_the_dtype_of_its_rows(dtype: torch.dtype, tmp_path: Path) -> None:
+    stored = load_target(write_nano_pair(tmp_path)[0], dtype=dtype)
+    target, _ = pack_checkpoints(stored, None, device=CPU, block=64, weights="fp8", draft_weights="as_stored")
+    sizes = DeviceSizes(1, 64, 64, chain_tree(0), chunk=16, span=8)
+    assert DeviceRunner(target, None, sizes, arch="sm_90a", replayer=BY_MEANING).emit.dtype == dtype
 
 
 @pytest.mark.reference

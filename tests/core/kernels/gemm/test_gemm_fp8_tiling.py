@@ -23,6 +23,7 @@ from eagle3core.kernels.gemm.launcher import gemm
 from eagle3core.kernels.gemm.order.weight import pack_weight
 from eagle3core.kernels.gemm.tiling import Tiling
 from eagle3core.kernels.gemm.tiling import ruled_tiling as ruled
+from eagle3core.kernels.tuned import NO_FILE, TUNED_VARIABLE
 from eagle3core.step.gemm_audit import products_of
 from lab.probes.sweeps.machines import variants_of
 
@@ -64,6 +65,31 @@ def test_a_ring_over_e4m3_takes_half_of_w_and_all_of_x() -> None:
     assert half.shared_bytes == 4 * 4 * 2 * (2 + 2) * 512
     assert half.name == f"{tiling.name}_fp8"
     assert isinstance(replace(half, stages=3), Fp8Tiling)
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(
+    ("arch", "n", "k", "name"),
+    [("sm_90a", 4096, 4096, "ring_1x1_u4_p6_fp8"), ("sm_90a", 4224, 4096, "ring_1x1_u4_p6_fp8"),
+     ("sm_90a", 4240, 4096, "bulk_1x1_u8_p2_fp8"), ("sm_90a", 28672, 4096, "bulk_1x1_u8_p2_fp8"),
+     ("sm_80", 28672, 4096, "ring_1x1_u4_p4_fp8"), ("sm_90a", 28672, 1536, "ring_1x1_u4_p4_fp8"),
+     ("sm_90a", 4096, 288, "ring_1x1_u1_p16_fp8")],
+)  # fmt: skip
+def test_up_to_8_rows_rings_are_small_and_the_smaller_the_more_tiles_a_processor_has(
+    arch: str, n: int, k: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TUNED_VARIABLE, NO_FILE)
+    for rows in (1, 8):
+        assert choose_fp8_tiling(arch, rows, n // 16, k).name == name
+
+
+@pytest.mark.reference
+@pytest.mark.parametrize(("rows", "x_tiles"), [(1, 1), (8, 1), (9, 2), (16, 2)])
+def test_what_competes_holds_all_rows_at_once_and_no_more(rows: int, x_tiles: int) -> None:
+    for blocks in (False, True):
+        found = fp8_candidates("sm_90a", rows, 256, 4096, blocks)
+        assert len(found) > 8
+        assert {one.x_tiles for one in found} == {x_tiles}
 
 
 @pytest.mark.reference

@@ -157,6 +157,11 @@ def test_a_drafts_passes_take_settings_and_give_the_same_bits_again_and_again(su
         short = [one for one in step.launches({}) if part not in one.variant.name]
         assert len(short) < len(step.launches({}))
         assert not torch.equal(step.logits_of(machine.call(short)), first), f"a pass without {part} shows in its logits"
+    assert any("argmax" in one.variant.name for one in step.launches({})), "each pass begins with the last one's choice"
+    own = step.runner.state.draft
+    assert own is not None
+    assert step.logits_of(lambda: None).unique().numel() == 1
+    assert own.act.sums.count_nonzero() == own.sums.count_nonzero() == 0, "nothing of the pass before is left"
     with pytest.raises(ExperimentError, match="without passes of the draft"):
         regimes_in(subject, "plain", model="draft")
 
@@ -177,6 +182,15 @@ def test_sequences_that_end_before_the_last_is_read_are_told(subject: Subject) -
         step.engine.cancel(request.id)
     with pytest.raises(ExperimentError, match="0 still run once all are read"):
         step._follow()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_rows_of_several_sequences_say_how_many(subject: Subject, batch: int, tmp_path: Path) -> None:
+    machine, step = TwinMachine(), under_sweep(subject, "plain", batch)
+    sweep = StepSweep(machine, SweepWriter(tmp_path / "rows.jsonl", machine.gpu, machine.timer), {"plain": step})
+    regime = regimes_of(runners_of(subject, "plain", batch=batch), "sm_90a")[0]
+    shape = sweep._cell(regime, SCREEN, regime.cases[0], regime.default)["shape"]
+    assert (shape["context"], shape["m"], shape.get("batch", 1)) == (16, batch, batch)
 
 
 def test_what_cannot_be_swept_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
