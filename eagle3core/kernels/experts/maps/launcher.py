@@ -28,6 +28,7 @@ from eagle3core.kernels.experts.routing.lone import Choice, choice_of
 from eagle3core.kernels.experts.seats import seated, seats_for
 
 _REGISTERS_SM, _MOST_REGISTERS = 65536, 255  # of a multiprocessor; of a thread, to whom they are given by eights
+_SEATED = 3  # tiles a block from which on blocks take seats: fewer are over before who has none has found one
 
 
 def walk_parameters(early: bool) -> tuple[Parameter, ...]:
@@ -137,7 +138,7 @@ def _launch(
         by |= {"given": lists.groups, "places": lists.places}
     else:
         by |= {"logits": routed.logits} | ({"ids": routed.chosen, "shares": routed.shares} if gate else {})
-    seats, processors = seats_for(lists.seats, grid)
+    seats, processors = seats_for(lists.seats, grid) if most >= _SEATED * grid else (None, 0)
     return variant.launch(
         (grid,), x=x, w=maps.data, bias=maps.bias, scales=maps.scales, norms=lists.norms, **by, y=y, seats=seats,
         units=units, tiles=tiles, chosen=chosen, width=tiles * TILE // (2 if gate else 1), processors=processors,

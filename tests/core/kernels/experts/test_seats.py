@@ -103,15 +103,26 @@ def test_seats_lie_apart_by_the_blocks_of_a_launch() -> None:
     assert [bool(row.any()) for row in seats] == [False, True, True] + [False] * (MOST_SEATS - 3)
 
 
-@pytest.mark.emulated
-def test_blocks_of_both_maps_take_seats() -> None:
+def maps_of_experts(blocks: int) -> list[Launch]:
+    """Gate and up, then down, of three rows: three experts' tiles each, two at once, for blocks of two processors."""
     card, case = registry()["experts"], {**registry()["experts"].cases[0], "m": 3}
     inputs = card.example(case, proof.generator(0, CPU), CPU)
-    made = card.launches("sm_90a", case, inputs, card.outputs(case, inputs), blocks=4, processors=2)
-    for launch, mark in zip(made[:2], (1, 0), strict=True):
+    return list(card.launches("sm_90a", case, inputs, card.outputs(case, inputs), blocks=blocks, processors=2))[:2]
+
+
+@pytest.mark.emulated
+def test_blocks_of_both_maps_take_seats() -> None:
+    for launch, mark in zip(maps_of_experts(blocks=2), (1, 0), strict=True):
         emulator.execute([launch])
         assert launch.operands["processors"] == 2
-        assert launch.operands["seats"][3:7].tolist() == [mark] * 4
+        assert launch.operands["seats"][3:5].tolist() == [mark] * 2
+
+
+@pytest.mark.reference
+def test_blocks_of_less_than_three_tiles_walk_the_run_of_their_number() -> None:
+    for launch in maps_of_experts(blocks=4):
+        assert launch.operands["processors"] == 0
+        assert launch.operands["seats"] is None
 
 
 @pytest.mark.emulated
