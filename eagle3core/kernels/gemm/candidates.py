@@ -16,6 +16,12 @@ from eagle3core.kernels.gemm.products import STREAMS, UNIT
 from eagle3core.kernels.gemm.ring.bulk import holds_x
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
 
+
+def _shared(warps: int, w_tiles: int, *rings: tuple[int, int]) -> list[Tiling]:
+    """`ring` of so many warps a stream, which share 16 rows of x, by units and stages."""
+    return [Tiling("ring", 2, w_tiles, *ring, warps_w=warps) for ring in rings]
+
+
 # For up to 8 rows: how much of W is under way, and in how large copies. With two tiles of W a block reads x half as
 # often. Little under way leaves memory to attention, beside which the map after it begins.
 _BULK = [Tiling("bulk", 1, 1, units, stages) for units, stages in ((8, 2), (8, 3), (4, 2), (4, 3), (4, 4), (4, 6))]
@@ -39,6 +45,7 @@ _SIXTEEN += [Tiling("bulk", 2, 2, units, stages) for units, stages in ((4, 3), (
 # a block make it so for the 384 tiles of q, k and v, which else have three blocks a processor that read x each.
 _SIXTEEN += [Tiling("bulk", 2, w_tiles, 4, stages) for w_tiles, stages in ((2, 4), (2, 6), (3, 3), (3, 4))]
 _SIXTEEN += [Tiling("ring", 2, w_tiles, 2, stages) for w_tiles, stages in ((2, 6), (2, 8), (3, 4), (3, 6))]
+_SIXTEEN += [*_shared(2, 2, (2, 6), (2, 8)), *_shared(3, 3, (2, 4)), *_shared(4, 8, (1, 4))]
 # W in e4m3, for up to 8 rows. Where a processor has many tiles, little under way lets it have several blocks at once,
 # of which some begin while others end.
 _FP8_EIGHT = [Tiling("bulk", 1, 1, 8, stages) for stages in (2, 3, 4, 6)]
@@ -56,6 +63,8 @@ _FP8_SIXTEEN += [Tiling("ring", 2, 4, units, stages) for units, stages in ((2, 3
 _FP8_SIXTEEN += [Tiling("ring", 2, 8, units, stages) for units, stages in ((1, 4), (1, 5), (2, 3))]
 _FP8_SIXTEEN += [Tiling("bulk", 2, 2, 4, stages) for stages in (4, 6)]
 _FP8_SIXTEEN += [Tiling("group", 2, 8, 4, 5), Tiling("group", 2, 12, 2, 7)]
+# And the more warps share it, the more there are to widen W.
+_FP8_SIXTEEN += [*_shared(2, 2, (2, 8)), *_shared(3, 3, (2, 6), (4, 3)), *_shared(4, 8, (2, 2))]
 _FP8 = _FP8_EIGHT, _FP8_SIXTEEN
 # For 17 to 64, of `group`: units, and the blocks that shall fit a processor, by tiles of W; and where four share K.
 _ALONE = {4: ((4, 1), (4, 2), (4, 3), (2, 2)), 8: ((4, 1), (4, 2), (2, 2)), 12: ((4, 1),), 16: ((4, 1),)}
@@ -191,6 +200,8 @@ def _is_taken(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) -> 
         arch == "sm_80" or not packed or k % UNIT or not holds_x(tiling.x_tiles, tiling.units)
     ):  # fmt: skip
         return False
+    if tiling.kernel == "ring" and not _can_share(tiling):
+        return False
     if tiling.kernel in ("ring", "bulk"):
         return n_tiles % tiling.w_tiles == 0 and (tiling.units == 1 or units % (STREAMS * tiling.units) == 0)
     return True
@@ -222,6 +233,11 @@ def check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) 
         )  # fmt: skip
     if tiling.paced < 0 or (tiling.paced and tiling.kernel != "bulk"):
         raise KernelLimit(f"{tiling}, paced", "cycles, of `bulk` alone", "set paced=0, or pass no tiling")
+    if tiling.kernel == "ring" and not _can_share(tiling):
+        raise KernelLimit(
+            f"{tiling}, {tiling.warps_w} warps a stream", "1 to 4, that divide w_tiles",
+            "set warps_w=1, or pass no tiling",
+        )  # fmt: skip
     if tiling.held and not _can_hold(tiling):
         raise KernelLimit(
             f"{tiling} holds its totals",
@@ -241,6 +257,11 @@ def check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) 
             f"bulk copies, packed W, whole units of {UNIT}, x_tiles 1 with up to 8 units or 2 with up to 4",
             "use `ring`, or pass no tiling",
         )
+
+
+def _can_share(tiling: Tiling) -> bool:
+    """Whether the warps of a stream have whole tiles of W each, and a block a barrier for every stream of theirs."""
+    return 1 <= tiling.warps_w <= 4 and tiling.w_tiles % tiling.warps_w == 0
 
 
 def _can_hold(tiling: Tiling) -> bool:

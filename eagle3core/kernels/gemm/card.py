@@ -56,7 +56,7 @@ def _tiling(arch: str, case: Case, setting: Mapping[str, Any]) -> Tiling:
     if not setting or not exists.get(setting.get("kernel", ""), True):
         return tiling
     if "kernel" in setting:  # of the chosen one, which may be another kernel's, only what every kernel has
-        tiling = replace(tiling, cluster=1, held=False, resident=0, paced=0)
+        tiling = replace(tiling, warps_x=1, warps_w=1, cluster=1, held=False, resident=0, paced=0)
     asked = fitted(arch, replace(tiling, **setting))
     return asked if not isinstance(asked, Fp8Tiling) or takes(asked, case["k"]) else tiling
 

@@ -63,8 +63,11 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
     constants |= {"blocks": True} if blocks else {}
     if tiling.kernel in ("ring", "bulk"):
         constants["bulk"] = tiling.kernel == "bulk"
+        constants |= {"sharers": tiling.warps_w} if tiling.warps_w > 1 else {}
         # For more than 16 rows, and for sums of blocks of 16, the rings leave room for one block or two.
         most = 168 if tiling.x_tiles > 2 or (blocks and tiling.x_tiles > 1) else 128
+        expected["HMMA"] = products // tiling.warps_w
+        registers = registers if tiling.warps_w == 1 else 64
     constants |= {"paced": tiling.paced} if tiling.paced else {}
     if tiling.kernel == "bulk":
         expected = {"HMMA": products, "UBLKCP": 1}

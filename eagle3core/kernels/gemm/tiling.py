@@ -36,7 +36,7 @@ class Tiling:
             not have, and `x_tiles` 1 or 2), `tile` (warps divide the block) or `group` (warpgroups do; sm_90a only).
         x_tiles, w_tiles: rows of a block: 8 x_tiles of x, 16 w_tiles of W.
         units, stages: units of 32 k of a stage, and stages of the ring.
-        warps_x, warps_w: of `tile`; see `make_gemm_tile`.
+        warps_x, warps_w: of `tile`; see `make_gemm_tile`. warps_w: of `ring`, warps of a stream, which share x.
         split: of `tile` and `group`. together: of a split `group`; see `sums.make_hand_over`.
         cluster: of `group`, blocks of x that share tiles of W; see `make_gemm_group`.
         held: of `group`, totals in registers; see `make_gemm_held`. resident: there, blocks of the grid at most, each
@@ -62,7 +62,9 @@ class Tiling:
     def threads(self) -> int:
         if self.held:
             return held_threads(self.w_tiles)
-        warps = {"ring": STREAMS, "bulk": STREAMS, "tile": self.warps_x * self.warps_w, "group": self.w_tiles}
+        warps = {
+            "ring": STREAMS * self.warps_w, "bulk": STREAMS, "tile": self.warps_x * self.warps_w, "group": self.w_tiles
+        }  # fmt: skip
         return 32 * (warps[self.kernel] + (self.paced > 0)) + (FETCHING if self.kernel == "group" else 0)
 
     @property
@@ -79,7 +81,7 @@ class Tiling:
     @property
     def name(self) -> str:
         more = {
-            "ring": "",
+            "ring": f"_x{self.warps_w}" if self.warps_w > 1 else "",
             "bulk": f"_w{self.paced}" if self.paced else "",
             "tile": f"_{self.warps_x}x{self.warps_w}_s{self.split}",
             "group": f"_{'t' if self.together else 's'}{self.split}"

@@ -11,14 +11,17 @@ from eagle3core.kernels.gemm.products import FRAGMENT, UNIT
 
 
 def make_lane_copies(
-    isa: Any, *, x_tiles: int, w_tiles: int, units: int, packed: bool, ragged: bool, fp8: bool, x_offset: int
-) -> tuple[Any, Any]:
-    """Inlined `copy_w(target, sources, partner, offset, unit, n_units, t)` and `copy_x(target, source, ...)`.
+    isa: Any, *, x_tiles: int, w_tiles: int, units: int, packed: bool, ragged: bool, fp8: bool, x_offset: int,
+    sharers: int,
+) -> tuple[int, Any, Any, Any]:  # fmt: skip
+    """Pieces of x that a lane copies for a stage, and inlined `piece_tile(j, part)`, the tile of x that its j-th is of,
+    `copy_w(target, sources, partner, offset, unit, n_units, t)` and `copy_x(target, source, ..., part)`.
 
     `target` is the lane's shared address in a stage, where W of its first unit, `unit` of `n_units`, goes and, from
     `x_offset` bytes on, x; `t` the lane's place in a row. `sources` are the addresses of its first 16 bytes of each
     tile of W, `offset` bytes before the stage's, `partner` the bytes from a row to the one that it is paired with;
-    `source` that of x, `tile_bytes` from a tile of x to the next, `sizes` 16 a tile, or 0 for a row past the last.
+    `source` that of x, `tile_bytes` from a tile of x to the next, `sizes` 16 a piece, or 0 for a row past the last.
+    Of `sharers` warps, each with `w_tiles` tiles of W, the one of this `part` copies every so many-th piece of x.
     """
     i32 = isa.i32
     tile_bytes_w = FRAGMENT if fp8 else 2 * FRAGMENT  # of a unit, packed
@@ -41,13 +44,21 @@ def make_lane_copies(
                     if not fp8:  # of which a lane's 16 bytes are both rows'
                         isa.copy16(i32(at + FRAGMENT), source + partner)
 
-    def copy_x(target: Any, source: Any, tile_bytes: Any, sizes: Any, unit: Any, n_units: Any, t: Any) -> None:
-        for m in range(x_tiles):
-            for u in range(units):
-                size = sizes[m]
-                if ragged and unit + u == n_units - 1 and t >= 2:
-                    size = i32(0)
-                at = i32(target + x_offset + (m * units + u) * FRAGMENT)
+    n_pieces, unit_shift = -(-x_tiles * units // sharers), units.bit_length() - 1
+
+    def piece_tile(j: int, part: Any) -> Any:
+        return j >> unit_shift if sharers == 1 else i32(i32(part + j * sharers) >> unit_shift)
+
+    def copy_x(
+        target: Any, source: Any, tile_bytes: Any, sizes: Any, unit: Any, n_units: Any, t: Any, part: Any
+    ) -> None:
+        for j in range(n_pieces):
+            place = part + j * sharers if sharers > 1 else j
+            m, u, size = place >> unit_shift, place & (units - 1), sizes[j]
+            if ragged and unit + u == n_units - 1 and t >= 2:
+                size = i32(0)
+            if place < x_tiles * units:
+                at = i32(target + x_offset + place * FRAGMENT)
                 isa.copy16_cached_fill(at, source + m * tile_bytes + u * (2 * UNIT), size)
 
-    return isa.inlined(copy_w), isa.inlined(copy_x)
+    return n_pieces, isa.inlined(piece_tile), isa.inlined(copy_w), isa.inlined(copy_x)
