@@ -14,6 +14,7 @@ from lab.options.formats import FormatOptions
 from lab.options.values import (
     MOST_DRAFTS,
     ArchName,
+    CacheName,
     Counts,
     Depths,
     DeviceName,
@@ -117,6 +118,7 @@ class FmhaOptions(SweepOptions):
     )
     orders_dim: int = option(128, "head size of --orders", ge=1)
     tile_stats: bool = option(False, "count tiles too, with kernels of their own", variable="EAGLE3_FMHA_TILE_STATS")
+    cache_dtype: CacheName = option("as_computed", "of keys and values")
     ab: bool = option(False, "hold the default against plain attention first", variable="EAGLE3_FMHA_AB")
 
 

@@ -146,7 +146,7 @@ SHORT_RINGS = (3, 2)  # stages of one unit
 
 def attention_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
     """Splits of a block, which need no kernel of their own beside the joined one, and units one at a time; where
-    streams have few, also in rings so short that a processor has room for several blocks."""
+    streams have few, or keys are in e4m3, also in rings so short that a processor has room for several blocks."""
     shape, batch = shape_of(arch, case), len(prefixes_of(case))
     # That of long sessions, whatever the rule has for these: the first candidate is what is used now in any case.
     plan = ruled_plan(
@@ -159,6 +159,8 @@ def attention_sweep(arch: str, case: Case) -> list[Mapping[str, Any]]:
     if plan.row_warps == 0:
         one_by_one = {**chosen, "units": 1}
         found += [{**one_by_one, "stages": 2 * plan.stages}] if plan.units > shape.least_units else []
+        if shape.is_fp8:  # whose sets are to be widened: a processor has room for two blocks that do, or three
+            found += [{**chosen, "stages": plan.stages // blocks, "run": run} for blocks in (2, 3) for run in runs]
         is_short = case.get("kv", tuned.MIDDLE_KEYS) < tuned.MIDDLE_KEYS
         rings = SHORT_RINGS if is_short and shape.least_units == 1 else ()
         found += [{**one_by_one, "stages": stages, "run": run} for stages in rings for run in runs]

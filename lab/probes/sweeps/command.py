@@ -98,14 +98,16 @@ def _regimes(arch: str, options: SweepOptions) -> list[Regime]:
         assert options.shapes is not None, "the options name a shape log"
         return gemm_regimes(arch, load_shapes(options.shapes), options.top)
     assert isinstance(options, FmhaOptions), "there are two sweeps"
-    return attention_regimes(arch, _grid(options))
+    return attention_regimes(arch, grid_of(options))
 
 
-def _grid(options: FmhaOptions) -> AttentionGrid:
+def grid_of(options: FmhaOptions) -> AttentionGrid:
+    """The shapes that are asked for; without a GPU, and nothing to build, what a CPU can emulate."""
     if options.build is None and options.device != "cuda" and not torch.cuda.is_available():
         return TINY
     points = tuple((point.batch, point.context) for point in options.at)
-    return AttentionGrid({dim: HEADS[dim] for dim in options.dims}, points, options.tokens)
+    heads, fp8 = {dim: HEADS[dim] for dim in options.dims}, options.cache_dtype == "fp8"
+    return AttentionGrid(heads, points, options.tokens, fp8=fp8)
 
 
 def _of_dim(regimes: Sequence[Regime], dim: int) -> list[Regime]:

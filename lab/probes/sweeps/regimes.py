@@ -122,7 +122,7 @@ class AttentionGrid:
     Attributes:
         heads: query heads and key heads by head size.
         points: batch and keys. tokens: queries a sequence.
-        order: (splits, streams), or None for the architecture's own.
+        order: (splits, streams), or None for the architecture's own. fp8: keys and values are in e4m3.
     """
 
     heads: Mapping[int, tuple[int, int]]
@@ -130,14 +130,16 @@ class AttentionGrid:
     tokens: tuple[int, ...] = (1, 4, 8, 16, 64)
     order: tuple[int, int] | None = None
     dtype: str = "bf16"
+    fp8: bool = False
 
     def cases(self, dim: int) -> list[Case]:
         """Cases of the attention card, for one head size."""
         heads, kv_heads = self.heads[dim]
         order: dict[str, Any] = {"order": self.order} if self.order else {}
+        cache: dict[str, Any] = {"fp8": True} if self.fp8 else {}
         return [
             {"dtype": self.dtype, "dim": dim, "heads": heads, "kv_heads": kv_heads, "batch": batch, "kv": kv,
-             "tokens": n, **order} for batch, kv in self.points for n in self.tokens
+             "tokens": n, **order, **cache} for batch, kv in self.points for n in self.tokens
         ]  # fmt: skip
 
 

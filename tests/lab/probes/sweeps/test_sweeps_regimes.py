@@ -13,7 +13,8 @@ from eagle3core.kernels.gemm.tiling import Tiling, ruled_tiling
 from eagle3core.step.gemm_audit import Product
 from lab.cli import parsed
 from lab.errors import ExperimentError
-from lab.options.sweeps import read_orders
+from lab.options.sweeps import FmhaOptions, read_orders
+from lab.probes.sweeps.command import grid_of
 from lab.probes.sweeps.confirm import contenders, named_file
 from lab.probes.sweeps.joint import joint_orders
 from lab.probes.sweeps.machines import variants_of
@@ -76,6 +77,23 @@ def test_short_sessions_compete_in_short_rings_and_a_setting_has_to_serve_every_
     assert {one["run"] for one in short.settings if (one["units"], one["stages"]) == (1, 2)} == {1, 2, 4, 8, 16}
     assert not any(one["stages"] == 2 for regime in (middle, long) for one in regime.settings)
     assert [len(regime.cases) for regime in (middle, long)] == [1, 1]
+
+
+def test_a_cache_in_e4m3_is_swept_as_such_and_its_rings_leave_a_processor_room_for_several_blocks(
+    no_file: None,
+) -> None:
+    line = ["sweep", "fmha", "--build", "x", "--dims", "128", "--tokens", "4", "--at", "16384x4"]
+    found = []
+    for more in ([], ["--cache-dtype", "fp8"]):
+        _, options = parsed([*line, *more])
+        assert isinstance(options, FmhaOptions)
+        found += attention_regimes("sm_90a", grid_of(options))
+    of_16_bits, regime = found
+    assert (of_16_bits.key.dtype, regime.key.dtype) == ("bf16", "bf16_fp8")
+    assert [case.get("fp8") for case in (*of_16_bits.cases, *regime.cases)] == [None, True]
+    assert {one["stages"] for one in regime.settings} == {6, 3, 2}
+    assert {one["run"] for one in regime.settings if one["stages"] == 2} == {1, 2, 4, 8, 16}
+    assert all(variants_of("attention", "sm_90a", regime.cases[0], one) for one in regime.settings)
 
 
 def test_contenders_are_whole_files_the_default_first_and_named_for_engines_only_inside(
