@@ -51,7 +51,8 @@ _CUTS = {(form, rows): cut for form in UNIT_BYTES for rows, cut in _BY_ROWS.item
     (FP8_BLOCKS, 8): Cut(1, 2, 1),
 }
 
-_OF_ONE_ROW = {"mxfp4": Cut(2, 3, 6, 2, 2, 1)}  # in place of these, where it chooses its experts itself
+# In place of these, where it chooses its experts itself.
+_OF_ONE_ROW = {"mxfp4": Cut(2, 3, 6, 2, 2, 1), FP8: Cut(2, 4, 4, 1, 2)}
 
 
 def piece_units(k: int, form: str) -> int:
@@ -78,12 +79,14 @@ _SWEPT = {
     ("mxfp4", 4): (Cut(2, 3, 2, 3, 3), Cut(2, 2, 3, 2, 5)),
     (FP8, 1): (
         Cut(2, 5, 2, 1, 4), Cut(2, 4, 2, 1, 5), Cut(2, 4, 4, 1, 2), Cut(2, 3, 4, 1, 4), Cut(2, 5, 4, 1, 2),
-        Cut(1, 5, 4, 1, 4), Cut(1, 4, 4, 1, 6), Cut(4, 3, 2, 1, 4),
+        Cut(1, 5, 4, 1, 4), Cut(1, 4, 4, 1, 6), Cut(4, 3, 2, 1, 4), Cut(2, 3, 4, 1, 4, 1), Cut(1, 6, 4, 1, 4),
+        Cut(1, 8, 2, 1, 5), Cut(1, 8, 2, 1, 5, 1),
     ),
     (FP8, 2): (Cut(2, 4, 2, 1, 4), Cut(2, 4, 2, 2, 2), Cut(1, 4, 4, 1, 5)),
     (FP8_BLOCKS, 1): (Cut(2, 5, 2, 1, 4), Cut(2, 4, 4, 1, 2), Cut(2, 3, 4, 1, 4), Cut(1, 5, 4, 1, 4)),
     ("plain", 1): (
         Cut(2, 5, 2, 1, 2), Cut(2, 3, 2, 1, 4), Cut(2, 3, 4, 1, 2), Cut(1, 5, 2, 1, 4), Cut(1, 4, 4, 1, 3),
+        Cut(1, 3, 4, 1, 3), Cut(1, 3, 4, 1, 4), Cut(2, 3, 4, 1, 2, 1),
     ),
     ("plain", 2): (Cut(2, 4, 2, 1, 2), Cut(2, 3, 2, 1, 3)),
 }  # fmt: skip
