@@ -141,3 +141,4 @@ class StepOptions(SweepOptions, FormatOptions):
     model: Literal["target", "draft"] = option(
         "target", "whose passes are timed; draft: maps that the target's pass has none of the shape of"
     )
+    only: str = option("", "regimes whose name holds this, e.g. 4096x14336 (default all)", metavar="TEXT")

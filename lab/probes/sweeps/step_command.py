@@ -31,7 +31,7 @@ def run(options: StepOptions) -> int:
     """Sweeps; 0, or 1 if bits differed, or 4 if something could not be decided.
 
     Raises:
-        ExperimentError: there is no GPU, or a step has no such name.
+        ExperimentError: there is no GPU, a step has no such name, or no regime is named so.
     """
     if options.rows is not None:
         return conclude("gemm", options, options.rows, options.arch, is_whole=True)
@@ -39,7 +39,7 @@ def run(options: StepOptions) -> int:
     runners = {
         name: shapes.runner(step_setting(name, options.context, options.batch)) for name in options.steps
     }  # fmt: skip
-    regimes = regimes_of(runners, options.arch, options.model)
+    regimes = named_so(regimes_of(runners, options.arch, options.model), options.only)
     if options.build is not None:
         return _build(options, runners, regimes, options.build)
     machine = machine_of(options.device)
@@ -59,6 +59,19 @@ def run(options: StepOptions) -> int:
     sweep = StepSweep(machine, writer, steps, deadline=time.monotonic() + options.limit_s)
     is_whole = sweep.run(regimes)
     return conclude("gemm", options, options.out, machine.arch, is_whole=is_whole)
+
+
+def named_so(regimes: list[Regime], text: str) -> list[Regime]:
+    """The regimes whose name holds a text.
+
+    Raises:
+        ExperimentError: none does.
+    """
+    found = [one for one in regimes if text in one.name]
+    if not found:
+        names = ", ".join(repr(one.name) for one in regimes)
+        raise ExperimentError(f"--only is {text!r}, of no regime's name", f"a part of {names}", "take one of these")
+    return found
 
 
 def _build(options: StepOptions, runners: Mapping[str, DeviceRunner], regimes: list[Regime], out: Path) -> int:

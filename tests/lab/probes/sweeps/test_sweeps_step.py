@@ -33,6 +33,7 @@ from lab.probes.sweeps.in_step import (
 from lab.probes.sweeps.machines import TwinMachine
 from lab.probes.sweeps.regimes import Regime, nearest
 from lab.probes.sweeps.rows import SCREEN, SweepWriter, read_sweep
+from lab.probes.sweeps.step_command import named_so
 
 TREE = "dynamic-12/2/4"  # more than 8 rows, so that its products are of another regime than plain decoding's
 pytestmark = pytest.mark.emulated
@@ -75,6 +76,10 @@ def test_maps_in_fp8_are_regimes_of_their_own_with_the_settings_that_compete_for
     assert {one.key.dtype for one in regimes} == {"bf16_fp8"}
     assert len(regimes) == 5
     assert all(len(one.settings) > 3 and len(one.cases) == 2 for one in regimes)
+    assert [one.key.k for one in named_so(regimes, "4096x14336")] == [14336]
+    assert named_so(regimes, "") == regimes
+    with pytest.raises(ExperimentError, match="'bf16_fp8 rows<=8 4096x14336 packed'"):
+        named_so(regimes, "rows<=16")
 
 
 @pytest.mark.slow
@@ -198,4 +203,6 @@ def test_what_cannot_be_swept_is_refused_before_anything_is_measured(tmp_path: P
     if not torch.cuda.is_available():
         assert main(["sweep", "step", "--out", str(tmp_path / "rows.jsonl")]) == 2
     assert main(["sweep", "step", "--steps", "chain-99", "--build", str(tmp_path)]) == 2
+    build = ["--build", str(tmp_path), "--geometry", "llama-3.2-1b"]
+    assert main(["sweep", "step", "--steps", "plain", "--only", "no regime", *build]) == 2
     assert not list(tmp_path.iterdir())
