@@ -78,7 +78,7 @@ def drawn(draw: Random):
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("seed", seeds(6, 24, 200))
+@pytest.mark.parametrize("seed", seeds(4, 16, 200))
 def test_warps_that_share_x_give_any_shape_the_bits_of_the_ring(seed):
     case, setting = drawn(Random(seed))
     assert differing(case, setting, seed) == 0, (case, setting)
@@ -118,7 +118,7 @@ PLANTED = {
 @pytest.mark.parametrize("bug", slow_from(3, PLANTED))
 def test_a_planted_bug_is_found(bug, monkeypatch):
     case, setting = (
-        {"m": 11, "n": 96, "k": 512, "kind": "swiglu", "norm": True},
+        {"m": 14, "n": 96, "k": 512, "kind": "swiglu", "norm": True},  # more rows than a block has warps
         {"w_tiles": 6, "warps_w": 3, "stages": 2},
     )
     assert differing(case, setting) == 0
