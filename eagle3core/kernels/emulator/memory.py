@@ -45,7 +45,8 @@ def _storer(code: str, *, shared: bool = False) -> Callable[..., None]:
 
 
 load_u16 = _loader("H", 1, 2)
-load_u32, load_u64, load_u32x4 = _loader("i", 1, 4), _loader("q", 1, 8), _loader("i", 4, 4)
+load_u32, load_u64 = _loader("i", 1, 4), _loader("q", 1, 8)
+load_u32x2, load_u32x4 = _loader("i", 2, 4), _loader("i", 4, 4)
 load_u32x4_const = load_u32x4_stream = load_u32x4_l2 = load_u32x4
 load_f32, load_f32x2, load_f32x4 = _loader("f", 1, 4), _loader("f", 2, 4), _loader("f", 4, 4)
 load_f32_l2, load_f32x4_l2 = load_f32, load_f32x4

@@ -144,70 +144,102 @@ def make_pairing(isa: Any, epilogue: Epilogue) -> tuple[Any, Any]:
     return isa.inlined(first_row), isa.inlined(distance)
 
 
-def make_fetch_columns(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
+def make_fetch_columns(isa: Any, epilogue: Epilogue) -> Any:
     """Inlined `fetch_columns(tile, pair, n, bias, gain)`: the operands of a pair that all rows of x share.
 
-    Returns (gain0, gain1, bias0, bias1); gain is the factors of k and v for a cache in e4m3.
+    Returns (gain0, gain1, bias0, bias1) as they lie in memory, int32 for `make_opened`; gain is the factors of k and v
+    for a cache in e4m3.
     """
-    i32, i64, low = isa.i32, isa.i64, isa.LOW[dtype]
+    i32, i64 = isa.i32, isa.i64
     first_row, distance = make_pairing(isa, epilogue)
     bias_, residual_, e4m3_ = epilogue.has_bias, epilogue.kind == "residual", epilogue.e4m3_cache
-    zero = np.float32(0)
 
     def fetch_columns(tile: Any, pair: Any, n: Any, bias: Any, gain: Any) -> Any:
-        g0, g1, b0, b1 = zero, zero, zero, zero
+        g0, g1, b0, b1 = i32(0), i32(0), i32(0), i32(0)
         column = i32(first_row(tile) + pair)
         far = i64(distance(n)) * 2
         if bias_:
             at = bias + i64(column) * 2
-            b0, b1 = low(isa.load_u16(at)), low(isa.load_u16(at + far))
+            b0, b1 = isa.load_u16(at), isa.load_u16(at + far)
         if residual_:
             at = gain + i64(column) * 2
-            g0, g1 = low(isa.load_u16(at)), low(isa.load_u16(at + far))
+            g0, g1 = isa.load_u16(at), isa.load_u16(at + far)
         if e4m3_:
-            g0, g1 = isa.load_f32x2(gain)
+            g0, g1 = isa.load_u32x2(gain)
         return g0, g1, b0, b1
 
     return isa.inlined(fetch_columns)
 
 
 def make_fetch_angle(isa: Any, epilogue: Epilogue) -> Any:
-    """Inlined `fetch_angle(tile, pair, row, positions, table)`: cos and sin of a pair of a row of x, of `qkv`."""
+    """Inlined `fetch_angle(tile, pair, row, positions, table)`: cos and sin of a pair of a row of x, of `qkv`, f32 as
+    int32."""
     i64, half, tiles_mask = isa.i64, epilogue.head_dim // 2, epilogue.head_dim // 16 - 1
 
     def fetch_angle(tile: Any, pair: Any, row: Any, positions: Any, table: Any) -> Any:
         line = i64(isa.load_u32(positions + i64(row) * 4)) * half
-        return isa.load_f32x2(table + (line + (tile & tiles_mask) * 8 + pair) * 8)
+        return isa.load_u32x2(table + (line + (tile & tiles_mask) * 8 + pair) * 8)
 
     return isa.inlined(fetch_angle)
 
 
-def make_fetch(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
+def make_fetch(isa: Any, epilogue: Epilogue) -> Any:
     """Inlined `fetch(tile, pair, row, rows, n, bias, gain, residual, positions, slots, table)`: an item's operands.
 
-    Returns ((a0, a1, gain0, gain1, bias0, bias1), slot): a is the residual, or (cos, sin); gain the factors of k and v
-    for a cache in e4m3.
+    Returns ((a0, a1, gain0, gain1, bias0, bias1), slot), all as they lie in memory, int32 for `make_opened`: a is the
+    residual, or (cos, sin); gain the factors of k and v for a cache in e4m3. Nothing is done with a value that is
+    loaded here, so a thread has the loads of all its items under way at once.
     """
-    i32, i64, low = isa.i32, isa.i64, isa.LOW[dtype]
+    i32, i64 = isa.i32, isa.i64
     first_row, distance = make_pairing(isa, epilogue)
-    fetch_columns, fetch_angle = make_fetch_columns(isa, epilogue, dtype), make_fetch_angle(isa, epilogue)
+    fetch_columns, fetch_angle = make_fetch_columns(isa, epilogue), make_fetch_angle(isa, epilogue)
     add_, qkv_ = epilogue.kind == "residual" and epilogue.has_residual, epilogue.kind == "qkv"
-    zero = np.float32(0)
 
     def fetch(
         tile: Any, pair: Any, row: Any, rows: Any, n: Any, bias: Any, gain: Any, residual: Any, positions: Any,
         slots: Any, table: Any,
     ) -> Any:  # fmt: skip
-        a0, a1, g0, g1, b0, b1 = zero, zero, zero, zero, zero, zero
+        a0, a1, g0, g1, b0, b1 = i32(0), i32(0), i32(0), i32(0), i32(0), i32(0)
         slot = i32(-1)
         if row < rows:
             g0, g1, b0, b1 = fetch_columns(tile, pair, n, bias, gain)
             if add_:
                 at = residual + (i64(row) * n + first_row(tile) + pair) * 2
-                a0, a1 = low(isa.load_u16(at)), low(isa.load_u16(at + i64(distance(n)) * 2))
+                a0, a1 = isa.load_u16(at), isa.load_u16(at + i64(distance(n)) * 2)
             if qkv_:
                 slot = isa.load_u32(slots + i64(row) * 4)
                 a0, a1 = fetch_angle(tile, pair, row, positions, table)
         return (a0, a1, g0, g1, b0, b1), slot
 
     return isa.inlined(fetch)
+
+
+def make_opened(isa: Any, epilogue: Epilogue, dtype: str) -> tuple[Any, Any]:
+    """Inlined `opened(a0, a1, gain0, gain1, bias0, bias1)` and `opened_columns(gain0, gain1, bias0, bias1)`: what was
+    fetched, as f32."""
+    low, as_f32, zero = isa.LOW[dtype], isa.f32_of_bits, np.float32(0)
+    bias_, add_ = epilogue.has_bias, epilogue.kind == "residual" and epilogue.has_residual
+    residual_, qkv_, e4m3_ = epilogue.kind == "residual", epilogue.kind == "qkv", epilogue.e4m3_cache
+
+    def opened_columns(gain0: Any, gain1: Any, bias0: Any, bias1: Any) -> Any:
+        g0, g1, b0, b1 = zero, zero, zero, zero
+        if bias_:
+            b0, b1 = low(bias0), low(bias1)
+        if residual_:
+            g0, g1 = low(gain0), low(gain1)
+        if e4m3_:
+            g0, g1 = as_f32(gain0), as_f32(gain1)
+        return g0, g1, b0, b1
+
+    opened_columns = isa.inlined(opened_columns)
+
+    def opened(a0: Any, a1: Any, gain0: Any, gain1: Any, bias0: Any, bias1: Any) -> Any:
+        v0, v1 = zero, zero
+        if add_:
+            v0, v1 = low(a0), low(a1)
+        if qkv_:
+            v0, v1 = as_f32(a0), as_f32(a1)
+        g0, g1, b0, b1 = opened_columns(gain0, gain1, bias0, bias1)
+        return v0, v1, g0, g1, b0, b1
+
+    return isa.inlined(opened), opened_columns

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch
+from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch, make_opened
 from eagle3core.kernels.gemm.finish import make_finish
 from eagle3core.kernels.gemm.fp8.operands import make_fetch_scales
 from eagle3core.kernels.gemm.products import STREAMS
@@ -121,7 +121,8 @@ def make_walk(
     `scales`, one a row.
     """
     cuda, i32, f32 = isa.cuda, isa.i32, isa.f32
-    fetch, finish = make_fetch(isa, epilogue, dtype), make_finish(isa, epilogue, dtype)
+    fetch, finish = make_fetch(isa, epilogue), make_finish(isa, epilogue, dtype)
+    opened, _ = make_opened(isa, epilogue, dtype)
     scaled, zero = epilogue.quads > 0, np.float32(0)
     fetch_scales = make_fetch_scales(isa, epilogue)
     warps, pieces = threads // 32, x_tiles * w_tiles // (split if together else 1)
@@ -135,7 +136,7 @@ def make_walk(
         bias: Any, gain: Any, residual: Any, positions: Any, slots: Any, table: Any, q_heads: Any, kv_heads: Any,
         y: Any, second: Any, third: Any, ordered: Any, scales: Any,
     ) -> None:  # fmt: skip
-        held, held_slot = cuda.local.array(n_held, f32), cuda.local.array(items, i32)
+        held, held_slot = cuda.local.array(n_held, i32), cuda.local.array(items, i32)
         v0s, v1s = cuda.local.array(items, f32), cuda.local.array(items, f32)
         if scales_rows:
             held_scales = cuda.local.array(n_scales, f32)
@@ -193,9 +194,9 @@ def make_walk(
                 scale = zero
                 if scaled:
                     scale = isa.shared_load_f32(i32(base + scale_at + local_rows[i] * 4))
-                operands = (
-                    held[i * 6], held[i * 6 + 1], held[i * 6 + 2], held[i * 6 + 3], held[i * 6 + 4], held[i * 6 + 5],
-                )  # fmt: skip
+                operands = opened(
+                    held[i * 6], held[i * 6 + 1], held[i * 6 + 2], held[i * 6 + 3], held[i * 6 + 4], held[i * 6 + 5]
+                )
                 finish(
                     v0s[i], v1s[i], scale, operands, held_slot[i], item_tiles[i], pair, item_rows[i], rows, n, q_heads,
                     kv_heads, y, second, third, ordered,

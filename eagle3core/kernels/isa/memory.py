@@ -28,6 +28,7 @@ load_u32x4_l2 = instruction(
     "load_u32x4_l2", "ld.global.cg.v4.u32 {$0,$1,$2,$3}, [$4];", [i32] * 4, [i64], volatile=True
 )
 load_f32 = instruction("load_f32", "ld.global.f32 $0, [$1];", [f32], [i64], volatile=True)
+load_u32x2 = instruction("load_u32x2", "ld.global.v2.u32 {$0,$1}, [$2];", [i32] * 2, [i64], volatile=True)
 load_f32x2 = instruction("load_f32x2", "ld.global.v2.f32 {$0,$1}, [$2];", [f32] * 2, [i64], volatile=True)
 load_f32x4 = instruction("load_f32x4", "ld.global.v4.f32 {$0,$1,$2,$3}, [$4];", [f32] * 4, [i64], volatile=True)
 load_f32_l2 = instruction("load_f32_l2", "ld.global.cg.f32 $0, [$1];", [f32], [i64], memory=True)

@@ -67,6 +67,7 @@ from eagle3core.kernels.isa.memory import (  # noqa: F401  part of the instructi
     load_f32x4_l2,
     load_u16,
     load_u32,
+    load_u32x2,
     load_u32x4,
     load_u32x4_const,
     load_u32x4_l2,

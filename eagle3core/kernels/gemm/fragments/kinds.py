@@ -204,8 +204,7 @@ def _make_qkv(isa: Any, epilogue: Epilogue, dtype: str) -> Any:
             held[at] = i32(-1)
         for e in range(2):
             row = min(i32(row0 + piece * 8 + (lane & 3) * 2 + e), last)
-            cos, sin = fetch_angle(tile, i32(lane >> 2), row, positions, table)
-            held[at + 1 + 2 * e], held[at + 2 + 2 * e] = isa.bits_of_f32(cos), isa.bits_of_f32(sin)
+            held[at + 1 + 2 * e], held[at + 2 + 2 * e] = fetch_angle(tile, i32(lane >> 2), row, positions, table)
 
     def to_bytes(high: Any, low: Any, factor: Any) -> Any:
         # Two rows' values in e4m3, each in 16 bits; transposed, two columns' in the lower 16.

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch_columns
+from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch_columns, make_opened
 from eagle3core.kernels.gemm.fragments.kinds import KINDS
 from eagle3core.kernels.gemm.values import make_scaled
 
@@ -25,9 +25,8 @@ def make_finish_fragments(isa: Any, epilogue: Epilogue, dtype: str, x_tiles: int
     """
     cuda, i32, zero = isa.cuda, isa.i32, np.float32(0)
     begin, fetch, n_fetched, act = KINDS[epilogue.kind](isa, epilogue, dtype)
-    fetch_columns, scaled, scales_ = (
-        make_fetch_columns(isa, epilogue, dtype), make_scaled(isa, epilogue), epilogue.quads > 0
-    )  # fmt: skip
+    fetch_columns, scaled, scales_ = make_fetch_columns(isa, epilogue), make_scaled(isa, epilogue), epilogue.quads > 0
+    _, opened_columns = make_opened(isa, epilogue, dtype)
     at_once = min(_AT_ONCE, x_tiles)
     n_held, n_rest = max(1, n_fetched * at_once), x_tiles % at_once
 
@@ -64,7 +63,8 @@ def make_finish_fragments(isa: Any, epilogue: Epilogue, dtype: str, x_tiles: int
         third: Any, ordered: Any,
     ) -> None:  # fmt: skip
         held, own_scales = cuda.local.array(n_held, i32), i32(scales + (lane & 3) * 8)
-        gain0, gain1, bias0, bias1 = fetch_columns(tile, i32(lane >> 2), n, bias, gain)
+        columns = fetch_columns(tile, i32(lane >> 2), n, bias, gain)
+        gain0, gain1, bias0, bias1 = opened_columns(columns[0], columns[1], columns[2], columns[3])
         own = begin(
             lane, row0, tile, rows, n, gain0, gain1, residual, positions, slots, table, q_heads, kv_heads, y, second,
             third, ordered,

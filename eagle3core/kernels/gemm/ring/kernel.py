@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch, make_pairing
+from eagle3core.kernels.gemm.epilogue import Epilogue, make_fetch, make_opened, make_pairing
 from eagle3core.kernels.gemm.finish import make_finish
 from eagle3core.kernels.gemm.fp8.blocks import make_block_walk
 from eagle3core.kernels.gemm.fp8.operands import make_fetch_scales
@@ -55,7 +55,8 @@ def make_gemm_ring(
     # that must have landed.
     wait_stage, wait_all = isa.COPY_WAIT[stages - 2], isa.COPY_WAIT[0]
     first_row, distance = make_pairing(isa, epilogue)
-    fetch, finish = make_fetch(isa, epilogue, dtype), make_finish(isa, epilogue, dtype)
+    fetch, finish = make_fetch(isa, epilogue), make_finish(isa, epilogue, dtype)
+    opened, _ = make_opened(isa, epilogue, dtype)
     share_of, scale_of = make_row_scale(isa, epilogue)
     scaled, fetch_scales = epilogue.quads > 0, make_fetch_scales(isa, epilogue)
 
@@ -193,7 +194,7 @@ def make_gemm_ring(
                 isa.copy_commit()
 
         # Operands of the epilogue are asked for now, so that they have arrived when the sums are ready.
-        held = cuda.local.array(n_held, f32)
+        held = cuda.local.array(n_held, i32)
         held_slot = cuda.local.array(items, i32)
         if by_row:
             held_scales = cuda.local.array(n_scales, f32)
@@ -211,8 +212,10 @@ def make_gemm_ring(
         shares = cuda.local.array(scale_rows, f32)
         if scaled:
             for j in range(scale_rows):
-                if x_rows % n_warps == 0 or warp + j * n_warps < x_rows:
-                    shares[j] = share_of(sums, i32(row0 + warp + j * n_warps), rows, lane)
+                row = i32(row0 + warp + j * n_warps)
+                if x_rows % n_warps != 0 and warp + j * n_warps >= x_rows:
+                    row = i32(rows)  # nothing is loaded of it; a branch would wait for the row before
+                shares[j] = share_of(sums, row, rows, lane)
 
         # [tile of W][tile of x][4], of one stream; beside them a lane holds the x of a unit and one tile of its W.
         accumulators = cuda.local.array(n_accumulators, f32)
@@ -251,20 +254,20 @@ def make_gemm_ring(
             wait_all()  # nothing may still land where the sums go next
         take_blocks(accumulators, totals)
 
-        # The warps' sums meet in shared memory: [stream][tile][x row][16 rows of W], the lower rows of pairs first.
-        # All warps have read their rings, which the sums overwrite.
+        # The warps' sums meet in shared memory: [stream][tile][x row][16 rows of W], the lower rows of pairs first. The
+        # four pieces of two rows change places from two rows to the next: no two lanes of a warp meet in a bank. All
+        # warps have read their rings, which the sums overwrite.
         meet()
         for r in range(own_tiles):
             for m in range(x_tiles):
                 q = (r * x_tiles + m) * 4
-                # A lane's four sums: W rows g and g + 8, x rows 2t and 2t + 1. Lanes of equal g share a bank, four at a
-                # time: once a block.
+                # A lane's four sums: W rows g and g + 8, x rows 2t and 2t + 1.
                 own_sums = stream * block_sums + tile_of(r, part) * (128 * x_tiles)
                 at = i32(base + (own_sums + (m * 8 + t * 2) * 16 + g) * 4)
-                isa.shared_store_f32(at, accumulators[q])
-                isa.shared_store_f32(i32(at + 64), accumulators[q + 1])
-                isa.shared_store_f32(i32(at + 32), accumulators[q + 2])
-                isa.shared_store_f32(i32(at + 96), accumulators[q + 3])
+                isa.shared_store_f32(i32(at + (t << 5)), accumulators[q])
+                isa.shared_store_f32(i32(at + ((t ^ 2) << 5)), accumulators[q + 1])
+                isa.shared_store_f32(i32(at + ((t ^ 1) << 5)), accumulators[q + 2])
+                isa.shared_store_f32(i32(at + ((t ^ 3) << 5)), accumulators[q + 3])
         if scaled:
             for j in range(scale_rows):
                 if x_rows % n_warps == 0 or warp + j * n_warps < x_rows:
@@ -276,20 +279,22 @@ def make_gemm_ring(
             item = i32(tid + j * threads)
             if item < n_items:
                 local_row, pair = i32((item >> 3) & (x_rows - 1)), i32(item & 7)
-                at = i32(base + ((item >> 3) * 16 + pair) * 4)
+                own_piece = i32(((item >> 4) & 3) ^ ((item >> 2) & 2))  # of two rows of x, where the lower sum lies
+                lower = i32(base + ((item >> 4) * 32 + own_piece * 8 + pair) * 4)
+                upper = i32(lower + 32 - ((own_piece & 1) << 6))
                 # ((s0 + s1) + s2) + s3, as in every kernel of the GEMM.
-                v0, v1 = isa.shared_load_f32(at), isa.shared_load_f32(i32(at + 32))
+                v0, v1 = isa.shared_load_f32(lower), isa.shared_load_f32(upper)
                 for s in range(1, STREAMS):
-                    v0 = v0 + isa.shared_load_f32(i32(at + s * (block_sums * 4)))
-                    v1 = v1 + isa.shared_load_f32(i32(at + s * (block_sums * 4) + 32))
+                    v0 = v0 + isa.shared_load_f32(i32(lower + s * (block_sums * 4)))
+                    v1 = v1 + isa.shared_load_f32(i32(upper + s * (block_sums * 4)))
                 if by_row:
                     v0, v1 = isa.product(v0, held_scales[2 * j]), isa.product(v1, held_scales[2 * j + 1])
                 scale = zero
                 if scaled:
                     scale = isa.shared_load_f32(i32(base + scale_at + local_row * 4))
-                operands = (
-                    held[j * 6], held[j * 6 + 1], held[j * 6 + 2], held[j * 6 + 3], held[j * 6 + 4], held[j * 6 + 5],
-                )  # fmt: skip
+                operands = opened(
+                    held[j * 6], held[j * 6 + 1], held[j * 6 + 2], held[j * 6 + 3], held[j * 6 + 4], held[j * 6 + 5]
+                )
                 tile = i32(tile0 + (item >> tile_shift))
                 finish(
                     v0, v1, scale, operands, held_slot[j], tile, pair, i32(row0 + local_row), rows, n, q_heads,
