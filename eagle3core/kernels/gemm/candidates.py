@@ -46,6 +46,7 @@ _SIXTEEN += [Tiling("bulk", 2, 2, units, stages) for units, stages in ((4, 3), (
 _SIXTEEN += [Tiling("bulk", 2, w_tiles, 4, stages) for w_tiles, stages in ((2, 4), (2, 6), (3, 3), (3, 4))]
 _SIXTEEN += [Tiling("ring", 2, w_tiles, 2, stages) for w_tiles, stages in ((2, 6), (2, 8), (3, 4), (3, 6))]
 _SIXTEEN += [*_shared(2, 2, (2, 6), (2, 8)), *_shared(3, 3, (2, 4)), *_shared(4, 8, (1, 4))]
+_SIXTEEN += [Tiling("ring", 2, 7, 1, 3), *_shared(2, 14, (1, 3))]
 # W in e4m3, for up to 8 rows. Where a processor has many tiles, little under way lets it have several blocks at once,
 # of which some begin while others end.
 _FP8_EIGHT = [Tiling("bulk", 1, 1, 8, stages) for stages in (2, 3, 4, 6)]
@@ -61,10 +62,14 @@ _FP8_SIXTEEN = [Tiling("ring", 2, 1, 2, stages) for stages in (6, 8)]
 _FP8_SIXTEEN += [Tiling("ring", 2, 2, units, stages) for units, stages in ((2, 4), (2, 6), (2, 8), (4, 3))]
 _FP8_SIXTEEN += [Tiling("ring", 2, 4, units, stages) for units, stages in ((2, 3), (2, 4), (2, 6), (4, 2))]
 _FP8_SIXTEEN += [Tiling("ring", 2, 8, units, stages) for units, stages in ((1, 4), (1, 5), (2, 3))]
+# Of the 1,792 tiles of gate and up seven a block make two blocks a processor, fourteen one, with few left over.
+_FP8_SIXTEEN += [Tiling("ring", 2, 7, units, stages) for units, stages in ((1, 5), (2, 3))]
+_FP8_SIXTEEN += [Tiling("ring", 2, 2, 4, 4)]
 _FP8_SIXTEEN += [Tiling("bulk", 2, 2, 4, stages) for stages in (4, 6)]
 _FP8_SIXTEEN += [Tiling("group", 2, 8, 4, 5), Tiling("group", 2, 12, 2, 7)]
 # And the more warps share it, the more there are to widen W.
 _FP8_SIXTEEN += [*_shared(2, 2, (2, 8)), *_shared(3, 3, (2, 6), (4, 3)), *_shared(4, 8, (2, 2))]
+_FP8_SIXTEEN += _shared(2, 14, (1, 6))
 _FP8 = _FP8_EIGHT, _FP8_SIXTEEN
 # For 17 to 64, of `group`: units, and the blocks that shall fit a processor, by tiles of W; and where four share K.
 _ALONE = {4: ((4, 1), (4, 2), (4, 3), (2, 2)), 8: ((4, 1), (4, 2), (2, 2)), 12: ((4, 1),), 16: ((4, 1),)}
