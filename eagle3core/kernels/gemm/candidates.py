@@ -14,6 +14,7 @@ from eagle3core.kernels.gemm.fp8.tiling import Fp8Tiling, as_fp8, deepened, low_
 from eagle3core.kernels.gemm.held import holds_totals
 from eagle3core.kernels.gemm.products import STREAMS, UNIT
 from eagle3core.kernels.gemm.ring.bulk import holds_x
+from eagle3core.kernels.gemm.ring.stay import has_whole_turns
 from eagle3core.kernels.gemm.tiling import MULTIPROCESSORS, Tiling, deepest, fitted
 
 
@@ -33,6 +34,18 @@ _PACED = [Tiling("bulk", 1, 1, 8, stages, paced=paced) for stages, paced in ((2,
 _PACED += [Tiling("bulk", 1, 1, 4, stages, paced=paced) for stages, paced in ((4, 400), (4, 800), (6, 400))]
 _PACED += [Tiling("bulk", 1, 2, 4, 5, paced=paced) for paced in (400, 800)]
 _PACED += [Tiling("bulk", 1, 2, 8, 2, paced=800)]
+# Blocks that stay, one, two or three a processor: no ring but the first of each begins empty.
+_STAYING = [
+    Tiling("bulk", 1, w_tiles, units, stages, resident=blocks * MULTIPROCESSORS)
+    for w_tiles, units, stages, blocks in (
+        (1, 8, 6, 1),
+        (1, 8, 3, 2),
+        (1, 8, 2, 3),
+        (1, 4, 6, 2),
+        (2, 8, 3, 1),
+        (2, 4, 6, 1),
+    )
+]
 _RING = [
     Tiling("ring", 1, 1, units, stages) for units, stages in ((4, 3), (4, 4), (2, 6), (1, 8), (1, 12), (1, 16))
 ]  # fmt: skip
@@ -47,6 +60,7 @@ _SIXTEEN += [Tiling("bulk", 2, w_tiles, 4, stages) for w_tiles, stages in ((2, 4
 _SIXTEEN += [Tiling("ring", 2, w_tiles, 2, stages) for w_tiles, stages in ((2, 6), (2, 8), (3, 4), (3, 6))]
 _SIXTEEN += [*_shared(2, 2, (2, 6), (2, 8)), *_shared(3, 3, (2, 4)), *_shared(4, 8, (1, 4))]
 _SIXTEEN += [Tiling("ring", 2, 7, 1, 3), *_shared(2, 14, (1, 3))]
+_SIXTEEN += [Tiling("bulk", 2, 2, 4, stages, resident=b * MULTIPROCESSORS) for stages, b in ((3, 2), (6, 1))]
 # W in e4m3, for up to 8 rows. Where a processor has many tiles, little under way lets it have several blocks at once,
 # of which some begin while others end.
 _FP8_EIGHT = [Tiling("bulk", 1, 1, 8, stages) for stages in (2, 3, 4, 6)]
@@ -57,6 +71,10 @@ _FP8_EIGHT += [
 ]
 _FP8_EIGHT += [Tiling("ring", 1, 1, 4, stages) for stages in (4, 5, 6)]
 _FP8_EIGHT += [Tiling("ring", 1, 1, 2, 8), Tiling("ring", 1, 2, 4, 4)]
+_FP8_EIGHT += [
+    Tiling("bulk", 1, w_tiles, 8, stages, resident=blocks * MULTIPROCESSORS)
+    for w_tiles, stages, blocks in ((1, 12, 1), (1, 6, 2), (1, 4, 3), (2, 6, 1), (2, 3, 2))
+]
 # For up to 16, where x weighs as much as W of a tile: the more tiles share it, the less comes from the cache.
 _FP8_SIXTEEN = [Tiling("ring", 2, 1, 2, stages) for stages in (6, 8)]
 _FP8_SIXTEEN += [Tiling("ring", 2, 2, units, stages) for units, stages in ((2, 4), (2, 6), (2, 8), (4, 3))]
@@ -81,7 +99,7 @@ def gemm_candidates(arch: str, rows: int, n_tiles: int, k: int, packed: bool) ->
     units = -(-k // UNIT)
     if rows <= 8:
         has_bulk = any(_is_taken(one, arch, n_tiles, k, packed) for one in _BULK)
-        found = [*_BULK, *_PACED, *(_RING[:3] if has_bulk else _RING)]
+        found = [*_BULK, *_PACED, *_STAYING, *(_RING[:3] if has_bulk else _RING)]
     elif rows <= 16:
         found = [*_SIXTEEN, *_groups(arch, (2,), rows, n_tiles, units)]
     elif arch == "sm_90a" and packed:
@@ -207,6 +225,8 @@ def _is_taken(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) -> 
         return False
     if tiling.kernel == "ring" and not _can_share(tiling):
         return False
+    if tiling.stays and (not _can_stay(tiling, k) or n_tiles <= tiling.w_tiles * tiling.resident):
+        return False  # or no block would have a second tile
     if tiling.kernel in ("ring", "bulk"):
         return n_tiles % tiling.w_tiles == 0 and (tiling.units == 1 or units % (STREAMS * tiling.units) == 0)
     return True
@@ -243,6 +263,11 @@ def check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) 
             f"{tiling}, {tiling.warps_w} warps a stream", "1 to 4, that divide w_tiles",
             "set warps_w=1, or pass no tiling",
         )  # fmt: skip
+    if tiling.stays and not _can_stay(tiling, k):
+        raise KernelLimit(
+            f"{tiling} for k {k}, whose blocks stay", f"k a multiple of {2 * STREAMS * UNIT} units, two stages"
+            " of a stream, and W asked for all at once", "set resident=0, or pass no tiling",
+        )  # fmt: skip
     if tiling.held and not _can_hold(tiling):
         raise KernelLimit(
             f"{tiling} holds its totals",
@@ -267,6 +292,11 @@ def check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) 
 def _can_share(tiling: Tiling) -> bool:
     """Whether the warps of a stream have whole tiles of W each, and a block a barrier for every stream of theirs."""
     return 1 <= tiling.warps_w <= 4 and tiling.w_tiles % tiling.warps_w == 0
+
+
+def _can_stay(tiling: Tiling, k: int) -> bool:
+    """Whether a block of up to 16 rows can go on to its next tile: it multiplies two stages a turn."""
+    return has_whole_turns(k, tiling.units) and not tiling.paced
 
 
 def _can_hold(tiling: Tiling) -> bool:

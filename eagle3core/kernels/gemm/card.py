@@ -187,7 +187,7 @@ CARD = Card(
         "together": "whether those add the sums together",
         "cluster": "blocks of x that fetch W for each other",
         "held": "totals in registers that those who fetch give up",
-        "resident": "blocks of a grid that holds its totals, 0: one each",
+        "resident": "blocks of a grid that take several blocks' tiles each, 0: one each",
         "paced": "cycles between requests of a starting block of `bulk`, 0: all at once",
         "packed": "layout of W",
     },

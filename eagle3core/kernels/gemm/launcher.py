@@ -40,6 +40,7 @@ from eagle3core.kernels.gemm.order.pack import OrderedRows, pack_rows
 from eagle3core.kernels.gemm.products import UNIT
 from eagle3core.kernels.gemm.reference import EPS, n_columns, n_weight_rows
 from eagle3core.kernels.gemm.ring.kernel import make_gemm_ring
+from eagle3core.kernels.gemm.ring.stay import make_gemm_stay
 from eagle3core.kernels.gemm.scratch import check_apart, check_scratch, scratch_words
 from eagle3core.kernels.gemm.tile import make_gemm_tile, totals_in_shared
 from eagle3core.kernels.gemm.tiling import Tiling, choose_tiling
@@ -69,6 +70,9 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
         expected["HMMA"] = products // tiling.warps_w
         registers = registers if tiling.warps_w == 1 else 64
     constants |= {"paced": tiling.paced} if tiling.paced else {}
+    if tiling.stays:
+        for name in ("packed", "ragged", "bulk"):
+            del constants[name]
     if tiling.kernel == "bulk":
         expected = {"HMMA": products, "UBLKCP": 1}
         # What four blocks leave a thread, and three.
@@ -98,7 +102,7 @@ def gemm_variant(arch: str, dtype: str, epilogue: Epilogue, tiling: Tiling, pack
     layout = ("packed" if packed else "rows") + ("_ragged" if "ragged" in constants and ragged else "")
     return Variant(
         name=f"gemm_{dtype}_{epilogue.name}_{tiling.name}_{layout}",
-        make=make_gemm_held if tiling.held else _KERNELS[tiling.kernel],
+        make=make_gemm_held if tiling.held else make_gemm_stay if tiling.stays else _KERNELS[tiling.kernel],
         constants=constants,
         parameters=gemm_parameters(),
         threads=tiling.threads,
@@ -183,7 +187,7 @@ def gemm(
         if tiling.held
         else {
             "ring": (blocks_w, blocks_x, 1),
-            "bulk": (blocks_w, blocks_x, 1),
+            "bulk": (min(blocks_w, tiling.resident or blocks_w), blocks_x, 1),
             "tile": (blocks_x, blocks_w, tiling.split),
             "group": (tiling.split, blocks_x, blocks_w),
         }[tiling.kernel]

@@ -14,7 +14,7 @@ from eagle3core.kernels.card import SHARED_BYTES, SHARED_BYTES_SM
 from eagle3core.kernels.gemm.group import FETCHING, group_shared_bytes
 from eagle3core.kernels.gemm.held import held_shared_bytes, held_threads
 from eagle3core.kernels.gemm.products import STREAMS, UNIT
-from eagle3core.kernels.gemm.ring.shared import ring_shared_bytes
+from eagle3core.kernels.gemm.ring.shared import ring_shared_bytes, stay_shared_bytes
 from eagle3core.kernels.gemm.tile import tile_shared_bytes
 
 MULTIPROCESSORS = 132  # of the GPU the tilings were chosen on
@@ -39,8 +39,8 @@ class Tiling:
         warps_x, warps_w: of `tile`; see `make_gemm_tile`. warps_w: of `ring`, warps of a stream, which share x.
         split: of `tile` and `group`. together: of a split `group`; see `sums.make_hand_over`.
         cluster: of `group`, blocks of x that share tiles of W; see `make_gemm_group`.
-        held: of `group`, totals in registers; see `make_gemm_held`. resident: there, blocks of the grid at most, each
-            of which takes several; 0: one each.
+        held: of `group`, totals in registers; see `make_gemm_held`. resident: there, and of `bulk` (`make_gemm_stay`),
+            blocks of the grid at most, each of which takes several; 0: one each.
         paced: of `bulk`, cycles between requests for W as a block begins, by a warp more; 0: all at once.
     """
 
@@ -59,6 +59,11 @@ class Tiling:
     paced: int = 0
 
     @property
+    def stays(self) -> bool:
+        """Whether its blocks are `make_gemm_stay`'s, for up to 16 rows."""
+        return self.kernel == "bulk" and self.resident > 0
+
+    @property
     def threads(self) -> int:
         if self.held:
             return held_threads(self.w_tiles)
@@ -70,6 +75,8 @@ class Tiling:
     @property
     def shared_bytes(self) -> int:
         sizes = self.x_tiles, self.w_tiles, self.units, self.stages
+        if self.stays:
+            return stay_shared_bytes(*sizes)
         if self.kernel in ("ring", "bulk"):
             return ring_shared_bytes(*sizes, bulk=self.kernel == "bulk", paced=self.paced > 0)
         if self.held:
@@ -87,7 +94,7 @@ class Tiling:
             "group": f"_{'t' if self.together else 's'}{self.split}"
             + (f"_c{self.cluster}" if self.cluster > 1 else ""),
         }
-        kernel = "held" if self.held else self.kernel  # of any grid
+        kernel = "held" if self.held else "stay" if self.stays else self.kernel  # of any grid
         return f"{kernel}_{self.x_tiles}x{self.w_tiles}_u{self.units}_p{self.stages}{more[self.kernel]}"
 
 

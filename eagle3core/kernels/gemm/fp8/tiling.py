@@ -21,7 +21,7 @@ from eagle3core.kernels.card import SHARED_BYTES_SM
 from eagle3core.kernels.gemm.fp8.blocks import BLOCK_UNITS
 from eagle3core.kernels.gemm.group import group_shared_bytes
 from eagle3core.kernels.gemm.products import STREAMS, UNIT
-from eagle3core.kernels.gemm.ring.shared import ring_shared_bytes
+from eagle3core.kernels.gemm.ring.shared import ring_shared_bytes, stay_shared_bytes
 from eagle3core.kernels.gemm.tile import tile_shared_bytes
 from eagle3core.kernels.gemm.tiling import (
     MULTIPROCESSORS,
@@ -46,6 +46,8 @@ class Fp8Tiling(Tiling):
     @property
     def shared_bytes(self) -> int:
         sizes = self.x_tiles, self.w_tiles, self.units, self.stages
+        if self.stays:
+            return stay_shared_bytes(*sizes, fp8=True)
         if self.kernel == "group":
             return group_shared_bytes(*sizes, self.split, fp8=True, blocks=self.blocks)
         if self.kernel == "tile":
@@ -141,6 +143,8 @@ def takes(tiling: Fp8Tiling, k: int) -> bool:
         return not tiling.blocks and tiling.w_tiles % (tiling.warps_x * tiling.warps_w) == 0
     if tiling.held or not tiling.blocks:
         return not tiling.held  # which leaves no registers to widen W in
+    if tiling.stays:
+        return False
     # Above 8 tiles of x a third warpgroup would leave a thread too few registers for both sums.
     small = tiling.x_tiles <= 8 or (tiling.x_tiles <= _MOST_TILES and tiling.w_tiles <= 8)
     return tiling.units <= BLOCK_UNITS and (tiling.kernel != "group" or (small and has_whole_blocks(k)))

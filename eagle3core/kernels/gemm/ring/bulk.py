@@ -50,26 +50,12 @@ def make_bulk_ring(
     piece, x_bytes = units * (FRAGMENT if fp8 else 2 * FRAGMENT), units * _UNIT_BYTES
     stage_bytes = w_tiles * piece
     ring_bytes = stages * stage_bytes
-    load_even, multiply_even = _make_half(isa, dtype, x_tiles, w_tiles, units, 0, fp8)
-    load_odd, multiply_odd = _make_half(isa, dtype, x_tiles, w_tiles, units, 4 * units * x_tiles, fp8)
+    load_even, multiply_even = make_half(isa, dtype, x_tiles, w_tiles, units, 0, fp8)
+    load_odd, multiply_odd = make_half(isa, dtype, x_tiles, w_tiles, units, 4 * units * x_tiles, fp8)
 
     _, add_stage, _ = make_block_walk(isa, blocks=blocks, units=units, x_tiles=x_tiles, w_tiles=w_tiles)
 
-    def copy_stage(target: Any, source: Any, pitch: Any, barrier: Any, lane: Any) -> None:
-        if lane == 0:
-            isa.mbarrier_expect(barrier, i32(stage_bytes))
-        for r in range(w_tiles):
-            isa.warp_bulk_copy(i32(target + r * piece), source + r * pitch, i32(piece), barrier)
-
-    copy_stage = isa.inlined(copy_stage)
-
-    def begin_barriers(full: Any, lane: Any) -> None:
-        # One arrival, that of the lane which announces the bytes; the bytes do the rest.
-        if lane < stages:
-            isa.mbarrier_init(i32(full + lane * 8), i32(1))
-            isa.mbarrier_fence_init()
-
-    begin_barriers = isa.inlined(begin_barriers)
+    copy_stage, begin_barriers = make_stage_copies(isa, w_tiles=w_tiles, piece=piece, stages=stages)
 
     def start_w(ring: Any, full: Any, source: Any, pitch: Any, n_steps: Any, lane: Any) -> None:
         begin_barriers(full, lane)
@@ -114,14 +100,7 @@ def make_bulk_ring(
         if n_steps > 1:
             load_odd(operands, source_x + x_bytes, pitch_x, has_row, has_far)
 
-    # The ring's next stage; a round later its barrier has the other parity.
-    def following(reading: Any, barrier: Any, parity: Any) -> Any:
-        reading, barrier = i32(reading + stage_bytes), i32(barrier + 8)
-        if reading == ring_bytes:
-            reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
-        return reading, barrier, parity
-
-    following = isa.inlined(following)
+    following = make_next_stage(isa, stage_bytes=stage_bytes, ring_bytes=ring_bytes)
 
     def multiply_all(
         accumulators: Any, operands: Any, ring: Any, full: Any, source: Any, pitch: Any, source_x: Any, pitch_x: Any,
@@ -161,7 +140,41 @@ def make_bulk_ring(
     return isa.inlined(start_w), isa.inlined(start_paced), isa.inlined(start_x), isa.inlined(multiply_all)
 
 
-def _make_half(isa: Any, dtype: str, x_tiles: int, w_tiles: int, units: int, first: int, fp8: bool) -> tuple[Any, Any]:
+def make_stage_copies(isa: Any, *, w_tiles: int, piece: int, stages: int) -> tuple[Any, Any]:
+    """Inlined `copy_stage(target, source, pitch, barrier, lane)`, a warp's stage of W of `piece` bytes a tile, `pitch`
+    apart, and `begin_barriers(full, lane)`, those of its ring."""
+    i32, stage_bytes = isa.i32, w_tiles * piece
+
+    def copy_stage(target: Any, source: Any, pitch: Any, barrier: Any, lane: Any) -> None:
+        if lane == 0:
+            isa.mbarrier_expect(barrier, i32(stage_bytes))
+        for r in range(w_tiles):
+            isa.warp_bulk_copy(i32(target + r * piece), source + r * pitch, i32(piece), barrier)
+
+    def begin_barriers(full: Any, lane: Any) -> None:
+        # One arrival, that of the lane which announces the bytes; the bytes do the rest.
+        if lane < stages:
+            isa.mbarrier_init(i32(full + lane * 8), i32(1))
+            isa.mbarrier_fence_init()
+
+    return isa.inlined(copy_stage), isa.inlined(begin_barriers)
+
+
+def make_next_stage(isa: Any, *, stage_bytes: int, ring_bytes: int) -> Any:
+    """Inlined `following(reading, barrier, parity)`: the ring's next stage; a round later its barrier has the other
+    parity."""
+    i32 = isa.i32
+
+    def following(reading: Any, barrier: Any, parity: Any) -> Any:
+        reading, barrier = i32(reading + stage_bytes), i32(barrier + 8)
+        if reading == ring_bytes:
+            reading, barrier, parity = i32(0), i32(0), i32(parity ^ 1)
+        return reading, barrier, parity
+
+    return isa.inlined(following)
+
+
+def make_half(isa: Any, dtype: str, x_tiles: int, w_tiles: int, units: int, first: int, fp8: bool) -> tuple[Any, Any]:
     """Inlined `load(operands, at, pitch_x, has_row, has_far)` and `multiply(accumulators, operands, at)` of a stage.
 
     It has 1, 2, 4 or 8 units; its x lies in `operands` from `first` on, [unit][tile of x][4].
