@@ -39,7 +39,7 @@ def drawn(draw: Random) -> tuple[Case, Tiling, int]:
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("seed", seeds(6, 24, 200))
+@pytest.mark.parametrize("seed", seeds(6, 8, 216))
 def test_any_map_leaves_its_rows_where_packing_them_puts_them(seed: int) -> None:
     case, tiling, x_tiles = drawn(Random(seed))
     assert wrong(case, tiling, x_tiles, seed) == {}, (case, tiling, x_tiles)
