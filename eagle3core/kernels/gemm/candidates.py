@@ -38,14 +38,9 @@ _PACED += [Tiling("bulk", 1, 2, 8, 2, paced=800)]
 _STAYING = [
     Tiling("bulk", 1, w_tiles, units, stages, resident=blocks * MULTIPROCESSORS)
     for w_tiles, units, stages, blocks in (
-        (1, 8, 6, 1),
-        (1, 8, 3, 2),
-        (1, 8, 2, 3),
-        (1, 4, 6, 2),
-        (2, 8, 3, 1),
-        (2, 4, 6, 1),
+        (1, 8, 6, 1), (1, 8, 3, 2), (1, 8, 2, 3), (1, 4, 6, 2), (2, 8, 3, 1), (2, 4, 6, 1)
     )
-]
+]  # fmt: skip
 _RING = [
     Tiling("ring", 1, 1, units, stages) for units, stages in ((4, 3), (4, 4), (2, 6), (1, 8), (1, 12), (1, 16))
 ]  # fmt: skip
@@ -243,7 +238,7 @@ def check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) 
         raise KernelLimit(
             f"{tiling} for W in e4m3 and k {k}",
             "of tile a tile of W a warp and scales of rows; of scales of blocks at most 4 units a stage, of group whole"
-            " blocks a stream and at most 8 tiles of x, 12 beside up to 8 of W", "pass no tiling",
+            " blocks a stream and at most 8 tiles of x, 12 beside up to 8 of W, and resident=0", "pass no tiling",
         )  # fmt: skip
     if tiling.kernel == "group" and (not packed or tiling.units > units):
         raise KernelLimit(
@@ -265,8 +260,8 @@ def check_tiling(tiling: Tiling, arch: str, n_tiles: int, k: int, packed: bool) 
         )  # fmt: skip
     if tiling.stays and not _can_stay(tiling, k):
         raise KernelLimit(
-            f"{tiling} for k {k}, whose blocks stay", f"k a multiple of {2 * STREAMS * UNIT} units, two stages"
-            " of a stream, and W asked for all at once", "set resident=0, or pass no tiling",
+            f"{tiling} for k {k}, whose blocks stay", f"k a multiple of {2 * STREAMS * UNIT * tiling.units}, two"
+            " stages of each stream, and paced=0", "set resident=0, or pass no tiling",
         )  # fmt: skip
     if tiling.held and not _can_hold(tiling):
         raise KernelLimit(

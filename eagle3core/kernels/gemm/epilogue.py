@@ -187,8 +187,8 @@ def make_fetch(isa: Any, epilogue: Epilogue) -> Any:
     """Inlined `fetch(tile, pair, row, rows, n, bias, gain, residual, positions, slots, table)`: an item's operands.
 
     Returns ((a0, a1, gain0, gain1, bias0, bias1), slot), all as they lie in memory, int32 for `make_opened`: a is the
-    residual, or (cos, sin); gain the factors of k and v for a cache in e4m3. Nothing is done with a value that is
-    loaded here, so a thread has the loads of all its items under way at once.
+    residual, or (cos, sin); gain the factors of k and v for a cache in e4m3. Of what is loaded here a row's position
+    alone is used, for where its angle lies: a thread has the loads of its items under way at once.
     """
     i32, i64 = isa.i32, isa.i64
     first_row, distance = make_pairing(isa, epilogue)

@@ -133,6 +133,14 @@ def test_what_there_is_no_kernel_for_is_refused(tiling, k):
 
 
 @pytest.mark.reference
+def test_what_is_refused_names_the_columns_that_are_taken():
+    tiling = Tiling("bulk", 1, 1, 8, 3, resident=132)
+    with pytest.raises(KernelLimit, match="k a multiple of 2048,"):
+        check_tiling(tiling, "sm_90a", 8, 5120, True)
+    check_tiling(tiling, "sm_90a", 8, 2048, True)
+
+
+@pytest.mark.reference
 def test_blocks_are_as_many_as_asked_for_and_no_more_than_there_is_work_for():
     inputs = example(LONG)
     grids = [
